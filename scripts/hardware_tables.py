@@ -114,7 +114,7 @@ def _spec(model: str, cluster: AcceleratorCluster, method: str = "full") -> Sear
 
 
 @cache
-def _found(nodes: int, gigabits: int) -> tuple[Candidate, ...]:
+def candidates(nodes: int, gigabits: int) -> tuple[Candidate, ...]:
     """All layouts on ``nodes`` of 8 cards; the network carries ``gigabits`` a second from a node."""
     cluster = cluster_of(f"{nodes * 8}x{CARD}")
     each = gigabits * 1e9 / 8 / cluster.machine.node
@@ -138,7 +138,7 @@ def strategies(words: Words) -> Iterator[tuple[str, ...]]:
     """Every strategy's best layout on one node."""
     yield words.strategies
     count = model_shape(MODEL, {}).num_parameters
-    for c in best_of_each([*_found(1, NETWORKS[-1])]):
+    for c in best_of_each([*candidates(1, NETWORKS[-1])]):
         states = c.peak.parameters + c.peak.gradients + c.peak.optimizer
         offloaded = host_bytes(c.work)
         yield (
@@ -176,9 +176,9 @@ def fewest(words: Words) -> Iterator[tuple[str, ...]]:
 def network(words: Words) -> Iterator[tuple[str, ...]]:
     """Tokens a second and card, by what connects the nodes."""
     yield words.network
-    alone = fastest([*_found(1, NETWORKS[-1])])
+    alone = fastest([*candidates(1, NETWORKS[-1])])
     for nodes, gigabits in ((1, NETWORKS[-1]), *((n, g) for n in (2, 4) for g in NETWORKS)):
-        found = [*_found(nodes, gigabits)]
+        found = [*candidates(nodes, gigabits)]
         best, rows = fastest(found), {c.strategy: c for c in best_of_each(found)}
         assert best is not None and alone is not None
         yield (

@@ -1,7 +1,7 @@
 """The seconds of each test file: recorded by ``make test-record``, read to run the longest files first.
 
 ``pytest-xdist`` hands files to workers in the order of collection; a long file that starts last keeps one
-worker busy while the others wait.
+worker busy while the others wait. Files of ``TOGETHER`` go to one worker as if they were one.
 """
 
 from __future__ import annotations
@@ -11,9 +11,23 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = Path(__file__).with_name("seconds.json")
+TOGETHER = "tests/architecture"  # which read every source of the package, once
+
+
+class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+    """Hand files to workers; those that share what they read are handed out together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid.partition("::")[0])
+
+
+def unit_of(file: str) -> str:
+    """Return what is handed to a worker whole: a file, or the files of ``TOGETHER``."""
+    return TOGETHER if file.startswith(f"{TOGETHER}/") else file
 
 
 def longest_first(items: list[pytest.Item], seconds: dict[str, float]) -> list[pytest.Item]:
@@ -21,9 +35,14 @@ def longest_first(items: list[pytest.Item], seconds: dict[str, float]) -> list[p
 
     A file that is not in the record comes first: how long it takes is not known.
     """
+    files = {item.path: item.path.relative_to(ROOT).as_posix() for item in items}
+    units: dict[str, float] = defaultdict(float)
+    for file in files.values():
+        units[unit_of(file)] += seconds.get(file, float("inf"))
 
-    def key(item: pytest.Item) -> float:
-        return -seconds.get(item.path.relative_to(ROOT).as_posix(), float("inf"))
+    def key(item: pytest.Item) -> tuple[float, str]:
+        unit = unit_of(files[item.path])
+        return -units[unit], unit
 
     return sorted(items, key=key)
 

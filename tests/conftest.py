@@ -45,6 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGHUP, lambda *_: None)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> clock.Scheduling:
+    return clock.Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files stay whole: what their fixtures hold is made once."""
     seed = config.getoption("--random-order")

@@ -212,7 +212,7 @@ def started() -> Nursery:
 
 def server_environment() -> dict[str, str]:
     """As the suites give their processes, with room for a longer one in its place."""
-    ours = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "PYTEST_"))}
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "PYTEST_", "COVERAGE_"))}
     # CUDA, once asked for its devices, is lost to a fork
     uninitialised = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     return {

@@ -171,6 +171,8 @@ def take_over(environ: Mapping[str, str], at_once: bool) -> None:
     numpy.random.seed()
     torch.default_generator.seed()
     tempfile.tempdir = None
+    if "COVERAGE_PROCESS_START" in environ:  # scripts/mutants.py cover
+        importlib.import_module("coverage").process_startup()
 
 
 def write_environment(environ: Mapping[str, str]) -> None:

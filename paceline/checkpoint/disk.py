@@ -93,7 +93,7 @@ def write_fresh(
                 for start in range(0, len(view), _BLOCK):
                     piece = view[start : start + _BLOCK]
                     hashed.take(piece)
-                    _write_all(fd, piece)
+                    write_all(fd, piece)
                     _begin_writing_back(fd, size, len(piece))
                     size += len(piece)
                 if len(view) >= _BLOCK:
@@ -205,6 +205,6 @@ def replace_text(path: Path, text: str, crash: CrashPoint = never) -> None:
     sync_folder(path.parent)
 
 
-def _write_all(fd: int, view: memoryview) -> None:
+def write_all(fd: int, view: memoryview) -> None:
     while view:
         view = view[os.write(fd, view) :]

@@ -109,12 +109,12 @@ def scan(folder: Path) -> list[Found]:
     If a step was being replaced, the old folder counts while the new one is not complete.
     """
     names = _names(folder)
-    found = [_look(folder / name, name) for name in (*names, *_links(folder)) if is_step_name(name)]
+    found = [examine_folder(folder / name, name) for name in (*names, *_links(folder)) if is_step_name(name)]
     whole = {f.name for f in found if f.problem is None}
     for name in names:
         match = _REPLACED.fullmatch(name)
         if match and match[1] not in whole:
-            found.append(_look(folder / name, match[1]))
+            found.append(examine_folder(folder / name, match[1]))
     return sorted(found, key=lambda f: f.age_key)
 
 
@@ -166,7 +166,7 @@ def _links(folder: Path) -> list[str]:
         return []
 
 
-def _look(path: Path, name: str) -> Found:
+def examine_folder(path: Path, name: str) -> Found:
     manifest: Manifest | None = None
     try:
         manifest = read_manifest(path)

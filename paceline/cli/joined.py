@@ -18,7 +18,7 @@ from paceline.launch.ports import DEFAULT_PORT
 if TYPE_CHECKING:
     from paceline.launch.options import LaunchOptions
 
-_LATER_SECONDS = 2.0
+LATER_SECONDS = 2.0
 
 
 def rehearsed(options: LaunchOptions) -> LaunchOptions:
@@ -113,7 +113,7 @@ def _said_once(finding: Diagnostic) -> BaseException:
     """
     if standing(os.environ).rank == 0:
         return ConfigError(finding)
-    time.sleep(_LATER_SECONDS)
+    time.sleep(LATER_SECONDS)
     return SystemExit(int(ExitCode.CONFIG))
 
 

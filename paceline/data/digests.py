@@ -19,15 +19,15 @@ from paceline.data import codes
 HASHED_BLOCK = 1 << 26
 _BLOCK_BYTES = 1 << 22
 _SETTLED_SECONDS = 2.0  # a file modified this recently may change again within its timestamp's resolution
-_LIBRARIES = ("transformers", "tokenizers", "jinja2", "sentencepiece", "tiktoken")
+LIBRARIES = ("transformers", "tokenizers", "jinja2", "sentencepiece", "tiktoken")
 
 
 def versions() -> dict[str, str]:
     """Return the versions of the tokenization libraries; ``none`` for one that is not installed."""
-    return {name: _version(name) for name in _LIBRARIES}
+    return {name: library_version(name) for name in LIBRARIES}
 
 
-def _version(package: str) -> str:
+def library_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

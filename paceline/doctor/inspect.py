@@ -26,7 +26,7 @@ _NAMES = (
 )
 PACKAGES = tuple(_NAMES.split())
 _SECONDS = 20
-_HOLDERS = (
+HOLDERS = (
     "nvidia-smi",
     "--query-compute-apps=pid,used_memory,process_name",
     "--format=csv,noheader,nounits",
@@ -77,8 +77,8 @@ def inspect(environ: Mapping[str, str]) -> Inspection:
         compiler=environ.get("CC")
         or next((p for name in ("gcc", "cc", "clang") if (p := shutil.which(name))), ""),
         headers=str(headers) if headers.is_file() else "",
-        holders=parse_holders(_output(_HOLDERS)),
-        pairs=parse_pairs(_output(_PEERS)),
+        holders=parse_holders(command_output(HOLDERS)),
+        pairs=parse_pairs(command_output(_PEERS)),
         packages=_packages(),
         misfits=tuple(made_for_another_torch()),
         host_bytes=host_memory_bytes(),
@@ -126,7 +126,7 @@ def _packages() -> dict[str, str]:
     return found
 
 
-def _output(command: tuple[str, ...]) -> str:
+def command_output(command: tuple[str, ...]) -> str:
     """Return what a program prints; nothing without it, or if it fails or hangs."""
     program = shutil.which(command[0])
     if program is None:

@@ -67,7 +67,7 @@ def model_folder(run: Path, straight: bool = True) -> Iterator[Path]:
                 if prepared_without_copy(checkpoint, folder):
                     yield folder
                     return
-        _export(run, folder)
+        export_copy(run, folder)
         yield folder
 
 
@@ -79,7 +79,7 @@ def _checkpoint_of(run: Path) -> Path | None:
         return None
 
 
-def _export(run: Path, to: Path) -> None:
+def export_copy(run: Path, to: Path) -> None:
     """Export the model of ``run``, adapters merged, in a process of its own, which frees its memory."""
     options = ("--to", str(to), "--merge")
     made = subprocess.run(

@@ -67,7 +67,7 @@ def run_ranks(
                 stdin=None if talks and rank == 0 else subprocess.DEVNULL,
                 stdout=None if talks and rank == 0 else sys.stderr,
                 process_group=0 if talks and rank > 0 else None,  # Ctrl-C is for the first one
-                env={**environ, **secret, **(_meeting(rank, world_size, port) if meets else {})},
+                env={**environ, **secret, **(meeting_environment(rank, world_size, port) if meets else {})},
                 preexec_fn=die_with_parent(),
             )
             for rank in range(world_size)
@@ -100,7 +100,7 @@ def failure(failed: int, code: int, world_size: int) -> PacelineError:
     return error
 
 
-def _meeting(rank: int, world_size: int, port: int) -> dict[str, str]:
+def meeting_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     """Return the variables by which processes that share a model meet."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     named = {name: str(value) for name, value in (numbers | {"MASTER_PORT": port}).items()}

@@ -24,7 +24,7 @@ from paceline.models.precision import product_dtype
 from paceline.models.regions import Group, block_of, exchange, gather
 
 _HEADS, _TOKENS = 1, 2
-_ROWS = 1024  # queries per masked call
+ROWS = 1024  # queries per masked call
 Inner = Callable[..., Tensor]
 
 
@@ -115,7 +115,7 @@ def tail_and_rest(
     """
     assert layout.keys is not None
     tail, seen, end = layout.bounds[1], layout.keys.bounds[1], layout.bounds[-1]
-    out = _tail(query[:, :, :tail], key[:, :, :seen], value[:, :, :seen], sinks=sinks, **options)
+    out = attend_tail(query[:, :, :tail], key[:, :, :seen], value[:, :, :seen], sinks=sinks, **options)
     if tail == end:
         return out
     rest = layout.block(tail, end)
@@ -123,7 +123,7 @@ def tail_and_rest(
     return torch.cat([out, inner(*others, rest, sinks=sinks, **options)], dim=_TOKENS)
 
 
-def _tail(
+def attend_tail(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -148,7 +148,7 @@ def _tail(
     pieces: list[Tensor] = []
     before = key.shape[_TOKENS] - query.shape[_TOKENS]
     for rows in torch.split(
-        query, _ROWS, dim=_TOKENS
+        query, ROWS, dim=_TOKENS
     ):  # a mask of q · k booleans for a long document would be gigabytes
         seen = before + sum(p.shape[_TOKENS] for p in pieces) + rows.shape[_TOKENS]
         mask = tail_mask(rows.shape[_TOKENS], seen, window, query.device)
@@ -193,7 +193,7 @@ class _TailContext(FunctionContext):
 
 
 class CpuTail(Function):
-    """``_tail`` with torch's CPU flash kernel: full attention to the tokens before the block, causal
+    """``attend_tail`` with torch's CPU flash kernel: full attention to the tokens before the block, causal
     attention within it, combined by their log-sum-exps.
 
     Memory grows with q + k, not q · k. query [1, H, q, D], key and value [1, K, k, D], q < k.

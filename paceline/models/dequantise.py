@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.core.json_types import Json
 from paceline.plan.model.quantised_base import AWQ, COMPRESSED, FBGEMM, FP8, GPTQ, MXFP4
 
-_AT_ONCE = 256  # inputs or outputs of a weight that are made plain at once
+AT_ONCE = 256  # inputs or outputs of a weight that are made plain at once
 
 Parts = Mapping[str, Tensor]
 Settings = Mapping[str, Json]
@@ -119,8 +119,8 @@ def _by_inputs(numbers: Callable[[int, int], Tensor], zeros: Tensor, parts: Part
     if len(group) != num_inputs:
         raise ValueError(f"groups of {len(group)} inputs do not fit a weight of {num_inputs}")
     made = torch.empty(scales.shape[1], num_inputs)
-    for first in range(0, num_inputs, _AT_ONCE):
-        end = min(first + _AT_ONCE, num_inputs)
+    for first in range(0, num_inputs, AT_ONCE):
+        end = min(first + AT_ONCE, num_inputs)
         of = group[first:end]
         made[:, first:end] = ((numbers(first, end) - zeros[of]) * scales[of]).t()
     return made
@@ -152,7 +152,7 @@ def compressed(parts: Parts, settings: Settings) -> Tensor:
         return _compressed(parts, settings)
     bits = int(str(settings.get("num_bits", 8)))
     made = torch.empty(rows, int(parts["shape"][1]) if "packed" in parts else stored.shape[1])
-    for first in range(0, rows, step := -(-_AT_ONCE // each) * each):
+    for first in range(0, rows, step := -(-AT_ONCE // each) * each):
         end = min(first + step, rows)
         made[first:end] = _compressed(_of_rows(parts, first, end, bits, rows, each), settings)
     return made

@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.models.padded_rows import PaddedRows
 
 SHORTEST = 0.75  # of a group's longest document: shorter ones begin a group of their own
-_CHUNK = 64  # tokens; scans compute whole chunks of this size, so that shorter documents cost the same
+CHUNK = 64  # tokens; scans compute whole chunks of this size, so that shorter documents cost the same
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def grouped(lengths: Sequence[int]) -> list[list[int]]:
     groups: list[list[int]] = []
     least = 0.0
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        whole = -(-lengths[number] // _CHUNK) * _CHUNK
+        whole = -(-lengths[number] // CHUNK) * CHUNK
         if not groups or whole < least:
             groups.append([])
             least = SHORTEST * whole

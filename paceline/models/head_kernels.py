@@ -20,7 +20,7 @@ from paceline.models.row_kernels import operators
 from paceline.plan.model.head_chunk import head_chunk_bytes
 
 CHUNK_BYTES = head_chunk_bytes(0)  # on a CPU; a device's own by its memory (``factory``)
-_CACHE_BYTES = 2**20  # bytes of ``accum_dtype`` logits per block of elementwise work on a CPU
+CACHE_BYTES = 2**20  # bytes of ``accum_dtype`` logits per block of elementwise work on a CPU
 _TINY = 1e-30  # below this a probability is inaccurate: the row's loss is computed from its logits
 
 
@@ -73,7 +73,7 @@ class ChunkedLogits:
         On a CPU and with ``cached``: few enough rows to stay in the processor's cache.
         """
         cached = cached and raw.device.type == "cpu"
-        step = max(1, _CACHE_BYTES // (4 * raw.shape[1])) if cached else self._fitting(self.accum_dtype)
+        step = max(1, CACHE_BYTES // (4 * raw.shape[1])) if cached else self._fitting(self.accum_dtype)
         for start in range(0, rows.stop - rows.start, step):
             part = slice(rows.start + start, min(rows.start + start + step, rows.stop))
             yield part, raw[start : start + step]

@@ -161,7 +161,7 @@ class Head:
         """
         self.linear = hf.get_output_embeddings()
         self._own = OwnHead(hf)
-        self._chunk_bytes = chunk_bytes
+        self.chunk_bytes = chunk_bytes
         self.vocabulary: Vocabulary = WholeVocabulary()
         self.shape = replace(_shape(hf.config.to_dict(), chunk_bytes), kernels=kernels)
         self._temperature, self._scale = temperature, self.shape.scale
@@ -218,7 +218,7 @@ class Head:
     def chunk_rows(self) -> int:
         """How many rows of fp32 logits fit the byte budget."""
         vocab = int(self.linear.weight.shape[0]) if hasattr(self.linear, "weight") else 2**16
-        return max(1, self._chunk_bytes // (4 * vocab))
+        return max(1, self.chunk_bytes // (4 * vocab))
 
     def own_logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] -> logits [N, V] / temperature through the class's own head, in fp32 (fp64)."""

@@ -125,23 +125,23 @@ def copy_decisions(root: RootModule, source: RootModule | None, world: World) ->
     other ranks.
     """
     assert isinstance(root, RoleModule)
-    decisions = world.broadcast_json(None if source is None else _decisions(source))
+    decisions = world.broadcast_json(None if source is None else choices_of(source))
     modules = dict(root.hf.named_modules())
     for name, (kernel, values) in decisions["kernels"].items():
         swap_kernel(modules[name], kernel, values)
-    root._head.fused, root._head.reason = decisions["head"]
+    root.head.fused, root.head.reason = decisions["head"]
     if root.adapter is not None:
         root.adapter = replace(root.adapter, base=decisions["base"] or {})
     if decisions["generation"] is not None:
         root.hf.generation_config = type(root.hf.generation_config).from_dict(decisions["generation"])
 
 
-def _decisions(source: RootModule) -> _Decisions:
+def choices_of(source: RootModule) -> _Decisions:
     assert isinstance(source, RoleModule)
     generation = getattr(source.hf, "generation_config", None)
     return {
         "kernels": kernels_of(source.hf),
-        "head": (source._head.fused, source._head.reason),
+        "head": (source.head.fused, source.head.reason),
         "base": None if source.adapter is None else dict(source.adapter.base),
         "generation": None if generation is None else generation.to_dict(),
     }

@@ -241,7 +241,7 @@ def low_alone(
     """Return the ids of the frozen parameters that ``LowPrecisionCopies`` keeps on ``device`` in ``dtype``
     alone. Swaps classes as it does; call it after the kernels are swapped.
     """
-    owners, unknown = _owners(trunk, head)
+    owners, unknown = weight_owners(trunk, head)
     if unknown or product_dtype(dtype, device) != dtype:
         return frozenset()
     swaps = [(module, _swap_for(module)) for module in owners]
@@ -249,7 +249,7 @@ def low_alone(
     return frozenset(id(p) for p in masters if not p.requires_grad)
 
 
-def _owners(trunk: nn.Module, head: nn.Module | None) -> tuple[list[nn.Module], list[str]]:
+def weight_owners(trunk: nn.Module, head: nn.Module | None) -> tuple[list[nn.Module], list[str]]:
     """Return the modules with parameters of their own, and the names of the classes that are unknown."""
     modules = [*trunk.modules(), *(() if head is None else head.modules())]
     owners = [m for m in modules if next(m.parameters(recurse=False), None) is not None]
@@ -292,10 +292,10 @@ class LowPrecisionCopies:
         self, trunk: nn.Module, head: nn.Module | None, dtype: torch.dtype, copies: bool = True
     ) -> None:
         self.dtype = dtype
-        self._masters: list[nn.Parameter] = []
+        self.masters: list[nn.Parameter] = []
         _cast_masks(trunk, dtype)
         # Modules with parameters of their own must all be of a known class.
-        owners, unknown = _owners(trunk, head)
+        owners, unknown = weight_owners(trunk, head)
         self.cached = not unknown
         self.reason = (
             f"no low-precision form of {', '.join(unknown)}: torch.autocast"
@@ -315,11 +315,11 @@ class LowPrecisionCopies:
             for parameter in swap(module):
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
-                    self._masters.append(parameter)
-        for master in self._masters:
+                    self.masters.append(parameter)
+        for master in self.masters:
             setattr(master, _DTYPE, dtype)
-        if all(product_dtype(dtype, master.device) != dtype for master in self._masters):
-            self._masters.clear()  # products are computed in fp32 with the masters: no copies
+        if all(product_dtype(dtype, master.device) != dtype for master in self.masters):
+            self.masters.clear()  # products are computed in fp32 with the masters: no copies
             self.reason += ", products in fp32 (this CPU has no instructions for them)"
         self._drop_frozen_masters()
         self.refresh()
@@ -328,10 +328,10 @@ class LowPrecisionCopies:
         """Replace masters that are frozen from the start (the base under adapters) by their low-precision
         copies: half the bytes, and only the copy is ever read.
         """
-        frozen = [master for master in self._masters if not master.requires_grad]
+        frozen = [master for master in self.masters if not master.requires_grad]
         for master in frozen:
             master.data = master.detach().to(self.dtype)
-        self._masters = [master for master in self._masters if master.requires_grad]
+        self.masters = [master for master in self.masters if master.requires_grad]
         if frozen:
             self.reason += f", frozen weights in {str(self.dtype).removeprefix('torch.')} only"
 
@@ -352,7 +352,7 @@ class LowPrecisionCopies:
     @torch.no_grad()
     def refresh(self) -> None:
         """Cast the masters into their copies, in place."""
-        for master in self._masters:
+        for master in self.masters:
             copy = getattr(master, _COPY, None)
             if copy is None or copy.device != master.device:
                 setattr(master, _COPY, master.detach().to(self.dtype))

@@ -81,16 +81,16 @@ class RoleModule(RootModule):
         self.notes_by_subject: dict[str, str] = {}  # changes after it was built, for ``notes``
         self.slot = AttentionContext()
         self.slot.attach(hf)
-        self._head = (
+        self.head = (
             ScalarHead(hf)
             if role in SCALAR_ROLES
             else Head(hf, chunk_bytes, temperature, self.slot.row_kernels)
         )
         self._lent: LentHead | None = None
         self._comparison: Comparison | None = None
-        self._low_precision: LowPrecisionCopies | None = None
+        self.low_precision: LowPrecisionCopies | None = None
         if compute_dtype in (torch.bfloat16, torch.float16):
-            self._low_precision = LowPrecisionCopies(
+            self.low_precision = LowPrecisionCopies(
                 self._trunk(), head_of(hf), compute_dtype, copies=not engine_casts
             )
         by_length = any(isinstance(module, DocumentRope) for module in hf.modules())  # reads whole documents
@@ -112,7 +112,7 @@ class RoleModule(RootModule):
                 return self._lend(hidden)
             # The head's own outputs, then the divergence, which needs the teacher's head too.
             own = required - {Output.DIVERGENCE, Output.ROUTER}
-            found = self._head(hidden, batch, own) if own else {}
+            found = self.head(hidden, batch, own) if own else {}
             if sums is not None:
                 found[Output.ROUTER.value] = sums
             if Output.DIVERGENCE in required:
@@ -139,19 +139,19 @@ class RoleModule(RootModule):
 
     def choose_head(self) -> None:
         """Choose how the head is computed again, by a probe on the weights that it has now."""
-        if isinstance(self._head, Head):
-            self._head.choose(self.hf)
+        if isinstance(self.head, Head):
+            self.head.choose(self.hf)
 
     def refresh_compute_weights(self) -> None:
         """Cast the masters into the low-precision copies again (a no-op in fp32)."""
-        if self._low_precision is not None and self._low_precision.cached:
-            self._low_precision.refresh()
+        if self.low_precision is not None and self.low_precision.cached:
+            self.low_precision.refresh()
 
     def computing(self, device_type: str) -> torch.autocast | nullcontext[None]:
         """Return the context for calling ``hf`` directly (decoding), so that it computes in the same dtype as
         ``forward``.
         """
-        if self._low_precision is None or self._low_precision.cached:
+        if self.low_precision is None or self.low_precision.cached:
             return nullcontext()
         return torch.autocast(device_type, dtype=self.compute_dtype)
 
@@ -170,15 +170,15 @@ class RoleModule(RootModule):
 
     def parallelize_head(self, vocabulary: Vocabulary) -> None:
         """Compute the head's losses through ``vocabulary`` (tensor parallelism)."""
-        self._head.vocabulary = vocabulary
+        self.head.vocabulary = vocabulary
 
     def compare_with(self, teacher: RootModule, how: Divergence) -> None:
         """Set the teacher of ``Output.DIVERGENCE``; its head is read in each of its own forwards."""
         assert isinstance(teacher, RoleModule)
-        assert isinstance(teacher._head, Head)
-        assert isinstance(self._head, Head)
-        teacher._lent = teacher._lent or LentHead(teacher._head)
-        self._comparison = Comparison(self._head, teacher._lent, how)
+        assert isinstance(teacher.head, Head)
+        assert isinstance(self.head, Head)
+        teacher._lent = teacher._lent or LentHead(teacher.head)
+        self._comparison = Comparison(self.head, teacher._lent, how)
 
     def _lend(self, hidden: Tensor) -> dict[str, Tensor]:
         """Return a teacher's hidden states, and let its lent head copy the weights that are gathered now."""
@@ -197,13 +197,13 @@ class RoleModule(RootModule):
     def notes(self) -> dict[str, str]:
         """Return how this module computes, and why, by subject: for the log."""
         ran = self.slot.kernels.describe()
-        notes = {"attention": f"{self.attention.reason}{ran}", "head": self._head.reason}
+        notes = {"attention": f"{self.attention.reason}{ran}", "head": self.head.reason}
         if self.carries_state:
             notes["layers with state"] = how_kept_apart(self.hf)
         if rows := self.slot.row_kernels.describe():
             notes["row-wise kernels"] = rows
-        if self._low_precision is not None:
-            notes["precision"] = self._low_precision.reason
+        if self.low_precision is not None:
+            notes["precision"] = self.low_precision.reason
         if self.adapter is not None:
             notes["adapter"] = self.adapter.note
         if self._compiled is not None:

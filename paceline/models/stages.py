@@ -71,8 +71,8 @@ class StageModule(nn.Module):
         self.compute_dtype = whole.compute_dtype
         self.notes_by_subject = whole.notes_by_subject
         self.tied_name: str | None = None
-        self._head = whole._head if index == count - 1 else None
-        self._low_precision: LowPrecisionCopies | None = None
+        self.head = whole.head if index == count - 1 else None
+        self.low_precision: LowPrecisionCopies | None = None
 
     @property
     def first(self) -> bool:
@@ -108,11 +108,11 @@ class StageModule(nn.Module):
         """Return the outputs in ``required`` from the final hidden states [R, L, H], as
         ``RoleModule.forward`` does.
         """
-        assert isinstance(self._head, Head)
+        assert isinstance(self.head, Head)
         if self.attention.layout != "packed":
             hidden = PackedSequenceInfo.of(batch).padded.unpad(hidden).unsqueeze(0)
         with self._autocast(hidden):
-            return self._head(hidden, batch, required)
+            return self.head(hidden, batch, required)
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield this stage's parameters under the whole model's Hugging Face names; a tied weight has one
@@ -128,27 +128,27 @@ class StageModule(nn.Module):
         """
         if self.compute_dtype in _LOW:
             head = self.hf.get_output_embeddings() if self.last else None
-            self._low_precision = LowPrecisionCopies(
+            self.low_precision = LowPrecisionCopies(
                 self.hf.base_model, head, self.compute_dtype, copies=copies
             )
 
     def refresh_compute_weights(self) -> None:
         """Cast the masters into the low-precision copies again."""
-        if self._low_precision is not None and self._low_precision.cached:
-            self._low_precision.refresh()
+        if self.low_precision is not None and self.low_precision.cached:
+            self.low_precision.refresh()
 
     def notes(self) -> dict[str, str]:
         """Return how this stage computes, by subject: for the log."""
         ran = self.slot.kernels.describe()
         notes = {"attention": f"{self.attention.reason}{ran}", **self.notes_by_subject}
-        if self._head is not None:
-            notes["head"] = self._head.reason
-        if self._low_precision is not None:
-            notes["precision"] = self._low_precision.reason
+        if self.head is not None:
+            notes["head"] = self.head.reason
+        if self.low_precision is not None:
+            notes["precision"] = self.low_precision.reason
         return notes
 
     def _autocast(self, states: Tensor) -> torch.autocast | nullcontext[None]:
-        if self._low_precision is None or self._low_precision.cached:
+        if self.low_precision is None or self.low_precision.cached:
             return nullcontext()
         return torch.autocast(states.device.type, dtype=self.compute_dtype)
 

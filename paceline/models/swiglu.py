@@ -31,7 +31,7 @@ from paceline.models.replace_forward import replace_forward
 from paceline.models.row_kernels import operators, reference
 from paceline.models.stand_in import stand_in_values
 
-_BLOCK_ELEMENTS = 96 * 1024  # a block of four such fp32 arrays fits in 2 MiB of cache
+BLOCK_ELEMENTS = 96 * 1024  # a block of four such fp32 arrays fits in 2 MiB of cache
 
 
 class GatedMlp(Protocol):
@@ -114,7 +114,7 @@ class SwiGlu(Function):
 
 
 def _blocks(gate: Tensor) -> list[slice]:
-    step = max(1, _BLOCK_ELEMENTS // gate.shape[1]) if gate.device.type == "cpu" else max(1, gate.shape[0])
+    step = max(1, BLOCK_ELEMENTS // gate.shape[1]) if gate.device.type == "cpu" else max(1, gate.shape[0])
     return [slice(i, min(i + step, gate.shape[0])) for i in range(0, gate.shape[0], step)]
 
 

@@ -85,7 +85,7 @@ class Alarm:
         limits: WaitLimits | None = None,
     ) -> None:
         self._world = world
-        self._on_foreign, self._on_warning = on_foreign or _print_foreign, on_warning or _print_warning
+        self._on_foreign, self._on_warning = on_foreign or print_foreign, on_warning or _print_warning
         self._doing, self._sign = doing, sign
         self._limits = limits or WaitLimits.same(world.timeout_seconds)
         self._quiet = min(quiet_seconds, max(LEAST_LIMIT_SECONDS, self._limits.shortest) / 2)
@@ -418,7 +418,7 @@ def _is_done(text: str | None) -> bool:
     return beat is not None and beat.done
 
 
-def _print_foreign(rank: int, diagnostic: Diagnostic, code: int) -> None:
+def print_foreign(rank: int, diagnostic: Diagnostic, code: int) -> None:
     print(
         f"rank {rank} failed, so this rank ends as well:\n{diagnostic.render()}", file=sys.stderr, flush=True
     )

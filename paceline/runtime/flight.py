@@ -33,7 +33,7 @@ class Collective:
 def active(text: str | None = None, now_ns: int | None = None) -> list[Collective]:
     """Return the collectives under way, the longest first. ``text``: a dump, None for this process's own."""
     try:
-        data = json.loads(_dump() if text is None else text)
+        data = json.loads(dump_entries() if text is None else text)
         entries = [entry for entry in data.get("entries", ()) if not _ended(entry)]
     except (ValueError, AttributeError, TypeError):
         return []
@@ -56,7 +56,7 @@ def active(text: str | None = None, now_ns: int | None = None) -> list[Collectiv
 
 def write_flight(path: Path) -> None:
     """Write the recorded collectives as JSON; nothing if none are recorded or the disk refuses."""
-    text = _dump()
+    text = dump_entries()
     if not json.loads(text or "{}").get("entries"):
         return
     with contextlib.suppress(OSError):
@@ -67,7 +67,7 @@ def _ended(entry: dict[str, object]) -> bool:
     return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
-def _dump() -> str:
+def dump_entries() -> str:
     from torch._C import _distributed_c10d
 
     dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)

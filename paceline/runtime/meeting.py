@@ -24,7 +24,7 @@ from paceline.runtime.signed import SignedStore, fingerprint
 T = TypeVar("T")
 REPORT_SECONDS = 30.0  # how often a node says for whom it waits
 _GRACE_SECONDS = 5.0  # we wait a little longer than torch's timeout, to get torch's own error
-_RETRY_SECONDS = 1.0  # between two tries to reach rank 0
+RETRY_SECONDS = 1.0  # between two tries to reach rank 0
 _LEAST_SECONDS = 1.0  # to connect to a port that answers
 _BACKLOG = 4096
 
@@ -86,7 +86,7 @@ def _await_port(host: str, port: int, seconds: float) -> float:
             last = str(error)
         else:
             return max(left, _LEAST_SECONDS)
-        time.sleep(min(_RETRY_SECONDS, left))
+        time.sleep(min(RETRY_SECONDS, left))
     raise TimeoutError(f"no answer within {seconds:.0f} s: {last}")
 
 

@@ -40,7 +40,7 @@ class Presence:
         self._rank, self._world_size = rank, world_size
         self._secret, self._on_death, self._patience = secret, on_death, patience
         self._stop = threading.Event()
-        self._lines: dict[int, socket.socket] = {}
+        self.connections: dict[int, socket.socket] = {}
         self._thread: threading.Thread | None = None
 
     def listen(self, address: str) -> str:
@@ -58,7 +58,7 @@ class Presence:
         nonce = _exactly(line, _NONCE)
         line.sendall(f"{self._rank:<10}".encode() + self._proof(nonce, self._rank))
         _watch(line, self._patience)
-        self._lines[0] = line
+        self.connections[0] = line
         self._begin(self._listen_to_lines)
 
     def stop(self) -> None:
@@ -66,11 +66,11 @@ class Presence:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(2 * _TICK_SECONDS + 1)
-        for line in self._lines.values():
+        for line in self.connections.values():
             with contextlib.suppress(OSError):
                 line.sendall(_BYE)
             line.close()
-        self._lines.clear()
+        self.connections.clear()
 
     # -- threads
 
@@ -87,13 +87,13 @@ class Presence:
                     if key.data is None:
                         rank = self._admit(server)
                         if rank is not None:
-                            ready.register(self._lines[rank], selectors.EVENT_READ, rank)
+                            ready.register(self.connections[rank], selectors.EVENT_READ, rank)
                     elif self._ended(key.data):
-                        ready.unregister(self._lines[key.data])
+                        ready.unregister(self.connections[key.data])
 
     def _listen_to_lines(self) -> None:
         with selectors.DefaultSelector() as ready:
-            ready.register(self._lines[0], selectors.EVENT_READ, 0)
+            ready.register(self.connections[0], selectors.EVENT_READ, 0)
             while not self._stop.is_set():
                 if ready.select(_TICK_SECONDS) and self._ended(0):
                     return
@@ -108,10 +108,10 @@ class Presence:
                 line.sendall(nonce)
                 rank = int(_exactly(line, 10))
                 proof = _exactly(line, _DIGEST)
-                known = 0 < rank < self._world_size and rank not in self._lines
+                known = 0 < rank < self._world_size and rank not in self.connections
                 if known and hmac.compare_digest(proof, self._proof(nonce, rank)):
                     _watch(line, self._patience)
-                    self._lines[rank] = line
+                    self.connections[rank] = line
                     return rank
             except (OSError, ValueError):
                 pass
@@ -121,7 +121,7 @@ class Presence:
     def _ended(self, rank: int) -> bool:
         """Read what came; whether the line is over. One that is cut without a farewell is a death."""
         try:
-            data = self._lines[rank].recv(_LONGEST)
+            data = self.connections[rank].recv(_LONGEST)
         except _CUT:
             data = b""
         except BlockingIOError:

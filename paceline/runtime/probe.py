@@ -54,11 +54,11 @@ def look(refusal: str = "") -> TorchAnswer:
     with contextlib.suppress(Exception):
         archs = tuple(module.get_arch_list())
     count = torch.accelerator.device_count()
-    seen = tuple(_device(found.type, module, index) for index in range(count))
+    seen = tuple(probe_device(found.type, module, index) for index in range(count))
     return replace(plain, type=found.type, devices=seen, nccl=nccl_version(), arch_list=archs)
 
 
-def _device(kind: str, module: ModuleType, index: int) -> SeenDevice:
+def probe_device(kind: str, module: ModuleType, index: int) -> SeenDevice:
     """Describe one device; what its module does not tell stays None."""
     properties: object = None
     with contextlib.suppress(Exception):
@@ -93,7 +93,7 @@ def _device(kind: str, module: ModuleType, index: int) -> SeenDevice:
         uuid,
         # torch's CUDA builds have this attribute too, and give the card's name there
         str(getattr(properties, "gcnArchName", "") or "").partition(":")[0] if torch.version.hip else "",
-        None if capability is not None else _computes_bf16(f"{kind}:{index}"),
+        None if capability is not None else computes_bf16(f"{kind}:{index}"),
         shared=shared,
     )
 
@@ -107,7 +107,7 @@ def available_host_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
     return 0
 
 
-def _computes_bf16(device: str) -> bool:
+def computes_bf16(device: str) -> bool:
     try:
         ones = torch.ones(8, 8, dtype=torch.bfloat16, device=device)
         return bool((ones @ ones)[0, 0].item() == 8.0)

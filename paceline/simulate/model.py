@@ -57,7 +57,7 @@ class FakeFactory:
             section = ModelSection(config=self._config)
             factory = _Decided(section, self.role, decided=kernels_of(twin.hf), **self._arguments())
             module = factory(replace(options, device=torch.device("meta")))
-        module._head.fused, module._head.reason = twin._head.fused, twin._head.reason
+        module.head.fused, module.head.reason = twin.head.fused, twin.head.reason
         # then an engine's 16-bit weights are used in the forward
         low = self._options is not None and self._options.engine_casts
         with self._mode:
@@ -111,9 +111,9 @@ def _give_fake_storage(module: nn.Module, weights: torch.dtype | None) -> None:
             if isinstance(tensor, Tensor) and tensor.is_meta and id(tensor) not in made:
                 made[id(tensor)] = _fake(tensor, weights)
     replace_tensors(module, made)
-    low = getattr(module, "_low_precision", None)
+    low = getattr(module, "low_precision", None)
     if low is not None:
-        low._masters = [made.get(id(master), master) for master in low._masters]
+        low.masters = [made.get(id(master), master) for master in low.masters]
 
 
 def _fake(tensor: Tensor, weights: torch.dtype | None) -> Tensor:

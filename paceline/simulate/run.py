@@ -47,7 +47,7 @@ def simulate(plan: Plan, config: Mapping[str, Json], chunk_bytes: int = LEAST) -
     alone = plan if whole else replace(plan, strategy=SINGLE.name, world_size=1, mesh=Mesh())
     world = World.pretend(alone.world_size)
     try:
-        with _another_machine():
+        with another_machine():
             found = _step(alone, config, world, _options(plan, spec), chunk_bytes)
     finally:
         world.close(ok=True)
@@ -176,18 +176,18 @@ def _batch(plan: Plan, mode: FakeTensorMode) -> Batch:
 
 
 @contextmanager
-def _another_machine() -> Iterator[None]:
+def another_machine() -> Iterator[None]:
     """Make kernels ignore this CPU's capabilities and cache sizes: the plan is for another machine."""
     able = torch.cpu.get_capabilities
-    blocks, cache = swiglu._BLOCK_ELEMENTS, head_kernels._CACHE_BYTES
+    blocks, cache = swiglu.BLOCK_ELEMENTS, head_kernels.CACHE_BYTES
     with ExitStack() as undo:
         undo.callback(setattr, torch.cpu, "get_capabilities", able)
-        undo.callback(setattr, swiglu, "_BLOCK_ELEMENTS", blocks)
-        undo.callback(setattr, head_kernels, "_CACHE_BYTES", cache)
+        undo.callback(setattr, swiglu, "BLOCK_ELEMENTS", blocks)
+        undo.callback(setattr, head_kernels, "CACHE_BYTES", cache)
         undo.callback(setattr, norms, "LEAST_GAIN", norms.LEAST_GAIN)
         every = dict.fromkeys(("avx512_bf16", "avx512_fp16", "bf16", "fp16"), True)
         torch.cpu.get_capabilities = lambda: every  # type: ignore[assignment]
-        swiglu._BLOCK_ELEMENTS = head_kernels._CACHE_BYTES = 2**60
+        swiglu.BLOCK_ELEMENTS = head_kernels.CACHE_BYTES = 2**60
         norms.LEAST_GAIN = math.inf  # no output values are read there
         if hasattr(
             _fsdp_param, "_chunk_with_empty"

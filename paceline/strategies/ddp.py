@@ -22,7 +22,7 @@ from paceline.strategies.handle import Handle
 # All-reducing 226 MB with gloo on loopback took 0.16 CPU seconds a rank in buckets of 5 MB, 0.13 in 25 MB
 # (torch's default), 0.11 in 50 MB and more: if cores both compute and send, overlap gains nothing.
 CPU_BUCKET_CAP_MB = 50
-_SENT_BYTES = 16 * 2**20  # of a weight at a time, and as much beside it
+SENT_BYTES = 16 * 2**20  # of a weight at a time, and as much beside it
 
 
 @torch.no_grad()
@@ -40,7 +40,7 @@ def same_states(root: nn.Module) -> None:
             plain = tensor.detach()
             whole = plain.contiguous().view(-1).view(torch.uint8)
             differs = False
-            for piece in torch.split(whole, _SENT_BYTES):
+            for piece in torch.split(whole, SENT_BYTES):
                 given = piece.clone()
                 dist.broadcast(given, 0)
                 if not torch.equal(given, piece):

@@ -99,7 +99,7 @@ class FSDP(Strategy):
         """Build, shard, and create the optimizer over this rank's shards; ``optimizer=None`` freezes the
         model (it is sharded too).
         """
-        _check_optimizer(optimizer)
+        check_optimizer(optimizer)
         root = self._build(build)
         if optimizer is None:
             root.requires_grad_(False).eval()
@@ -279,7 +279,7 @@ def _units(handle: Handle) -> Units:
     return units
 
 
-def _check_optimizer(spec: OptimizerSpec | None) -> None:
+def check_optimizer(spec: OptimizerSpec | None) -> None:
     if spec is not None and not supports(spec.name, StateSplit.SHARDS):
         raise ConfigError(
             codes.STRATEGY_OPTIMIZER_SHARDED(

@@ -114,9 +114,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         update = update.to(_dtype(update, group))  # before the gather, of which it may be half
         cut = self.cut.get(parameter)
         if cut is None or not cut.cuts_matrices:
-            update = _orthogonal(update, group)
+            update = orthogonal_update(update, group)
         else:
-            update = cut.own(_orthogonal(cut.gathered(update), group))
+            update = cut.own(orthogonal_update(cut.gathered(update), group))
         matrix = parameter.shape[-2:] if cut is None else torch.Size(cut.global_shape[-2:])
         scaled = _adjust_lr(rate, str(group["adjust_lr_fn"]), matrix)
         parameter.mul_(1 - rate * float(str(group["weight_decay"])))
@@ -130,13 +130,13 @@ def _dtype(update: Tensor, group: Mapping[str, object]) -> torch.dtype:
     return torch.promote_types(update.dtype, torch.float32)
 
 
-def _orthogonal(update: Tensor, group: Mapping[str, object]) -> Tensor:
+def orthogonal_update(update: Tensor, group: Mapping[str, object]) -> Tensor:
     """Return the matrix, or each matrix of a stack, with singular values near 1, in its own dtype.
 
     ``_zeropower_via_newtonschulz`` of torch 2.13, which computes in bfloat16 only.
     """
     if update.ndim > 2:
-        each = [_orthogonal(matrix, group) for matrix in update]
+        each = [orthogonal_update(matrix, group) for matrix in update]
         return torch.stack(each) if each else update
     coefficients = group["ns_coefficients"]
     assert isinstance(coefficients, (tuple, list))

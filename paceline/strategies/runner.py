@@ -294,7 +294,7 @@ class WindowRunner:
             if self.strategy.collective_forward:
                 count = int(self.world.all_reduce_max_float([count])[0])
             yield from some
-            yield from [_blank(last)] * (count - len(some))
+            yield from [blank_batch(last)] * (count - len(some))
 
     def _evaluated(
         self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective, sums: dict[str, Tensor]
@@ -335,7 +335,7 @@ def _named(outcomes: Mapping[Role, StepOutcome]) -> dict[str, Tensor]:
     return {**{name: scale for name, scale in given.items() if scale is not None}, **norms}
 
 
-def _blank(batch: Batch) -> Batch:
+def blank_batch(batch: Batch) -> Batch:
     """Return the same tokens with weight 0: for a forward that other ranks wait for."""
     return replace(
         batch,
@@ -343,5 +343,5 @@ def _blank(batch: Batch) -> Batch:
         places=None,
         document_ids=torch.full_like(batch.document_ids, -1),
         num_rows=0,
-        others={name: _blank(other) for name, other in batch.others.items()},
+        others={name: blank_batch(other) for name, other in batch.others.items()},
     )

@@ -181,12 +181,12 @@ def import_state(handle: ShardedHandle, reader: ShardReader) -> None:
                 block.local.copy_(reader.read_block(role, block.name, PARAM, block.offsets, block.shape))
                 averaged.read_trained(handle.optimizer, reader, role, block.name, block.offsets, block.local)
             if handle.optimizer is not None and block.local.requires_grad:
-                _import_moments(handle.optimizer, block, reader, role)
+                import_moments(handle.optimizer, block, reader, role)
     state.import_beside_parameters(handle, reader)
     handle.root.refresh_compute_weights()
 
 
-def _import_moments(optimizer: torch.optim.Optimizer, block: Block, reader: ShardReader, role: str) -> None:
+def import_moments(optimizer: torch.optim.Optimizer, block: Block, reader: ShardReader, role: str) -> None:
     if state.import_quantised(optimizer, block.local, block.offsets, reader, role, block.name):
         return
 

@@ -85,7 +85,7 @@ def import_state(
             _read_into(parameter, reader, role, name, PARAM)
             averaged.read_trained(handle.optimizer, reader, role, name, (0,) * parameter.ndim, parameter)
             if handle.optimizer is not None and parameter.requires_grad and keepers.get(name, rank) == rank:
-                _import_moments(handle.optimizer, parameter, of_moments or reader, role, name)
+                import_moments(handle.optimizer, parameter, of_moments or reader, role, name)
     import_beside_parameters(handle, reader)
     handle.root.refresh_compute_weights()
 
@@ -163,7 +163,7 @@ def moments(state: Mapping[str, object]) -> dict[str, Tensor]:
     return found
 
 
-def _import_moments(
+def import_moments(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, reader: ShardReader, role: str, name: str
 ) -> None:
     if import_quantised(optimizer, parameter, (0,) * parameter.ndim, reader, role, name):

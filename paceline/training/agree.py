@@ -93,7 +93,7 @@ def check_same(world: World, config: Config, data_fingerprint: str) -> None:
     if all(other == everyone[0] for other in everyone):
         return
     # Every rank sees that they differ, so that all take part
-    settings = world.all_gather_json(dict(_flat(config.deciding())), limit_bytes=PLAN_LIMIT_BYTES)
+    settings = world.all_gather_json(dict(flat_keys(config.deciding())), limit_bytes=PLAN_LIMIT_BYTES)
     raise PacelineError(*(_differs(*found) for found in _differences(everyone, settings)))
 
 
@@ -127,9 +127,9 @@ def _differs(rank: int, key: str, value: str, first: str) -> Diagnostic:
     )
 
 
-def _flat(data: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
+def flat_keys(data: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
     for name, value in data.items():
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat_keys(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

@@ -31,7 +31,7 @@ from paceline.training.print_diagnostics import print_diagnostics
 from paceline.training.start import looked_at, parse_start, plan_here, same_size
 
 STDERR = 2  # where native crashes are reported until this rank's log is open
-_LATER_SECONDS = 2.0  # how long other ranks wait while the first one reports the error
+LATER_SECONDS = 2.0  # how long other ranks wait while the first one reports the error
 
 
 @redacted
@@ -79,7 +79,7 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
             return _failed(exc, rank, environ, line)
     except PacelineError as exc:
         if not first and not line.held:  # a foreign launcher kills all ranks once one has ended
-            time.sleep(_LATER_SECONDS)
+            time.sleep(LATER_SECONDS)
         print_diagnostics(exc.diagnostics, rank, only_first=True)
         _report_to_other_nodes(env, environ, exc)
         line.failed(exc.exit_code, exc.diagnostics[0])

@@ -54,13 +54,13 @@ def other_training(state: JsonObject, plan: Plan, saved: JsonObject) -> list[Dia
             )
         ]
     return [
-        *_optimizer(as_object(state.get("optimizer")), plan.optimizer),
+        *compare_optimizer(as_object(state.get("optimizer")), plan.optimizer),
         *_adapters(state, to_json(plan.adapter), tied=plan.shape is not None and plan.shape.tied),
         *_sizes(saved, plan),
     ]
 
 
-def _optimizer(before: JsonObject, now: OptimizerSpec) -> list[Diagnostic]:
+def compare_optimizer(before: JsonObject, now: OptimizerSpec) -> list[Diagnostic]:
     targets = tuple(_names(before.get("target_modules")))
     saved = (
         OptimizerSpec(name=str(before["name"]), args=as_object(before["args"]), target_modules=targets)

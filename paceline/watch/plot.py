@@ -64,11 +64,11 @@ def plot_run(run: RunDir, to: Path | None = None) -> Path:
         hint = "give a run directory with an events folder; a run writes its first event when training begins"
         raise ConfigError(codes.PLOT_NO_EVENTS("there is nothing to plot yet", str(run.root), hint=hint))
     target = to or run.plot_png
-    figure = _draw(history, run.root.name)
+    figure = draw_history(history, run.root.name)
     return write_png(figure, target, codes.PLOT_WRITE, "give --to another file")
 
 
-def _draw(history: History, name: str) -> Any:
+def draw_history(history: History, name: str) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine

@@ -61,7 +61,7 @@ class Filled:
 
     def memory(self) -> tuple[str, str]:
         """The plan's peak beside the measured one at 90 % of the card."""
-        rows, lora, plan = self._fit(0.9)
+        rows, lora, plan = self.fit_rows(0.9)
         steps = self._train(f"memory-{rows}", rows, lora)
         measured = max(s.memory_bytes or 0 for s in steps.values())
         text = f"{planned_memory(plan)}, measured {measured / 2**30:.2f} GiB" + self._of(rows, lora)
@@ -71,7 +71,7 @@ class Filled:
 
     def speed(self) -> tuple[str, str]:
         """Tokens a second and MFU beside the plan's, at half of the card."""
-        rows, lora, plan = self._fit(0.5)
+        rows, lora, plan = self.fit_rows(0.5)
         steps = list(self._train(f"speed-{rows}", rows, lora).values())[2:]  # the first ones warm up
         speed = median(s.tokens_per_second for s in steps)
         shares = [share for s in steps if (share := s.mfu if s.mfu is not None else s.of_product) is not None]
@@ -82,7 +82,7 @@ class Filled:
     def _of(self, rows: int, lora: bool) -> str:
         return f" ({rows} rows of {self.row} tokens a micro-batch{', LoRA' if lora else ''})"
 
-    def _fit(self, share: float) -> tuple[int, bool, Mapping[str, Any]]:
+    def fit_rows(self, share: float) -> tuple[int, bool, Mapping[str, Any]]:
         """Rows a micro-batch, whether LoRA was needed, and the plan's forecast."""
         if self.card is None:
             return 2, False, self._planned(2, False)

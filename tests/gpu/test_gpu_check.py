@@ -149,9 +149,9 @@ def test_the_card_is_filled_by_the_plan(
     monkeypatch.setattr(filled, "_planned", planned)
     if not rows:
         with pytest.raises(Exception, match="does not fit"):
-            filled._fit(share)
+            filled.fit_rows(share)
         return
-    assert filled._fit(share)[:2] == (rows, lora)
+    assert filled.fit_rows(share)[:2] == (rows, lora)
     assert planned(rows, lora)["memory_bytes"] <= share * 80 < planned(rows + 1, lora)["memory_bytes"]
 
 

@@ -72,14 +72,14 @@ def test_a_process_without_the_secret_of_the_others_is_refused_by_name(
     other: str, place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Neither waits for the time-out, half an hour; nothing is computed with a stranger."""
-    file, meeting = place / "other-secret", ranks._meeting
+    file, meeting = place / "other-secret", ranks.meeting_environment
     file.write_text(other)
     file.chmod(0o600)
 
     def changed(rank: int, *numbers: int) -> dict[str, str]:
         return meeting(rank, *numbers) | ({FILE: str(file) if other else ""} if rank else {})
 
-    monkeypatch.setattr(ranks, "_meeting", changed)
+    monkeypatch.setattr(ranks, "meeting_environment", changed)
     to = place / "strangers.jsonl"
     with pytest.raises(PacelineError, match="evaluation.rank"):
         generate_rows(job(place, "tp", str(to)), [], lambda *_: None)

@@ -16,7 +16,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.files import read_run_file
 from paceline.core.rundir import RunDir
 
-_LOOKS, _BETWEEN_SECONDS = 4, 0.25  # a network file system may show a new name late
+_LOOKS, BETWEEN_SECONDS = 4, 0.25  # a network file system may show a new name late
 _WHAT = "whether the nodes share the run directory cannot be found out"
 
 
@@ -119,7 +119,7 @@ def _seen(folder: Path, names: Sequence[str]) -> list[str]:
         if len(found) == len(names):
             return found
         if look + 1 < _LOOKS:
-            time.sleep(_BETWEEN_SECONDS)
+            time.sleep(BETWEEN_SECONDS)
     return found
 
 

@@ -84,7 +84,7 @@ class FileServer:
                 with file:
                     count = size.to_bytes(_LENGTH, "big")
                     line.sendall(_proof(self._key, b"give", mine, theirs, count) + count)
-                    signature = _signature(self._key, mine, theirs)
+                    signature = sign_pair(self._key, mine, theirs)
                     while piece := file.read(_PIECE):
                         signature.update(piece)
                         line.sendall(piece)
@@ -111,14 +111,14 @@ def asked_for(place: Place, key: bytes, digest: str, name: str) -> Iterator[tupl
         if not hmac.compare_digest(proof, _proof(key, b"give", theirs, mine, count)):
             raise RefusedError("its answer is not signed with the run's secret")
         size = int.from_bytes(count, "big")
-        yield size, _pieces(line, size, _signature(key, theirs, mine))
+        yield size, _pieces(line, size, sign_pair(key, theirs, mine))
 
 
 def _request(digest: str, name: str) -> Mapping[str, str]:
     return {"digest": digest, "name": name}
 
 
-def _signature(key: bytes, first: bytes, second: bytes) -> hmac.HMAC:
+def sign_pair(key: bytes, first: bytes, second: bytes) -> hmac.HMAC:
     """Return the beginning of a file's signature: the hashes of blocks do not stop who forges bytes."""
     return hmac.new(key, b"bytes" + first + second, hashlib.sha256)
 

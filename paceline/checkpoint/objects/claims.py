@@ -130,7 +130,7 @@ def take_claim(store: ObjectStore, url: ObjectUrl, run: str, lease: Lease) -> Cl
         "writer": writer,
         "host": socket.gethostname(),
         "since": round(time.time()),
-        **_this_process(),
+        **this_process(),
     }
     if not create_own(store, numbered(CLAIMS, number), json.dumps(content, indent=1).encode()):
         raise CheckpointError(_in_use(url, _claim_at(store, number), 0.0))
@@ -171,7 +171,7 @@ def _in_use(url: ObjectUrl, held: JsonObject, age: float) -> Diagnostic:
     )
 
 
-def _this_process() -> JsonObject:
+def this_process() -> JsonObject:
     """Return what shows, on this machine, whether the process still lives."""
     try:
         return {
@@ -186,7 +186,7 @@ def _this_process() -> JsonObject:
 
 def _died_here(held: JsonObject) -> bool:
     """Whether the claim is of a process of this machine that is gone."""
-    mine, pid = _this_process(), held.get("pid")
+    mine, pid = this_process(), held.get("pid")
     if not mine or type(pid) is not int or any(held.get(key) != mine[key] for key in ("boot", "processes")):
         return False
     try:

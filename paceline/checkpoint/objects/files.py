@@ -20,7 +20,7 @@ from paceline.checkpoint.objects.store import ObjectStore, ReadBack, StoreUnavai
 from paceline.checkpoint.refused import damaged
 from paceline.core.errors import CheckpointError
 
-_PIECE = 16 * 1024 * 1024
+PIECE = 16 * 1024 * 1024
 _SAMPLE = 1024 * 1024
 _AT_ONCE = 4  # blocks under way, each in memory
 _LOOKS = 2  # reads of a block before it counts as damaged in the store
@@ -69,7 +69,7 @@ def _read_back(much: ReadBack, size: int) -> list[tuple[int, int]]:
     if much is ReadBack.NOTHING:
         return []
     if much is ReadBack.ALL or size <= 3 * _SAMPLE:
-        return [(start, min(size, start + _PIECE)) for start in range(0, size, _PIECE)]
+        return [(start, min(size, start + PIECE)) for start in range(0, size, PIECE)]
     last = size - _SAMPLE
     starts = (0, _SAMPLE + secrets.randbelow(last - 2 * _SAMPLE + 1), last)
     return [(start, start + _SAMPLE) for start in starts]
@@ -153,7 +153,7 @@ def verify_stored(store: ObjectStore, folder: str, manifest: Manifest) -> None:
 
 
 def _piece_bytes(entry: FileEntry, manifest: Manifest) -> int:
-    return manifest.grain.block_bytes if entry.blocks else _PIECE
+    return manifest.grain.block_bytes if entry.blocks else PIECE
 
 
 def _piece(

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from paceline.core.errors import CheckpointError
 
 T = TypeVar("T")
-_TIMES, _FIRST_PAUSE = 4, 0.2
+_TIMES, FIRST_PAUSE = 4, 0.2
 
 
 class StoreUnavailable(CheckpointError):
@@ -93,7 +93,7 @@ def again(work: Callable[[], T], *, times: int = _TIMES, pause: Callable[[float]
         try:
             return work()
         except StoreUnavailable:
-            pause(_FIRST_PAUSE * 2**attempt)
+            pause(FIRST_PAUSE * 2**attempt)
     return work()
 
 

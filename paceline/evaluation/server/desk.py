@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 _MOST_POSITIONS = 1 << 15  # of models that say none
-_CACHED = 1 << 16  # tokens of answers that are written together
+CACHED_TOKENS = 1 << 16  # tokens of answers that are written together
 _SCORES = 1 << 28  # numbers of the log-probabilities of a whole prompt
 
 
@@ -234,7 +234,7 @@ class Desk:
         if not any(job.lengths):
             return
         engine = LocalEngine(served.model, pad_id=served.pad, stop_ids=job.stops)
-        together = max(1, _CACHED // max(len(one.prompt) + one.max_tokens for one in requests))
+        together = max(1, CACHED_TOKENS // max(len(one.prompt) + one.max_tokens for one in requests))
         for first in range(0, len(requests), together):
             some = requests[first : first + together]
             decoders = [Decoder(served.tokenizer, one.prompt, job.texts) for one in some]

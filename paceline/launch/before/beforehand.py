@@ -80,7 +80,7 @@ def beforehand(
         "doubt": None,
     }
     # Findings about the model come last; a child process that died becomes a finding itself.
-    reply, ended = _run_child(job)
+    reply, ended = run_child(job)
     tries |= {
         name: f"{tries[name]}, {why}" if name in tries else why
         for name, why in reply.get("asked", {}).items()
@@ -100,9 +100,7 @@ def beforehand(
 
 def looked_in_doubt(partial: Config, doubt: frozenset[str]) -> list[Diagnostic]:
     """Return the errors of a config that failed to load that hold for any values of the keys in ``doubt``."""
-    reply, ended = _run_child(
-        {"config": partial.to_json(), "plan": None, "tries": [], "doubt": sorted(doubt)}
-    )
+    reply, ended = run_child({"config": partial.to_json(), "plan": None, "tries": [], "doubt": sorted(doubt)})
     found = errors(_findings(reply.get("looked", ())))
     return [*found, *([_unfinished(reply, ended)] if ended else [])]
 
@@ -111,7 +109,7 @@ def _findings(found: Any) -> list[Diagnostic]:
     return [Diagnostic.from_json(item) for item in found]
 
 
-def _run_child(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def run_child(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Run the checks in a child process; return (its answers until it ended, why it ended early or empty).
 
     A fork looks at the files. If something is to be imported, a fresh interpreter does both.

@@ -20,7 +20,7 @@ from paceline.runlog.redact import Redactor
 #: Longer than any check (``beforehand.SECONDS``, the sandbox's, a plan); after that a rank runs its own.
 WAIT_SECONDS = 400.0
 _KEPT_SECONDS = 86400.0
-_STARTING_SECONDS = 60.0  # cap on this process's age: findings from before that may be out of date
+STARTING_SECONDS = 60.0  # cap on this process's age: findings from before that may be out of date
 
 
 def once_a_node(
@@ -90,4 +90,4 @@ def started() -> float:
     # field 22 of proc(5), from boot on
     ticks = int(stat.read_text(encoding="utf-8").rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return now - min(max(0.0, age), _STARTING_SECONDS)
+    return now - min(max(0.0, age), STARTING_SECONDS)

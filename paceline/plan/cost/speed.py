@@ -88,7 +88,7 @@ def speed_of(work: StepSpec, c: SpeedCoefficients) -> Speed:
         pipeline=send * m,
         bubble=bubble,
         optimizer=_optimizer(work, c) + _muon(work, c),
-        offload=_offload(work),
+        offload=offload_seconds(work),
         others=(compute + tensor + gather) * m * (work.forwards_beside / 3 + work.trained_models),
         generation=_generation(work, c),
         step_tokens=work.step_tokens,
@@ -278,7 +278,7 @@ def _muon(work: StepSpec, c: SpeedCoefficients) -> float:
     return seconds + waits + pass_time(group, found.size * found.elements / work.pp, work.machine, c)
 
 
-def _offload(work: StepSpec) -> float:
+def offload_seconds(work: StepSpec) -> float:
     """Return the seconds of offloading: transfers over the host link, and Adam on the host.
 
     Adam moves about 30 bytes per parameter at 100 GB/s per node.

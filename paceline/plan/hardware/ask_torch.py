@@ -44,7 +44,7 @@ def ask_torch(
     record = cache / "devices" / f"{_key(environ, wheel)}.json" if cache else None
     if record is not None and (kept := _kept(record)) is not None:
         return kept, ""
-    answer, silence = _query_child(environ)
+    answer, silence = query_child(environ)
     if answer is not None and answer.devices and record is not None:
         with contextlib.suppress(OSError):  # a cache that cannot be written costs seconds, nothing else
             record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -54,7 +54,7 @@ def ask_torch(
     return answer, silence
 
 
-def _query_child(environ: Mapping[str, str]) -> tuple[TorchAnswer | None, str]:
+def query_child(environ: Mapping[str, str]) -> tuple[TorchAnswer | None, str]:
     path = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH", ""))))
     try:
         done = subprocess.run(
@@ -72,14 +72,14 @@ def _query_child(environ: Mapping[str, str]) -> tuple[TorchAnswer | None, str]:
     except OSError as exc:
         return None, f"torch could not be asked: {exc.strerror or exc}"
     last = done.stdout.strip().splitlines()[-1:] or [""]
-    answer = _parsed(last[0])
+    answer = parse_answer(last[0])
     if answer is None:
         stderr_lines = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         return None, f"torch could not be asked: {stderr_lines[0][:300]}"
     return answer, ""
 
 
-def _parsed(text: str) -> TorchAnswer | None:
+def parse_answer(text: str) -> TorchAnswer | None:
     try:
         loaded = json.loads(text)
         return from_json(TorchAnswer, loaded) if isinstance(loaded, dict) else None
@@ -93,7 +93,7 @@ def _kept(record: Path) -> TorchAnswer | None:
         with record.open(encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_uid != os.getuid():
                 return None
-            answer = _parsed(file.read())
+            answer = parse_answer(file.read())
     except OSError:
         return None
     if answer is None:
@@ -103,7 +103,7 @@ def _kept(record: Path) -> TorchAnswer | None:
     )
 
 
-def _asker() -> str:
+def asker_identity() -> str:
     """What asks, and in which words it answers: another release's answer may be a wrong one."""
     sources = (PACKAGE / "runtime" / "probe.py", PACKAGE / "plan" / "hardware" / "seen.py")
     return hashlib.sha256("".join(map(_text, sources)).encode()).hexdigest()
@@ -112,7 +112,7 @@ def _asker() -> str:
 def _key(environ: Mapping[str, str], wheel: Wheel) -> str:
     names = {name for kind in KINDS.values() for name in kind.visible} | {*_BESIDE}
     known: dict[str, object] = {
-        "asker": _asker(),
+        "asker": asker_identity(),
         "host": socket.gethostname(),
         "boot": _text(Path("/proc/sys/kernel/random/boot_id")),
         "driver": driver_version() or _text(Path("/proc/driver/nvidia/version")),

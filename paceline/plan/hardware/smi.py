@@ -29,23 +29,23 @@ _SLICE = re.compile(r"^\s+MIG (\S+?\.(\d+)gb\S*)\s+Device\s+\d+: \(UUID: (MIG-[^
 
 def nvidia_smi() -> SmiAnswer | None:
     """Return what nvidia-smi lists, MIG slices included; None if there is no such program."""
-    text, failure = _output(NVIDIA_QUERY)
+    text, failure = command_output(NVIDIA_QUERY)
     if _UNKNOWN_FIELD in failure:
-        text, failure = _output(NVIDIA_OLD_QUERY)
+        text, failure = command_output(NVIDIA_OLD_QUERY)
     if text is None and not failure:
         return None
     if failure:
         return SmiAnswer(failure=failure)
     answer = parse_nvidia(text or "")
     if any(card.mig for card in answer.devices):
-        listed, _ = _output(("nvidia-smi", "-L"))
+        listed, _ = command_output(("nvidia-smi", "-L"))
         answer = replace(answer, devices=with_slices(answer.devices, listed or ""))
     return answer
 
 
 def rocm_smi() -> SmiAnswer | None:
     """Return what rocm-smi lists; None if there is no such program."""
-    text, failure = _output(AMD_QUERY)
+    text, failure = command_output(AMD_QUERY)
     if text is None and not failure:
         return None
     return SmiAnswer(failure=failure) if failure else parse_amd(text or "")
@@ -114,7 +114,7 @@ def parse_amd(text: str) -> SmiAnswer:
     return SmiAnswer(tuple(found), failure="" if found else "no card")
 
 
-def _output(command: Sequence[str]) -> tuple[str | None, str]:
+def command_output(command: Sequence[str]) -> tuple[str | None, str]:
     """Return (what the program printed, why it failed); (None, "") without such a program."""
     program = shutil.which(command[0])
     if program is None:

@@ -61,7 +61,7 @@ def listing_of(
     record = None if code else cache_folder(environ) / "parameters" / f"{_key(request)}.json"
     if record is not None and (kept := _kept(record)) is not None:
         return kept, ""
-    found, why = _ask_child(request, environ)
+    found, why = ask_child(request, environ)
     if found is not None and record is not None:
         with contextlib.suppress(OSError):  # a cache that cannot be written costs seconds, nothing else
             record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -71,7 +71,7 @@ def listing_of(
     return found, why
 
 
-def _ask_child(request: JsonObject, environ: Mapping[str, str]) -> tuple[Listing | None, str]:
+def ask_child(request: JsonObject, environ: Mapping[str, str]) -> tuple[Listing | None, str]:
     path = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH", ""))))
     try:
         done = subprocess.run(

@@ -99,7 +99,7 @@ def need_async_io(world: World) -> None:
     problem = ""
     for turn in (True, False):
         if (world.local_rank == 0) == turn and not problem:
-            problem = _load_async_io(get_accelerator())
+            problem = load_async_io(get_accelerator())
         if world.any(bool(problem)):
             break
     if world.any(bool(problem)):
@@ -113,7 +113,7 @@ def need_async_io(world: World) -> None:
         )
 
 
-def _load_async_io(accelerator: Accelerator) -> str:
+def load_async_io(accelerator: Accelerator) -> str:
     """Load the op; return why it cannot be loaded, or ""."""
     missing = [tool for tool in ("ninja", "g++") if shutil.which(tool) is None]
     if missing and not (missing == ["ninja"] and importlib.util.find_spec("ninja")):

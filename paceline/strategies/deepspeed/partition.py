@@ -131,14 +131,14 @@ def _partition(made: Partitioner, parameter: nn.Parameter, read: Read) -> None:
     made._convert_to_deepspeed_param(parameter)
     assert is_managed(parameter)
     flat = parameter.data.view(-1)
-    for start, count in _ranges(made, parameter.ds_numel):
-        flat[start : start + count] = _flat_block(read, shape, start, count)
+    for start, count in element_ranges(made, parameter.ds_numel):
+        flat[start : start + count] = flat_block(read, shape, start, count)
     del flat
     parameter.partition()
     parameter.data = parameter.data.to(made.local_device)
 
 
-def _ranges(made: Partitioner, numel: int) -> Iterator[tuple[int, int]]:
+def element_ranges(made: Partitioner, numel: int) -> Iterator[tuple[int, int]]:
     """Yield (start, count) of what this rank keeps of a flattened parameter: its partition, and with ZeRO++'s
     hierarchical partitioning that within its group.
     """
@@ -150,7 +150,7 @@ def _ranges(made: Partitioner, numel: int) -> Iterator[tuple[int, int]]:
             yield size * rank, count
 
 
-def _flat_block(read: Read, shape: Sequence[int], start: int, count: int) -> Tensor:
+def flat_block(read: Read, shape: Sequence[int], start: int, count: int) -> Tensor:
     """Return ``count`` elements from ``start`` of the flattened tensor, from the rows that hold them."""
     if not shape:
         return read((), ()).reshape(-1)

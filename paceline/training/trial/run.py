@@ -99,7 +99,7 @@ def answers(request: TrialRequest) -> Iterator[JsonObject]:
         if name == DATASETS:
             continue
         yield {**reply, "under_way": name}
-        tried.append({"name": name, "found": [d.to_json() for d in _tried(name, config, plan, formats)]})
+        tried.append({"name": name, "found": [d.to_json() for d in try_part(name, config, plan, formats)]})
     yield reply
 
 
@@ -109,7 +109,7 @@ def _write(answer: Path, reply: JsonObject) -> None:
     os.replace(staged, answer)
 
 
-def _tried(
+def try_part(
     name: str, config: Config, plan: Plan | None, formats: frozenset[str] = frozenset()
 ) -> list[Diagnostic]:
     """Return the diagnostics of one trial. Any other exception is one too, since every rank will run the same

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_COLUMNS = 400
-_ROWS_HELD = 8192  # rows in memory before they are written
+ROWS_HELD = 8192  # rows in memory before they are written
 LOST = math.inf  # a value that was reported and is not finite; NaN: not reported
 
 Series = NDArray[np.float64]
@@ -38,7 +38,7 @@ class Columns:
     def append(self, row: Mapping[str, float]) -> None:
         """Add a row; columns that it does not name get NaN."""
         self._held.append(row)
-        if len(self._held) >= _ROWS_HELD:
+        if len(self._held) >= ROWS_HELD:
             self.flush()
 
     def cut(self, rows: int) -> None:
@@ -90,8 +90,8 @@ class Columns:
             return
         self.names.append(name)
         with self._file(len(self.names) - 1).open("wb") as file:
-            for begin in range(0, self._rows, _ROWS_HELD):
-                count = min(_ROWS_HELD, self._rows - begin)
+            for begin in range(0, self._rows, ROWS_HELD):
+                count = min(ROWS_HELD, self._rows - begin)
                 file.write((array("d", [math.nan]) * count).tobytes())
 
     def _file(self, number: int) -> Path:

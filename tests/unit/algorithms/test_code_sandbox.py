@@ -341,12 +341,12 @@ def test_numbers_of_system_calls_are_those_of_libseccomp() -> None:
     tables = {
         **seccomp.REFUSED,
         **seccomp.REFUSED_OUTSIDE,
-        **seccomp._ABOUT_SELF,
-        "socket": seccomp._SOCKET,
-        "clone": seccomp._CLONE,
-        "clone3": seccomp._CLONE3,
+        **seccomp.ABOUT_SELF,
+        "socket": seccomp.SOCKET,
+        "clone": seccomp.CLONE,
+        "clone3": seccomp.CLONE3,
     }
-    tables |= {"pivot_root": tuple(kernel._PIVOT_ROOT.values()), "capset": tuple(kernel._CAPSET.values())}
+    tables |= {"pivot_root": tuple(kernel.PIVOT_ROOT.values()), "capset": tuple(kernel.CAPSET.values())}
     for column, arch in (0, 0xC000003E), (1, 0xC00000B7):
         for name, numbers in tables.items():
             known = resolve(ctypes.c_uint32(arch), name.encode())

@@ -169,13 +169,13 @@ def test_one_scan_a_save(run: RunDir, save: Callable[..., Path], monkeypatch: py
     for step in (1, 2, 3):
         save(step)
     seen: list[str] = []
-    real = layout._look
+    real = layout.examine_folder
 
     def look(path: Path, name: str) -> layout.Found:
         seen.append(name)
         return replace(real(path, name))
 
-    monkeypatch.setattr(layout, "_look", look)
+    monkeypatch.setattr(layout, "examine_folder", look)
     save(4, keep=2)
     assert seen == ["step-00000001", "step-00000002", "step-00000003"]
     assert sorted(p.name for p in run.checkpoints.glob("step-*")) == ["step-00000003", "step-00000004"]

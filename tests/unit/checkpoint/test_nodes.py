@@ -148,7 +148,7 @@ def test_an_old_listing_does_not_part_who_share_a_folder(
 
     monkeypatch.setattr(disks, "_opens", opens)
     monkeypatch.setattr(os, "listdir", lambda folder: [])
-    monkeypatch.setattr(disks, "_BETWEEN_SECONDS", 0.01)
+    monkeypatch.setattr(disks, "BETWEEN_SECONDS", 0.01)
     found = on_ranks(2, lambda rank: find_disks(rank, tmp_path, first_on_node=True))
     monkeypatch.undo()
     assert found == [Disks.one(2)] * 2
@@ -446,7 +446,7 @@ def test_the_server_gives_only_what_it_shall_to_who_has_the_key(tmp_path: Path) 
 
 def test_bytes_that_a_stranger_changed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "given").write_bytes(b"bytes")
-    own, key = wire._signature, key_of(SECRET, "token")
+    own, key = wire.sign_pair, key_of(SECRET, "token")
     server = FileServer("127.0.0.1", key, lambda digest, name: ((tmp_path / name).open("rb"), 5))
 
     def signed(*given: bytes) -> Any:
@@ -455,7 +455,7 @@ def test_bytes_that_a_stranger_changed_are_refused(tmp_path: Path, monkeypatch: 
             made.update(b"other")
         return made
 
-    monkeypatch.setattr(wire, "_signature", signed)
+    monkeypatch.setattr(wire, "sign_pair", signed)
     try:
         with (
             pytest.raises(RefusedError, match="not signed"),

@@ -32,7 +32,7 @@ KEEP_ALL = RetentionRule(None)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.checkpoint.objects.store._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("paceline.checkpoint.objects.store.FIRST_PAUSE", 0.001)
 
 
 def save(run: RunDir, step: int, world: Any = None, keep: int | None = None) -> Path:
@@ -289,7 +289,7 @@ def test_a_run_that_was_taken_over_commits_no_more(tmp_path: Path) -> None:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims say nothing of processes, as those of another machine."""
-    monkeypatch.setattr("paceline.checkpoint.objects.claims._this_process", dict)
+    monkeypatch.setattr("paceline.checkpoint.objects.claims.this_process", dict)
 
 
 def test_a_live_claim_is_refused_and_a_silent_one_taken_over(elsewhere: None) -> None:

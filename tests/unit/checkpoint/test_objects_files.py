@@ -44,7 +44,7 @@ def test_no_block_is_written_once_the_descriptor_is_closed(
         close(fd)
         closed.set()
 
-    monkeypatch.setattr(files, "_PIECE", 4)
+    monkeypatch.setattr(files, "PIECE", 4)
     monkeypatch.setattr(files, "os", SimpleNamespace(**{**vars(os), "pwrite": writes, "close": closes}))
     store, manifest, entry = Store(), SimpleNamespace(), FileEntry(8, "")
     store.put("f", b"12345678")
@@ -82,7 +82,7 @@ def test_only_amazons_servers_are_believed(
 def test_a_sampled_upload_that_arrived_damaged_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, at: int
 ) -> None:
-    monkeypatch.setattr("paceline.checkpoint.objects.store._FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("paceline.checkpoint.objects.store.FIRST_PAUSE", 0.0)
     (tmp_path / "f").write_bytes(bytes(size))
 
     class Damages(MemoryStore):

@@ -180,7 +180,7 @@ def test_a_second_writer_is_refused_before_its_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(tmp_path)
-    monkeypatch.setattr("paceline.checkpoint.objects.claims._this_process", dict)
+    monkeypatch.setattr("paceline.checkpoint.objects.claims.this_process", dict)
     url, slow = parse_url(place.url), Lease(0.5, 0.05)
     take_claim(open_store(url), url, "another run", slow)
     monkeypatch.setattr("paceline.checkpoint.objects.start.Lease", lambda: slow)

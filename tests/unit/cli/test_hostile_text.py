@@ -25,7 +25,7 @@ from paceline.data.main import main as prepare
 from paceline.launch.outlet import Outlet, redacted, terminal
 from paceline.runlog.redact import Redactor
 from paceline.runlog.textlog import TextLog
-from paceline.runtime.alarm import _print_foreign
+from paceline.runtime.alarm import print_foreign
 from paceline.runtime.message import failure_message, parsed_failure
 from paceline.runtime.signed import SignedStore
 from paceline.training.print_diagnostics import print_diagnostics
@@ -131,7 +131,7 @@ def test_a_value_of_the_ranks_store(printed: Any, monkeypatch: pytest.MonkeyPatc
     store.set("error", failure_message(1, evil, 1))
     message = parsed_failure(SignedStore(store, b"", "run").get("error"))
     assert message is not None and message[1].what == HOSTILE + FORGED
-    text = printed(redacted(lambda: _print_foreign(*message, 76)))
+    text = printed(redacted(lambda: print_foreign(*message, 76)))
     assert text.count("EVIL") == 4
 
 

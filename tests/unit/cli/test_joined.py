@@ -66,7 +66,7 @@ class Became(Exception):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joined, "_LATER_SECONDS", 0.0)
+    monkeypatch.setattr(joined, "LATER_SECONDS", 0.0)
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
 

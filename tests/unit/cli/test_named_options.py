@@ -149,7 +149,7 @@ def test_a_port_in_use_by_each_command(
         words = [word.replace("PORT", str(port)) for word in line]
         monkeypatch.setenv("PACELINE_TRAINING__OUTPUT_DIR", str(tmp_path / "run"))
         # the look has a process of its own
-        monkeypatch.setattr(beforehand, "_run_child", lambda job: ({}, ""))
+        monkeypatch.setattr(beforehand, "run_child", lambda job: ({}, ""))
         monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: pytest.fail("a process was started"))
         monkeypatch.setattr(sys, "argv", words[2:] if words[0] == "-m" else words)
         monkeypatch.chdir(ROOT)

@@ -58,7 +58,7 @@ class Emulation(TorchDispatchMode):
         if any(isinstance(x, DeviceTensor) for x in tensors):
             return run(func, args, kwargs)
         if self.machine.is_ours(kwargs.get("device")):
-            return _arrives(self.machine, func, args, kwargs, tensors)
+            return arrives_on(self.machine, func, args, kwargs, tensors)
         made = func(*args, **kwargs)
         # formulas of the backward allocate by ``grad.options()``, where C++ takes the gradient for the host's
         if not tensors and isinstance(made, Tensor) and torch._C._current_graph_task_id() != -1:
@@ -79,7 +79,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     for sent in leaves if func._schema.name.startswith(_COLLECTIVES) else ():
         machine.refuse_float64(sent.dtype, wire=True)
     _note_waits(name, args, kwargs, machine)
-    if _launches(func):
+    if launches(func):
         machine.kernels[name] += 1
     if machine.graph is not None:
         machine.graph.protect(func, args, kwargs)
@@ -108,12 +108,12 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return tree_map(back, out)
 
 
-def _arrives(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+def arrives_on(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
     """A tensor made on the device, or copied to it from the host."""
     name = func._schema.name.partition("::")[2]
     if tensors and name == "_to_copy":
         _note_copy(machine, tensors[0], bool(kwargs.get("non_blocking")))
-    elif _launches(func):
+    elif launches(func):
         machine.kernels[name] += 1
     kept = {k: v for k, v in kwargs.items() if k not in ("pin_memory", "non_blocking")}
     made = _noted(machine, lambda: func(*args, **{**kept, "device": torch.device("cpu")}))
@@ -192,7 +192,7 @@ def _note_copy(machine: Machine, source: Tensor, non_blocking: bool) -> None:
 
 
 @cache
-def _launches(func: Any) -> bool:
+def launches(func: Any) -> bool:
     """Whether an operation starts a kernel: no view, no mere allocation, no read."""
     name = func._schema.name.partition("::")[2]
     views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)

@@ -50,7 +50,7 @@ from paceline.protocols.roles import Role
 from paceline.runtime.world import World
 from paceline.simulate.counting import FakeValues
 from paceline.simulate.model import FakeFactory
-from paceline.simulate.run import _another_machine
+from paceline.simulate.run import another_machine
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
 
@@ -167,7 +167,7 @@ def _flash_backward(grad: DeviceTensor, *inputs: DeviceTensor, **__: Any) -> tup
     return tuple(DeviceTensor(torch.empty_like(x.numbers), grad.machine) for x in inputs[:3])
 
 
-class _Answers(TorchDispatchMode):
+class Answers(TorchDispatchMode):
     """What the host reads of numbers that are not there: one, everywhere."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -188,27 +188,27 @@ WITHOUT_NUMBERS = {
 
 
 @contextmanager
-def _counting(found: Roofline) -> Iterator[Roofline]:
+def counting_kernels(found: Roofline) -> Iterator[Roofline]:
     """Every operation on the device that starts a kernel is noted."""
-    run, arrives = emulated_rules.run, emulated_rules._arrives
+    run, arrives = emulated_rules.run, emulated_rules.arrives_on
 
     def made(machine: Machine, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         out = arrives(machine, func, args, kwargs, tensors)
-        if not tensors and emulated_rules._launches(func):  # a copy from the host is no kernel
+        if not tensors and emulated_rules.launches(func):  # a copy from the host is no kernel
             found.note(func, args, {}, out)
         return out
 
     def noted(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         out = run(func, args, kwargs)
-        if emulated_rules._launches(func):
+        if emulated_rules.launches(func):
             found.note(func, args, kwargs, out)
         return out
 
-    with mock.patch.multiple(emulated_rules, run=noted, _arrives=made):
+    with mock.patch.multiple(emulated_rules, run=noted, arrives_on=made):
         yield found
 
 
-def _onto(module: nn.Module, machine: Machine) -> None:
+def move_onto(module: nn.Module, machine: Machine) -> None:
     """Every tensor of ``module`` on the emulated device."""
     made: dict[int, Tensor] = {}
     for part in module.modules():
@@ -216,9 +216,9 @@ def _onto(module: nn.Module, machine: Machine) -> None:
             if isinstance(tensor, Tensor) and id(tensor) not in made:
                 made[id(tensor)] = _on_device(tensor, machine)
     replace_tensors(module, made)
-    low = getattr(module, "_low_precision", None)
+    low = getattr(module, "low_precision", None)
     if low is not None:
-        low._masters = [made.get(id(master), master) for master in low._masters]
+        low.masters = [made.get(id(master), master) for master in low.masters]
 
 
 def _on_device(tensor: Tensor, machine: Machine) -> Tensor:
@@ -231,11 +231,11 @@ def _on_device(tensor: Tensor, machine: Machine) -> Tensor:
     return there
 
 
-def _size_head(module: Any, machine: Machine) -> None:
+def size_head(module: Any, machine: Machine) -> None:
     """The head was built for a CPU; the factory asks the device's memory."""
-    head = module._head
-    head._chunk_bytes = head_chunk_bytes(machine.memory_bytes)
-    head.shape = replace(head.shape, chunk_bytes=head._chunk_bytes)
+    head = module.head
+    head.chunk_bytes = head_chunk_bytes(machine.memory_bytes)
+    head.shape = replace(head.shape, chunk_bytes=head.chunk_bytes)
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class Window:
         return Window(self.roofline.at(other.roofline, share), max(self.waits, other.waits), weights)
 
 
-def _batch(tokens: int, documents: int) -> Batch:
+def documents_batch(tokens: int, documents: int) -> Batch:
     """Documents of equal length; real numbers, as loops of the host read them."""
     length = tokens // documents
     ids = torch.zeros(1, tokens, dtype=torch.int64)
@@ -264,18 +264,18 @@ def _batch(tokens: int, documents: int) -> Batch:
 def window(config: Mapping[str, Any], tokens: int, documents: int) -> Window:
     """The second window of ``sft`` in bf16 in one process, one micro-batch."""
     _, plan = planned(config, "bf16", (9, 0), training={"per_device_train_batch_size": documents})
-    found, batch = Roofline(), _batch(tokens, documents)
+    found, batch = Roofline(), documents_batch(tokens, documents)
     with ExitStack() as stack:
-        stack.enter_context(_another_machine())
+        stack.enter_context(another_machine())
         stack.enter_context(mock.patch.dict(OWN, WITHOUT_NUMBERS))
         stack.enter_context(
             mock.patch.object(VisibleKeys, "of", visible_and_counted(batch.cu_seqlens.tolist()))
         )
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         module = FakeFactory(plan, config, mode)()
-        machine = [stack.enter_context(c) for c in (mode, FakeValues(), _Answers(), emulated())][-1]
-        _onto(module, machine)
-        _size_head(module, machine)
+        machine = [stack.enter_context(c) for c in (mode, FakeValues(), Answers(), emulated())][-1]
+        move_onto(module, machine)
+        size_head(module, machine)
         strategy = make_strategy("single", World(0, 0, 1, 1, machine.device, "none", None), plan)
         handles = {Role.POLICY: strategy.prepare(Role.POLICY, lambda *_: module, plan.optimizer)}
         runner, algorithm = make_runner(strategy), algorithm_class("sft")()
@@ -287,7 +287,7 @@ def window(config: Mapping[str, Any], tokens: int, documents: int) -> Window:
 
         train()  # makes what later ones reuse
         machine.forget()
-        with _counting(found):
+        with counting_kernels(found):
             train()
         embedding = module.hf.get_input_embeddings().weight
         tied = embedding is module.hf.get_output_embeddings().weight

@@ -41,7 +41,7 @@ from paceline.rules.planning import make_plan
 from paceline.runtime.world import World
 from paceline.simulate.counting import Collectives, FakeValues
 from paceline.simulate.model import FakeFactory
-from paceline.simulate.run import _another_machine
+from paceline.simulate.run import another_machine
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
 
@@ -84,10 +84,10 @@ def _plan(model: Mapping[str, Any], documents: int) -> Plan:
 def window(model: Mapping[str, Any], tokens: int, documents: int) -> Rank:
     """The second window of ``sft`` in bf16 on rank 0, one micro-batch."""
     plan = _plan(model, documents)
-    found, sent, batch = Roofline(), Collectives(), roofline._batch(tokens, documents)
+    found, sent, batch = Roofline(), Collectives(), roofline.documents_batch(tokens, documents)
     visible = visible_and_counted(batch.cu_seqlens.tolist())
     with ExitStack() as stack:
-        stack.enter_context(_another_machine())
+        stack.enter_context(another_machine())
         stack.enter_context(mock.patch.dict(OWN, WITHOUT_NUMBERS))
         stack.enter_context(mock.patch.object(VisibleKeys, "of", visible))
         machine = stack.enter_context(emulated(count=RANKS))
@@ -99,13 +99,13 @@ def window(model: Mapping[str, Any], tokens: int, documents: int) -> Rank:
 
         def build(options: BuildOptions) -> RootModule:
             module = factory(options)
-            roofline._onto(module, machine)
-            roofline._size_head(module, machine)
+            roofline.move_onto(module, machine)
+            roofline.size_head(module, machine)
             return module
 
         strategy = make_strategy("fsdp", world, plan)
         handles = {Role.POLICY: strategy.prepare(Role.POLICY, build, plan.optimizer)}
-        for context in (mode, FakeValues(), roofline._Answers(), Emulation(machine)):
+        for context in (mode, FakeValues(), roofline.Answers(), Emulation(machine)):
             stack.enter_context(context)
         runner, algorithm = make_runner(strategy), algorithm_class("sft")()
 
@@ -115,7 +115,7 @@ def window(model: Mapping[str, Any], tokens: int, documents: int) -> Rank:
             )
 
         train()  # makes what later ones reuse
-        with roofline._counting(found), sent:
+        with roofline.counting_kernels(found), sent:
             train()
         for name in [
             n for n in found.seconds if n.startswith(("_allgather", "_reduce_scatter", "allreduce"))

@@ -20,7 +20,7 @@ from paceline.algorithms.registry import algorithm_class
 from paceline.config.schema import Config
 from paceline.models.factory import HFModelFactory
 from paceline.models.materialise import skeleton
-from paceline.models.precision import _owners
+from paceline.models.precision import weight_owners
 from paceline.models.stored_dtype import buffers_keep_dtype
 from paceline.plan.cost.room import Room, room_of
 from paceline.plan.cost.starts import INTERPRETER, PEFT
@@ -208,7 +208,7 @@ def test_what_the_plan_knows_of_families_by_name() -> None:
             continue
         if not buffers_keep_dtype(AutoModelForCausalLM, config, None, torch.bfloat16):  # type: ignore[arg-type]
             rounded.add(family)
-        _, unknown = _owners(hf.base_model, hf.get_output_embeddings())
+        _, unknown = weight_owners(hf.base_model, hf.get_output_embeddings())
         if any(not name.endswith("RMSNorm") for name in unknown):
             own_classes.add(family)
     assert rounded == READ_WIDE

@@ -28,10 +28,10 @@ def test_the_page_has_the_tables_of_the_planner(language: str, tables: ModuleTyp
 def test_what_the_text_says_of_the_tables_holds(tables: ModuleType) -> None:
     """Bytes of offloaded states a parameter, and that DDP's memory does not fall with the number of cards."""
     count = tables.model_shape(tables.MODEL, {}).num_parameters
-    found = {c.strategy: c for c in tables.best_of_each([*tables._found(1, tables.NETWORKS[-1])])}
+    found = {c.strategy: c for c in tables.best_of_each([*tables.candidates(1, tables.NETWORKS[-1])])}
     each = {name: tables.host_bytes(found[name].work) / count for name in ("zero2 + cpu", "zero3 + cpu")}
     assert {name: round(size) for name, size in each.items()} == {"zero2 + cpu": 12, "zero3 + cpu": 18}
-    more = {c.strategy: c for c in tables.best_of_each([*tables._found(4, tables.NETWORKS[-1])])}
+    more = {c.strategy: c for c in tables.best_of_each([*tables.candidates(4, tables.NETWORKS[-1])])}
     ddp, wide = found["ddp"].peak, more["ddp"].peak
     assert ddp.optimizer == wide.optimizer and ddp.parameters == wide.parameters
     assert more["fsdp"].peak.optimizer < 0.3 * found["fsdp"].peak.optimizer

@@ -189,7 +189,7 @@ def test_more_answers_than_fit_are_written_after_each_other(client: Any, monkeyp
     body = {"prompt": ["a b", "c"], "n": 3, "seed": 5, "temperature": 1, "max_tokens": 4}
     texts = []
     for tokens in (1 << 16, 12):
-        monkeypatch.setattr("paceline.evaluation.server.desk._CACHED", tokens)
+        monkeypatch.setattr("paceline.evaluation.server.desk.CACHED_TOKENS", tokens)
         found = client.post("/v1/completions", json=body, headers=KEY).json()
         texts.append([(choice["index"], choice["text"]) for choice in found["choices"]])
     assert texts[0] == texts[1] and len(texts[0]) == 6

@@ -78,7 +78,7 @@ def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError(f"a copy is made: {args}")
 
-    monkeypatch.setattr("paceline.evaluation.opened._export", refuse)
+    monkeypatch.setattr("paceline.evaluation.opened.export_copy", refuse)
     monkeypatch.setattr("safetensors.torch.save_file", refuse)
 
 
@@ -133,9 +133,9 @@ def test_what_cannot_be_read_without_a_copy_is_exported_for_chat(
 ) -> None:
     from paceline.evaluation import chat, opened
 
-    made, export = [], opened._export
+    made, export = [], opened.export_copy
     monkeypatch.setattr("paceline.evaluation.straight.is_adapter", lambda reader: True)
-    monkeypatch.setattr(opened, "_export", lambda *given: made.append(given) or export(*given))
+    monkeypatch.setattr(opened, "export_copy", lambda *given: made.append(given) or export(*given))
     assert chat.main([str(checkpoint), "--prompt", PROMPT, "--max-new-tokens", "8"]) == 0
     assert len(made) == 1 and capsys.readouterr().out.strip()
 

@@ -76,7 +76,7 @@ def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
         return told, ""
 
-    monkeypatch.setattr(beforehand, "_run_child", asked)
+    monkeypatch.setattr(beforehand, "run_child", asked)
 
 
 class Job:

@@ -40,7 +40,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
             "looked": [d.to_json() for d in look(Config.from_json(job["config"]), os.environ, plan).found]
         }, ""
 
-    monkeypatch.setattr(beforehand, "_run_child", asked)
+    monkeypatch.setattr(beforehand, "run_child", asked)
 
 
 def save(job: Job, settings: dict[str, Any] | None = None, step: int = 2, best: int | None = None) -> Path:

@@ -23,7 +23,7 @@ SEEN = Sights(
 
 @pytest.fixture(autouse=True)
 def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beforehand, "_run_child", lambda job: ({}, ""))
+    monkeypatch.setattr(beforehand, "run_child", lambda job: ({}, ""))
 
 
 def test_a_card_that_this_torch_cannot_use_is_an_error_before_the_start(

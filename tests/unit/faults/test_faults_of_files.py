@@ -544,7 +544,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(job: dict[str, Any]) -> tuple[dict[str, Any], str]:
         return next(trial.answers(job)), ""
 
-    monkeypatch.setattr(beforehand, "_run_child", asked)
+    monkeypatch.setattr(beforehand, "run_child", asked)
 
 
 def test_the_sound_job_is_planned(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -577,8 +577,8 @@ def test_nothing_heavy_is_imported_to_refuse(job: Job) -> None:
 
     program = (
         "import sys; sys.argv = ['paceline', 'plan', 'job.yaml']\nimport json,"
-        " paceline.launch.before.beforehand as b\nasked = b._run_child\ndef told(job):\n    answer ="
-        " asked(job); print('HEAVY', answer[0]['imported'], file=sys.stderr); return answer\nb._run_child ="
+        " paceline.launch.before.beforehand as b\nasked = b.run_child\ndef told(job):\n    answer ="
+        " asked(job); print('HEAVY', answer[0]['imported'], file=sys.stderr); return answer\nb.run_child ="
         " told\nfrom paceline.cli.main import main\ntry:\n    main()\nfinally:\n    print('HERE', [n for n in"
         " ('torch', 'transformers', 'numpy') if n in sys.modules], file=sys.stderr)\n"
     )

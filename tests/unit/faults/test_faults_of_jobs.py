@@ -32,7 +32,7 @@ def deepspeed(tp: int, stage: int = 1) -> dict[str, Any]:
 def no_look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """These follow without a look at files, whose process costs half a second each."""
     if "with_look" not in request.keywords:
-        monkeypatch.setattr(beforehand, "_run_child", lambda job: ({}, ""))
+        monkeypatch.setattr(beforehand, "run_child", lambda job: ({}, ""))
 
 
 def of_shape(job: Job, **changed: Any) -> None:

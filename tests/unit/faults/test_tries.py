@@ -63,7 +63,7 @@ def mine(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
 def tried(job: Job, settings: dict[str, Any], *names: str) -> dict[str, Any]:
     """Code → finding of the tries themselves, in this process."""
     config = load_config(str(job.yaml(settings))).config
-    return {d.code: d for name in names for d in trial._tried(name, config, None)}
+    return {d.code: d for name in names for d in trial.try_part(name, config, None)}
 
 
 @pytest.mark.parametrize(

@@ -80,4 +80,4 @@ def test_who_waits_too_long_looks_by_itself(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_process_knows_when_it_was_started() -> None:
-    assert time.time() - once._STARTING_SECONDS - 1 <= started() < time.time()
+    assert time.time() - once.STARTING_SECONDS - 1 <= started() < time.time()

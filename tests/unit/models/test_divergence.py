@@ -102,12 +102,12 @@ def test_two_models_give_what_their_whole_logits_give(family: str, taught_by: st
     )
     teacher.requires_grad_(False)
     if own_heads:
-        student._head.fused = teacher._head.fused = False
-        student._head._chunk_bytes = teacher._head._chunk_bytes = 4 * 97 * 5
+        student.head.fused = teacher.head.fused = False
+        student.head.chunk_bytes = teacher.head.chunk_bytes = 4 * 97 * 5
     batch, how = make_batch(labels="some"), Divergence(0.4, 1.3)
     places = batch.labels[0] != IGNORE_INDEX
     hidden = student(batch, frozenset({Output.HIDDEN}))[Output.HIDDEN.value][0, places]
-    logits = student._head.own_logits(hidden)  # by the Hugging Face class
+    logits = student.head.own_logits(hidden)  # by the Hugging Face class
     torch.testing.assert_close(logits, reference_logits(student.hf, batch)[places], rtol=1e-4, atol=1e-5)
     expected = trl(logits, reference_logits(teacher.hf, batch)[places], how).sum()
     found = asked(student, teacher, batch, how)
@@ -138,7 +138,7 @@ def test_a_head_that_an_engine_shares_out_is_kept_from_the_teachers_first_forwar
 
 
 def test_a_class_with_a_head_of_its_own_teaches_only_whole() -> None:
-    head = build_family("llama")._head
+    head = build_family("llama").head
     head.fused = False
     LentHead(head)
     head.linear.weight = torch.nn.Parameter(torch.empty(0))  # as ZeRO-3 leaves it between two forwards

@@ -73,7 +73,7 @@ def test_fused_loss_equals_autograd(shape: HeadShape, bias: bool) -> None:
 def test_a_chunk_in_blocks_and_a_loss_of_entropy_alone(
     shape: HeadShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_kernels, "_CACHE_BYTES", 2 * 4 * VOCAB)  # two rows at a time
+    monkeypatch.setattr(head_kernels, "CACHE_BYTES", 2 * 4 * VOCAB)  # two rows at a time
     hidden, weight, _, labels = _inputs(False)
     logs = [torch.log_softmax(_plain(hidden, weight, None, shape), dim=-1) for _ in range(2)]
     _, entropy, _ = TokenStats.apply(hidden, weight, None, labels, shape, Wanted(entropy=True))
@@ -164,10 +164,10 @@ def test_a_batch_without_labels_touches_every_parameter(family: str, ask: frozen
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generic_head_equals_the_fused_one(family: str, labels: str) -> None:
     module, batch = build_family(family), make_batch(labels=labels)
-    assert module._head.fused, module._head.reason
+    assert module.head.fused, module.head.reason
     fused = module(batch, EVERYTHING)
-    module._head.fused = False
-    module._head._chunk_bytes = 5 * 4 * 97
+    module.head.fused = False
+    module.head.chunk_bytes = 5 * 4 * 97
     generic = module(batch, EVERYTHING)
     assert set(fused) == set(generic) == {a.value for a in EVERYTHING}
     for name in fused:
@@ -218,7 +218,7 @@ def test_whole_model_loss_and_gradients_in_float64() -> None:
 
 def test_low_precision_head_goes_over_its_chunk_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})  # products stay bf16
-    monkeypatch.setattr("paceline.models.head_kernels._CACHE_BYTES", 4 * VOCAB * 2)  # two rows a piece
+    monkeypatch.setattr("paceline.models.head_kernels.CACHE_BYTES", 4 * VOCAB * 2)  # two rows a piece
     hidden, weight, _, labels = _inputs(False)
     low = [x.detach().bfloat16().requires_grad_() for x in (hidden, weight)]
     exact = [x.detach().float().requires_grad_() for x in low]

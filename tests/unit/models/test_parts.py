@@ -50,7 +50,7 @@ def test_rms_norm_keeps_its_output_unless_a_gain_is_too_near_zero(least: float, 
 
 def test_swiglu_over_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     # two rows a block, the last one short
-    monkeypatch.setattr("paceline.models.swiglu._BLOCK_ELEMENTS", 2 * 7)
+    monkeypatch.setattr("paceline.models.swiglu.BLOCK_ELEMENTS", 2 * 7)
     x, gate, up, down = _draw(1, 5, 4), _draw(7, 4), _draw(7, 4), _draw(4, 7)
     assert torch.autograd.gradcheck(lambda *a: SwiGlu.apply(*a, torch.float64), (x, gate, up, down))
     expected = (nn.functional.silu(x @ gate.t()) * (x @ up.t())) @ down.t()

@@ -37,7 +37,7 @@ def test_bf16_is_as_near_to_fp32_as_autocast(instructions: str, family: str) -> 
         build_family(family, compute_dtype=torch.bfloat16),
         make_batch(labels="some"),
     )
-    assert low._low_precision is not None and low._low_precision.cached, low.notes()
+    assert low.low_precision is not None and low.low_precision.cached, low.notes()
     assert product_dtype(torch.bfloat16, torch.device("cpu")) == (
         torch.bfloat16 if instructions == "native" else torch.float32
     )
@@ -99,7 +99,7 @@ def test_fp16_overflow_reaches_the_gradients(instructions: str) -> None:
 
 def test_a_model_of_unknown_parts_runs_under_autocast() -> None:
     module = HFModelFactory(Source(config=tiny_config("doge")), compute_dtype=torch.bfloat16)()
-    assert module._low_precision is not None and not module._low_precision.cached
+    assert module.low_precision is not None and not module.low_precision.cached
     assert "autocast" in module.notes()["precision"]
     assert not any(isinstance(m, ComputeLinear) for m in module.modules())
 
@@ -113,7 +113,7 @@ def test_a_kept_forward_reads_copies_and_its_masters_get_the_gradients(kind: str
     source, batch = Source(config=tiny_config(kind)), make_batch(labels="some")
     exact, low = HFModelFactory(source)(), HFModelFactory(source, compute_dtype=torch.bfloat16)()
     low.hf.load_state_dict(exact.hf.state_dict())
-    assert low._low_precision is not None and low._low_precision.cached
+    assert low.low_precision is not None and low.low_precision.cached
     low.refresh_compute_weights()
     kept = [m for m in low.modules() if isinstance(m, ReadsCopies)]
     assert kept
@@ -179,7 +179,7 @@ def test_adapters_on_a_model_with_kept_forwards_have_copies(instructions: str) -
     module = HFModelFactory(
         Source(config=tiny_config("mixtral")), compute_dtype=torch.bfloat16, adapter=adapter
     )()
-    assert module._low_precision is not None and module._low_precision.cached
+    assert module.low_precision is not None and module.low_precision.cached
     trained = [p for p in module.parameters() if p.requires_grad]
     wanted = torch.bfloat16 if instructions == "native" else torch.float32
     assert trained and all(compute_copy(p).dtype is wanted for p in trained)

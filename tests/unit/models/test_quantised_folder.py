@@ -205,7 +205,7 @@ def _folder(way: str, folder: Path) -> Tensors:
 def test_weights_are_those_of_an_independent_formula(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dequantise, "_AT_ONCE", 32)  # less than a weight's inputs and outputs
+    monkeypatch.setattr(dequantise, "AT_ONCE", 32)  # less than a weight's inputs and outputs
     expected = _folder(way, tmp_path)
     build = HFModelFactory(Source(name_or_path=str(tmp_path)))
     module = build()
@@ -314,7 +314,7 @@ def test_some_rows_at_a_time_are_those_of_all_at_once(
         parts["g_idx"] = torch.randint(0, 3, (96,), generator=generator)
     formula, made = dequantise.formula_of(settings), []
     for at_once in (32, 10_000):
-        monkeypatch.setattr(dequantise, "_AT_ONCE", at_once)
+        monkeypatch.setattr(dequantise, "AT_ONCE", at_once)
         made.append(formula(parts, settings))
     assert made[0].shape == weight.shape and torch.equal(*made)
 

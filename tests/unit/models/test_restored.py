@@ -17,7 +17,7 @@ from whole_models import whole_config
 from paceline.core.errors import ConfigError
 from paceline.models.composite import class_of_whole
 from paceline.models.factory import FROM_CHECKPOINT, HFModelFactory
-from paceline.models.materialise import _decisions, tensors_of
+from paceline.models.materialise import choices_of, tensors_of
 from paceline.models.roles import RoleModule
 from paceline.models.stages import split
 from paceline.protocols.model import WHOLE, BuildOptions
@@ -50,7 +50,7 @@ def brought(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RoleModule]:
 def check_same(whole: RoleModule, made: RoleModule) -> None:
     """Compare what is known before the import and then, with the weights copied in, two forwards."""
     assert made.notes()["start"] == FROM_CHECKPOINT
-    assert json.dumps(_decisions(made), sort_keys=True) == json.dumps(_decisions(whole), sort_keys=True)
+    assert json.dumps(choices_of(made), sort_keys=True) == json.dumps(choices_of(whole), sort_keys=True)
     ours, theirs = (m.hf.config.to_dict() | {"_name_or_path": ""} for m in (made, whole))
     assert ours == theirs
     assert not made.hf.training
@@ -134,7 +134,7 @@ def test_each_ranks_part_is_left_to_the_checkpoint(
         assert made.notes()["start"] == FROM_CHECKPOINT
         block = made.slices.read("lm_head.weight", (3, 0), (2, 4))
         assert block.shape == (2, 4) and bool(block.isnan().all())
-    assert _decisions(brought(source, PARTS, restored=names_of(whole))) == _decisions(whole)
+    assert choices_of(brought(source, PARTS, restored=names_of(whole))) == choices_of(whole)
 
 
 def test_a_checkpoint_that_lacks_a_parameter_brings_none(tmp_path: Path) -> None:

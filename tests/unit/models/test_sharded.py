@@ -10,7 +10,7 @@ from model_families import FAMILIES, Source, make_batch
 
 from paceline.core.errors import ConfigError
 from paceline.models.attention_context import PackedSequenceInfo
-from paceline.models.context_attention import CpuTail, _tail
+from paceline.models.context_attention import CpuTail, attend_tail
 from paceline.models.context_parallel import padded, shared_heads
 from paceline.models.documents import scores_attention
 from paceline.models.source import load_hf_config
@@ -91,13 +91,13 @@ def test_the_tail_of_a_document_over_all_of_it(
     options: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Joined by log-sums, or masked a few rows at a time, against explicit scores."""
-    monkeypatch.setattr("paceline.models.context_attention._ROWS", 3)
+    monkeypatch.setattr("paceline.models.context_attention.ROWS", 3)
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(1, 4, 7, 8, generator=generator, dtype=torch.float64).requires_grad_()
     k, v = (
         torch.randn(1, 2, 19, 8, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)
     )
-    out = _tail(q, k, v, scale=0.4, **options)
+    out = attend_tail(q, k, v, scale=0.4, **options)
     at, to = torch.arange(12, 19)[:, None], torch.arange(19)[None]
     mask = (to <= at) & (to > at - options.get("window", 100))
     expected = scores_attention(q, k, v, mask, scale=0.4, softcap=options.get("softcap"))

@@ -14,7 +14,7 @@ from torch import Tensor
 import paceline.models.slices as slices_module
 from paceline.core.errors import ConfigError
 from paceline.models.factory import READ_IN_PARTS, HFModelFactory
-from paceline.models.materialise import _decisions, tensors_of
+from paceline.models.materialise import choices_of, tensors_of
 from paceline.models.new_rows import new_rows
 from paceline.models.roles import RoleModule
 from paceline.models.scalar_head import Classes
@@ -45,7 +45,7 @@ def test_parts_are_the_wholes(family: str, dtype: torch.dtype, tmp_path: Path) -
     slices = empty.slices
     assert isinstance(slices, FolderSlices) and isinstance(other.slices, FolderSlices)
     assert other.slices.places == slices.places
-    assert json.dumps(_decisions(empty), sort_keys=True) == json.dumps(_decisions(whole), sort_keys=True)
+    assert json.dumps(choices_of(empty), sort_keys=True) == json.dumps(choices_of(whole), sort_keys=True)
     assert empty.notes()["start"] == other.notes()["start"] == READ_IN_PARTS
     mine, real = values(empty), values(whole)
     assert list(mine) == list(real)
@@ -71,7 +71,7 @@ def test_a_larger_vocabulary_has_the_wholes_rows(family: str, dtype: torch.dtype
     assert isinstance(slices, FolderSlices) and isinstance(other.slices, FolderSlices)
     assert list(values(empty)) == list(values(other)) == list(real)
     assert empty.notes()["start"] == READ_IN_PARTS and not other.slices.more
-    assert json.dumps(_decisions(empty), sort_keys=True) == json.dumps(_decisions(whole), sort_keys=True)
+    assert json.dumps(choices_of(empty), sort_keys=True) == json.dumps(choices_of(whole), sort_keys=True)
     assert (
         len(slices.more) == {"llama": 2, "phi": 3}.get(family, 1)
         and slices.more.keys() == slices.grown.keys()
@@ -108,7 +108,7 @@ def test_a_new_head_is_drawn_and_the_rest_is_read_in_parts(role: Role, family: s
     assert torch.equal(empty.hf.get_parameter("score.weight"), whole.hf.get_parameter("score.weight"))
     left = {name for name, p in empty.hf.named_parameters() if not p.is_meta}
     assert left == {"score.weight"}
-    assert json.dumps(_decisions(empty), sort_keys=True) == json.dumps(_decisions(whole), sort_keys=True)
+    assert json.dumps(choices_of(empty), sort_keys=True) == json.dumps(choices_of(whole), sort_keys=True)
     whole.hf.save_pretrained(tmp_path / "scored")
     again = HFModelFactory(Source(name_or_path=str(tmp_path / "scored")), role=role, classes=classes)(PARTS)
     assert isinstance(again.slices, FolderSlices) and again.slices.has("score.weight")
@@ -120,8 +120,8 @@ def test_a_head_of_the_classs_own_is_known_without_its_weights(tmp_path: Path) -
     HFModelFactory(Source(config=config))().hf.save_pretrained(tmp_path)
     factory = HFModelFactory(Source(name_or_path=str(tmp_path)))
     empty = factory(PARTS)
-    assert isinstance(empty.slices, FolderSlices) and not empty._head.fused
-    assert _decisions(empty) == _decisions(factory())
+    assert isinstance(empty.slices, FolderSlices) and not empty.head.fused
+    assert choices_of(empty) == choices_of(factory())
 
 
 def test_what_a_converter_changes_is_no_tensor_of_the_files(

@@ -20,7 +20,7 @@ from whole_models import whole_config
 from paceline.config.sections.model import ModelSection
 from paceline.models.composite import class_of_whole
 from paceline.models.factory import PACKED, READ_IN_PARTS, HFModelFactory
-from paceline.models.materialise import _decisions
+from paceline.models.materialise import choices_of
 from paceline.models.slices import FolderSlices
 from paceline.plan.model.composite import COMPOSITES
 from paceline.plan.model.read_shape import shape_of
@@ -112,7 +112,7 @@ def test_layers_are_packed_one_after_the_other(family: str, tmp_path: Path, monk
     whole = adapted(tmp_path, quantization=Quantization(4))()
     assert streamed.notes()["start"] == PACKED and "start" not in whole.notes()
     assert streamed.adapter == whole.adapter and streamed.slices is None
-    assert json.dumps(_decisions(streamed), sort_keys=True) == json.dumps(_decisions(whole), sort_keys=True)
+    assert json.dumps(choices_of(streamed), sort_keys=True) == json.dumps(choices_of(whole), sort_keys=True)
     mine, real = values(streamed), values(whole)
     assert list(mine) == list(real)
     for name, tensor in real.items():
@@ -145,7 +145,7 @@ def test_the_language_model_of_a_composite_is_read_in_parts(family: str, tmp_pat
     factory = HFModelFactory(Source(name_or_path=str(tmp_path)))
     whole, empty = factory(), factory(PARTS)
     assert isinstance(empty.slices, FolderSlices), empty.notes()["start"]
-    assert json.dumps(_decisions(empty), sort_keys=True) == json.dumps(_decisions(whole), sort_keys=True)
+    assert json.dumps(choices_of(empty), sort_keys=True) == json.dumps(choices_of(whole), sort_keys=True)
     transposed = [block for blocks in empty.slices.places.values() for block in blocks if block.transposed]
     assert bool(transposed) == (family == "qwen3_vl_moe")
     for name, tensor in whole.hf.named_parameters():

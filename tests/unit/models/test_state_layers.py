@@ -54,7 +54,7 @@ class Wide(TorchFunctionMode):
 
 @pytest.fixture(autouse=True)
 def groups_of_short_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents_by_length, "_CHUNK", 1)
+    monkeypatch.setattr(documents_by_length, "CHUNK", 1)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(request)
         return LISTING, ""
 
-    monkeypatch.setattr(ask_class, "_ask_child", answer)
+    monkeypatch.setattr(ask_class, "ask_child", answer)
     return found
 
 

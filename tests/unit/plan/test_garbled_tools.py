@@ -33,7 +33,7 @@ def test_bytes_that_are_no_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     answer = smi.nvidia_smi()
     assert answer is not None and answer.devices[0].total_bytes == 81920 * MIB
     tool(tmp_path, monkeypatch, b"printf '42, 3072, /home/\\377/serve\\n'\n")
-    assert inspect.parse_holders(inspect._output(inspect._HOLDERS))[0][:2] == (42, 3072 * MIB)
+    assert inspect.parse_holders(inspect.command_output(inspect.HOLDERS))[0][:2] == (42, 3072 * MIB)
 
 
 def test_a_driver_that_does_not_know_a_field_is_asked_for_fewer(
@@ -83,7 +83,7 @@ def test_rocm_smi_with_warnings_around_it_and_a_dozen_cards() -> None:
 
 @pytest.mark.parametrize("text", ["3", "null", "[]", '"x"', "[[[", "{}", ""])
 def test_an_answer_of_torch_that_is_none(text: str) -> None:
-    assert ask_torch._parsed(text) is None
+    assert ask_torch.parse_answer(text) is None
 
 
 def silent(wheel: Wheel, environ: dict[str, str], **seen: SmiAnswer | Nodes) -> Choice:

@@ -165,7 +165,7 @@ def test_an_answer_with_devices_is_kept_for_what_it_depends_on_and_free_memory_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replies = [(ANSWER, "")] * 4
-    monkeypatch.setattr(ask, "_query_child", lambda environ: replies.pop())
+    monkeypatch.setattr(ask, "query_child", lambda environ: replies.pop())
     wheel = Wheel("2.13.0+cu130", cuda="13.0")
     first, _ = ask.ask_torch({}, wheel, tmp_path)
     again, _ = ask.ask_torch({}, wheel, tmp_path)
@@ -176,7 +176,7 @@ def test_an_answer_with_devices_is_kept_for_what_it_depends_on_and_free_memory_n
     assert len(replies) == 2, "another selection of devices is another question"
     ask.ask_torch({}, Wheel("2.14.0+cu130", cuda="13.0"), tmp_path)
     assert len(replies) == 1, "so is another torch"
-    monkeypatch.setattr(ask, "_asker", lambda: "another release of Paceline, whose probe was mended")
+    monkeypatch.setattr(ask, "asker_identity", lambda: "another release of Paceline, whose probe was mended")
     ask.ask_torch({}, wheel, tmp_path)
     assert replies == [], "and another probe"
 
@@ -185,7 +185,7 @@ def test_an_answer_with_devices_is_kept_for_what_it_depends_on_and_free_memory_n
 def test_an_answer_without_devices_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: tuple[TorchAnswer | None, str]
 ) -> None:
-    monkeypatch.setattr(ask, "_query_child", lambda environ: reply)
+    monkeypatch.setattr(ask, "query_child", lambda environ: reply)
     assert (
         ask.ask_torch({}, Wheel("2.13.0+cu130"), tmp_path) == reply and list(tmp_path.rglob("*.json")) == []
     )
@@ -194,7 +194,7 @@ def test_an_answer_without_devices_is_not_kept(
 def test_a_kept_answer_that_is_damaged_is_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ask, "_query_child", lambda environ: (ANSWER, ""))
+    monkeypatch.setattr(ask, "query_child", lambda environ: (ANSWER, ""))
     wheel = Wheel("2.13.0+cu130")
     ask.ask_torch({}, wheel, tmp_path)
     (record,) = tmp_path.rglob("*.json")

@@ -36,7 +36,7 @@ def program(machine: dict[str, Any], command: Any) -> tuple[str | None, str]:
 
 def on(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **options: Any) -> hardware.Probed:
     answer = from_json(TorchAnswer, machine["torch"]) if machine["torch"] else None
-    monkeypatch.setattr(smi, "_output", lambda command: program(machine, command))
+    monkeypatch.setattr(smi, "command_output", lambda command: program(machine, command))
     monkeypatch.setattr(hardware, "installed_wheel", lambda: Wheel(**machine["wheel"]))
     monkeypatch.setattr(hardware, "device_nodes", lambda: Nodes(**machine["nodes"]))
     monkeypatch.setattr(hardware, "host_memory_bytes", lambda: 500 * GIB)

@@ -25,7 +25,7 @@ from paceline.plan.cost.search import (
     ranked,
     search,
 )
-from paceline.plan.cost.speed import GRAPH_LAYER, _offload, speed_of, token_flops
+from paceline.plan.cost.speed import GRAPH_LAYER, offload_seconds, speed_of, token_flops
 from paceline.plan.cost.work import AdapterSize, RolloutSpec, StepSpec, Storage, why_not_run
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.catalogue import model_shape
@@ -66,7 +66,9 @@ def test_a_part_of_the_optimizer_states_may_stay_on_the_card() -> None:
     whole, part = (work(zero=3, offload="optimizer", offloaded=ratio) for ratio in (1.0, 0.25))
     assert peak_of(whole, C, 0).optimizer == 0.0
     assert peak_of(part, C, 0).optimizer == pytest.approx(0.75 * peak_of(work(zero=3), C, 0).optimizer)
-    assert host_bytes(part) == pytest.approx(0.25 * host_bytes(whole)) and _offload(part) < _offload(whole)
+    assert host_bytes(part) == pytest.approx(0.25 * host_bytes(whole)) and offload_seconds(
+        part
+    ) < offload_seconds(whole)
 
 
 def test_activations_of_one_layer_by_hand() -> None:

@@ -18,7 +18,6 @@ from paceline.core.errors import PacelineError
 from paceline.core.refusals import refusal_of
 from paceline.core.rundir import RunDir
 from paceline.launch.claim import claim
-from paceline.runlog.appended import Appended
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Finished, Notice
 from paceline.runlog.log import RunLog
@@ -30,18 +29,19 @@ from paceline.training.failure import diagnose
 EVENT = Finished("completed", 1, 1.0)
 
 
-def fill_up(file: Appended) -> int:
-    """Its descriptor as on a full disk; returns the true one. A real ENOSPC, for any user."""
-    assert file._fd is not None
-    kept, full = os.dup(file._fd), os.open("/dev/full", os.O_RDWR)
-    os.dup2(full, file._fd)
+def fill_up(file: Path) -> tuple[int, int]:
+    """The descriptor of an open file as on a full disk; returns it and the true one. A real ENOSPC, for any
+    user.
+    """
+    (fd,) = (int(n) for n in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{n}").resolve() == file)
+    kept, full = os.dup(fd), os.open("/dev/full", os.O_RDWR)
+    os.dup2(full, fd)
     os.close(full)
-    return kept
+    return fd, kept
 
 
-def make_room(file: Appended, kept: int) -> None:
-    assert file._fd is not None
-    os.dup2(kept, file._fd)
+def make_room(fd: int, kept: int) -> None:
+    os.dup2(kept, fd)
     os.close(kept)
 
 
@@ -53,8 +53,7 @@ def opened(tmp_path: Path, rank: int = 0, *, leads: bool = True) -> tuple[RunLog
 
 def test_a_full_disk_is_said_once_and_what_is_lost_is_counted(tmp_path: Path) -> None:
     log, said, run = opened(tmp_path)
-    files = [log.events._file, log.rank_text._file]
-    kept = [fill_up(file) for file in files]
+    kept = [fill_up(file) for file in (run.events(0), run.rank_log(0))]
     for _ in range(5):
         log.write(EVENT)
     assert [one.code for one in said] == ["runlog.lost"]
@@ -63,8 +62,8 @@ def test_a_full_disk_is_said_once_and_what_is_lost_is_counted(tmp_path: Path) ->
         and "lost" in said[0].what
         and said[0].where.startswith(str(run.root))
     )
-    for file, fd in zip(files, kept, strict=True):
-        make_room(file, fd)
+    for descriptors in kept:
+        make_room(*descriptors)
     log.write(EVENT)
     lost = log.lost()
     assert lost is not None and "5 events and 5 lines" in lost.what
@@ -89,11 +88,11 @@ def test_where_nothing_is_lost_nothing_is_said(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_by_the_first_rank_of_a_node(tmp_path: Path) -> None:
-    log, said, _ = opened(tmp_path, 1, leads=False)
-    kept = fill_up(log.events._file)
+    log, said, run = opened(tmp_path, 1, leads=False)
+    kept = fill_up(run.events(1))
     log.write(EVENT)
     assert said == [] and log.lost() is not None
-    make_room(log.events._file, kept)
+    make_room(*kept)
     log.close()
 
 

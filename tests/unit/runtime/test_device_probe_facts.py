@@ -28,7 +28,7 @@ def test_a_cache_of_files_takes_no_memory_of_a_gpu_within_the_processor(
     )
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda index: (20 * GIB, 120 * GIB))
     monkeypatch.setattr(probe, "available_host_memory", lambda: 100 * GIB)
-    found = probe._device("cuda", module, 0)  # type: ignore[arg-type]
+    found = probe.probe_device("cuda", module, 0)  # type: ignore[arg-type]
     assert (found.free_bytes, found.shared) == (free * GIB, flag != "is_multi_gpu_board")
     assert (found.name, found.total_bytes, found.capability) == ("NVIDIA GB10", 120 * GIB, 12.1)
 
@@ -50,8 +50,8 @@ def test_the_architecture_is_amds_alone(hip: str | None, arch: str, monkeypatch:
     module = SimpleNamespace(
         get_device_properties=lambda index: properties, get_device_capability=lambda index: (9, 0)
     )
-    monkeypatch.setattr(probe, "_computes_bf16", lambda device: True)
-    found = probe._device("cuda", module, 0)  # type: ignore[arg-type]
+    monkeypatch.setattr(probe, "computes_bf16", lambda device: True)
+    found = probe.probe_device("cuda", module, 0)  # type: ignore[arg-type]
     assert (found.arch, found.capability) == (arch, None if hip else 9.0)
     assert runs_on(found, ["gfx90a", "gfx942"] if hip else ["sm_80", "sm_90", "sm_100"])
     assert not runs_on(found, ["gfx90a"] if hip else ["sm_80", "sm_100"])

@@ -79,7 +79,7 @@ def test_it_looks_often_enough_for_a_short_limit_and_seldom_otherwise(
 def test_a_wait_is_told_by_the_heartbeat_before_it_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.time_ns() - int(8e9)
     entry = {"profiling_name": "gloo:all_reduce", "time_created_ns": began, "state": "scheduled"}
-    monkeypatch.setattr(flight, "_dump", lambda: json.dumps({"entries": [entry]}))
+    monkeypatch.setattr(flight, "dump_entries", lambda: json.dumps({"entries": [entry]}))
     own = Lateness(0, LIMITS, 0.0)
     assert own.look(10.0) is None and own.waits == pytest.approx(8, abs=1.5)
     assert Beat.of(Beat(1, waits=own.waits).text()) == Beat(1, waits=own.waits)

@@ -35,7 +35,7 @@ class Ranks:
     def cut(self, rank: int) -> None:
         """As the kernel does for a process that died."""
         self.ends[rank]._stop.set()
-        for line in self.ends[rank]._lines.values():
+        for line in self.ends[rank].connections.values():
             line.shutdown(socket.SHUT_RDWR)
 
 
@@ -58,7 +58,7 @@ def test_the_death_of_a_rank_is_seen_by_rank_0_and_no_farewell_is(ranks: Ranks) 
 
 def test_the_death_of_rank_0_is_seen_by_the_others(ranks: Ranks) -> None:
     ranks.connect(1, 2)
-    while len(ranks.ends[0]._lines) < 2:
+    while len(ranks.ends[0].connections) < 2:
         pass
     ranks.cut(0)
     assert {ranks.dead.get(timeout=30) for _ in range(2)} == {(1, 0), (2, 0)}
@@ -74,10 +74,10 @@ def test_a_line_that_the_network_loses_is_no_death(
         raise OSError(number, "lost")
 
     end = ranks.ends[0]
-    while len(end._lines) < 2:
+    while len(end.connections) < 2:
         pass
     with monkeypatch.context() as changed:
-        changed.setitem(end._lines, 1, SimpleNamespace(recv=lost))  # type: ignore[misc]
+        changed.setitem(end.connections, 1, SimpleNamespace(recv=lost))  # type: ignore[misc]
         assert end._ended(1)
     assert ranks.dead.empty()
 
@@ -85,7 +85,7 @@ def test_a_line_that_the_network_loses_is_no_death(
 def test_a_process_that_is_gone_when_the_network_is_back_is_dead(ranks: Ranks) -> None:
     ranks.connect(1, 2)
     ranks.ends[1]._stop.set()
-    line = ranks.ends[1]._lines[0]
+    line = ranks.ends[1].connections[0]
     line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     line.close()  # answers with a reset from now on
     assert ranks.dead.get(timeout=30) == (0, 1)
@@ -97,7 +97,7 @@ def test_the_kernel_waits_for_a_line_as_long_as_the_run_for_a_rank() -> None:
         Presence(1, 2, SECRET, lambda gone: None, 77.0),
     )
     theirs.connect(ours.listen("127.0.0.1"))
-    assert theirs._lines[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 77000
+    assert theirs.connections[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 77000
     theirs.stop()
     ours.stop()
 

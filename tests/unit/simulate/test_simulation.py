@@ -74,7 +74,7 @@ def test_the_head_is_simulated_in_the_chunks_of_the_planned_card(monkeypatch: py
     monkeypatch.setattr(FakeFactory, "__call__", watched)
     for hardware, mib in (("H100", 512), ("RTX4090", 128)):
         rows_of(plan_of(hardware, "single"), hardware)
-        assert made[-1]._head.shape.chunk_bytes == made[-1]._head._chunk_bytes == mib * 2**20
+        assert made[-1].head.shape.chunk_bytes == made[-1].head.chunk_bytes == mib * 2**20
 
 
 @pytest.mark.parametrize("recompute", [pytest.param(False, marks=pytest.mark.full), True])

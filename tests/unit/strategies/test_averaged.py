@@ -63,7 +63,7 @@ def test_a_save_holds_both_and_goes_on_bit_for_bit(name: str) -> None:
     averaged.read_trained(torch.optim.SGD([other], 0.1), reader, "policy", "w", (0, 0), other.data)
     assert torch.equal(other, kinds[PARAM]), "others take the averaged weights"
     averaged.read_trained(again, reader, "policy", "w", (0, 0), other.data)
-    state._import_moments(again, other, reader, "policy", "w")
+    state.import_moments(again, other, reader, "policy", "w")
     go_on(optimizer, parameter, range(8, 12))
     go_on(again, other, range(8, 12))
     assert torch.equal(parameter, other)

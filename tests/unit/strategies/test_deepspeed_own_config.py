@@ -25,7 +25,7 @@ from paceline.plan.strategies.options import DeepSpeedOptions
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.runtime.world import World
 from paceline.strategies.deepspeed.config import asking_config, averages_gradients, engine_config, options_of
-from paceline.strategies.deepspeed.library import _load_async_io, library
+from paceline.strategies.deepspeed.library import library, load_async_io
 from paceline.strategies.deepspeed.parts import ParameterSlice
 from paceline.strategies.deepspeed.start import check_packed
 from paceline.strategies.deepspeed.strategy import check_optimizer
@@ -151,10 +151,10 @@ def test_a_missing_package_is_named_with_its_install_command(monkeypatch: pytest
 def test_the_drive_s_op_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda tool: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None)
-    assert _load_async_io(None) == "not found: ninja, g++"
+    assert load_async_io(None) == "not found: ninja, g++"
     monkeypatch.setattr(shutil, "which", lambda tool: f"/usr/bin/{tool}")
     builder = SimpleNamespace(is_compatible=lambda verbose: False)
-    assert "libaio" in _load_async_io(SimpleNamespace(create_op_builder=lambda name: builder))
+    assert "libaio" in load_async_io(SimpleNamespace(create_op_builder=lambda name: builder))
 
 
 def test_packed_weights_and_a_cast_are_refused() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from paceline.plan.cost.pieces import Piece
 from paceline.plan.cost.states import piece_counters, piece_moments
 from paceline.protocols.optimizer import OptimizerSpec
-from paceline.strategies.muon import ORTHOGONAL, MuonWithAdamW, _orthogonal
+from paceline.strategies.muon import ORTHOGONAL, MuonWithAdamW, orthogonal_update
 from paceline.strategies.optimizer import build_optimizer
 
 SHAPES = {
@@ -114,9 +114,9 @@ def test_iterations_in_float32_are_the_same_on_every_mesh() -> None:
     for _ in range(40):
         gradient = torch.randn(96, 60)
         other = gradient * (1 + 6e-8 * torch.randn(96, 60))
-        one, two = (_orthogonal(g.bfloat16(), GROUP).float() for g in (gradient, other))
+        one, two = (orthogonal_update(g.bfloat16(), GROUP).float() for g in (gradient, other))
         apart.append(float((one - two).norm() / one.norm()))
-        alone, beside = (_orthogonal(g, GROUP) for g in (gradient, other))
+        alone, beside = (orthogonal_update(g, GROUP) for g in (gradient, other))
         assert torch.allclose(alone, by_singular_values(gradient), atol=1e-5)
         exact += [float((alone - beside).norm() / alone.norm())]
         assert float((one - alone).norm() / alone.norm()) < 0.02

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.strategies.deepspeed.partition import _flat_block, _ranges
+from paceline.strategies.deepspeed.partition import element_ranges, flat_block
 
 
 def cut(rank: int, ranks: int, group: int = 0) -> Any:
@@ -34,8 +34,8 @@ def test_the_ranks_parts_are_the_tensor_and_no_more_rows_are_read(shape: tuple[i
 
     parts = []
     for rank in range(ranks):
-        for start, count in _ranges(cut(rank, ranks), whole.numel()):
-            parts.append(_flat_block(block, shape, start, count))
+        for start, count in element_ranges(cut(rank, ranks), whole.numel()):
+            parts.append(flat_block(block, shape, start, count))
             row = whole[0].numel() if shape else 1
             assert len(parts[-1]) == count and read[-1] <= count + 2 * (row - 1)
     assert torch.equal(torch.cat(parts), whole.flatten())
@@ -43,5 +43,5 @@ def test_the_ranks_parts_are_the_tensor_and_no_more_rows_are_read(shape: tuple[i
 
 def test_hierarchical_partitions_keep_a_groups_part_as_well() -> None:
     """Four ranks in groups of two: a quarter each, and a half within the group."""
-    assert list(_ranges(cut(3, 4, group=2), 10)) == [(6, 4), (9, 1)]
-    assert list(_ranges(cut(0, 4, group=2), 10)) == [(0, 6), (0, 3)]
+    assert list(element_ranges(cut(3, 4, group=2), 10)) == [(6, 4), (9, 1)]
+    assert list(element_ranges(cut(0, 4, group=2), 10)) == [(0, 6), (0, 3)]

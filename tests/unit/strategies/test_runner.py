@@ -22,7 +22,7 @@ from paceline.runtime.world import World
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy, strategy_class
-from paceline.strategies.runner import WindowRunner, _blank, make_runner
+from paceline.strategies.runner import WindowRunner, blank_batch, make_runner
 from paceline.strategies.single import Single
 
 MOST = 14
@@ -207,6 +207,6 @@ def test_losses_have_the_means_of_a_whole_window_before_its_first_backward(evalu
 
 
 def test_a_blank_batch_weighs_nothing_with_the_others_that_go_with_it() -> None:
-    blank = _blank(replace(make_batch([1]), others={"others": make_batch([2, 3])}))
+    blank = blank_batch(replace(make_batch([1]), others={"others": make_batch([2, 3])}))
     assert int(blank.num_labels()) == 0 and int(blank.others["others"].num_labels()) == 0
     assert blank.others["others"].document_ids.tolist() == [-1, -1]

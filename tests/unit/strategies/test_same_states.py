@@ -37,7 +37,7 @@ def _bytes(module: nn.Module) -> list[Tensor]:
 
 
 def test_rank_0s_values_arrive_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ddp, "_SENT_BYTES", 16)
+    monkeypatch.setattr(ddp, "SENT_BYTES", 16)
     first, other, sent = _model(0), _model(1), []
     monkeypatch.setattr(ddp.dist, "broadcast", lambda tensor, _: sent.append(tensor.clone()))
     ddp.same_states(first)

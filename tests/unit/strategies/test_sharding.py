@@ -12,7 +12,7 @@ from paceline.models.swiglu import FusedSwiGLU
 from paceline.plan.strategies.options import FsdpOptions, Wrap
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.runtime.world import World
-from paceline.strategies.fsdp import _check_optimizer
+from paceline.strategies.fsdp import check_optimizer
 from paceline.strategies.measure import storage_bytes
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.sharding import layer_classes, units_of
@@ -113,7 +113,7 @@ def test_one_process_and_factored_optimizers_are_refused() -> None:
     with pytest.raises(ConfigError, match="there is only one"):
         make_strategy("fsdp", World.single(), None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="complete matrices"):
-        _check_optimizer(OptimizerSpec(name="adafactor"))
+        check_optimizer(OptimizerSpec(name="adafactor"))
 
 
 def test_bytes_are_counted_once_with_their_padding() -> None:

@@ -47,6 +47,6 @@ def test_the_key_and_both_values_are_named(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def flat(config: Any) -> dict[str, Any]:
-    from paceline.training.agree import _flat
+    from paceline.training.agree import flat_keys
 
-    return dict(_flat(config.deciding()))
+    return dict(flat_keys(config.deciding()))

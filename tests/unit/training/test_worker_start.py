@@ -95,7 +95,7 @@ SRUN = {
 def test_what_is_wrong_with_the_yaml_is_said_once_a_node(
     tmp_path: Path, rank: int, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(rank_module, "_LATER_SECONDS", 0.0)
+    monkeypatch.setattr(rank_module, "LATER_SECONDS", 0.0)
     (tmp_path / "c.yaml").write_text("training:\n  lerning_rate: 1\n")
     environ = {
         **SRUN,
@@ -128,8 +128,8 @@ def test_ranks_started_from_outside_look_once_before_torch_and_all_end(tmp_path:
 import sys
 from paceline.launch.before import beforehand
 from paceline.training import rank
-asked = beforehand._run_child
-beforehand._run_child = lambda job: (open(sys.argv[1], "a").write("looked "), asked(job))[1]
+asked = beforehand.run_child
+beforehand.run_child = lambda job: (open(sys.argv[1], "a").write("looked "), asked(job))[1]
 code = rank.main(["--config", "{tmp_path}/c.yaml", "--set", "training.use_cpu=true"])
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 sys.exit(code)

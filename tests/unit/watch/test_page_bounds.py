@@ -32,7 +32,7 @@ def peak_of(run: RunDir, cache: Path) -> int:
 
 
 def test_memory_does_not_grow_with_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "_ROWS_HELD", 128)
+    monkeypatch.setattr(columns, "ROWS_HELD", 128)
     monkeypatch.setattr(tail, "BLOCK_BYTES", 1 << 14)
     short = write_run(tmp_path / "short", [begin(), *(step(n) for n in range(1, 1001))])
     long = write_run(tmp_path / "long", [begin(), *(step(n) for n in range(1, 6001))])

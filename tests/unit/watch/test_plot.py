@@ -101,7 +101,7 @@ def test_the_picture_shows_all_four_panels(run: RunDir) -> None:
     from paceline.watch import plot
 
     write(run, STORIES["finished"])
-    figure = plot._draw(load_history(run), "run")
+    figure = plot.draw_history(load_history(run), "run")
     titles = [ax.get_title(loc="left") for ax in figure.axes]
     assert titles == [
         "Loss",
@@ -124,7 +124,7 @@ def test_no_title_runs_into_the_words_at_its_right(run: RunDir) -> None:
     for name, story in STORIES.items():
         steps = [replace(e, mfu=None, of_product=0.23) if isinstance(e, Step) else e for e in story]
         write(run, steps)
-        figure = plot._draw(load_history(run), name)
+        figure = plot.draw_history(load_history(run), name)
         figure.canvas.draw()
         drawn = figure.canvas.get_renderer()
         for ax in figure.axes:
@@ -141,7 +141,7 @@ def test_preferences_show_pairs_ranked_right_and_calibration(run: RunDir) -> Non
         8, {"eval_accuracy": 0.75, "eval_calibration_error": 0.125, "eval_margin": 3.0, "eval_loss": 0.4}
     )
     write(run, [RunStarted("d", 1), *steps, held_out])
-    panel = plot._draw(load_history(run), "run").axes[1]
+    panel = plot.draw_history(load_history(run), "run").axes[1]
     assert panel.get_title(loc="left") == "Accuracy"
     labels = {text.get_text() for text in panel.get_legend().get_texts()}
     assert labels == {"training pairs", "accuracy 75.0%", "calibration error 12.5%"}
@@ -162,7 +162,7 @@ def test_a_reward_run_shows_how_far_its_confidence_is_from_what_happens(run: Run
     early = Eval(4, {"eval_accuracy": 0.5}, bins={"1/share": 1.0, "1/confidence": 0.56, "1/correct": 0.5})
     late = Eval(8, {"eval_accuracy": 0.85, "eval_calibration_error": 0.05, "eval_margin": 3.0}, bins=bins)
     write(run, [RunStarted("d", 1), *steps, early, late])
-    figure = plot._draw(load_history(run), "run")
+    figure = plot.draw_history(load_history(run), "run")
     panels = {ax.get_title(loc="left"): ax for ax in figure.axes}
     drawn = panels["Calibration on held-out pairs"]
     assert drawn.collections[-1].get_offsets().tolist() == [
@@ -180,7 +180,7 @@ def test_a_rollout_run_shows_rewards_and_where_the_time_goes(run: RunDir) -> Non
     times = {"time/generate": 0.2, "time/train": 0.5, "time/rollout": 0.3}
     told = {"reward": 0.5, "reward/exact_match": 0.4, "reward/length": 0.9, "entropy": 0.3, **times}
     write(run, [RunStarted("d", 1), *[replace(step(n), extras=told) for n in range(1, 9)]])
-    panels = {ax.get_title(loc="left"): ax for ax in plot._draw(load_history(run), "run").axes}
+    panels = {ax.get_title(loc="left"): ax for ax in plot.draw_history(load_history(run), "run").axes}
     labels = [t.get_text() for t in panels["Reward of sampled answers"].get_legend().get_texts()]
     assert labels == ["reward", "exact_match", "length"]
     assert [t.get_text() for t in panels["Seconds per step"].get_legend().get_texts()] == [
@@ -261,7 +261,7 @@ def test_token_accuracy_is_called_so_and_fills_its_axis(run: RunDir) -> None:
 
     held_out = [Eval(n, {"eval_token_accuracy": 0.5 + n / 100, "eval_loss": 1.0}) for n in (2, 4, 8)]
     write(run, [RunStarted("d", 1), *(step(n) for n in range(1, 9)), *held_out])
-    panel = plot._draw(load_history(run), "run").axes[1]
+    panel = plot.draw_history(load_history(run), "run").axes[1]
     assert panel.get_title(loc="left") == "Token accuracy on held-out data"
     low, high = panel.get_ylim()
     assert 0.4 < low < 0.52 and 0.58 < high < 0.7

@@ -28,8 +28,8 @@ _LAST_CAPABILITY = 63
 # System calls that the C library may not wrap, with the same numbers on x86_64 and aarch64
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF, _MOUNT_SETATTR = 444, 445, 446, 442
 _OPEN_TREE, _MOVE_MOUNT = 428, 429
-_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-_CAPSET = {"x86_64": 126, "aarch64": 91}
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+CAPSET = {"x86_64": 126, "aarch64": 91}
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -37,7 +37,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 def machine() -> str:
     """Return x86_64 or aarch64. Raises OSError on others, whose system call numbers are not known here."""
     name = platform.machine()
-    if name not in _PIVOT_ROOT:
+    if name not in PIVOT_ROOT:
         raise OSError(
             f"the system calls of this processor are not known ({name}; only x86_64 and aarch64 are)"
         )
@@ -97,7 +97,7 @@ def put_mount(copy: int, target: str) -> None:
 
 
 def pivot_root(new: str, old: str) -> None:
-    checked(syscall(_PIVOT_ROOT[machine()], new.encode(), old.encode()), "pivot_root")
+    checked(syscall(PIVOT_ROOT[machine()], new.encode(), old.encode()), "pivot_root")
 
 
 def detach(target: str) -> None:
@@ -112,7 +112,7 @@ def drop_capabilities() -> None:
     prctl(PR_CAP_AMBIENT, 4)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     nothing = (ctypes.c_uint32 * 6)()
-    checked(syscall(_CAPSET[machine()], ctypes.byref(header), ctypes.byref(nothing)), "capset")
+    checked(syscall(CAPSET[machine()], ctypes.byref(header), ctypes.byref(nothing)), "capset")
 
 
 def no_new_privileges() -> None:

@@ -121,10 +121,10 @@ REFUSED_OUTSIDE = {
     "utimensat": (280, 88),
 }
 # Allowed only on the process itself (the first argument; 0 where that means the caller)
-_ABOUT_SELF = {"kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261)}
+ABOUT_SELF = {"kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261)}
 # unix, inet, inet6, netlink: those that a network namespace shuts in (vsock is not)
-_SOCKET, _FAMILIES = ((41, 198), (1, 2, 10, 16))
-_CLONE, _CLONE3 = (56, 220), (435, 435)
+SOCKET, _FAMILIES = ((41, 198), (1, 2, 10, 16))
+CLONE, CLONE3 = (56, 220), (435, 435)
 _CLONE_THREAD = 0x00010000
 _X32 = 0x40000000
 
@@ -148,14 +148,14 @@ def filter_program(pid: int, *, outside: bool) -> list[tuple[int, int, int, int]
         if numbers[column] != _NONE:
             lines += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _REFUSE)]
     # clone3 has its flags in memory, so libc must fall back to clone
-    lines += [(_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _UNKNOWN)]
-    lines += [(_EQUAL, 0, 4, _CLONE[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
+    lines += [(_EQUAL, 0, 1, CLONE3[column]), (_RETURN, 0, 0, _UNKNOWN)]
+    lines += [(_EQUAL, 0, 4, CLONE[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
     lines += [(_ANY_BIT, 0, 1, _CLONE_THREAD), (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
     # Sockets of the families that a network namespace covers
-    lines += [(_EQUAL, 0, 3 + len(_FAMILIES), _SOCKET[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
+    lines += [(_EQUAL, 0, 3 + len(_FAMILIES), SOCKET[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
     lines += [(_EQUAL, len(_FAMILIES) - i, 0, family) for i, family in enumerate(_FAMILIES)]
     lines += [(_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
-    for name, numbers in _ABOUT_SELF.items():
+    for name, numbers in ABOUT_SELF.items():
         lines += [(_EQUAL, 0, 5, numbers[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
         lines += [(_EQUAL, 2, 0, pid), (_EQUAL, 1, 0, 0 if name == "prlimit64" else pid)]
         lines += [(_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
