@@ -33,7 +33,7 @@ from paceline.plan.strategies.base import strategy_spec
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 BY_NAME = {v.name: v for v in VARIANTS}
 # every kind of training and each precision through training, resume and export; ``--slow`` takes the second
-# list too
+# list too. The fast tier has the checker itself, on a strategy of a user's own.
 PAIRWISE = [
     ("fsdp full_shard", "LoRA", "bf16"),
     ("ddp", "QLoRA", "bf16"),
@@ -52,7 +52,10 @@ MORE = [
     ("ZeRO-3, CPU offload", "full", "bf16"),
     ("DeepSpeed Ulysses", "full", "bf16"),
 ]
-CELLS = [*PAIRWISE, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in MORE)]
+CELLS = [
+    *(pytest.param(*cell, marks=pytest.mark.full) for cell in PAIRWISE),
+    *(pytest.param(*cell, marks=pytest.mark.slow) for cell in MORE),
+]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +102,7 @@ def test_a_strategy_of_a_users_own_holds_the_suite(checker: Checker) -> None:
     [
         ("Swapped", "training.weights_differ"),  # by the program itself, after its first step
         pytest.param("Forgetful", "training.weights_differ", marks=pytest.mark.slow),
-        ("Halved", "further from one process"),
+        pytest.param("Halved", "further from one process", marks=pytest.mark.full),
     ],
 )
 def test_a_strategy_that_is_wrong_fails_the_suite(checker: Checker, name: str, said: str) -> None:

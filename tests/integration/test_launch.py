@@ -20,6 +20,8 @@ from paceline.launch.ports import free_port
 pytestmark = [pytest.mark.integration, pytest.mark.fresh, pytest.mark.timeout(120)]
 DEADLINE = 60.0
 LAUNCHERS = ["spawn", "torchrun"]
+#: what torchrun adds is tested by exit codes, a stop and who the ranks are
+MOSTLY_SPAWN = ["spawn", pytest.param("torchrun", marks=pytest.mark.full)]
 
 DRIVER = """
 import os, signal, sys
@@ -233,7 +235,7 @@ def test_a_stop_request_reaches_every_worker_once_and_they_may_save(
     assert none_left(one.pids())
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", MOSTLY_SPAWN)
 def test_a_second_ctrl_c_ends_everything_at_once(job: Callable[..., Job], launcher: str) -> None:
     one = job(launcher, 2, "deaf")
     one.wait_for("up-0", "up-1")
@@ -259,7 +261,11 @@ def test_a_killed_worker_is_named_and_takes_the_others_along(job: Callable[..., 
     assert none_left(one.pids())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, signal.SIGTERM]
+    + [pytest.param(other, marks=pytest.mark.full) for other in (signal.SIGSEGV, signal.SIGABRT)],
+)
 def test_the_others_hear_which_rank_was_killed_and_the_run_answers_its_signal(
     job: Callable[..., Job], number: int
 ) -> None:
@@ -281,7 +287,7 @@ def test_a_hang_up_asks_for_a_stop_too(job: Callable[..., Job], number: int) -> 
     assert none_left(one.pids())
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", MOSTLY_SPAWN)
 def test_a_detached_child_of_a_worker_does_not_stay(job: Callable[..., Job], launcher: str) -> None:
     one = job(launcher, 2, "daemon")
     code, _, err = one.end()
@@ -316,7 +322,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(job: Callable[..., Job]
     assert "launch.port_in_use" in err and out == ""
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", MOSTLY_SPAWN)
 def test_two_nodes_on_loopback_add_up(job: Callable[..., Job], tmp_path: Path, launcher: str) -> None:
     port = free_port()
     nodes = []
@@ -332,7 +338,7 @@ def test_two_nodes_on_loopback_add_up(job: Callable[..., Job], tmp_path: Path, l
     assert [out for _, out, _ in ends] == ["sum 10.0 4\n" * 2] * 2
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", MOSTLY_SPAWN)
 def test_a_stopped_process_does_not_hold_the_launcher(job: Callable[..., Job], launcher: str) -> None:
     running = job(launcher, 2, "frozen", peer=600)
     code, _, err = running.end()  # fails after DEADLINE, which is shorter than any other wait for it

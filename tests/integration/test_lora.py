@@ -146,7 +146,16 @@ def cells(wanted: dict[str, Any], world_size: int, folder: Path) -> list[dict[st
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
 
 
-def test_adapters_learn_the_same_sharded_and_in_four_bits(tmp_path: Path) -> None:
+def share(cells: dict[str, Any], fast: tuple[str, ...], tier: str) -> dict[str, Any]:
+    """Return the cells of a tier: those in ``fast``, or all others."""
+    return {name: cell for name, cell in cells.items() if (name in fast) is (tier == "fast")}
+
+
+TIERS = ["fast", pytest.param("full", marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_adapters_learn_the_same_sharded_and_in_four_bits(tmp_path: Path, tier: str) -> None:
     """Ten steps with an evaluation and an answer in their midst (after which 4-bit layers once stopped to
     learn), and a bit-exact resume.
     """
@@ -164,11 +173,13 @@ def test_adapters_learn_the_same_sharded_and_in_four_bits(tmp_path: Path) -> Non
         "qlora fsdp": {"strategy": "fsdp", "adapter": QLORA},
         "qlora fsdp bf16": {"strategy": "fsdp", "adapter": QLORA, "compute": "bfloat16"},
     }
-    expected = cells(alone, 1, tmp_path / "one")[0]
     files = {"files": str(tmp_path / "base"), "engine": {"meta_start": True}}
     sharded["qlora fsdp files"] = {**sharded["qlora fsdp"], **files}
+    sharded = share(sharded, ("lora fsdp", "qlora fsdp", "qlora fsdp files"), tier)
+    alone = {name: cell for name, cell in alone.items() if any(n.split()[0] == name for n in sharded)}
+    expected = cells(alone, 1, tmp_path / "one")[0]
     for found in cells(sharded, 2, tmp_path / "two"):
-        assert found["qlora fsdp files"] == found["qlora fsdp"]  # each rank packs what it reads
+        assert found.get("qlora fsdp files") == found.get("qlora fsdp")  # each rank packs what it reads
         for name, cell in found.items():
             reference = expected[name.split()[0]]
             bound = 5e-3 if "bf16" in name else 2e-6 if name.startswith("qlora") else 1e-10
@@ -184,7 +195,8 @@ def test_adapters_learn_the_same_sharded_and_in_four_bits(tmp_path: Path) -> Non
             assert cell["again"] == cell["steps"][5:] and cell["parameters_again"] == cell["parameters"], name
 
 
-def test_adapters_learn_the_same_beside_tensor_parallel_shards(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tier", TIERS)
+def test_adapters_learn_the_same_beside_tensor_parallel_shards(tmp_path: Path, tier: str) -> None:
     """Dropout draws one process's mask; sequence parallelism pads rows, which are then other draws."""
     wide = {"compute": "float64", "master": "float64"}
     dropout = {**LORA, "dropout": 0.3}
@@ -192,11 +204,6 @@ def test_adapters_learn_the_same_beside_tensor_parallel_shards(tmp_path: Path) -
     saved = {**LORA, "target_modules": ["q_proj", "o_proj", "down_proj"], "modules_to_save": ends}
     olora = {**LORA, "init_lora_weights": "olora"}
     alone = {"lora": LORA, "dropout": dropout, "saved": saved, "olora": olora}
-    expected = cells(
-        {n: {"strategy": "single", "mesh": {}, "adapter": a, **wide} for n, a in alone.items()},
-        1,
-        tmp_path / "one",
-    )[0]
     sharded = {
         "lora sp lp": {"sequence_parallel": True, "loss_parallel": True, "meta_start": True},
         "dropout tp": {},
@@ -222,6 +229,10 @@ def test_adapters_learn_the_same_beside_tensor_parallel_shards(tmp_path: Path) -
                 "engine": stage,
                 "adapter": alone[name],
             }
+    tp = share(tp, ("lora sp lp", "saved lp"), tier)
+    base = {"strategy": "single", "mesh": {}, **wide}
+    named = {name.split()[0] for name in tp}
+    expected = cells({n: {**base, "adapter": alone[n]} for n in named}, 1, tmp_path / "one")[0]
     for found in cells(tp, 2, tmp_path / "two"):
         for name, cell in found.items():
             reference, bound = expected[name.split()[0]], 1e-6 if "autotp" in name else 1e-12

@@ -44,6 +44,8 @@ MUON = {
         section={"dtype": "float64"},
         model={"hidden_size": 60, "intermediate_size": 96},
     ),
+}
+MORE_MUON = {
     "experts": case(
         "muon",
         ["single", "fsdp"],
@@ -71,7 +73,8 @@ ROUNDED = {
     )
 }
 #: bf16 weights and moments alone, rounded to the nearest
-PURE = {
+PURE = {"adamw_torch_fused": case("adamw_torch_fused", ["single", "fsdp"], training={"pure_bf16": True})}
+MORE_PURE = {
     optim: case(optim, ["single", "ddp", "fsdp"], [*CROSSED, ["ddp", "fsdp"]], training={"pure_bf16": True})
     for optim in ("adamw_torch_fused", "adamw_bnb_8bit")
 }
@@ -191,14 +194,15 @@ def test_lion_in_32_bits(found: Found) -> None:
         assert made[way]["losses"][-1] < 0.8 * made[way]["losses"][0], way
 
 
-@pytest.mark.parametrize("name", MUON)
+@pytest.mark.parametrize("name", [*MUON, *(pytest.param(name, marks=pytest.mark.full) for name in MORE_MUON)])
 def test_muon(found: Found, name: str) -> None:
     """Every mesh makes the steps of one process, experts one by one: to rounding in float64, to 1e-5 in
     float32, where the orthogonalisation is computed in float32 too.
     """
-    for rank in found.of("muon", MUON):
+    family, cases = ("muon", MUON) if name in MUON else ("more_muon", MORE_MUON)
+    for rank in found.of(family, cases):
         check_resumed(rank[name])
-    made, exact = found["muon"][0][name], name == "muon"
+    made, exact = found[family][0][name], name == "muon"
     alone = made["single"]
     assert alone["losses"][-1] < 0.9 * alone["losses"][0]
     for way, run in made.items():
@@ -239,6 +243,12 @@ def check_pure(found: Found, name: str, cases: dict[str, Any], optim: str) -> No
 @pytest.mark.parametrize("optim", PURE)
 def test_pure_bf16(found: Found, optim: str) -> None:
     check_pure(found, "pure", PURE, optim)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("optim", MORE_PURE)
+def test_pure_bf16_on_every_mesh(found: Found, optim: str) -> None:
+    check_pure(found, "more_pure", MORE_PURE, optim)
 
 
 @pytest.mark.slow

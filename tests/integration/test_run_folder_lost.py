@@ -25,8 +25,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 Tiny = Callable[..., dict[str, Any]]
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("harm", ["deleted", "moved"])
+@pytest.mark.parametrize(
+    ("harm", "nproc"),
+    [("deleted", 2), ("moved", 1)]
+    + [pytest.param(*other, marks=pytest.mark.full) for other in (("deleted", 1), ("moved", 2))],
+)
 def test_a_folder_that_is_taken_away_ends_the_run_by_name(
     harm: str, nproc: int, tiny: Tiny, tmp_path: Path
 ) -> None:

@@ -28,12 +28,12 @@ pytestmark = [
 ]
 NLL = frozenset({Output.NLL})
 EAGER = {"compile": True, "compile_options": {"backend": "eager"}}
-slow = pytest.mark.slow
+slow, full = pytest.mark.slow, pytest.mark.full
 FAMILIES = [
     ("llama", 1),
     ("gemma2", 2),  # layers with and without a window
-    ("gpt_oss", 2),
-    ("bloom", 1),  # padded rows
+    pytest.param("gpt_oss", 2, marks=full),
+    pytest.param("bloom", 1, marks=full),  # padded rows
     *(
         pytest.param(name, 2 if name == "qwen2_window" else 1, marks=slow)
         for name in (
@@ -120,7 +120,10 @@ def test_with_recomputation_a_scalar_head_and_adapters(options: dict[str, Any]) 
             torch.testing.assert_close(compiled(batch, NLL)["nll"], plain(batch, NLL)["nll"])
 
 
-@pytest.mark.parametrize(("family", "kinds"), [("llama", 1), ("gpt_oss", 2), ("cohere", 1)])
+@pytest.mark.parametrize(
+    ("family", "kinds"),
+    [pytest.param("llama", 1, marks=full), ("gpt_oss", 2), pytest.param("cohere", 1, marks=full)],
+)
 def test_in_bf16_within_its_rounding(family: str, kinds: int) -> None:
     """The last two read copies in the forwards of their own classes."""
     how = {"compute_dtype": torch.bfloat16}

@@ -104,6 +104,7 @@ def test_muons_gathers_of_cut_matrices_are_counted(hardware: str) -> None:
 
 
 WORDS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+FAST_WORDS = ("full_shard", "shard_grad_op", "hybrid_shard_zero2")
 #: hardware and the size of a sharding group (0: the word's own)
 MESHES = [("8xH100", 0), ("16xH100", 0), ("16xH100", 4)]
 VARIED: list[dict[str, Any]] = [
@@ -123,14 +124,15 @@ VARIED: list[dict[str, Any]] = [
 
 
 def every_cell() -> list[Any]:
-    """All words × meshes × variants; the fast tier has each word, ``full`` each mesh and variant as well."""
+    """All words × meshes × variants; the fast tier has three words, ``full`` each, each mesh and variant."""
     cells = []
     for w, word in enumerate(WORDS):
         for h, (hardware, group) in enumerate(MESHES):
             for v, varied in enumerate(VARIED):
                 if group == 0 or word.startswith("hybrid"):
                     some = (w + 2 * h + v) % 7 == 0
-                    marks = pytest.mark.slow if not some else () if h == w % 2 else pytest.mark.full
+                    fast = h == w % 2 and word in FAST_WORDS
+                    marks = pytest.mark.slow if not some else () if fast else pytest.mark.full
                     cells.append(pytest.param(word, hardware, group, varied, marks=marks))
     return cells
 
@@ -159,7 +161,7 @@ def test_every_word_of_fsdp_is_planned_as_it_is_simulated(
     assert "gathered for the backward" in rows or plan.mesh.dp_shard == 1
 
 
-@pytest.mark.parametrize("word", ["full_shard", "shard_grad_op"])
+@pytest.mark.parametrize("word", ["full_shard", pytest.param("shard_grad_op", marks=pytest.mark.full)])
 def test_a_large_model_scatters_its_gradients_after_every_micro_batch(word: str) -> None:
     plan = plan_of("16xH100", "fsdp", fsdp=word)
     assert isinstance(plan.engine, FsdpOptions)
@@ -192,7 +194,13 @@ def test_weights_that_stay_gathered_are_in_the_peak() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "family"), [("single", "llama"), ("ddp", "qwen2"), ("zero2", "llama"), ("zero3", "mistral")]
+    ("strategy", "family"),
+    [
+        pytest.param("single", "llama", marks=pytest.mark.full),
+        ("ddp", "qwen2"),
+        pytest.param("zero2", "llama", marks=pytest.mark.full),
+        ("zero3", "mistral"),
+    ],
 )
 def test_engines_that_read_memory_have_their_activations_simulated(strategy: str, family: str) -> None:
     hardware = "H100" if strategy == "single" else "8xH100"
@@ -223,9 +231,8 @@ def test_a_disagreement_is_printed() -> None:
     assert "not simulated: a reason" in said and all(len(line) <= 100 for line in said.splitlines())
 
 
-@pytest.mark.parametrize(
-    "changed", [{"lora": {"r": 8}}, pytest.param({"mixed_precision": "no"}, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("changed", [{"lora": {"r": 8}}, {"mixed_precision": "no"}])
+@pytest.mark.full  # under an adapter: the last test of this file, too
 def test_adapters_and_full_precision_keep_what_the_closed_form_says(changed: dict[str, Any]) -> None:
     rows = rows_of(plan_of("8xH100", "fsdp", **changed), "8xH100")
     assert rows["activations"].apart == pytest.approx(0, abs=0.06)
@@ -234,7 +241,7 @@ def test_adapters_and_full_precision_keep_what_the_closed_form_says(changed: dic
 
 FAMILIES = sorted(kind for kind, row in families().items() if row.saves)
 SOME = ("gemma2", "glm4", "qwen3", "granite", "olmo2", "cohere")
-FAST = SOME[:2]
+FAST = SOME[:1]
 
 
 def test_families_of_which_the_default_suite_measures_are_known() -> None:
