@@ -211,8 +211,8 @@ def cover(arguments: argparse.Namespace) -> None:
         "PYTHONPATH": str(tree),
         "MUTANTS_RECORD": str(HERE / "tests.json"),
     }
-    argv = ["scripts/test", "--full", "-q", "-p", "mutants_plugin", "-p", "no:cacheprovider"]
-    argv += [*arguments.pytest, "--timeout=900"]
+    argv = ["scripts/test", "-q", "-p", "mutants_plugin", "-p", "no:cacheprovider", "--timeout=900"]
+    argv += [*(arguments.pytest or ["--full"])]
     subprocess.run(argv, cwd=tree, env=environ, check=False)
     environ = {k: v for k, v in environ.items() if k != "COVERAGE_PROCESS_START"}
     combine = [sys.executable, "-m", "coverage", "combine", "-q", f"--data-file={HERE / 'coverage'}"]
@@ -328,7 +328,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     verbs = parser.add_subparsers(required=True)
     covers = verbs.add_parser("cover", help="record which test executes which line")
-    covers.add_argument("pytest", nargs="*", help="arguments for pytest")
+    covers.add_argument("pytest", nargs="*", help="arguments of scripts/test after --; otherwise: --full")
     covers.set_defaults(act=cover)
     runs = verbs.add_parser("run", help="judge mutants")
     runs.add_argument("--seed", type=int, default=1)
