@@ -10,6 +10,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from paceline.core import moved
 from paceline.core.version import PACKAGE_VERSION
 
 if TYPE_CHECKING:
@@ -87,3 +88,4 @@ class _Library(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Library
+moved.install()

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from paceline.algorithms import sft
     from paceline.algorithms.base import Algorithm as Algorithm
     from paceline.algorithms.rewards.sample import Sample as Sample
     from paceline.algorithms.sft import SFT as SFT
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
     from paceline.training.loss_watchdog import LossWatchdog as LossWatchdog
 
     DDP_SPEC = replicated.DDP
+    SFT_TERM = sft.TERM
 
 _HOMES = {
     "SFT": "paceline.algorithms.sft:SFT",
+    "SFT_TERM": "paceline.algorithms.sft:TERM",
     "Algorithm": "paceline.algorithms.base:Algorithm",
     "AlgorithmSpec": "paceline.plan.algorithms.base:AlgorithmSpec",
     "BaseTrainer": "paceline.training.base_trainer:BaseTrainer",

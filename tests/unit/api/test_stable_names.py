@@ -12,6 +12,7 @@ import pytest
 
 import paceline
 import paceline.extend
+from paceline.core import moved
 from paceline.core.registry import load_attr
 
 #: Name → its parameters. A name or parameter that goes away, or moves, needs a new major version.
@@ -81,29 +82,111 @@ def test_a_class_has_these_attributes(name: str) -> None:
     assert " ".join(sorted(own | fields | given)) == CLASSES[name]
 
 
-#: What docs and examples handed out before ``paceline.extend``: configs and programs have it.
+#: What docs, examples and importers handed out before ``paceline.extend``: configs and programs have it. The
+#: package's name is put before it below, so that no move of modules rewrites it.
 EARLIER = {
-    "paceline.algorithms.base:Algorithm": "Algorithm",
-    "paceline.algorithms.sft:SFT": "SFT",
-    "paceline.core.diagnostics:Code": "Code",
-    "paceline.data.kinds.base:RowKind": "RowKind",
-    "paceline.generation.engine:GenerationEngine": "GenerationEngine",
-    "paceline.plan.algorithms.base:AlgorithmSpec": "AlgorithmSpec",
-    "paceline.plan.strategies.base:StrategySpec": "StrategySpec",
-    "paceline.plan.strategies.replicated:DDP": "DDP_SPEC",
-    "paceline.protocols.batch:Batch": "Batch",
-    "paceline.protocols.roles:Role": "Role",
-    "paceline.strategies.base:Strategy": "Strategy",
-    "paceline.strategies.ddp:DDP": "DDP",
-    "paceline.strategies.replicas:ParallelInference": "ParallelInference",
-    "paceline.training.base_trainer:BaseTrainer": "BaseTrainer",
-    "paceline.training.loss_watchdog:LossWatchdog": "LossWatchdog",
+    "algorithms.base:Algorithm": "Algorithm",
+    "algorithms.rewards.sample:Sample": "Sample",
+    "algorithms.sft:SFT": "SFT",
+    "algorithms.sft:TERM": "SFT_TERM",
+    "core.diagnostics:Code": "Code",
+    "core.diagnostics:Diagnostic": "Diagnostic",
+    "core.diagnostics:Severity": "Severity",
+    "data.kinds.base:RowKind": "RowKind",
+    "generation.engine:GenerationEngine": "GenerationEngine",
+    "plan.algorithms.base:AlgorithmSpec": "AlgorithmSpec",
+    "plan.strategies.base:StrategySpec": "StrategySpec",
+    "plan.strategies.replicated:DDP": "DDP_SPEC",
+    "protocols.batch:Batch": "Batch",
+    "protocols.roles:Output": "Output",
+    "protocols.roles:Role": "Role",
+    "strategies.base:Strategy": "Strategy",
+    "strategies.ddp:DDP": "DDP",
+    "strategies.replicas:ParallelInference": "ParallelInference",
+    "training.base_trainer:BaseTrainer": "BaseTrainer",
+    "training.loss_watchdog:LossWatchdog": "LossWatchdog",
 }
 
 
 @pytest.mark.parametrize("name", EARLIER)
+@pytest.mark.filterwarnings("ignore:.*has moved:FutureWarning")
 def test_a_name_that_was_handed_out_still_works(name: str) -> None:
-    assert load_attr(name) is getattr(paceline.extend, EARLIER[name])
+    assert load_attr(f"paceline.{name}") is getattr(paceline.extend, EARLIER[name])
+
+
+#: Every handed-out module is gone, and the package ``paceline.plan`` too; what has moved was loaded before.
+GONE = """
+import sys, warnings
+from importlib import import_module
+from importlib.machinery import PathFinder
+import paceline, paceline.extend
+from paceline.core import moved
+from paceline.core.registry import load_attr
+
+EARLIER = {earlier}
+now = {{name: getattr(paceline.extend, new) for name, new in EARLIER.items()}}
+gone = {{"paceline." + name.partition(":")[0] for name in EARLIER}} | {{"paceline.plan"}}
+kept = {{name: module for name, module in sys.modules.items() if name.startswith("paceline.")}}
+find = PathFinder.find_spec
+hidden = gone | {{name for name in kept if name.startswith("paceline.plan.")}}
+PathFinder.find_spec = lambda fullname, *a, **o: None if fullname in hidden else find(fullname, *a, **o)
+for name in hidden:
+    sys.modules.pop(name, None)
+del paceline.plan
+warnings.simplefilter("always")
+for name, value in now.items():
+    module, _, attribute = name.partition(":")
+    for ask in (
+        lambda: load_attr("paceline." + name),
+        lambda: vars(__import__("paceline." + module, fromlist=[attribute]))[attribute],
+        lambda: eval("paceline." + name.replace(":", "."), {{"paceline": __import__("paceline." + module)}}),
+    ):
+        sys.modules.pop("paceline." + module, None)
+        with warnings.catch_warnings(record=True) as said:
+            assert ask() is value, name
+        (text,) = [str(w.message) for w in said if w.category is FutureWarning]
+        assert "paceline." + name in text and "paceline.extend:" + EARLIER[name] in text, text
+try:
+    import_module("paceline.strategies.base").Other
+except AttributeError as error:
+    assert "paceline.extend: it has Strategy" in str(error), error
+else:
+    raise AssertionError("another name of a module that moved")
+for name in ("paceline.strategies.bases", "paceline.stra", "strategies.base"):
+    try:
+        import_module(name)
+    except ModuleNotFoundError:
+        continue
+    raise AssertionError(name)
+import paceline.plan.strategies.replicated
+sys.modules.update(kept)  # what the library needs is there, under another name
+PathFinder.find_spec = find
+for call in (paceline.plan, moved.MovedModule("paceline.plan")):
+    try:
+        call({{"model": {{}}, "training": {{"seed": "x"}}}})
+    except paceline.ConfigError as error:
+        print(error.diagnostics[0].where)
+"""
+
+
+def test_a_name_that_was_handed_out_works_with_a_warning_where_its_module_has_moved() -> None:
+    program = GONE.format(earlier=EARLIER)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["argument training.seed"] * 2, done.stderr
+    assert {
+        f"{module}:{name}": new for module, names in moved.NAMES.items() for name, new in names.items()
+    } == (EARLIER)
+
+
+def test_a_program_that_was_handed_out_runs_where_it_has_moved() -> None:
+    program = (
+        "import runpy, sys\nfrom paceline.core import moved\n"
+        "moved.PROGRAMS['training.gone'] = moved.PROGRAMS['training.answers']\n"
+        "sys.argv = ['answers', '--help']\nrunpy.run_module('paceline.training.gone', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, "--questions" in done.stdout) == (0, True), done.stderr
+    assert "python -m paceline.training.gone has moved" in done.stderr
 
 
 def test_every_name_to_extend_is_there_and_only_these_stand_in_docs_and_examples() -> None:
