@@ -57,27 +57,19 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 
-class _CallableRoom(ModuleType):
-    """A package within this one that has the name of a function: calling it calls the function."""
-
-    def __call__(self, *args: object, **options: object) -> object:
-        name = self.__name__.rpartition(".")[2]
-        return getattr(import_module(_HOMES[name]), name)(*args, **options)
-
-
 class _Library(ModuleType):
     """This package. ``paceline.plan`` is a package with the planner, and a function of the library."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in _HOMES and isinstance(value, ModuleType):  # the import system binds a submodule
-            value.__class__ = _CallableRoom
+            value.__class__ = moved.CallableRoom
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
-            found: object = import_module(f"{__name__}.{name}")
+            found = import_module(f"{__name__}.{name}")
         except ModuleNotFoundError:
             found = getattr(import_module(_HOMES[name]), name)
         setattr(self, name, found)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib import import_module
+from importlib import import_module, util
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
-from types import CodeType, ModuleType
+from types import ModuleType
 
 # Without the package's name: these are the names of then, wherever the modules are now.
 #: Module → its names that were handed out → what each is in ``paceline.extend``
@@ -39,7 +39,17 @@ PROGRAMS = {"training.answers": "paceline.training.answers"}
 _PACKAGE = __name__.partition(".")[0]
 
 
-class MovedModule(ModuleType):
+class CallableRoom(ModuleType):
+    """A package that has the name of one of the library's functions: calling it calls the function."""
+
+    def __call__(self, *args: object, **options: object) -> object:
+        """Call the function."""
+        name = _below(self.__name__)
+        home = vars(sys.modules[_PACKAGE])["_HOMES"][name]
+        return getattr(import_module(home), name)(*args, **options)
+
+
+class MovedModule(CallableRoom):
     """A module that is gone: its handed-out names are those of ``paceline.extend``, with a warning."""
 
     def __getattr__(self, name: str) -> object:
@@ -50,36 +60,26 @@ class MovedModule(ModuleType):
         _warn(f"{self.__name__}:{name}", f"{_PACKAGE}.extend:{known[name]}")
         return self.__dict__.setdefault(name, getattr(import_module(f"{_PACKAGE}.extend"), known[name]))
 
-    def __call__(self, *args: object, **options: object) -> object:
-        """Call the library's function of this name: ``paceline.plan`` was a package and a function."""
-        home = vars(sys.modules[_PACKAGE])["_HOMES"][_below(self.__name__)]
-        return getattr(import_module(home), _below(self.__name__))(*args, **options)
-
 
 class MovedModules(Loader):
     """The finder and loader of ``MovedModule``."""
 
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """Return the spec of a moved module, of a program, or of a package that such a one was in."""
-        known = [known for known in (*NAMES, *PROGRAMS) if f"{known}.".startswith(f"{_below(name)}.")]
-        if not name.startswith(f"{_PACKAGE}.") or not known:
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a moved module, of a package that one was in, or of a program."""
+        below = _below(name)
+        if below in PROGRAMS and name != PROGRAMS[below] and (found := util.find_spec(PROGRAMS[below])):
+            _warn(f"python -m {name}", f"python -m {found.name}")
+            return util.spec_from_file_location(name, str(found.origin))
+        if below == name or not any(f"{known}.".startswith(f"{below}.") for known in (*NAMES, *PROGRAMS)):
             return None
-        return ModuleSpec(name, MovedModules(), is_package=_below(name) not in PROGRAMS)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module."""
-        return MovedModule(spec.name)
+        return ModuleSpec(name, MovedModules(), is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: attributes are found when they are asked for."""
-
-    def get_code(self, name: str) -> CodeType:
-        """Return what ``python -m`` runs."""
-        program = PROGRAMS[_below(name)]
-        _warn(f"python -m {name}", f"python -m {program}")
-        source = f"import runpy; runpy.run_module({program!r}, run_name='__main__', alter_sys=True)"
-        return compile(source, name, "exec")
+        """Make it answer for its names when they are asked for."""
+        module.__class__ = MovedModule
 
 
 def _below(name: str) -> str:
