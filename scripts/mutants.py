@@ -204,11 +204,11 @@ def cover(arguments: argparse.Namespace) -> None:
     (tree / "sitecustomize.py").write_text("import coverage\n\ncoverage.process_startup()\n")
     (tree / "mutants_plugin.py").write_text((ROOT / "scripts" / "mutants_plugin.py").read_text())
     settings = tree / "mutants.ini"
-    settings.write_text(SETTINGS.format(data=HERE / "data" / "of"))
+    settings.write_text(SETTINGS.format(data=HERE / "data" / "coverage"))
     environ = {
         **os.environ,
         "COVERAGE_PROCESS_START": str(settings),
-        "PYTHONPATH": str(tree),
+        "PYTHONPATH": os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")]),
         "MUTANTS_RECORD": str(HERE / "tests.json"),
     }
     argv = ["scripts/test", "-q", "-p", "mutants_plugin", "-p", "no:cacheprovider", "--timeout=900"]
