@@ -258,7 +258,11 @@ def drawn(draw: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 240))]
+    "seed",
+    [
+        pytest.param(seed, marks=() if seed < 6 else pytest.mark.full if seed < 12 else pytest.mark.slow)
+        for seed in range(240)
+    ],
 )
 def test_any_combination_is_peft_s_model_or_refused_by_name(
     seed: int, bases: dict[str, Path], tmp_path: Path

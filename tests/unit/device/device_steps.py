@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,9 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 64,
 }
 CARDS = {(7, 0): "V100", (7, 5): "T4", (8, 0): "A100", (9, 0): "H100", (10, 0): "B200"}
+
+
+ON_A_CPU: dict[str, Trained] = {}
 
 
 @dataclass
@@ -156,7 +160,13 @@ def train(
     """Train on ``cpu`` or on an emulated ``cuda`` or ``xpu`` of this capability; as planned for the card.
 
     From the second window on, a micro-batch that waits for the device raises. A real card: ``real_device``.
+    What a CPU gave is remembered: several devices are held to it.
     """
+    asked = json.dumps(
+        [precision, model, capability, windows, accumulation, no_triton, sections], default=str
+    )
+    if where == "cpu" and batches is None and asked in ON_A_CPU:
+        return ON_A_CPU[asked]
     if on_card():
         capability = card_capability(where, precision, capability)
         no_triton = no_triton or triton_obstacle()
@@ -168,7 +178,10 @@ def train(
     with place as machine:
         if machine is not None:
             machine.no_triton = no_triton
-        return _windows(config, plan, machine, windows, lambda step: make(accumulation, step))
+        found = _windows(config, plan, machine, windows, lambda step: make(accumulation, step))
+    if where == "cpu" and batches is None:
+        ON_A_CPU[asked] = found
+    return found
 
 
 @contextlib.contextmanager

@@ -97,7 +97,14 @@ def same(here: list[Completion], there: list[Completion]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "sampling"), [("llama", RolloutSampling(0.0)), *((name, SAMPLED) for name in FAMILIES)]
+    ("family", "sampling"),
+    [
+        ("llama", RolloutSampling(0.0)),
+        *(
+            pytest.param(name, SAMPLED, marks=() if name in ("llama", "gemma3") else pytest.mark.full)
+            for name in FAMILIES
+        ),
+    ],
 )
 def test_a_captured_step_writes_the_cpus_answers(family: str, sampling: RolloutSampling) -> None:
     requests = asked()
@@ -109,7 +116,7 @@ def test_a_captured_step_writes_the_cpus_answers(family: str, sampling: RolloutS
     assert account is not None and account.startswith("captured in"), account
 
 
-@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+@pytest.mark.parametrize("kind", ["cuda", pytest.param("xpu", marks=pytest.mark.full)])
 def test_a_step_that_is_not_captured_writes_them_too(kind: str) -> None:
     requests = asked()
     here, _ = decoded(build("gemma3"), requests, SAMPLED)

@@ -11,8 +11,14 @@ from real_device import close
 CLOSE = {"no": 2e-6, "bf16": 2e-4, "fp16": 2e-4}
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("precision", list(CLOSE))
+full = pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    ("precision", "recompute"),
+    [("no", False), ("bf16", True), ("fp16", True)]
+    + [pytest.param(*case, marks=full) for case in (("no", True), ("bf16", False), ("fp16", False))],
+)
 def test_sft_trains_as_on_a_cpu(precision: str, recompute: bool) -> None:
     options = {"training": {"gradient_checkpointing": recompute}}
     cpu, device = train("cpu", precision, **options), train("cuda", precision, **options)
@@ -25,8 +31,11 @@ def test_sft_trains_as_on_a_cpu(precision: str, recompute: bool) -> None:
         assert torch.allclose(weight, device.weights[name], atol=5e-3), name
 
 
-@pytest.mark.parametrize("algorithm", ["reward", "dpo"])
-@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize(
+    ("algorithm", "precision"),
+    [("reward", "no"), ("dpo", "bf16")]
+    + [pytest.param(*case, marks=full) for case in (("reward", "bf16"), ("dpo", "no"))],
+)
 def test_pairs_train_as_on_a_cpu(algorithm: str, precision: str) -> None:
     options = {"training": {"algorithm": algorithm}}
     cpu, device = train("cpu", precision, **options), train("cuda", precision, **options)
@@ -34,8 +43,14 @@ def test_pairs_train_as_on_a_cpu(algorithm: str, precision: str) -> None:
     assert device.norms == pytest.approx(cpu.norms, rel=2e-2)
 
 
-@pytest.mark.parametrize("algorithm", ["reward", "dpo", "orpo", "cpo", "simpo"])
-@pytest.mark.parametrize("kind", ["mps", "xpu"])
+@pytest.mark.parametrize(
+    ("algorithm", "kind"),
+    [("reward", "mps"), ("orpo", "mps"), ("dpo", "xpu"), ("simpo", "xpu"), ("cpo", "mps")]
+    + [
+        pytest.param(*case, marks=full)
+        for case in (("reward", "xpu"), ("orpo", "xpu"), ("dpo", "mps"), ("simpo", "mps"), ("cpo", "xpu"))
+    ],
+)
 def test_pairs_train_on_other_devices_as_on_a_cpu(algorithm: str, kind: str) -> None:
     """MPS has no float64: a tensor of that dtype there raises. bf16 rounds in proportion: the losses of ORPO
     and CPO, near 5, may differ by more than those near 1 (by 6e-5 of them where a CPU multiplies in bf16).

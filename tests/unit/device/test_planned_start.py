@@ -96,9 +96,15 @@ def check(peak: int, room: Room) -> None:
     assert room.start_card > 4 * SMALL  # else nothing is asked
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
-@pytest.mark.parametrize("way", ADAPTERS)
-@pytest.mark.parametrize("algorithm", ["sft", "dpo", "reward"])
+@pytest.mark.parametrize(
+    ("algorithm", "way", "precision"),
+    [
+        pytest.param(algorithm, way, precision, marks=() if (i + j + k) % 3 == 0 else pytest.mark.full)
+        for i, algorithm in enumerate(("sft", "dpo", "reward"))
+        for j, way in enumerate(ADAPTERS)
+        for k, precision in enumerate(("no", "bf16", "fp16"))
+    ],
+)
 def test_a_card_holds_what_is_planned(
     algorithm: str, way: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +114,10 @@ def test_a_card_holds_what_is_planned(
     check(peak_of(config, plan), room)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=() if i % 4 == 0 else pytest.mark.full) for i, name in enumerate(FAMILIES)],
+)
 def test_a_familys_start_is_planned(family: str) -> None:
     model = {"config": {**FAMILIES[family], **({} if family == "gpt2" else WIDE)}}
     for way in ("full", "lora"):
