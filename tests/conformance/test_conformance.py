@@ -30,7 +30,7 @@ from table import SUPPORT_MD, load, markdown
 from paceline.core.tables import STRATEGIES
 from paceline.plan.strategies.base import strategy_spec
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration]
 BY_NAME = {v.name: v for v in VARIANTS}
 # every kind of training and each precision through training, resume and export; ``--slow`` takes the second
 # list too. The fast tier has the checker itself, on a strategy of a user's own.

@@ -19,7 +19,7 @@ from paceline.core.rundir import RunDir
 from paceline.core.tables import STRATEGIES
 from paceline.plan.strategies.base import strategy_spec
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration]
 BY_NAME = {v.name: v for v in VARIANTS}
 MOVES = [move for part in PARTS.values() for move in part()]
 QUICK = Move((BY_NAME["ZeRO-3"], LAYOUTS[4]))  # 2 ranks of an engine of its own, then 3 of another

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import Run, write_yaml
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.e2e]
 HALVED = '''
 """A strategy that averages twice: its ranks agree with each other, and with nobody else."""
 from paceline.strategies.ddp import DDP

@@ -15,6 +15,7 @@ from pathlib import Path
 import warm
 
 ROOT = Path(__file__).resolve().parents[2]
+HANGS = 300.0  # seconds after which ranks hang, on a busy machine too
 STRATEGIES = Path(__file__).with_name("strategy_worker.py")
 
 
@@ -55,7 +56,7 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def run_ranks(
-    scenario: str, world_size: int, out: Path, deadline: float = 90.0, script: Path = STRATEGIES
+    scenario: str, world_size: int, out: Path, deadline: float = HANGS, script: Path = STRATEGIES
 ) -> tuple[list[int], list[str]]:
     """Exit codes and output of each rank of a scenario. Fails when a rank is still there at the deadline."""
     out.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from support import TINY_LLAMA, instruction_rows
 
 import paceline
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.integration]
 #: Says which answer it was, so that equal means are equal answers
 MINE = (
     "import zlib\ndef which(answer, expected): return zlib.crc32(f'{expected}: {answer}'.encode()) / 2**32\n"

@@ -21,7 +21,7 @@ from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Notice, Step
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration]
 Tiny = Callable[..., dict[str, Any]]
 HERE = "/proc/self/cwd/run"  # another folder in each process's working directory
 SECRET = {"PACELINE_STORE_SECRET": "apart-and-yet-together"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ranks import run_ranks
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.integration]
 WORKER = Path(__file__).with_name("compile_worker.py")
 BOUNDS = {"float64": 1e-10, "bfloat16": 5e-3}
 TRACED = ("ddp/float64/eager", "fsdp_recompute/float64/eager", "tp_sp_lp/float64/eager")
@@ -44,7 +44,7 @@ def test_compiled_layers_train_as_uncompiled_ones(cases: tuple[str, ...], tmp_pa
 def test_what_recomputation_keeps_changes_no_bit(tmp_path: Path) -> None:
     """Against training without recomputation, under ddp, fsdp and tensor with sequence parallelism."""
     cases = ("ddp/float64/keep", "fsdp/float32/keep", "tp_sp_lp/float64/keep")
-    codes, output = run_ranks("+".join(cases), 2, tmp_path / "out", deadline=200, script=WORKER)
+    codes, output = run_ranks("+".join(cases), 2, tmp_path / "out", script=WORKER)
     assert codes == [0, 0], "\n".join(output)
     for rank in range(2):
         found = json.loads((tmp_path / "out" / f"{rank}.json").read_text())

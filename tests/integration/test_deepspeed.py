@@ -21,7 +21,6 @@ from paceline.models.factory import READ_IN_PARTS
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(280),
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed"),
 ]
 WORKER = Path(__file__).with_name("deepspeed_worker.py")

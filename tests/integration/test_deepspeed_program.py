@@ -23,7 +23,6 @@ from paceline.runlog.events import Step
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.fresh,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed"),
 ]
 Tiny = Callable[..., dict[str, Any]]

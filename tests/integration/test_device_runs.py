@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from device_programs import ROLLOUT, close, config_of, run, write_all_rows
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 #: name -> (training, other sections, capability)
 PROGRAMS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, int]]] = {
     "sft_bf16": ({"bf16": True}, {}, (9, 0)),

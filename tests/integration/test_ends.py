@@ -34,7 +34,7 @@ from paceline.watch.page.report import write_report
 from paceline.watch.page.state import LIVE
 from paceline.watch.page.view import RunView
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.integration]
 MEMORY = Path("/sys/fs/cgroup/memory")
 
 

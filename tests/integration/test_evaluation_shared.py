@@ -19,7 +19,7 @@ from paceline.evaluation.measured import measure
 from paceline.evaluation.sharded import check_shareable
 from paceline.launch.secret import FILE
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.integration]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.integration]
 LAYOUT = (
     "distributed_strategy",
     "parallelism",

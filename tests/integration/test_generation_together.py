@@ -16,7 +16,7 @@ from test_grpo_program import events_of, grpo, numbers, train
 
 from paceline.runlog.events import Eval
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration]
 __all__ = ["grpo"]  # the fixture
 ZERO3 = pytest.param(
     "zero3",

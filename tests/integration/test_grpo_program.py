@@ -17,7 +17,7 @@ from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Eval, Samples, Step
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration]
 REWARDS = [
     {"name": "regex", "options": {"pattern": "[a-m]"}},
     {"name": "length", "weight": 0.5, "options": {"target": 6}},

@@ -20,7 +20,7 @@ from test_grpo_program import grpo, numbers, train
 from paceline.config.sections.model import ModelSection
 from paceline.models.factory import HFModelFactory
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration]
 __all__ = ["grpo"]  # the fixture
 
 

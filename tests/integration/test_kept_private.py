@@ -17,7 +17,7 @@ from support import Run, write_yaml
 
 from paceline.core.errors import ConfigError
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration]
 CANARIES = {
     "HF_TOKEN": "canary/hf+4k2m9x7q",
     "WANDB_API_KEY": "canarywandb5t8r1w",

@@ -20,7 +20,7 @@ from paceline.plan.algorithms.base import algorithm_spec
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Notice, Step
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration]
 HERE = Path(__file__).parent / "made_before"
 # The newest defined rows by ROWS_VERSION's first value, the other by its own.
 BEFORE, NEWEST = "2715d9d7", "ee8d2649"

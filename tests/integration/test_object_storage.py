@@ -16,7 +16,7 @@ from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Event, Notice, RunStarted, Step
 
-pytestmark = [pytest.mark.integration, pytest.mark.fresh, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.integration, pytest.mark.fresh]
 Tiny = Callable[..., dict[str, Any]]
 Paceline = Callable[..., Run]
 

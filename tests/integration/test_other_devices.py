@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from device_programs import MODEL, ROLLOUT, close, config_of, run, write_all_rows
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration]
 _ON_POLICY = {"bf16": True, "rollout": ROLLOUT}
 #: name -> (training, other sections)
 PROGRAMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

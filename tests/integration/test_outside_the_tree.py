@@ -14,7 +14,7 @@ from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Eval, Step
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.integration]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SPEC = """
 from dataclasses import replace

@@ -18,7 +18,7 @@ from paceline.api import training
 from paceline.core.errors import BusyError
 from paceline.core.rundir import RunDir
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.integration]
 TRAINER = ROOT / "examples/custom_trainer.py"
 WAYS = {
     "python": [sys.executable],

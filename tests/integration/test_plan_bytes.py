@@ -105,7 +105,7 @@ def test_the_plan_s_bytes_are_those_of_the_tensors(
     cases = {name: case for name, case in cases.items() if has_package(case)}
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     worker = Path(__file__).with_name("memory_worker.py")
-    codes, output = run_ranks("all", world_size, tmp_path, deadline=240.0, script=worker)
+    codes, output = run_ranks("all", world_size, tmp_path, script=worker)
     assert codes == [0] * world_size, output[0][-3000:]
     for rank in range(world_size):
         found = json.loads((tmp_path / f"{rank}.json").read_text())

@@ -17,7 +17,7 @@ from test_train import tensors_of
 
 from paceline.runlog.events import Eval, Step
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration]
 
 
 @pytest.fixture

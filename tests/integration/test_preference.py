@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ranks import run_ranks
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.integration]
 pytest.importorskip("peft")
 WORKER = Path(__file__).with_name("preference_worker.py")
 LORA = {
@@ -47,7 +47,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 def cells(wanted: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     folder.mkdir()
     (folder / "wanted.json").write_text(json.dumps(wanted))
-    codes, said = run_ranks(str(folder / "wanted.json"), 2, folder, deadline=200, script=WORKER)
+    codes, said = run_ranks(str(folder / "wanted.json"), 2, folder, script=WORKER)
     assert codes == [0, 0], "\n".join(said)[-4000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 

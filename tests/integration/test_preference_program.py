@@ -21,7 +21,7 @@ from paceline.data.table import decode_labels
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Eval, Step
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.integration]
 Tiny = Callable[..., dict[str, Any]]
 Paceline = Callable[..., Run]
 Program = Callable[..., tuple[list[Step], list[Eval], str]]

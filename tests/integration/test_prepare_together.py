@@ -74,7 +74,7 @@ def test_a_run_that_was_killed_leaves_nothing_in_the_way(tmp_path: Path) -> None
     while run.poll() is None and not (stages.is_dir() and any(stages.iterdir())):
         time.sleep(0.01)
     run.kill()
-    run.communicate(timeout=60)
+    run.communicate(timeout=240)
     assert run.returncode != 0, "it ended before it could be killed"
     prepared = prepared_here(config, cache)
     assert (prepared.counts.rows_read, prepared.from_cache) == (20_000, False)

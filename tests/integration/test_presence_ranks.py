@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import collect, free_port, rank_environment, run_ranks, start
+from ranks import HANGS, collect, free_port, rank_environment, run_ranks, start
 
 from paceline.core.errors import ExitCode
 
@@ -24,11 +24,11 @@ def test_a_death_is_named_on_every_other_rank(tmp_path: Path, dying: int) -> Non
     port = free_port()
     argv = [sys.executable, str(WORKER), "waits", str(tmp_path)]
     ranks = [start(argv, rank_environment(rank, 3, port)) for rank in range(3)]
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + HANGS
     while len(list(tmp_path.glob("*.ready"))) < 3 and time.monotonic() < deadline:
         time.sleep(0.1)
     ranks[dying].send_signal(signal.SIGKILL)
-    codes, output = collect(ranks, 90)  # ddp_timeout is half an hour
+    codes, output = collect(ranks, HANGS)  # ddp_timeout is half an hour
     others = [rank for rank in range(3) if rank != dying]
     assert [codes[rank] for rank in others] == [ExitCode.PEER_FAILED] * 2, output
     for rank in others:

@@ -18,7 +18,7 @@ from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step
 from tests.unit.checkpoint.generated_bases import FIRST, make_base
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration]
 REWARDS = [{"name": "length", "options": {"target": 4}}]
 STOPS = [FIRST + 1, FIRST, 65]
 

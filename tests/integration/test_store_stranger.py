@@ -16,7 +16,7 @@ from support import worker_environment, write_yaml
 
 from paceline.launch.ports import free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration]
 
 STRANGER = """
 import datetime, json, sys, time
@@ -67,20 +67,20 @@ def test_a_stranger_on_the_port_neither_ends_the_run_nor_writes_on_the_console(
             [sys.executable, "-c", STRANGER, str(port)],
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=240,
             check=False,
         )
         assert "written" in stranger.stdout, stranger.stderr[-2000:]
         assert listening(port) == {"0100007F"}, "the store listens beyond this machine"
         events = Path(config["training"]["output_dir"]) / "events" / "rank-00000.events.jsonl"
-        deadline, done = time.monotonic() + 60, 0
+        deadline, done = time.monotonic() + 240, 0
         while done < 20 and run.poll() is None and time.monotonic() < deadline:
             time.sleep(0.3)
             done = events.read_text().count('"kind":"step"') if events.exists() else 0
         time.sleep(2)  # seven polls of the alarm
         assert run.poll() is None and done >= 20, "the stranger has ended the run"
         run.terminate()
-        out = run.communicate(timeout=60)[0]
+        out = run.communicate(timeout=240)[0]
     finally:
         run.kill()
         run.wait()

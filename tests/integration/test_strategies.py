@@ -23,7 +23,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     results = {}
     for world_size, scenario in SCENARIOS.items():
         out = tmp_path_factory.mktemp(f"world{world_size}")
-        codes, output = run_ranks(scenario, world_size, out, deadline=120)
+        codes, output = run_ranks(scenario, world_size, out)
         assert codes == [0] * world_size, "\n".join(output)
         results[world_size] = [read(out, rank) for rank in range(world_size)]
     return results

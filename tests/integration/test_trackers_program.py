@@ -14,7 +14,7 @@ from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Notice, Step
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.integration]
 SECRET = "canarytracker5t8r1w"
 STAND_INS = """
 import os, threading, time

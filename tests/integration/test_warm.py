@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 import warm
+from ranks import HANGS
 from support import worker_environment
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration]
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +78,7 @@ def test_it_ends_and_says_as_a_fresh_one(program: str, tmp_path: Path) -> None:
             cwd=tmp_path,
             env=worker_environment({"PACELINE_OWN": "ö"}),
         )
-        said = process.communicate("given", timeout=60)
+        said = process.communicate("given", timeout=HANGS)
         ended.append((process.returncode, *said))
     fresh, forked = ended
     if program == "unhandled":
@@ -106,7 +107,7 @@ def test_it_is_a_child_of_who_asks_with_everything_imported(tmp_path: Path) -> N
     assert process.stdout.readline().split() == ["True", str(os.getpid()), "True"]
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANGS)
     assert process.returncode == -signal.SIGTERM
 
 
@@ -117,7 +118,7 @@ def test_each_draws_random_numbers_of_its_own(tmp_path: Path) -> None:
     )
     argv = [sys.executable, str(script)]
     two = [warm.Popen(argv, stdout=subprocess.PIPE, text=True, env=worker_environment()) for _ in range(2)]
-    one, other = (process.communicate(timeout=60)[0].split() for process in two)
+    one, other = (process.communicate(timeout=HANGS)[0].split() for process in two)
     assert len(one) == 3 and not set(one) & set(other)
 
 
@@ -132,7 +133,7 @@ def test_what_needs_a_fresh_one_gets_it(how: str, tmp_path: Path, monkeypatch: p
     done = warm.Popen(
         [sys.executable, *argv], stdout=subprocess.PIPE, text=True, env=worker_environment(extra)
     )
-    assert done.communicate(timeout=60)[0].strip() == "False"
+    assert done.communicate(timeout=HANGS)[0].strip() == "False"
 
 
 def test_one_whose_devices_are_hidden_is_warm_too(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_one_whose_devices_are_hidden_is_warm_too(tmp_path: Path) -> None:
     )
     env = worker_environment({"CUDA_VISIBLE_DEVICES": ""})
     done = warm.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=env)
-    assert done.communicate(timeout=60)[0].strip() == "True [''] 0"
+    assert done.communicate(timeout=HANGS)[0].strip() == "True [''] 0"
 
 
 def test_a_child_of_one_dies_with_it(tmp_path: Path) -> None:
@@ -163,8 +164,8 @@ def test_a_child_of_one_dies_with_it(tmp_path: Path) -> None:
     child = Path("/proc", process.stdout.readline().strip(), "stat")
     assert child.exists()
     process.kill()
-    process.communicate(timeout=60)
-    deadline = time.monotonic() + 60
+    process.communicate(timeout=HANGS)
+    deadline = time.monotonic() + HANGS
     while child.exists() and ") Z" not in child.read_text():
         assert time.monotonic() < deadline, "it has outlived its parent"
         time.sleep(0.05)

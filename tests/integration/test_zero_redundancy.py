@@ -36,7 +36,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     for world_size in (2, 3):
         out = tmp_path_factory.mktemp(f"world{world_size}")
         (out / "cases.json").write_text(json.dumps(CASES))
-        codes, output = run_ranks("all", world_size, out, deadline=120, script=WORKER)
+        codes, output = run_ranks("all", world_size, out, script=WORKER)
         assert codes == [0] * world_size, "\n".join(output)
         results[world_size] = [json.loads((out / f"{rank}.json").read_text()) for rank in range(world_size)]
     return results

@@ -185,7 +185,7 @@ print(walls)
     secret.write_text("x")
     root = str(Path(__file__).parents[3])
     argv = [sys.executable, "-c", program % (str(secret), str(tmp_path / "new"))]
-    done = subprocess.run(argv, capture_output=True, text=True, cwd=root, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=root, timeout=240, check=False)
     lines = done.stdout.splitlines()
     assert lines[:3] == ["refused"] * 3 and "DONE" not in (lines[4:5] or ["DONE"]), done.stderr
     if "seccomp" in lines[5]:

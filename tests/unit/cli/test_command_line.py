@@ -31,7 +31,7 @@ def imported_after(code: str) -> set[str]:
     """The modules that a fresh interpreter holds after ``code``."""
     text = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{code}\nprint('\\n'.join(sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=240, check=True
     )
     return set(done.stdout.split())
 

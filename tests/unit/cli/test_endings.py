@@ -66,7 +66,7 @@ def begin(mode: str, folder: Path) -> subprocess.Popen[str]:
 def last_words(process: subprocess.Popen[str]) -> tuple[str, str]:
     """What it still writes to both streams until it ends; one that does not end is killed."""
     try:
-        return process.communicate(timeout=60)
+        return process.communicate(timeout=240)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
@@ -179,10 +179,10 @@ def test_prepare_takes_its_process_along(tmp_path: Path) -> None:
         child,
     ]
     process = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not flag.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     process.terminate()
-    assert process.wait(timeout=60) == 143
+    assert process.wait(timeout=240) == 143
     with pytest.raises(ProcessLookupError):  # nobody is left in its group
         os.killpg(process.pid, 0)

@@ -44,7 +44,7 @@ def test_the_example_data_is_what_its_program_makes() -> None:
         [sys.executable, str(ROOT / "examples" / "make_examples.py"), "--check"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout
 

@@ -447,7 +447,7 @@ def test_importing_config_imports_nothing_heavy():
         " 'numpy', 'datasets', 'rich') if m in sys.modules])"
     )
     out = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240
     )
     assert out.stdout.strip() == "[]"
 

@@ -211,7 +211,7 @@ def test_a_script_is_taken_as_bash_runs_it_or_refused(
             found = read_command([str(file)])
         except ConfigError:
             continue
-        ran = subprocess.run(["bash", str(file)], cwd=tmp_path, env=environ, capture_output=True, timeout=30)
+        ran = subprocess.run(["bash", str(file)], cwd=tmp_path, env=environ, capture_output=True, timeout=240)
         if b"syntax error" in ran.stderr:
             continue
         for _ in range(100 if "&\n" in file.read_text() else 1):
@@ -306,7 +306,7 @@ def test_a_script_gives_the_program_what_bash_gives_it(seed: int, tmp_path: Path
     file, arguments = tmp_path / "run.sh", tmp_path / "arguments"
     file.write_text(script(draw, broken=seed % 3 == 0))
     environ = {"PATH": f"{stub.parent}:/usr/bin:/bin", "ARGUMENTS": str(arguments)}
-    subprocess.run(["bash", str(file)], cwd=tmp_path, env=environ, capture_output=True, timeout=30)
+    subprocess.run(["bash", str(file)], cwd=tmp_path, env=environ, capture_output=True, timeout=240)
     for _ in range(100):  # "&" leaves it behind
         if arguments.is_file() and arguments.read_bytes().endswith(b"\0"):
             break

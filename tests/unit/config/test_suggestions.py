@@ -180,7 +180,7 @@ def test_many_unknown_keys_cost_little(refuse, tmp_path, kind: str) -> None:
     found = refuse(text, *overrides).diagnostics if kind != "kwargs" else ()
     if kind == "kwargs":
         refuse(text, *overrides, "training.seed=x")
-    assert time.process_time() - began < 6.0  # 2 s here; before: 60 s and more
+    assert time.process_time() - began < 15.0  # 2 s here; before: 60 s and more
     if kind in ("section", "overrides"):
         assert len(found) == MOST_UNKNOWN + 1
         assert any(f"{many - MOST_UNKNOWN:,} more unknown keys" in d.what for d in found)
@@ -198,7 +198,7 @@ def test_an_import_of_many_unknown_keys_costs_little_and_says_little(
     began = time.process_time()
     with suppress(Exit):
         import_file(str(file), [], system, "sft" if system == "swift" else None, None, False, False)
-    assert time.process_time() - began < 6.0
+    assert time.process_time() - began < 15.0
     out, err = capsys.readouterr()
     assert len(out) + len(err) < 60_000
     assert "key_19_of_mine" in out + err and f"{many - 20:,} more" in out + err

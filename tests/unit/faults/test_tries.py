@@ -293,7 +293,7 @@ def test_nothing_is_left_of_a_plan_that_is_killed(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     pid = int(done.stdout)
     opened = os.pidfd_open(pid) if Path(f"/proc/{pid}").exists() else None

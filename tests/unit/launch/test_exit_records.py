@@ -126,7 +126,7 @@ def test_where_no_count_can_be_read_it_is_not_known(tmp_path: Path, text: str | 
 
 
 def until(exchange: Exchange, done: object) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not done() and time.monotonic() < deadline:  # type: ignore[operator]
         exchange.poll()
         time.sleep(0.005)

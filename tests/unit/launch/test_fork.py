@@ -37,7 +37,7 @@ def run(folder: Path, body: str, module: str = "") -> subprocess.CompletedProces
         [sys.executable, "-c", PROGRAM.format(folder=str(folder), body=lines)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
@@ -65,7 +65,7 @@ thread.join()"""
         [sys.executable, "-c", library],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.stdout.strip() == "False", done.stderr
@@ -215,7 +215,7 @@ def test_a_look_imports_neither_what_reads_checkpoints_nor_what_prepares_rows(tm
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

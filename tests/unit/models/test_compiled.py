@@ -24,7 +24,6 @@ from paceline.protocols.roles import Output, Role
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),  # from dynamo itself
-    pytest.mark.timeout(240),
 ]
 NLL = frozenset({Output.NLL})
 EAGER = {"compile": True, "compile_options": {"backend": "eager"}}

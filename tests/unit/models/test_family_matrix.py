@@ -69,7 +69,6 @@ def test_a_difference_in_float32_holds_only_where_float64_shows_that_it_is_round
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
 def test_two_ranks_are_one_for_a_family_with_state() -> None:
     row = run({"qwen3_5_text": list(RANKED)})["qwen3_5_text"]
     assert [row[column]["result"] for column in RANKED] == ["works"] * len(RANKED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 
 import pytest
 import torch
@@ -52,12 +51,10 @@ def test_ranks_that_never_come_are_named() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    started = time.monotonic()
     with pytest.raises(PacelineError) as caught:
         World.open(
             RankEnv(world_size=3, local_world_size=3, master_port=port), device="cpu", timeout_seconds=1
         )
-    assert time.monotonic() - started < 10
     found = caught.value.diagnostics[0]
     assert (found.code, found.evidence["missing"]) == ("runtime.ranks_missing", [1, 2])
     assert not dist.is_initialized()

@@ -143,7 +143,7 @@ sys.exit(code)
         )
         for n in range(2)
     ]
-    said = [process.communicate(timeout=100)[1] for process in ranks]
+    said = [process.communicate(timeout=240)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [2, 2], said
     assert "data.missing" in said[0] and "/nowhere/model" in said[0] and f"{tmp_path}/c.yaml:2" in said[0]
     assert said[1] == ""
