@@ -122,7 +122,7 @@ def detect(
                 f"set format: {candidates[0].format} (next to path:)",
             )
         )
-    raise DataError(_unknown(found, where))
+    raise DataError(_unknown(found, where, rows))
 
 
 def _mapped(mapping: Mapping[str, str], found: Sequence[str], where: str) -> dict[str, str]:
@@ -226,10 +226,22 @@ def _missing(
     return codes.DATA_COLUMN_MISSING(what, where, f"columns {_listed(found)}", hint)
 
 
-def _unknown(found: Sequence[str], where: str) -> Diagnostic:
+def _unknown(found: Sequence[str], where: str, rows: Sequence[Row] = ()) -> Diagnostic:
+    """Say why no format fits: pairs, another separator, turns with other keys; else name the formats."""
     needs = "; ".join(f"{name}: {' + '.join(must)}" for name, (must, _) in COLUMNS.items())
     if {"chosen", "rejected"} <= set(found):
         return _preference(found, where)
+    if len(found) == 1 and (mark := next((m for m in ";|\t" if m in found[0]), "")):
+        what = f"the columns are separated by {mark!r}: a .csv file has commas between them, a .tsv file tabs"
+        hint = f"write it anew: pandas.read_csv(FILE, sep={mark!r}).to_csv(NEW, index=False)"
+        return codes.DATA_FORMAT_UNKNOWN(what, where, f"one column {found[0]!r}", hint)
+    turn = next(((name, keys) for name in found if (keys := _first_turn(rows, name))), None)
+    if turn is not None:
+        what = f"the turns in column '{turn[0]}' have neither role and content nor from and value"
+        hint = (
+            "set data.converter to a function that returns messages with role and content (docs/library.md)"
+        )
+        return codes.DATA_FORMAT_UNKNOWN(what, where, f"a turn's keys: {_listed(list(turn[1]))}", hint)
     hint = (
         "name the columns next to path:, for example columns: {prompt: X, completion: Y}; the"
         f" formats need — {needs}"
@@ -244,7 +256,8 @@ def _preference(found: Sequence[str], where: str) -> Diagnostic:
         "the rows are preference pairs (chosen, rejected), not single answers",
         where,
         f"columns {_listed(found)}",
-        "preference pairs are for reward and DPO training; for SFT give rows with one answer",
+        "pairs are for reward and DPO training, which measures them on data.eval; for SFT, and for evaluate,"
+        " give rows with one answer",
     )
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -125,7 +125,9 @@ def _binary(file: Path, line: int) -> Diagnostic:
 
 def _jsonl(file: Path) -> Iterator[RawRow]:
     good, bad, first = 0, 0, ""
-    for number, line, consumed in _lines(file):
+    lines = _lines(file)
+    head = list(islice(lines, 2))
+    for number, line, consumed in chain(head, lines):
         # Some .jsonl files hold a single JSON list.
         if number == 1 and line.lstrip().startswith("["):
             yield from _json_list(file)
@@ -140,7 +142,7 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
                 raise DataError(_not_json(file, 1, repr(first), exc)) from exc
             yield RawRow(None, where, "bad_json", f"{_complaint(exc)}: {line.strip()[:60]!r}", consumed)
             continue
-        if good == 0 and (key := _nested(value)):
+        if len(head) == 1 and (key := _nested(value)):
             raise DataError(_in_a_list(file, number, key))
         if good == 0 and isinstance(value, dict) and (orient := frame_orientation(value)):
             raise DataError(_frame(file, number, value, orient))

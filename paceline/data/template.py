@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
+_TURNS: tuple[Message, ...] = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
 _TOOL: JsonObject = {
     "type": "function",
     "function": {"name": "a", "description": "b", "parameters": {"type": "object", "properties": {}}},
@@ -163,16 +164,24 @@ class Encoder:
     def stop_token_ids(self) -> tuple[int, ...]:
         """Return the tokens that end an answer: end of text, and the template's end of turn."""
         stops = {} if self._eos is None else {int(self._eos): None}
-        turns: tuple[Message, ...] = (
-            {"role": "user", "content": "a"},
-            {"role": "assistant", "content": "b"},
-        )
         # with a tool, too: such rows may have a template of their own
         for tools in ((), (_TOOL,)) if self.renderers.templates else ():
-            encoded = self.encode([Example(messages=turns, tools=tools)])[0]
+            encoded = self.encode([Example(messages=_TURNS, tools=tools)])[0]
             trained = [] if isinstance(encoded, RowError) else encoded.input_ids[encoded.labelled].tolist()
             stops |= {i: None for i in trained[-2:] if i in self._special_ids}
         return tuple(stops)
+
+    def closing(self) -> tuple[int, ...]:
+        """Return the tokens that close an answer in training rows: its stop token and what the template
+        writes after it. Empty without a template.
+        """
+        if not self.renderers.templates:
+            return ()
+        encoded, stops = self.encode([Example(messages=_TURNS)])[0], self.stop_token_ids()
+        ids = [] if isinstance(encoded, RowError) else encoded.input_ids.tolist()
+        trained = [] if isinstance(encoded, RowError) else np.flatnonzero(encoded.labelled).tolist()
+        ends = [n for n in trained[-2:] if ids[n] in stops]
+        return tuple(ids[ends[0] :]) if ends else ()
 
     def _tokens(self, texts: list[str], *, chat: bool) -> list[tuple[NDArray[np.int32], Encoding | None]]:
         """Return (ids int32 [n], the tokenizer's ``Encoding`` or None) of each text.

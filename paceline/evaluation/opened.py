@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.checkpoint.foreign.model_names import gives_scores, read_config
 from paceline.checkpoint.main import choose
 from paceline.checkpoint.retain import being_read
 from paceline.core.errors import ConfigError, PacelineError
@@ -34,9 +35,26 @@ def opened(run: Path) -> tuple[HFModel, PreTrainedTokenizerBase]:
 @contextmanager
 def model_folder(run: Path, straight: bool = True) -> Iterator[Path]:
     """Yield a folder for ``straight.load_model``: ``run`` itself if it is a Hugging Face folder, else one
-    without weights that names the checkpoint, or an export where that cannot be. Raises ConfigError and
-    CheckpointError.
+    without weights that names the checkpoint, or an export where that cannot be. Raises ConfigError, also
+    for a model that writes no text, and CheckpointError.
     """
+    with _folder_of(run, straight) as folder:
+        if gives_scores(config := read_config(folder)):
+            what = "this model scores or classifies texts: it writes no answers, and has no losses of tokens"
+            hint = (
+                "name it under training.rollout.rewards ({name: model, options: {model: FOLDER}}), or load it"
+                " with AutoModelForSequenceClassification; data.eval with eval_strategy measures it"
+            )
+            raise ConfigError(
+                codes.GENERATION_NO_MODEL(
+                    what, str(run), f"architectures: {config.get('architectures')}", hint
+                )
+            )
+        yield folder
+
+
+@contextmanager
+def _folder_of(run: Path, straight: bool) -> Iterator[Path]:
     if not run.is_dir():
         raise ConfigError(
             codes.GENERATION_NO_RUN(

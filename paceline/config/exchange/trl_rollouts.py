@@ -53,7 +53,9 @@ def rewards(reading: KeyReader) -> None:
         made.append(dict(known)) if known else lost.append(name)
     if lost:
         says = f"reward functions of that system: {', '.join(lost)}; write them as training.rollout.rewards"
-        reading.lose("reward_funcs", f"{says} (module:function, docs/rollouts.md)")
+        reading.lose(
+            "reward_funcs", f"{says} (module:function; they get texts, not messages: docs/rollouts.md)"
+        )
         if "reward_weights" in reading.given:
             reading.lose("reward_weights", "the weights of rewards that are not known here")
     elif made:

@@ -71,11 +71,11 @@ class RolloutGenerator:
             samples = self._samples(table, owners, completions)
             by_model: list[float] = []
             if self.reward_model is not None:
-                texts = [
-                    None if owner < 0 else (*request.prompt, *completion.tokens)
+                documents = [
+                    None if owner < 0 else self.reward_model.document(request.prompt, completion)
                     for owner, request, completion in zip(owners, requests, completions, strict=True)
                 ]
-                model_scores = self.reward_model(texts, batches)
+                model_scores = self.reward_model(documents, batches)
                 by_model = [score for score, owner in zip(model_scores, owners, strict=False) if owner >= 0]
             return samples, self.scorer(samples, by_model)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from paceline.core.errors import ConfigError
+from paceline.generation.engine import Completion
 from paceline.protocols.roles import Output, Role
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
@@ -22,13 +23,30 @@ _WHERE = "training.rollout.rewards"
 
 @dataclass
 class RewardModel:
-    """Scores of ``Role.REWARD``: prompt and answer as one document, scored at the last token."""
+    """Scores of ``Role.REWARD``: prompt and answer as one document, scored at the last token.
+
+    ``closing``: the tokens that close an answer in the rows that a reward model is trained on: the stop
+    token, and what the template writes after it; ``longest``: the most tokens of a document.
+    """
 
     runner: Runner
     handles: Handles
     rows: int
     pad_id: int
     dtype: torch.dtype
+    closing: tuple[int, ...]
+    longest: int
+
+    def document(self, prompt: Sequence[int], completion: Completion) -> tuple[int, ...]:
+        """Return the tokens to score: prompt and answer, closed as training closes a row.
+
+        TRL's GRPOTrainer renders the conversation with the answer, too. What does not fit is left out, as
+        training cuts its rows.
+        """
+        closing = self.closing[1:] if completion.ended else self.closing
+        return (*prompt, *completion.tokens, *closing)[
+            : max(self.longest, len(prompt) + len(completion.tokens))
+        ]
 
     def __call__(self, documents: Sequence[tuple[int, ...] | None], batches: int) -> list[float]:
         """Return a score per document (None: a filler, with score 0), in ``batches`` forwards of ``rows``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +17,7 @@ from paceline.core.json_types import JsonObject
 from paceline.data.prepare import Prepared
 from paceline.data.source import PackedSource
 from paceline.data.table import TokenTable
+from paceline.data.template import Encoder
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.generation.engine import GenerationEngine, RolloutSampling
 from paceline.generation.local import LocalEngine
@@ -39,6 +41,9 @@ from paceline.training.rollout.reward_model import RewardModel
 from paceline.training.rollout.server import RolloutServer
 from paceline.training.rollout.windows import RolloutWindows
 from paceline.training.windows import BatchLayout, Epochs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _ROWS_NAMED = 5
 
@@ -159,7 +164,12 @@ class RolloutSetup:
         policy = self.handles[self.algorithm.trains[0]]
         tokenizer = open_tokenizer(TokenizerSpec(str(self.prepared.tokenizer_path)))
         return RolloutGenerator(
-            self.runner.strategy, policy, tokenizer, self.scorer, self.engine, self.reward_model(dtype)
+            self.runner.strategy,
+            policy,
+            tokenizer,
+            self.scorer,
+            self.engine,
+            self.reward_model(dtype, tokenizer),
         )
 
     def check_rows(self, table: TokenTable, name: str) -> None:
@@ -196,12 +206,13 @@ class RolloutSetup:
             getattr(torch, self.plan.precision.compute),
         )
 
-    def reward_model(self, dtype: torch.dtype) -> RewardModel | None:
+    def reward_model(self, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase) -> RewardModel | None:
         """Return the reward model's scorer, if it is among the rewards."""
         if Role.REWARD not in self.handles:
             return None
         rows, pad = self.layout.micro_batch, self.prepared.pad_token_id
-        return RewardModel(self.runner, self.handles, rows, pad, dtype)
+        closing = Encoder(tokenizer, "assistant" if tokenizer.is_fast else "all").closing()
+        return RewardModel(self.runner, self.handles, rows, pad, dtype, closing, self.plan.seq_len)
 
     def engine(self, root: RootModule) -> GenerationEngine:
         """Return the engine: the local model, gathered by ``Strategy.generating``, or the server with these

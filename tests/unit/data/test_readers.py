@@ -176,6 +176,11 @@ def test_rows_within_one_object_get_the_command_that_takes_them_out(name: str, t
         rows_of(tmp_path / name)
 
 
+def test_rows_of_one_list_each_are_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"dialog": [{"said": "a"}]}\n' * 2)
+    assert [row.value for row in rows_of(tmp_path / "a.jsonl")] == [{"dialog": [{"said": "a"}]}] * 2
+
+
 def test_a_folder_leaves_other_splits_aside_and_says_so(tmp_path: Path) -> None:
     for name in ("gsm_train.jsonl", "gsm_test.jsonl", "more.jsonl"):
         (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")

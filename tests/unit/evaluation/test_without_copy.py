@@ -11,8 +11,10 @@ from support import write_tokenizer
 
 from paceline.checkpoint.export import export_hf
 from paceline.checkpoint.store import Checkpointer
+from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.evaluation.models import NamedModel
+from paceline.evaluation.opened import model_folder
 from paceline.evaluation.straight import load_model
 from paceline.protocols.shard import Shard
 from paceline.runlog.redact import printable
@@ -147,3 +149,14 @@ def test_a_checkpoint_that_is_read_is_not_pruned(checkpoint: Path) -> None:
     with model_folder(checkpoint.parents[1]) as folder:
         assert is_being_read(checkpoint) and not [*folder.glob("*.safetensors")]
     assert not is_being_read(checkpoint)
+
+
+def test_a_model_of_scores_is_named_as_one(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=32, num_labels=1, **sizes)
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path / "judge")
+    refused = pytest.raises(ConfigError, match="judge: this model scores or classifies")
+    with refused, model_folder(tmp_path / "judge"):
+        pass

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support import write_tokenizer
+from transformers import AutoTokenizer
 
 from paceline.core.errors import ConfigError
+from paceline.data.formats import Example
+from paceline.data.template import Encoded, Encoder
+from paceline.data.tokenizer import template_text
+from paceline.data.turns import Message
+from paceline.generation.engine import Completion
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.reward_model import RewardModel, check_reward_model
+
+OWN = {
+    "no end token": "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}",
+    "a line after the end": (  # as Qwen's
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ eos_token }}{{ '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    ),
+}
 
 
 class Runner:
@@ -38,10 +53,31 @@ class Runner:
 
 def test_documents_are_scored_in_order_and_every_rank_asks_as_often() -> None:
     runner = Runner()
-    judge = RewardModel(runner, {}, rows=2, pad_id=0, dtype=torch.float32)
+    judge = RewardModel(runner, {}, rows=2, pad_id=0, dtype=torch.float32, closing=(), longest=9)
     assert judge([(4, 5), None, (6,), (7, 8, 9)], 2) == [5.0, 0.0, 6.0, 9.0] and runner.forwards == 2
     assert judge([(4, 5)], 3) == [5.0] and runner.forwards == 5
     assert judge([], 1) == [] and runner.forwards == 6  # a rank without prompts
+
+
+@pytest.mark.parametrize("template", ["chatml", "llama3", "alpaca", "plain", *OWN])
+def test_an_answer_is_read_as_a_row_that_trains_a_reward_model(tokenizer_dir: Path, template: str) -> None:
+    """Closed like the row, with what the template writes after the stop token; cut short or not."""
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
+    tokenizer.chat_template = OWN.get(template) or template_text(template)
+    encoder = Encoder(tokenizer, "assistant")
+    asked: Message = {"role": "user", "content": "q"}
+    row = encoder.encode([Example(messages=(asked, {"role": "assistant", "content": "r"}))])[0]
+    prompt = encoder.encode_prompts([Example(messages=(asked,))])[0]
+    assert isinstance(row, Encoded) and isinstance(prompt, Encoded)
+    whole, start = row.input_ids.tolist(), prompt.input_ids.tolist()
+    stop = next(n for n in range(len(start), len(whole)) if whole[n] in encoder.stop_token_ids())
+    judge = RewardModel(Runner(), {}, 2, 0, torch.float32, encoder.closing(), longest=len(whole))
+    ended = Completion(tuple(whole[len(start) : stop + 1]), torch.zeros(0), ended=True)
+    cut = Completion(ended.tokens[:-1], torch.zeros(0), ended=False)
+    assert [list(judge.document(start, one)) for one in (ended, cut)] == [whole, whole]
+    assert (len(whole) > stop + 1) is (template == "a line after the end")
+    full = replace(judge, longest=len(start) + 1)
+    assert full.document(start, cut)[: len(start) + 1] == tuple(whole[: len(start) + 1])
 
 
 @pytest.fixture
