@@ -56,9 +56,12 @@ def regex(sample: Sample, *, pattern: str, whole: bool = False) -> float:
 def tags(sample: Sample, *, names: Sequence[str] = ("think", "answer")) -> float:
     """1 if the answer consists of these tags in this order, else 0.
 
-    Each tag is opened and closed once, with only whitespace between tags.
+    Each tag is opened and closed once, with only whitespace between tags. The first one may be opened by the
+    chat template, as that of DeepSeek-R1 does.
     """
     rest = sample.completion.strip()
+    if names and sample.opening.rstrip().endswith(f"<{names[0]}>"):
+        rest = f"<{names[0]}>{rest}"
     for name in names:
         opening, closing = f"<{name}>", f"</{name}>"
         if rest.count(opening) != 1 or rest.count(closing) != 1 or not rest.startswith(opening):

@@ -17,6 +17,7 @@ class Sample:
     columns       its row of the data set (``answer``, ``tests``, …)
     num_tokens    tokens of the answer, including the one that ends it
     ended         whether it ended by itself (false: truncated at the maximum length)
+    opening       the last tokens of the rendered prompt, in which a template may open the answer (<think>)
     """
 
     prompt: str
@@ -24,6 +25,7 @@ class Sample:
     columns: Mapping[str, Json] = field(default_factory=dict)
     num_tokens: int = 0
     ended: bool = True
+    opening: str = ""
 
     @property
     def answer(self) -> str:

@@ -89,10 +89,14 @@ def _named(reading: KeyReader, key: str, path: str, names: list[str], info: Json
         differs += [
             f"{name}: {what}" for what in _read_here_alone(entry, made, Path(reading.result.file).parent)
         ]
-        if isinstance(entry.get("num_samples"), int):
-            made["max_rows"] = entry["num_samples"]
-            differs.append(f"{name}: num_samples rows are drawn at random there, and are the first here")
-        found.append(made | ({"max_rows": limit} if isinstance(limit, int) else {}))
+        drawn = entry.get("num_samples")
+        if isinstance(drawn, int):
+            differs.append(
+                f"{name}: num_samples rows are drawn at random there, and are the first here; of fewer rows"
+                " some are drawn twice there (weight: here)"
+            )
+        limits = [rows for rows in (drawn, limit) if isinstance(rows, int)]
+        found.append(made | ({"max_rows": min(limits)} if limits else {}))
     images = [name for name in names if any(word in name for word in _IMAGES)]
     if images:
         lost.append(f"images, video and sound are not read: {', '.join(images)}")

@@ -24,6 +24,8 @@ from paceline.training.windows import BatchLayout
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_OPENING = 16  # tokens of the prompt's end: more than a tag has
+
 OpenEngine = Callable[[RootModule], GenerationEngine]  # of what ``Strategy.generating`` yields
 
 
@@ -68,7 +70,7 @@ class RolloutGenerator:
         A reward model scores them in ``batches`` forwards.
         """
         with self.timed("score"):
-            samples = self._samples(table, owners, completions)
+            samples = self._samples(table, owners, requests, completions)
             by_model: list[float] = []
             if self.reward_model is not None:
                 documents = [
@@ -80,7 +82,11 @@ class RolloutGenerator:
             return samples, self.scorer(samples, by_model)
 
     def _samples(
-        self, table: TokenTable, owners: Sequence[int], completions: Sequence[Completion]
+        self,
+        table: TokenTable,
+        owners: Sequence[int],
+        requests: Sequence[Request],
+        completions: Sequence[Completion],
     ) -> list[Sample]:
         """Return the answers to real prompts, with what rewards may use."""
         real = [i for i, owner in enumerate(owners) if owner >= 0]
@@ -89,11 +95,14 @@ class RolloutGenerator:
         texts = self.tokenizer.batch_decode(
             [list(completions[i].tokens) for i in real], skip_special_tokens=True
         )
+        openings = self.tokenizer.batch_decode([list(requests[i].prompt[-_OPENING:]) for i in real])
         samples = []
-        for i, text in zip(real, texts, strict=True):
-            facts = table.facts(owners[i])
+        for i, text, opening in zip(real, texts, openings, strict=True):
+            facts, completion = table.facts(owners[i]), completions[i]
             prompt = str(facts.pop("prompt", ""))
-            samples.append(Sample(prompt, str(text), facts, len(completions[i].tokens), completions[i].ended))
+            samples.append(
+                Sample(prompt, str(text), facts, len(completion.tokens), completion.ended, str(opening))
+            )
         return samples
 
     @contextmanager

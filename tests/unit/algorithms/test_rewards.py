@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,9 @@ def test_form_and_length() -> None:
     ):
         assert tags(said(bad)) == 0.0
     assert tags(said("<a>1</a>"), names=["a"]) == 1.0
+    opened, given = "1</think><answer>2</answer>", "<|assistant|>\n<think>\n"  # as DeepSeek-R1's template
+    assert tags(replace(said(opened), opening=given)) == 1.0 and tags(said(opened)) == 0.0
+    assert tags(replace(said(f"<think>{opened}"), opening=given)) == 0.0
     assert [length(said(" ".join("x" * n)), target=4) for n in (0, 2, 4, 6, 8, 99)] == [
         0.0,
         0.5,
@@ -120,6 +124,7 @@ def test_weighted_sums() -> None:
 
 USER = """
 import time
+from dataclasses import replace
 def lengths(completions, answer, factor=1):
     return [factor * (len(c) - len(a)) for c, a in zip(completions, answer)]
 def everything(**columns):

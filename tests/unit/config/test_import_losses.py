@@ -336,6 +336,18 @@ def test_llamafactorys_columns(
     assert found.findings["dataset"].verdict is verdict
 
 
+@pytest.mark.parametrize(("drawn", "limit", "rows"), [(3, 6, 3), (6, 3, 3), (3, None, 3), (None, 6, 6)])
+def test_the_smaller_limit_of_llamafactorys_rows_counts(
+    tmp_path: Path, drawn: int | None, limit: int | None, rows: int
+) -> None:
+    names = {"file_name": "rows.json"} | ({"num_samples": drawn} if drawn else {})
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"mine": names}))
+    data: dict[str, Any] = {"stage": "sft", "dataset": "mine", "dataset_dir": str(tmp_path)}
+    data |= {"max_samples": limit} if limit else {}
+    found = import_data(data, dict.fromkeys(data, 1), "a.yaml", "llamafactory")
+    assert found.settings["data.train"].value[0]["max_rows"] == rows
+
+
 def test_a_system_column_that_llamafactory_passes_over_is_said(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text(json.dumps([{"instruction": "q", "output": "a", "system": "s"}]))
     (tmp_path / "dataset_info.json").write_text(json.dumps({"mine": {"file_name": "rows.json"}}))

@@ -539,3 +539,16 @@ def test_a_step_whose_answers_were_all_left_out_tells_of_the_reward(filtered: bo
     assert told in window.no_labels and "max_length" not in window.no_labels
     [found] = findings_of(window, StepResult({}, {}, None, "no_labels", 0), 0.1, TrainState())
     assert found.code == "training.no_labels" and found.hint == window.no_labels
+
+
+def test_rewards_see_what_the_template_opens_of_an_answer() -> None:
+    """The end of the rendered prompt, of each answer's own request; fillers have none."""
+    text = SimpleNamespace(batch_decode=lambda rows, **_: ["".join(map(chr, row)) for row in rows])
+    table: Any = SimpleNamespace(facts=lambda owner: {"prompt": f"question {owner}"})
+    scorer: Any = lambda samples, by_model: samples  # noqa: E731
+    generator = RolloutGenerator(Runner(), None, text, scorer, lambda root: Speaker())  # type: ignore[arg-type, return-value]
+    requests = [Request(tuple(map(ord, f"{'x' * 40} {n}<think>\n")), 0, 4) for n in range(3)]
+    completions = [Completion((ord("a"),), torch.zeros(1), ended=True)] * 3
+    samples, _ = generator.judged(table, [5, -1, 7], requests, completions, 1)
+    assert [s.opening[-10:] for s in samples] == [" 0<think>\n", " 2<think>\n"]
+    assert [s.prompt for s in samples] == ["question 5", "question 7"]
