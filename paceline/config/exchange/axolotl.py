@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.config.exchange.axolotl_adapter import adapter
-from paceline.config.exchange.axolotl_algorithms import algorithm_of
-from paceline.config.exchange.axolotl_data import datasets
-from paceline.config.exchange.axolotl_machine import attention, checkpointing, parallel, trackers
-from paceline.config.exchange.axolotl_off import switched
-from paceline.config.exchange.axolotl_schedule import schedule
-from paceline.config.exchange.common import by_alias, whole_weights_in
+from paceline.config.exchange.axolotl_data import datasets, tokens
+from paceline.config.exchange.axolotl_schedule import best_weights, schedule
+from paceline.config.exchange.common import by_alias, project, whole_weights_in
+from paceline.config.exchange.decide import SENTENCES, decide
 from paceline.config.exchange.low_rank import transformers_galore
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.tables import defaults
@@ -26,52 +23,18 @@ _TOP = (
     "RemappedParameters",
     "JaggedLRConfig",
 )
-_SAME = {
-    "base_model": "model.name_or_path",
-    "revision_of_model": "model.revision",
-    "tokenizer_config": "model.tokenizer",
-    "trust_remote_code": "model.trust_remote_code",
-    "sequence_len": "data.max_length",
-    "micro_batch_size": "training.per_device_train_batch_size",
-    "gradient_accumulation_steps": "training.gradient_accumulation_steps",
-    "num_epochs": "training.num_train_epochs",
-    "max_steps": "training.max_steps",
-    "learning_rate": "training.learning_rate",
-    "weight_decay": "training.weight_decay",
-    "adam_beta1": "training.adam_beta1",
-    "adam_beta2": "training.adam_beta2",
-    "adam_epsilon": "training.adam_epsilon",
-    "adam_eps": "training.adam_epsilon",
-    "max_grad_norm": "training.max_grad_norm",
-    "optimizer": "training.optim",
-    "seed": "training.seed",
-    "output_dir": "training.output_dir",
-    "ddp_timeout": "training.ddp_timeout",
-    "ddp_bucket_cap_mb": "training.ddp_bucket_cap_mb",
-    "ddp_broadcast_buffers": "training.ddp_broadcast_buffers",
-    "ddp_find_unused_parameters": "training.ddp_find_unused_parameters",
-    "dataloader_num_workers": "training.dataloader_num_workers",
-    "dataloader_pin_memory": "training.dataloader_pin_memory",
-    "dataloader_prefetch_factor": "training.dataloader_prefetch_factor",
-    "dataloader_drop_last": "training.dataloader_drop_last",
-    "dataset_processes": "data.num_proc",
-    "dataset_num_proc": "data.num_proc",
-    "torch_compile": "training.torch_compile",
-    "torch_compile_backend": "training.torch_compile_backend",
-    "torch_compile_mode": "training.torch_compile_mode",
-    "chat_template_kwargs": "model.chat_template_kwargs",
-    "deepspeed": "training.deepspeed",
-    "metric_for_best_model": "training.metric_for_best_model",
-    "greater_is_better": "training.greater_is_better",
-    "early_stopping_patience": "training.early_stopping_patience",
-    "logging_steps": "training.logging_steps",
-    "optim_args": "training.optim_args",
-    "optim_target_modules": "training.optim_target_modules",
-    "lr_scheduler_kwargs": "training.lr_scheduler_kwargs",
+_ALGORITHMS = {
+    "": "sft",
+    "dpo": "dpo",
+    "ipo": "dpo",
+    "kto": "kto",
+    "orpo": "orpo",
+    "simpo": "simpo",
+    "grpo": "grpo",
 }
-
-
 _WATCHDOG = "paceline.extend:LossWatchdog"  # what stops a run there after three steps, too
+_PLUGINS_OF_KERNELS = ("CutCrossEntropyPlugin", "LigerPlugin", "KernelsPlugin", "CompilePlugin")
+_OTHER_TRACKERS = ("mlflow", "swanlab", "trackio")
 
 
 def axolotl_defaults() -> dict[str, object]:
@@ -83,46 +46,21 @@ def translate(reading: KeyReader) -> None:
     """Decide every key of an axolotl file."""
     for key in [key for key, value in reading.given.items() if value in (None, "")]:
         reading.nothing(key, "it has no value")
-    algorithm = algorithm_of(reading)
-    for key, path in _SAME.items():
-        value = reading.given.get(key)
-        if value is None or value == "" or reading.decided(key):
-            continue
-        reading.keep(key, path, value)
-    _defaults(reading)
-    schedule(reading)
-    _precision(reading)
-    attention(reading)
-    adapter(reading)
-    datasets(reading, algorithm)
-    parallel(reading)
-    trackers(reading)
-    _watchdog(reading)
-    switched(reading)
-    checkpointing(reading)
+    algorithm = "reward" if reading.on("reward_model") else _ALGORITHMS.get(reading.text("rl"), "sft")
+    reading.facts["algorithm"] = algorithm
+    decide(reading, "axolotl", CODE)
     for key in reading.open_keys():
         by_alias(reading, key)
 
 
-def _defaults(reading: KeyReader) -> None:
-    """axolotl's own defaults where ours are others (read off its schema and its builder)."""
-    written: dict[str, Json] = {
-        "sequence_len": 512,
-        "micro_batch_size": 1,
-        "num_epochs": 1.0,
-        "optimizer": "adamw_torch_fused",
-    }
-    transformers_galore(reading, "optimizer")
-    for key, value in written.items():
-        if not reading.is_given(key):
-            reading.set(_SAME[key], reading.defaults.get(key, value), key)  # type: ignore[arg-type]
-    size = reading.given.get("eval_batch_size") or reading.value("micro_batch_size")
-    reading.set("training.per_device_eval_batch_size", size, "eval_batch_size")
-    reading.mapped("eval_batch_size", ("training.per_device_eval_batch_size",))
-    if not reading.is_given("save_total_limit"):
-        reading.set("training.save_total_limit", 4, "save_total_limit")
-    else:
-        reading.keep("save_total_limit", "training.save_total_limit", reading.given["save_total_limit"])
+def _beta(reading: KeyReader) -> None:
+    """Of several betas axolotl takes the first of these, for every algorithm."""
+    path = f"training.{reading.facts['algorithm']}.beta"
+    given = [key for key in ("trl.beta", "rl_beta", "orpo_alpha", "dpo_beta") if reading.is_given(key)]
+    if given:
+        reading.keep(given[0], path, reading.given[given[0]])
+    reading.nothing(given[1:], f"{given[0]} wins over it" if given else "")
+    reading.nothing(("orpo_alpha",), "beta decides") if "orpo_alpha" not in given else None
 
 
 def _watchdog(reading: KeyReader) -> None:
@@ -165,10 +103,92 @@ def _precision(reading: KeyReader) -> None:
         for name in given:
             whole_weights_in(reading, name, dtype, "axolotl")
     reading.mapped([name for name in keys if not reading.decided(name)], ("training.mixed_precision",))
-    if word != "no":
-        reading.nothing(
-            "tf32",
-            "matrix products are in half precision already; the few float32 ones keep their full precision",
+
+
+def _fsdp_config(reading: KeyReader) -> None:
+    version = reading.value("fsdp_version")
+    inner = reading.given.get("fsdp_config")
+    if isinstance(inner, dict):
+        if not reading.given.get("fsdp"):
+            reading.set("training.fsdp", "full_shard auto_wrap", "fsdp_config")
+        plain = {
+            k: v
+            for k, v in inner.items()
+            if k
+            not in (
+                "fsdp_final_state_dict_type",
+                "final_state_dict_type",
+                "fsdp_version",
+                "cpu_offload_pin_memory",
+            )
+        }
+        made: Json = plain | ({"fsdp_version": version} if version else {})
+        reading.set("training.fsdp_config", made, "fsdp_config")
+        reading.mapped(
+            [k for k in reading.given if k.partition(".")[0] == "fsdp_config"], ("training.fsdp_config",)
         )
-    elif not reading.on("tf32"):
-        reading.nothing("tf32", "off, as here")
+        reading.nothing(
+            [f"fsdp_config.{k}" for k in inner if k not in plain], "a checkpoint is written once, in one form"
+        )
+        reading.mapped("fsdp_version", ("training.fsdp_config",))
+
+
+def _given_on(reading: KeyReader, key: str) -> bool:
+    """Whether the file switches it on: axolotl's default of ``use_swanlab`` is true, to no effect."""
+    return reading.is_given(key) and reading.on(key)
+
+
+def _trackers(reading: KeyReader) -> None:
+    """Decide which trackers get what is logged."""
+    used = [
+        name
+        for name, on in (
+            ("wandb", reading.given.get("use_wandb", reading.is_given("wandb_project"))),
+            ("tensorboard", reading.on("use_tensorboard")),
+            *((name, _given_on(reading, f"use_{name}")) for name in _OTHER_TRACKERS),
+        )
+        if on
+    ]
+    reading.set(
+        "training.report_to",
+        used or "none",
+        "wandb_project" if "wandb" in used else f"use_{[*used, 'tensorboard'][0]}",
+    )
+    if "wandb" in used and reading.is_given("wandb_name"):
+        reading.keep("wandb_name", "training.run_name", reading.given["wandb_name"])
+    project(reading, [*used])
+
+
+def _plugins(reading: KeyReader) -> None:
+    plugins = reading.given.get("plugins")
+    names = [str(name).rpartition(".")[2] for name in plugins] if isinstance(plugins, list) else []
+    others = [name for name in names if name not in _PLUGINS_OF_KERNELS]
+    if others:
+        reading.lose("plugins", f"axolotl's plugins: {', '.join(others)}")
+    else:
+        reading.nothing("plugins", SENTENCES["KERNEL"])
+
+
+def _batch_size(reading: KeyReader) -> None:
+    """axolotl 0.19 reads an older ``batch_size`` nowhere: its gradient_accumulation_steps has a default."""
+    steps = reading.value("gradient_accumulation_steps") or 1
+    reading.nothing(
+        "batch_size",
+        f"gradient_accumulation_steps ({steps}) decides in axolotl 0.19: set it, if this is not meant",
+    )
+
+
+CODE = {
+    "beta": _beta,
+    "galore": lambda reading: transformers_galore(reading, "optimizer"),
+    "schedule": schedule,
+    "best_weights": best_weights,
+    "precision": _precision,
+    "datasets": datasets,
+    "tokens": tokens,
+    "fsdp_config": _fsdp_config,
+    "trackers": _trackers,
+    "watchdog": _watchdog,
+    "plugins": _plugins,
+    "batch_size": _batch_size,
+}

@@ -22,8 +22,9 @@ _FIELDS = {"role": ("role", "from"), "content": ("content", "value")}
 _OWN_TEMPLATES = ("tokenizer_default", "tokenizer_default_fallback_chatml")
 
 
-def datasets(reading: KeyReader, algorithm: str) -> None:
+def datasets(reading: KeyReader) -> None:
     """Decide where rows come from, how they are written, and which tokens have loss."""
+    algorithm = str(reading.facts["algorithm"])
     for key, path in (
         ("datasets", "data.train"),
         ("pretraining_dataset", "data.train"),
@@ -37,16 +38,6 @@ def datasets(reading: KeyReader, algorithm: str) -> None:
             ]
             reading.set(path, made, key)
             reading.mapped([k for k in reading.given if k == key], (path,))
-    if reading.on("train_on_inputs"):
-        reading.keep("train_on_inputs", "data.train_on", "all")
-    reading.mapped(
-        "train_on_inputs", ("data.train_on",), "off: only answers carry loss, and all of plain text"
-    )
-    if reading.is_given("pretraining_dataset"):
-        reading.set("data.train_on", "all", "pretraining_dataset", "pre-training: loss on every token")
-    _template(reading)
-    _packing(reading)
-    _tokens(reading)
 
 
 def _one(reading: KeyReader, at: str, item: JsonObject, algorithm: str, key: str) -> JsonObject:
@@ -193,89 +184,7 @@ def _preference(reading: KeyReader, at: str, word: str, item: JsonObject) -> Jso
     return {"columns": columns} if columns else {}
 
 
-def _template(reading: KeyReader) -> None:
-    jinja, name = reading.given.get("chat_template_jinja"), reading.text("chat_template")
-    if isinstance(jinja, str) and jinja:
-        reading.keep("chat_template_jinja", "model.chat_template", jinja)
-        reading.mapped("chat_template", ("model.chat_template",))
-    elif name in ("", *_OWN_TEMPLATES):
-        reading.nothing("chat_template", "the tokenizer's own template, as here")
-    elif name == "chatml":
-        reading.keep("chat_template", "model.chat_template", "chatml")
-    else:
-        reading.lose(
-            "chat_template",
-            f"axolotl's own {name}; the tokenizer's template is used (or set model.chat_template)",
-        )
-    reading.nothing(
-        [k for k in reading.given if k.startswith("eot_tokens")],
-        "the token that ends a turn is read off the chat template",
-    )
-    if reading.is_given("default_system_message"):
-        reading.lose("default_system_message", "write it in model.chat_template")
-
-
-def _other_rows(reading: KeyReader) -> None:
-    """What chooses or orders other rows than here."""
-    longest = reading.given.get("eval_sequence_len")
-    if longest and longest != reading.value("sequence_len"):
-        reading.lose("eval_sequence_len", "rows of training and evaluation have one limit: data.max_length")
-    for key in ("dataset_shard_num", "dataset_shard_idx"):
-        if reading.is_given(key):
-            reading.lose(key, "it trains on a part of the rows: set max_rows of the data set")
-    if reading.on("sample_packing_sequentially"):
-        reading.lose("sample_packing_sequentially", "rows are packed by their lengths, in an order by seed")
-
-
-def _packing(reading: KeyReader) -> None:
-    reading.keep("sample_packing", "data.packing", reading.on("sample_packing"))
-    says = "padding never weighs anything, and evaluation is a mean over tokens"
-    prefixes = (
-        "eval_sample_packing",
-        "pad_to_",
-        "sample_packing_",
-        "batch_flattening",
-        "multipack_real_batches",
-        "pretrain_multipack",
-        "streaming_multipack",
-        "eval_sequence_len",
-        "total_num_tokens",
-        "total_supervised",
-    )
-    _other_rows(reading)
-    reading.nothing([k for k in reading.given if k.startswith(prefixes) and not reading.decided(k)], says)
-    reading.nothing(
-        (
-            "dataset_prepared_path",
-            "dataset_keep_in_memory",
-            "skip_prepare_dataset",
-            "num_dataset_shards_to_save",
-            "is_preprocess",
-            "preprocess_iterable",
-        ),
-        "prepared data are cached by what they are made of",
-    )
-    reading.nothing(
-        ("shuffle_merged_datasets", "shuffle_before_merging_datasets", "curriculum_sampling"),
-        "rows are permuted by seed",
-    ) if (
-        reading.value("shuffle_merged_datasets") is not False and not reading.on("curriculum_sampling")
-    ) else None
-    words = {"drop": "skip", "truncate": "truncate", "raise": "refuse"}
-    word = str(reading.value("excess_length_strategy") or "drop")
-    reading.keep(
-        "excess_length_strategy",
-        "data.on_too_long",
-        words.get(word, "skip"),
-        "axolotl drops longer rows by default",
-    )
-    if reading.on("streaming"):
-        reading.lose("streaming", "data are prepared once and memory-mapped, not streamed")
-    else:
-        reading.nothing("streaming", "rows are read as a whole")
-
-
-def _tokens(reading: KeyReader) -> None:
+def tokens(reading: KeyReader) -> None:
     """Padding has no loss; other special tokens would change the text."""
     for outer in ("special_tokens", "tokens"):
         value = reading.given.get(outer)

@@ -5,51 +5,12 @@ from __future__ import annotations
 from paceline.config.exchange.reading import KeyReader
 from paceline.core.json_types import Json
 
-_OWN = ("one_cycle", "rex")
-
 
 def schedule(reading: KeyReader) -> None:
-    """Decide the keys of learning rate, warm-up, evaluation and saves."""
-    _rate(reading)
+    """Decide the warm-up, and when the run evaluates and saves."""
     _warmup(reading)
     _evaluation(reading)
     _saves(reading)
-    _best(reading)
-    if reading.is_given("rl"):
-        reading.result.settings.pop("training.dataloader_drop_last", None)
-        reading.nothing("dataloader_drop_last", "axolotl 0.19 passes it to supervised runs only")
-    elif reading.on("sample_packing") and reading.given.get("eval_sample_packing") is False:
-        reading.set("training.dataloader_drop_last", True, "eval_sample_packing", "axolotl's own choice")
-
-
-def _rate(reading: KeyReader) -> None:
-    name = str(reading.value("lr_scheduler") or "cosine")
-    least, constant = reading.given.get("cosine_min_lr_ratio"), reading.given.get("cosine_constant_lr_ratio")
-    if name in _OWN:
-        reading.lose("lr_scheduler", f"axolotl's {name} schedule is not supported")
-    elif name == "cosine" and isinstance(least, (int, float)) and least and not constant:
-        reading.keep("lr_scheduler", "training.lr_scheduler_type", "cosine_with_min_lr")
-        reading.keep("cosine_min_lr_ratio", "training.lr_scheduler_kwargs", {"min_lr_rate": least})
-    else:
-        reading.keep("lr_scheduler", "training.lr_scheduler_type", name)
-    for key in ("cosine_min_lr_ratio", "cosine_constant_lr_ratio"):
-        if not reading.given.get(key):
-            reading.nothing(key, "off, as here")
-    for key in (
-        "lr_quadratic_warmup",
-        "jagged_restart_steps",
-        "embedding_lr",
-        "embedding_lr_scale",
-        "lr_groups",
-    ):
-        if reading.on(key):
-            reading.lose(key, "one rate by one schedule for all weights is what is supported")
-        else:
-            reading.nothing(key, "off, as here")
-    reading.nothing(
-        ("lr_div_factor", "eta_min", "torchdistx_path"),
-        "no schedule or optimizer of axolotl 0.19 reads it here",
-    )
 
 
 def _warmup(reading: KeyReader) -> None:
@@ -121,7 +82,7 @@ def _evaluation(reading: KeyReader) -> None:
     reading.mapped(keys, ("training.eval_strategy", "training.eval_steps"))
 
 
-def _best(reading: KeyReader) -> None:
+def best_weights(reading: KeyReader) -> None:
     """axolotl loads the best weights unless told not to, if a save always falls on an evaluation."""
     key, path = "load_best_model_at_end", "training.load_best_model_at_end"
     rows = reading.is_given("test_datasets") != bool(reading.given.get("val_set_size"))
@@ -150,8 +111,4 @@ def _saves(reading: KeyReader) -> None:
         reading.set("training.save_strategy", "no" if word is False else word or "epoch", "save_strategy")
     reading.mapped(
         ("saves_per_epoch", "save_steps", "save_strategy"), ("training.save_strategy", "training.save_steps")
-    )
-    reading.nothing(
-        ("save_first_step", "save_only_model", "save_safetensors"),
-        "it changes what is kept, not the training",
     )

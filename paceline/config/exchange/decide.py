@@ -7,7 +7,8 @@ that beginning; ``each`` is a condition on every key. The first step that decide
 text is the value of that key, or one of SENTENCES.
 
     keep         given: set ``to`` to the value; the row may hold a ``value`` of its own, ``words`` (theirs →
-                 ours), ``as`` (one of CONVERTERS, or ``switch``), a ``note``, or how it ``differs``
+                 ours; ``otherwise``), ``as`` (one of CONVERTERS, or ``switch``), ``inside`` (a key of the
+                 mapping that is set), a ``note``, or how it ``differs``
     write        as ``keep``, and the program's default as well (``otherwise``: a default of its code)
     enable       on: set ``to`` to true, or to ``value``
     set          our path → its ``value`` (else that of the key ``of``), on behalf of ``key``, with a ``note``
@@ -18,7 +19,7 @@ text is the value of that key, or one of SENTENCES.
                  that ask for nothing)
     unsupported  on: it cannot be kept, and why; off: as here
     feature      a switch → its other ``keys``: off, none acts; on, they cannot be kept (``lose``), have no
-                 effect (``nothing``), or are left to later steps
+                 effect (``nothing``), or are left to later steps; a text is why keys that begin so are lost
     code         the name of a function that decides what no row can
 """
 
@@ -42,6 +43,7 @@ SENTENCES = {
     "KERNEL": "another kernel for the same function; the fused cross entropy is always on here",
     "LOGGED": "it changes what is logged, not the training",
     "MEMORY": "it saves memory; sums and updates are the same",
+    "SMOOTHED": "TRL's losses but robust, exo_pair and aot do not read it",
 }
 _OFF = "off, as here"
 _TYPES: dict[str, type | tuple[type, ...]] = {
@@ -70,7 +72,7 @@ def _decide(reading: KeyReader, step: JsonObject, code: Code) -> None:
                 _decide(reading, as_object(inner), code)
         elif verb in ("set", "feature"):
             for name, row in as_object(rows).items():
-                (_set if verb == "set" else _feature)(reading, name, as_object(row))
+                (_set if verb == "set" else _feature)(reading, name, row)
         elif verb in VERBS:
             shared = step.get("to" if verb in ("keep", "part") else "says", _OFF)
             own = rows.items() if isinstance(rows, dict) else [(_list(rows), shared)]
@@ -119,6 +121,9 @@ def _clause(reading: KeyReader, clause: str) -> bool:
         found = reading.decided(name)
     elif word == "set":
         found = name in reading.result.settings
+    elif word.startswith("set to "):
+        setting = reading.result.settings.get(name)
+        found = setting is not None and setting.value in word.removeprefix("set to ").split("|")
     elif word == "its default":
         found = reading.value(name) == reading.defaults.get(name)
     elif word in _TYPES:
@@ -128,12 +133,14 @@ def _clause(reading: KeyReader, clause: str) -> bool:
     return found is not negated
 
 
-def filled(reading: KeyReader, text: Json) -> str:
-    """Return a text with the values of the keys that it names as ``$key``."""
-    return re.sub(r"\$(\w+)", lambda match: _shown(reading, match[1]), str(text))
+def filled(reading: KeyReader, text: Json, key: str = "") -> str:
+    """Return a text with the values of keys for ``$name``, and the inner name of ``key`` for ``$it``."""
+    return re.sub(r"\$(\w+)", lambda match: _shown(reading, match[1], key), str(text))
 
 
-def _shown(reading: KeyReader, name: str) -> str:
+def _shown(reading: KeyReader, name: str, key: str) -> str:
+    if name == "it":
+        return key.partition(".")[2]
     if name in SENTENCES:
         return SENTENCES[name]
     value = reading.value(name)
@@ -169,6 +176,7 @@ CONVERTERS: dict[str, Callable[[Json], Json]] = {
     "linear": _linear,
     "targets": lambda value: _linear(_words(value)),
     "scale": _scale,
+    "sentence": lambda value: " ".join(map(str, value)) if isinstance(value, list) else value,
     "whole": _whole,
     "count": _count,
     "only": _only,
@@ -184,10 +192,11 @@ def _value(reading: KeyReader, key: str, row: JsonObject) -> Json:
         on = reading.on(key)
         return words["on" if on else "off"] if words else on
     if words:
-        return words.get(reading.text(key))
+        return words.get(reading.text(key), row.get("otherwise"))
     value = reading.value(key)
-    value = row.get("otherwise") if value is None else value
-    return CONVERTERS[str(row["as"])](value) if "as" in row else value
+    value = row.get("otherwise") if value in (None, "") else value
+    value = CONVERTERS[str(row["as"])](value) if "as" in row else value
+    return {str(row["inside"]): value} if "inside" in row else value
 
 
 def _write(reading: KeyReader, key: str, row: Json) -> None:
@@ -206,7 +215,8 @@ def _keep(reading: KeyReader, key: str, row: Json) -> None:
         _write(reading, key, row)
 
 
-def _set(reading: KeyReader, path: str, row: JsonObject) -> None:
+def _set(reading: KeyReader, path: str, given: Json) -> None:
+    row = as_object(given)
     key = str(row.get("key", ""))
     reading.set(
         filled(reading, path),
@@ -216,7 +226,8 @@ def _set(reading: KeyReader, path: str, row: JsonObject) -> None:
     )
 
 
-def _feature(reading: KeyReader, switch: str, row: JsonObject) -> None:
+def _feature(reading: KeyReader, switch: str, given: Json) -> None:
+    row = as_object(given) or {"keys": f"{switch}*", "lose": given}
     for key in _keys(reading, [switch, *_list(row.get("keys", []))]):
         if not reading.on(switch):
             reading.nothing(key, f"{switch} is off")
@@ -251,7 +262,7 @@ def _lose(reading: KeyReader, key: str, row: Json) -> None:
     if reading.given.get(key) in _list(own.get("fine", [])):
         reading.nothing(key, _OFF)
     elif reading.is_given(key) or own.get("unset"):
-        reading.lose(key, filled(reading, own["says"]))
+        reading.lose(key, filled(reading, own["says"], key))
 
 
 def _unsupported(reading: KeyReader, key: str, says: Json) -> None:

@@ -36,13 +36,15 @@ class KeyReader:
         self.facts: dict[str, Json] = {}
 
     def value(self, key: str) -> Json:
-        """Return what the system would use: the file's value, or its default."""
+        """Return what the system would use: the file's value, or its default. ``facts`` hide keys."""
+        if key in self.facts:
+            return self.facts[key]
         value = self.given.get(key)
         return self.defaults.get(key) if value is None else value  # type: ignore[return-value]
 
     def text(self, key: str) -> str:
-        """Return the value as a text, lower case; empty if there is none. ``facts`` hide keys."""
-        value = self.facts[key] if key in self.facts else self.value(key)
+        """Return the value as a text, lower case; empty if there is none."""
+        value = self.value(key)
         return "" if value is None else str(value).strip().lower()
 
     def on(self, key: str) -> bool:
