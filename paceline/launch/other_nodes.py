@@ -18,7 +18,7 @@ from paceline.launch.supervise import report_to_stderr
 if TYPE_CHECKING:
     from paceline.config.sections.launch import LaunchSection
 
-_LIMIT_SECONDS = 60.0  # torch is imported, then 5 s
+_LIMIT_SECONDS = 90.0  # torch is imported, then publish_refusal.HOST_SECONDS
 
 
 @contextlib.contextmanager
@@ -36,7 +36,10 @@ def reported_to_other_nodes(launch: LaunchSection) -> Iterator[None]:
 def _report(launch: LaunchSection, error: PacelineError) -> None:
     port = launch.master_port or DEFAULT_PORT
     cluster = Cluster(launch.nproc or 1, launch.nnodes, launch.node_rank, launch.master_addr, port)
-    report_to_stderr(f"node {launch.node_rank} is refused and tells the nodes that wait for it")
+    report_to_stderr(
+        f"node {launch.node_rank} is refused ({error.diagnostics[0].what}) and tells the nodes that wait for it,"
+        " or start within a minute; Ctrl-C ends this"
+    )
     message = {"rank": 0, "exit_code": 0, "diagnostic": error.diagnostics[0].to_json()}
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(

@@ -13,7 +13,8 @@ from paceline.runtime.meeting import refuse
 from paceline.runtime.message import parsed_failure
 from paceline.runtime.rank_env import RankEnv
 
-SECONDS = 5.0  # for ranks that wait already; others say for whom they wait
+HOST_SECONDS = 60.0  # node 0 answers for the others, which may still start; it ends once all have heard
+SECONDS = 20.0  # another node waits for node 0
 
 
 @redacted
@@ -23,7 +24,9 @@ def main() -> int:
     message = parsed_failure(sys.stdin.read())
     if message is not None:
         environ = current()
-        refuse(RankEnv.from_environ(environ), read_secret(environ), PacelineError(message[1]), SECONDS)
+        env = RankEnv.from_environ(environ)
+        seconds = HOST_SECONDS if env.rank == 0 else SECONDS
+        refuse(env, read_secret(environ), PacelineError(message[1]), seconds)
     return 0
 
 

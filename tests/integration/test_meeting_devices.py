@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,34 @@ def test_a_node_that_its_own_launcher_refuses_tells_the_ranks_that_wait(
     [finding] = heard[0].diagnostics
     assert (finding.code, heard[0].exit_code) == ("launch.unknown", 76)
     assert finding.what == "rank 1 was refused, so this one ends as well: there is no launcher named 'x'"
+
+
+@pytest.mark.full
+def test_a_node_that_starts_after_node_0_was_refused_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 0 hosts the store: it answers until all have heard, a minute at most."""
+    monkeypatch.setenv(VALUE, "s" * 32)
+    port = free_port()
+    launch = LaunchSection(nnodes=2, node_rank=0, master_addr="127.0.0.1", master_port=port)
+    error = ConfigError(launch_codes.LAUNCH_UNKNOWN("there is no launcher named 'x'"))
+
+    def refuse() -> None:
+        with pytest.raises(ConfigError), reported_to_other_nodes(launch):
+            raise error
+
+    refusing = threading.Thread(target=refuse)
+    refusing.start()
+    while not _answers(port):
+        time.sleep(0.1)
+    time.sleep(7)
+    env = RankEnv(rank=1, world_size=2, num_nodes=2, master_port=port)
+    with pytest.raises(PacelineError, match="rank 0 was refused, so this one ends as well"):
+        arrive(connect_store(env, 60), env, 60, b"s" * 32)
+    refusing.join()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_rank_of_several_nodes_without_a_secret_is_refused_and_so_are_those_that_wait(
