@@ -37,8 +37,8 @@ def _report(launch: LaunchSection, error: PacelineError) -> None:
     port = launch.master_port or DEFAULT_PORT
     cluster = Cluster(launch.nproc or 1, launch.nnodes, launch.node_rank, launch.master_addr, port)
     report_to_stderr(
-        f"node {launch.node_rank} is refused ({error.diagnostics[0].what}) and tells the nodes that wait for it,"
-        " or start within a minute; Ctrl-C ends this"
+        f"node {launch.node_rank} is refused ({error.diagnostics[0].what}) and tells the nodes that wait for"
+        " it or start within a minute; Ctrl-C ends this"
     )
     message = {"rank": 0, "exit_code": 0, "diagnostic": error.diagnostics[0].to_json()}
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
