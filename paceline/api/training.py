@@ -110,11 +110,11 @@ def _all_ranks(source: GivenConfig, hearing: Hearing, quiet: bool) -> Run:
         if not quiet:
             _print(notes)
         hearing.open(open_until_the_end, ready.run_dir.events(0))
-        code = _started(ready, quiet, hearing.wants_stop.is_set)
+        code = start_ranks(ready, quiet, hearing.wants_stop.is_set)
     return _ended(ready.run_dir, code, None, hearing.problems())
 
 
-def _started(ready: Ready, quiet: bool, asks_to_stop: Callable[[], bool]) -> int:
+def start_ranks(ready: Ready, quiet: bool, asks_to_stop: Callable[[], bool]) -> int:
     if not quiet:
         return ready.start(asks_to_stop=asks_to_stop)
     with open(os.devnull, "wb") as nowhere:

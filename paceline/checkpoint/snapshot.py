@@ -40,7 +40,7 @@ class SnapshotMemory:
         need = sum(entry.num_bytes for entry in ordered)
         if self._memory.numel() < need:
             self._memory = torch.empty(0, dtype=torch.uint8)
-            self._memory = _allocated(need, pinned=kind_of(self._device.type).pins)
+            self._memory = allocate_host(need, pinned=kind_of(self._device.type).pins)
         copied = [self._copied(entry, places[entry.name][1]) for entry in ordered]
         synchronize(self._device)
         return replace(contents, entries=copied)
@@ -51,7 +51,7 @@ class SnapshotMemory:
         return replace(entry, load=_given(place))
 
 
-def _allocated(num_bytes: int, *, pinned: bool) -> Tensor:
+def allocate_host(num_bytes: int, *, pinned: bool) -> Tensor:
     """Return uint8 [num_bytes], apart from the memory that training allocates and frees."""
     if pinned:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)

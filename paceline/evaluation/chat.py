@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         sampling = sampling_options(options)
         if options.strategy != COPIES:
-            return _shared(options, given)
+            return answer_shared(options, given)
         model, tokenizer = opened(Path(options.run))
         model.generation_config.max_length = None
         seeds = seeds_of(options)
@@ -76,7 +76,7 @@ def talk(tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace, answer
         converse(tokenizer, opening, answered, sys.stdin, remember=not options.forget)
 
 
-def _shared(options: argparse.Namespace, given: Sequence[str]) -> int:
+def answer_shared(options: argparse.Namespace, given: Sequence[str]) -> int:
     """Chat with a model that several processes share; return the exit code. Raises PacelineError."""
     if problems := sharing_problems(options.strategy, options.nproc):
         raise ConfigError(*problems)

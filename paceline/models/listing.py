@@ -104,7 +104,7 @@ def _examples(tables: Mapping[tuple[Listed, ...], int], runs: Sequence[LayerRun]
 def _by_layer(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[int, tuple[Listed, ...]]]:
     """Yield (layer, its tensors) in the order of ``named_parameters()``; -1: tensors outside of layers."""
     place, gathered = ("", -1), list[Listed]()
-    for name, shape, kind in _kinds(hf, experts):
+    for name, shape, kind in parameter_kinds(hf, experts):
         stack = _STACK.match(name)
         here = (stack[1], int(stack[2])) if stack else ("", -1)
         if here != place and gathered:
@@ -117,7 +117,7 @@ def _by_layer(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[int, tuple
         yield place[1], tuple(gathered)
 
 
-def _kinds(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def parameter_kinds(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[str, tuple[int, ...], str]]:
     modules, head = dict(hf.named_modules()), hf.get_output_embeddings()
     for name, parameter in hf.named_parameters():
         owner, _, leaf = name.rpartition(".")

@@ -48,7 +48,7 @@ def quantise(
         assert slices is not None
         return slices.read(names[id(parameter)], (0,) * parameter.ndim, parameter.shape)
 
-    for parent, name in [(parent, name) for parent, name, _ in _frozen_linears(hf)]:
+    for parent, name in [(parent, name) for parent, name, _ in frozen_linears(hf)]:
         linear = getattr(parent, name)
         weight = value(linear.weight).to(device=device, dtype=dtype)
         bias = None if linear.bias is None else value(linear.bias).to(device, compute)
@@ -113,7 +113,7 @@ def empty_layers(hf: HFModel, spec: Quantization, compute: torch.dtype) -> str:
     """
     check_quantisable(hf)
     storage = getattr(torch, spec.storage)
-    for parent, name in [(parent, name) for parent, name, _ in _frozen_linears(hf)]:
+    for parent, name in [(parent, name) for parent, name, _ in frozen_linears(hf)]:
         linear = getattr(parent, name)
         layer = _layer(linear, spec, compute)
         rows = (linear.weight.numel() + 1) // (2 * storage.itemsize)
@@ -153,7 +153,7 @@ def check_quantisable(hf: HFModel) -> None:
     """Raise ConfigError ``models.nothing_to_quantise`` for a model without a frozen linear layer in its
     trunk.
     """
-    if next(_frozen_linears(hf), None) is None:
+    if next(frozen_linears(hf), None) is None:
         raise ConfigError(
             codes.MODELS_NOTHING_TO_QUANTISE(
                 "this model has no linear layer that bitsandbytes can quantise",
@@ -166,7 +166,7 @@ def check_quantisable(hf: HFModel) -> None:
 
 def packed_weights(hf: HFModel) -> list[str]:
     """Return the names of the linear weights of a model without adapters that ``quantise`` would pack."""
-    linears = {id(linear.weight) for _, _, linear in _frozen_linears(hf, frozen=False)}
+    linears = {id(linear.weight) for _, _, linear in frozen_linears(hf, frozen=False)}
     return [name for name, parameter in hf.named_parameters() if id(parameter) in linears]
 
 
@@ -180,7 +180,7 @@ def rounded(weight: torch.Tensor, spec: Quantization) -> torch.Tensor:
     return dequantize_4bit(packed, state)
 
 
-def _frozen_linears(hf: HFModel, frozen: bool = True) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+def frozen_linears(hf: HFModel, frozen: bool = True) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     """Yield (parent, attribute, layer) of the trunk's plain linear layers, but for those whose weight their
     parent reads; with ``frozen`` only of those that are not trained.
     """

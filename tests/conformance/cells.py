@@ -63,7 +63,7 @@ class Variant:
         return GLOBAL_BATCH // (self.micro * self.data_parallel)
 
 
-def _fsdp(name: str, nproc: int = 2, **training: Any) -> Variant:
+def fsdp_variant(name: str, nproc: int = 2, **training: Any) -> Variant:
     return Variant(name, {"distributed_strategy": "fsdp", **training}, nproc, nproc)
 
 
@@ -71,7 +71,7 @@ def _mesh(name: str, nproc: int, data_parallel: int, strategy: str = "fsdp", **s
     return Variant(name, {"distributed_strategy": strategy, "parallelism": sizes}, nproc, data_parallel)
 
 
-def _zero(name: str, stage: int, data_parallel: int = 2, needs: str = "", **config: Any) -> Variant:
+def zero_cell(name: str, stage: int, data_parallel: int = 2, needs: str = "", **config: Any) -> Variant:
     zero = {"stage": stage, **config.pop("zero", {})}
     if stage == 3:
         zero["stage3_param_persistence_threshold"] = 0
@@ -86,10 +86,10 @@ VARIANTS = (
     Variant("data_parallel (one device)", {"distributed_strategy": "data_parallel"}, 1, 1, 4),
     Variant("ddp", {"distributed_strategy": "ddp"}),
     Variant("zero_redundancy", {"distributed_strategy": "zero_redundancy"}),
-    _fsdp("fsdp full_shard", fsdp="full_shard"),
-    _fsdp("fsdp shard_grad_op", fsdp="shard_grad_op"),
-    _fsdp("fsdp no_shard", fsdp="no_shard"),
-    _fsdp("fsdp full_shard, CPU offload", fsdp="full_shard offload"),
+    fsdp_variant("fsdp full_shard", fsdp="full_shard"),
+    fsdp_variant("fsdp shard_grad_op", fsdp="shard_grad_op"),
+    fsdp_variant("fsdp no_shard", fsdp="no_shard"),
+    fsdp_variant("fsdp full_shard, CPU offload", fsdp="full_shard offload"),
     _mesh("fsdp hybrid_shard (2 × 2)", 4, 4, dp_replicate_size=2, dp_shard_size=2),
     _mesh("tp", 2, 1, tp_size=2),
     _mesh("tp, sequence parallel", 2, 1, tp_size=2, sequence_parallel=True),
@@ -101,13 +101,13 @@ VARIANTS = (
     _mesh("tp × fsdp", 4, 2, tp_size=2, dp_shard_size=2),
     _mesh("pp × fsdp", 4, 2, "pipeline", pp_size=2, dp_shard_size=2),
     _mesh("pp × tp × fsdp", 8, 2, "pipeline", pp_size=2, tp_size=2, dp_shard_size=2),
-    _zero("ZeRO-1", 1),
-    _zero("ZeRO-2", 2),
-    _zero("ZeRO-3", 3),
-    _zero("ZeRO-3, CPU offload", 3, zero={"offload_optimizer": CPU, "offload_param": CPU}),
-    _zero("ZeRO-3, NVMe offload", 3, needs="libaio", zero={"offload_optimizer": NVME, "offload_param": NVME}),
-    _zero("AutoTP + ZeRO-1", 1, data_parallel=1, tensor_parallel={"autotp_size": 2}),
-    _zero("DeepSpeed Ulysses", 1, data_parallel=1, sequence_parallel_size=2),
+    zero_cell("ZeRO-1", 1),
+    zero_cell("ZeRO-2", 2),
+    zero_cell("ZeRO-3", 3),
+    zero_cell("ZeRO-3, CPU offload", 3, zero={"offload_optimizer": CPU, "offload_param": CPU}),
+    zero("ZeRO-3, NVMe offload", 3, needs="libaio", zero={"offload_optimizer": NVME, "offload_param": NVME}),
+    zero_cell("AutoTP + ZeRO-1", 1, data_parallel=1, tensor_parallel={"autotp_size": 2}),
+    zero_cell("DeepSpeed Ulysses", 1, data_parallel=1, sequence_parallel_size=2),
     Variant("a user's own (module:Class)", {"distributed_strategy": "own_strategy:EveryRankSteps"}),
 )
 FINETUNING: dict[str, Mapping[str, Any] | None] = {
@@ -281,8 +281,8 @@ LARGER = (
     Variant("ddp, 4 processes", {"distributed_strategy": "ddp"}, 4, 4),
     Variant("ddp, 8 processes", {"distributed_strategy": "ddp"}, 8, 8),
     Variant("zero_redundancy, 4 processes", {"distributed_strategy": "zero_redundancy"}, 4, 4),
-    _fsdp("fsdp full_shard, 4 processes", 4, fsdp="full_shard"),
-    _fsdp("fsdp full_shard, 8 processes", 8, fsdp="full_shard"),
+    fsdp_variant("fsdp full_shard, 4 processes", 4, fsdp="full_shard"),
+    fsdp_variant("fsdp full_shard, 8 processes", 8, fsdp="full_shard"),
     _mesh("fsdp hybrid_shard (2 × 4)", 8, 8, dp_replicate_size=2, dp_shard_size=4),
     _mesh("cp all-gather, 4 processes", 4, 1, cp_size=4, cp_method="allgather"),
     _mesh("cp × fsdp", 4, 2, cp_size=2, dp_shard_size=2),
@@ -440,7 +440,7 @@ _EAGER = {"torch_compile": True, "torch_compile_backend": "aot_eager"}  # all of
 _KEEP = {"gradient_checkpointing_kwargs": {"keep": ["attention", "matmul"]}}
 COMPILED = (
     Variant("ddp, torch_compile", {"distributed_strategy": "ddp", **_EAGER}),
-    _fsdp("fsdp full_shard, torch_compile", fsdp="full_shard", **_EAGER),
+    fsdp_variant("fsdp full_shard, torch_compile", fsdp="full_shard", **_EAGER),
     Variant(
         "tp, torch_compile",
         {"distributed_strategy": "fsdp", "parallelism": {"tp_size": 2}, **_EAGER},
@@ -449,7 +449,7 @@ COMPILED = (
 )
 KEEPING = (
     Variant("ddp, keep attention and matmul", {"distributed_strategy": "ddp", **_KEEP}),
-    _fsdp("fsdp full_shard, keep attention and matmul", fsdp="full_shard", **_KEEP),
+    fsdp_variant("fsdp full_shard, keep attention and matmul", fsdp="full_shard", **_KEEP),
 )
 
 

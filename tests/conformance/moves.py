@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cells import CPU, VARIANTS, Cell, Variant, _fsdp, _zero
+from cells import CPU, VARIANTS, Cell, Variant, fsdp_variant, zero_cell
 from check import Checker, Failure, different_tensors
 from pool import HERE
 
@@ -28,7 +28,7 @@ _NAMED = {v.name: v for v in VARIANTS}
 # One of every strategy, on 1, 2, 3, 4 and 8 processes: every pair of these is a move.
 LAYOUTS = (
     *(_NAMED[name] for name in ("single", "data_parallel (one device)", "ddp", "zero_redundancy")),
-    replace(_fsdp("fsdp full_shard", 3, fsdp="full_shard")),
+    replace(fsdp_variant("fsdp full_shard", 3, fsdp="full_shard")),
     _NAMED["fsdp hybrid_shard (2 × 2)"],
     _NAMED["tp"],
     _NAMED["cp all-gather"],
@@ -58,8 +58,8 @@ OTHERS = (
             "DeepSpeed Ulysses",
         )
     ),
-    _zero("ZeRO-1, CPU offload", 1, zero={"offload_optimizer": CPU}),
-    _zero("ZeRO-2, CPU offload", 2, zero={"offload_optimizer": CPU}),
+    zero_cell("ZeRO-1, CPU offload", 1, zero={"offload_optimizer": CPU}),
+    zero_cell("ZeRO-2, CPU offload", 2, zero={"offload_optimizer": CPU}),
 )
 
 

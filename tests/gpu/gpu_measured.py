@@ -85,17 +85,17 @@ class Filled:
     def fit_rows(self, share: float) -> tuple[int, bool, Mapping[str, Any]]:
         """Rows a micro-batch, whether LoRA was needed, and the plan's forecast."""
         if self.card is None:
-            return 2, False, self._planned(2, False)
+            return 2, False, self.planned_rows(2, False)
         for lora in (False, True):
-            one, two = (self._planned(rows, lora)["memory_bytes"] for rows in (1, 2))
+            one, two = (self.planned_rows(rows, lora)["memory_bytes"] for rows in (1, 2))
             rows = min(int((share * self.card - one) / (two - one)) + 1, ROWS_AT_MOST)
             if rows >= 1 and one <= share * self.card:
-                return rows, lora, self._planned(rows, lora)
+                return rows, lora, self.planned_rows(rows, lora)
         raise Broken(
             f"a 1 B model does not fit {share:.0%} of {self.card / 2**30:.0f} GiB, with LoRA neither"
         )
 
-    def _planned(self, rows: int, lora: bool) -> Mapping[str, Any]:
+    def planned_rows(self, rows: int, lora: bool) -> Mapping[str, Any]:
         config = self._config(f"plan-{rows}", rows, lora)
         ended = self.programs.run(120, "plan", config, "--json", "--nproc", "1")
         if ended.code:

@@ -146,7 +146,7 @@ def test_the_card_is_filled_by_the_plan(
         start = (first - 66 if first < 90 else 80) if with_lora else first
         return {"memory_bytes": start + each * (count - 1)}
 
-    monkeypatch.setattr(filled, "_planned", planned)
+    monkeypatch.setattr(filled, "planned_rows", planned)
     if not rows:
         with pytest.raises(Exception, match="does not fit"):
             filled.fit_rows(share)

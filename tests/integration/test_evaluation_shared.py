@@ -154,7 +154,7 @@ def test_a_model_that_cannot_be_shared_is_refused_before_processes_start(
     monkeypatch.setattr("paceline.evaluation.chat.run_ranks", lambda *_, **__: pytest.fail("started"))
     options = chat.chat_options([str(model), "--strategy", "tp", "--nproc", "2" if beside else "3"])
     with pytest.raises(ConfigError, match="an adapter lies beside" if beside else "not divisible by 3"):
-        chat._shared(options, [])
+        chat.answer_shared(options, [])
 
 
 @pytest.mark.parametrize(

@@ -55,14 +55,14 @@ def test_a_start_that_loses_the_race_for_the_directory_raises_as_the_command_lin
     tiny: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process takes the lock between the claim and the rank's own."""
-    started = training._started
+    started = training.start_ranks
     lock = FileLock(str(RunDir.at(tmp_path / "run").lock))
 
     def late(*args: Any) -> int:
         with lock:
             return started(*args)
 
-    monkeypatch.setattr(training, "_started", late)
+    monkeypatch.setattr(training, "start_ranks", late)
     monkeypatch.setenv("PACELINE_LEDGER", "off")
     with pytest.raises(BusyError) as lost:
         paceline.train(tiny(max_steps=2, use_cpu=True), nproc=1, quiet=True)

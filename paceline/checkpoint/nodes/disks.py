@@ -115,7 +115,7 @@ def _seen(folder: Path, names: Sequence[str]) -> list[str]:
         with suppress(FileNotFoundError, NotADirectoryError):
             os.listdir(folder.parent)  # a file server's client asks again for what it lists
             there = {*os.listdir(folder)}
-        found = [name for name in names if name in there or _opens(folder / name)]
+        found = [name for name in names if name in there or opens_path(folder / name)]
         if len(found) == len(names):
             return found
         if look + 1 < _LOOKS:
@@ -123,7 +123,7 @@ def _seen(folder: Path, names: Sequence[str]) -> list[str]:
     return found
 
 
-def _opens(path: Path) -> bool:
+def opens_path(path: Path) -> bool:
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     except (FileNotFoundError, NotADirectoryError):

@@ -178,7 +178,7 @@ def this_process() -> JsonObject:
             "boot": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
             "processes": os.readlink("/proc/self/ns/pid"),
             "pid": os.getpid(),
-            "started": _started(os.getpid()),
+            "started": started_at(os.getpid()),
         }
     except OSError:
         return {}
@@ -190,13 +190,13 @@ def _died_here(held: JsonObject) -> bool:
     if not mine or type(pid) is not int or any(held.get(key) != mine[key] for key in ("boot", "processes")):
         return False
     try:
-        return _started(pid) != held.get("started")
+        return started_at(pid) != held.get("started")
     except FileNotFoundError:
         return True
     except OSError:
         return False
 
 
-def _started(pid: int) -> str:
+def started_at(pid: int) -> str:
     """Return field 22 of proc(5): the process's start, in ticks since the boot. Raises OSError."""
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]

@@ -56,13 +56,13 @@ def _compare(store: ObjectStore, checkpoint: Path, name: str, stored: str) -> No
     if facts is None or facts.num_bytes != size:
         raise _other(stored, f"{facts.num_bytes if facts else 'no'} of {size} bytes")
     with open_part(checkpoint, name) as file:
-        for start, end in _read_back(store.reads_back, size):
+        for start, end in read_back_ranges(store.reads_back, size):
             file.seek(start)
             if store.get_range(stored, start, end) != file.read(end - start):
                 raise _other(stored, f"bytes {start} to {end} differ")
 
 
-def _read_back(much: ReadBack, size: int) -> list[tuple[int, int]]:
+def read_back_ranges(much: ReadBack, size: int) -> list[tuple[int, int]]:
     """Return the ranges of a file to read back, [start, end): for samples all of a small file; of a larger
     one the first, the last and, anywhere between, another.
     """
@@ -90,14 +90,14 @@ def download(store: ObjectStore, folder: str, manifest: Manifest, content: bytes
         os.mkdir(into / inner)
     with ThreadPoolExecutor(_AT_ONCE, "paceline-fetch") as pool:
         for name, entry in manifest.files.items():
-            _fetch(store, f"{folder}/{name}", entry, manifest, into, name, pool)
+            fetch_file(store, f"{folder}/{name}", entry, manifest, into, name, pool)
     write_fresh(into / MANIFEST, [content])
     for inner in reversed(folders):
         sync_folder(into / inner)
     sync_folder(into)
 
 
-def _fetch(
+def fetch_file(
     store: ObjectStore,
     stored: str,
     entry: FileEntry,

@@ -106,12 +106,12 @@ def rounded(exact: Tensor, keys: Sequence[int], first: int) -> Tensor:
     number is an fp32 one whose lower 16 bits are 0, and noise of 16 bits carries into the upper ones with the
     probability that the lower ones say.
     """
-    noise = _noise(exact.numel(), keys, first, exact.device).view(exact.shape)
+    noise = rounding_noise(exact.numel(), keys, first, exact.device).view(exact.shape)
     bits = exact.contiguous().view(torch.int32)
     return ((bits + noise) & -0x10000).view(torch.float32).bfloat16()
 
 
-def _noise(count: int, keys: Sequence[int], first: int, device: torch.device) -> Tensor:
+def rounding_noise(count: int, keys: Sequence[int], first: int, device: torch.device) -> Tensor:
     """int32 [count] from 0 to 65535: MurmurHash3's finaliser of place and key, and half of it again."""
     low = (first & 0xFFFFFFFF) - ((first & 0x80000000) << 1)
     x = torch.arange(count, dtype=torch.int32, device=device) + low

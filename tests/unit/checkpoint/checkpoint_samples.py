@@ -30,13 +30,13 @@ class ThreadRank:
         self.rank = rank
         self.world_size = len(slots)
         self._slots = slots
-        self._barrier = barrier
+        self.meeting = barrier
 
     def all_gather_json(self, obj: Any) -> list[Any]:
         self._slots[self.rank] = json.dumps(obj)
-        self._barrier.wait(10)
+        self.meeting.wait(240)
         answer = [json.loads(s) for s in self._slots]
-        self._barrier.wait(10)
+        self.meeting.wait(240)
         return answer
 
 

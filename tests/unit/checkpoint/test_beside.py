@@ -134,7 +134,7 @@ def test_without_memory_for_a_snapshot_the_save_is_synchronous_and_says_so(
     def none_left(num_bytes: int, *, pinned: bool) -> torch.Tensor:
         raise MemoryError
 
-    monkeypatch.setattr("paceline.checkpoint.snapshot._allocated", none_left)
+    monkeypatch.setattr("paceline.checkpoint.snapshot.allocate_host", none_left)
     weight, saves = torch.ones(8), beside(run)
     saves.start(1, [whole("w", weight)], {}, {})
     assert not saves.is_working, "it had ended when the loop went on"

@@ -140,13 +140,13 @@ def test_who_shares_a_folder_is_found_out(leaders: tuple[int, ...], tmp_path: Pa
 def test_an_old_listing_does_not_part_who_share_a_folder(
     fresh_after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = disks._opens
+    own = disks.opens_path
 
     def opens(path: Path) -> bool:
         written = any(tmp_path.glob(".disk-*-1"))
         return own(path) and (fresh_after == "open" or written)
 
-    monkeypatch.setattr(disks, "_opens", opens)
+    monkeypatch.setattr(disks, "opens_path", opens)
     monkeypatch.setattr(os, "listdir", lambda folder: [])
     monkeypatch.setattr(disks, "BETWEEN_SECONDS", 0.01)
     found = on_ranks(2, lambda rank: find_disks(rank, tmp_path, first_on_node=True))

@@ -38,7 +38,7 @@ def killed(nodes: Nodes, step: int, count: int = 2, at: str = "renamed_durably")
         try:
             saver.save(step, sample_shards(step)[rank.rank :: count], {"train": {"step": step}}, FILES)
         except Killed:
-            rank._barrier.abort()
+            rank.meeting.abort()
 
     on_ranks(count, work)
     assert not nodes.run(0).checkpoint(step).exists() and nodes.run(count - 1).checkpoint(step).exists()
@@ -81,7 +81,7 @@ def test_the_former_of_the_same_step_stays(nodes: Nodes) -> None:
         try:
             saver.save(1, sample_shards(9), {"train": {"step": 1}}, FILES)
         except Killed:
-            rank._barrier.abort()
+            rank.meeting.abort()
 
     on_ranks(2, again)
     assert [back.step for back in nodes.resume([0, 1])] == [1, 1]

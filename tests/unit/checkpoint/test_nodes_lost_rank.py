@@ -66,7 +66,7 @@ def save(root: Path, step: int, crash: Callable[[int, str], None], lost: tuple[i
             saver = Checkpointer(run, world, 1, disks=Disks((0, 1)), crash=lambda p: crash(rank.rank, p))
             saver.save(step, sample_shards(step)[rank.rank : 2 : 2], {"step": step}, {**FILES})
         except (Killed, LostError):
-            rank._barrier.abort()  # the others' collectives fail from here on
+            rank.meeting.abort()  # the others' collectives fail from here on
             return "lost"
         return world.done
 

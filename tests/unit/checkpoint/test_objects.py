@@ -69,12 +69,12 @@ def upload_all(store: Any, root: Path, steps: list[int], keep: int | None = None
     of = Run(store, root, keep, name)
     for step in steps:
         of.save(step)
-        _wait(lambda step=step: any(f"step-{step:08d}" in n.what for n in of.notes))
+        wait_until(lambda step=step: any(f"step-{step:08d}" in n.what for n in of.notes))
     of.uploads.end()
     return of
 
 
-def _wait(until: Callable[[], bool]) -> None:
+def wait_until(until: Callable[[], bool]) -> None:
     for _ in range(2000):
         if until():
             return
@@ -188,7 +188,7 @@ def test_a_failure_is_a_warning_and_the_next_save_goes_up(tmp_path: Path) -> Non
     of = Run(store, tmp_path)
     put, store.put_file = store.put_file, lambda name, path: (_ for _ in ()).throw(lost(name))  # type: ignore[method-assign]
     of.save(1)
-    _wait(lambda: of.codes() == ["objects.unavailable"])
+    wait_until(lambda: of.codes() == ["objects.unavailable"])
     assert of.notes[0].severity.value == "warning" and "step-00000001 is on the disk" in of.notes[0].what
     store.put_file = put  # type: ignore[method-assign]
     of.save(2)
@@ -211,7 +211,7 @@ def test_retention_never_removes_the_newest_nor_the_best(tmp_path: Path) -> None
     of = Run(store, tmp_path, keep=1)
     for step in (1, 2, 3):
         of.save(step, best="step-00000001")
-        _wait(lambda step=step: any(f"step-{step:08d} is uploaded" in n.what for n in of.notes))
+        wait_until(lambda step=step: any(f"step-{step:08d} is uploaded" in n.what for n in of.notes))
     of.uploads.end()
     head = head_of(store)
     assert [one.step for one in head.checkpoints] == [1, 3]
@@ -276,7 +276,7 @@ def test_a_run_that_was_taken_over_commits_no_more(tmp_path: Path) -> None:
     store = MemoryStore()
     first = Run(store, tmp_path / "a")
     first.save(1)
-    _wait(lambda: "objects.uploaded" in first.codes())
+    wait_until(lambda: "objects.uploaded" in first.codes())
     store.clock.pause(100)
     second = upload_all(store, tmp_path / "b", [1], name="run-b")
     assert second.codes() == ["objects.uploaded"]
@@ -322,7 +322,7 @@ def test_a_claim_of_a_process_that_died_here_is_free_at_once(monkeypatch: pytest
     store = MemoryStore()
     take_claim(store, URL, "run-a", store.clock.lease())
     before = store.clock.now
-    monkeypatch.setattr("paceline.checkpoint.objects.claims._started", lambda pid: "another process")
+    monkeypatch.setattr("paceline.checkpoint.objects.claims.started_at", lambda pid: "another process")
     assert take_claim(store, URL, "run-b", store.clock.lease()).number == 2 and store.clock.now == before
 
 
@@ -401,7 +401,7 @@ def test_faults_lose_nothing(tmp_path: Path, seed: int) -> None:
     store.rate = 0.15
     for step in range(1, 11):
         path = of.save(step)
-        _wait(lambda path=path: any(n.what.startswith(path.name) for n in of.notes))
+        wait_until(lambda path=path: any(n.what.startswith(path.name) for n in of.notes))
         rate, store.rate = store.rate, 0.0
         up = [n for n in of.notes if n.what == f"{path.name} is uploaded to {URL}"]
         checkpoints = head_of(store).checkpoints

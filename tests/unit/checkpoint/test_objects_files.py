@@ -49,7 +49,7 @@ def test_no_block_is_written_once_the_descriptor_is_closed(
     store, manifest, entry = Store(), SimpleNamespace(), FileEntry(8, "")
     store.put("f", b"12345678")
     with ThreadPoolExecutor(2) as pool, pytest.raises(StoreRefused):
-        files._fetch(store, "f", entry, manifest, tmp_path, "f", pool)  # type: ignore[arg-type]
+        files.fetch_file(store, "f", entry, manifest, tmp_path, "f", pool)  # type: ignore[arg-type]
     assert order == ["write", "close"]
 
 
@@ -100,7 +100,7 @@ def test_a_sampled_upload_that_arrived_damaged_is_seen(
 def test_samples_lie_at_both_ends_and_between() -> None:
     size, between = 5 * _MIB + 7, set[int]()
     for _ in range(50):
-        first, one, last = files._read_back(ReadBack.SAMPLES, size)
+        first, one, last = files.read_back_ranges(ReadBack.SAMPLES, size)
         assert first == (0, _MIB) and last == (size - _MIB, size)
         assert one[0] >= _MIB and one[1] <= size - _MIB and one[1] - one[0] == _MIB
         between.add(one[0])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from object_stores import URL, MemoryStore, lost
-from test_objects import Run, _wait, head_of, impatient, tree, upload_all
+from test_objects import Run, head_of, impatient, tree, upload_all, wait_until
 
 from paceline.checkpoint.objects.brought import bring_named
 from paceline.checkpoint.objects.catalogue import COMMITS
@@ -37,7 +37,7 @@ def test_a_commit_whose_answer_was_lost_keeps_its_objects(tmp_path: Path) -> Non
     of = Run(store, tmp_path / "a")
     store.losing = True
     of.save(1)
-    _wait(lambda: of.codes() == ["objects.unavailable"])
+    wait_until(lambda: of.codes() == ["objects.unavailable"])
     store.losing = False
     of.save(2)
     of.uploads.end()

@@ -17,7 +17,7 @@ import pytest
 from checkpoint_samples import OneRank, on_ranks
 from filelock import FileLock
 from object_stores import URL, MemoryStore
-from test_objects import KEEP_ALL, Run, _wait, head_of, impatient, save, upload_all
+from test_objects import KEEP_ALL, Run, head_of, impatient, save, upload_all, wait_until
 
 from paceline.checkpoint.objects.catalogue import COMMITS, read_head
 from paceline.checkpoint.objects.claims import CLAIMS
@@ -75,7 +75,7 @@ def test_a_stopped_run_ends_although_its_upload_does_not(tmp_path: Path, store: 
     assert "paceline checkpoints upload RUN URL" in note.hint
     assert f"{CLAIMS}/00000001.ended" in store.objects, "the next run need not wait for the lease's end"
     store.gate.set()  # the process lives a little longer
-    _wait(lambda: not of.uploads.is_working)
+    wait_until(lambda: not of.uploads.is_working)
     assert read_head(store, "") == (0, None), "nothing is committed after it was given up"
 
 
@@ -101,7 +101,7 @@ def test_a_commit_that_is_under_way_at_the_deadline_counts(tmp_path: Path) -> No
     of.save(1)
     assert begun.wait(10)
     assert of.uploads.end(deadline=stopped(ago=1.0)) is True
-    _wait(lambda: of.codes() == ["objects.uploaded"])
+    wait_until(lambda: of.codes() == ["objects.uploaded"])
 
 
 def test_all_ranks_give_up_when_one_was_stopped(tmp_path: Path, store: SlowStore) -> None:
@@ -126,7 +126,7 @@ def test_all_ranks_give_up_when_one_was_stopped(tmp_path: Path, store: SlowStore
     found = on_ranks(3, work)
     assert sorted(found) == [(False, []), (False, []), (False, ["objects.not_in_time"])], found
     store.gate.set()
-    _wait(lambda: not any(one.is_working for one in ends))
+    wait_until(lambda: not any(one.is_working for one in ends))
     assert read_head(store, "") == (0, None)
 
 

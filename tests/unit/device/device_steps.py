@@ -178,7 +178,7 @@ def train(
     with place as machine:
         if machine is not None:
             machine.no_triton = no_triton
-        found = _windows(config, plan, machine, windows, lambda step: make(accumulation, step))
+        found = run_windows(config, plan, machine, windows, lambda step: make(accumulation, step))
     if where == "cpu" and batches is None:
         ON_A_CPU[asked] = found
     return found
@@ -219,7 +219,7 @@ def prepared(config: Config, plan: Plan, device: torch.device) -> tuple[Strategy
     return strategy, {**trained, **frozen}, algorithm
 
 
-def _windows(
+def run_windows(
     config: Config, plan: Plan, machine: Card | Machine | None, windows: int, batches: Any
 ) -> Trained:
     device = torch.device("cpu") if machine is None else machine.device

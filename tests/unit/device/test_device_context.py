@@ -14,7 +14,7 @@ import emulated_kernels
 import pytest
 import torch
 from emulated_device import emulated
-from roofline import WITHOUT_NUMBERS, Roofline, _counting
+from roofline import WITHOUT_NUMBERS, Roofline, counting_kernels
 from torch import Tensor
 
 from paceline.models import kernel_choice
@@ -99,7 +99,7 @@ def test_a_long_document_costs_its_causal_half(softcap: float | None) -> None:
             if counted is not None:
                 counted.numbers.block_count = _blocks(start, end)  # type: ignore[attr-defined]
             inputs = [x.requires_grad_() for x in (key[:, :, start:end].detach(), key[:, :, :end].detach())]
-            with _counting(Roofline()) as found:
+            with counting_kernels(Roofline()) as found:
                 out = document_attention(inputs[0], inputs[1], inputs[1], own, scale=1.0, softcap=softcap)
                 costs.append(found.flops)
                 out.sum().backward()

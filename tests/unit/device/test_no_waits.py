@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from device_steps import LLAMA, Trained, _windows, micro_batches, planned, train
+from device_steps import LLAMA, Trained, micro_batches, planned, run_windows, train
 from emulated_device import emulated
 from real_device import STANDS_FOR_CARD, card, card_capability
 from torch import Tensor
@@ -60,7 +60,7 @@ def on_a_card() -> Trained:
     """As ``make gpu-check`` trains; the emulated driver takes the place of the real one."""
     config, plan = planned(LLAMA, "bf16", STANDS_FOR_CARD)
     with emulated(), card() as machine:
-        return _windows(config, plan, machine, 2, partial(micro_batches, 2))
+        return run_windows(config, plan, machine, 2, partial(micro_batches, 2))
 
 
 def test_a_real_card_is_watched_by_torchs_mode(planted: Callable[[Read], None]) -> None:

@@ -15,7 +15,7 @@ from roofline import (
     PRODUCTS,
     WINDOWS,
     Roofline,
-    _counting,
+    counting_kernels,
     whole,
 )
 from roofline_flex import blocks_of, visible_and_counted
@@ -33,7 +33,7 @@ SHARDED = {"llama-3-8b": (1366, 151), "qwen2.5-0.5b": (101, 9), "gemma-2-2b": (6
 
 
 def test_a_product_is_one_kernel_of_its_flops_and_bytes() -> None:
-    with emulated(), _counting(Roofline()) as found:
+    with emulated(), counting_kernels(Roofline()) as found:
         a, b = torch.ones(8, 16, device="cuda"), torch.ones(16, 4, device="cuda")
         made = [0.0]
 
@@ -55,7 +55,7 @@ def test_flash_is_causal_attention_a_document() -> None:
     with emulated():
         q = torch.ones(10, 2, 8, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         bounds = torch.tensor([0, 5, 10], dtype=torch.int32, device="cuda")
-        with _counting(Roofline()) as found:
+        with counting_kernels(Roofline()) as found:
             out = varlen_attn(q, q, q, bounds, bounds, 5, 5, window_size=(-1, 0))
             forward = 4 * 2 * 8 * (10 * 10 / 2 / 2)
             assert found.flops == forward
@@ -89,7 +89,7 @@ def test_flex_is_the_blocks_that_are_not_empty(bounds: list[int], window: int | 
         shapes = ((1, 4, bounds[-1], 32), (1, 2, bounds[-1], 32), (1, 2, bounds[-1], 16))
         inputs = [torch.ones(s, dtype=torch.bfloat16, device="cuda").requires_grad_() for s in shapes]
         seen = layout.visible(window)
-        with _counting(Roofline()) as found:
+        with counting_kernels(Roofline()) as found:
             out = documents_flex(emulated_flex.call, *inputs, seen, scale=1.0, softcap=2.0)
             forward = 2 * 4 * blocks * 128 * 128 * (32 + 16)
             assert found.flops == forward and found.kernels == 1

@@ -12,10 +12,8 @@ from family_sweep import copy_of
 from model_families import Source, spread_out
 from safetensors.torch import load_file, save_file
 from test_composite import (
-    _same as same_bytes,
-)
-from test_composite import (
-    _trained as trained_checkpoint,
+    same_bytes,
+    trained_checkpoint,
 )
 from test_composite import (
     test_an_export_is_the_whole_with_the_language_model_trained as export_of_the_whole,

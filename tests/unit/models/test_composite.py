@@ -71,7 +71,7 @@ def test_the_plan_counts_what_is_carried(kind: str, tmp_path: Path) -> None:
     assert shape.num_parameters == sum(p.numel() for p in trained.parameters())
 
 
-def _trained(folder: Path, run: Path, spec: AdapterSpec | None = None) -> Path:
+def trained_checkpoint(folder: Path, run: Path, spec: AdapterSpec | None = None) -> Path:
     """A checkpoint of the folder's language model, every trained weight moved."""
     build = HFModelFactory(Source(name_or_path=str(folder)), adapter=spec)
     module, found = build(), build.account()
@@ -91,21 +91,21 @@ def _trained(folder: Path, run: Path, spec: AdapterSpec | None = None) -> Path:
     return Checkpointer(RunDir.at(run), OneRank(), None).save(1, shards, state, files)
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
 
 
 @pytest.mark.parametrize("kind", EVERY)
 def test_an_export_is_the_whole_with_the_language_model_trained(kind: str, tmp_path: Path) -> None:
     whole = _saved(kind, tmp_path / "base")
-    export_hf(_trained(tmp_path / "base", tmp_path / "run"), tmp_path / "out")
+    export_hf(trained_checkpoint(tmp_path / "base", tmp_path / "run"), tmp_path / "out")
     before, after = (load_file(tmp_path / f / "model.safetensors") for f in ("base", "out"))
     assert set(before) == set(after)
     build = HFModelFactory(Source(name_or_path=str(tmp_path / "base")))
     found = build.account()
     assert found is not None
     carried = set(found.carried)
-    assert all(_same(before[n], after[n]) == (n in carried) for n in before)
+    assert all(same_bytes(before[n], after[n]) == (n in carried) for n in before)
     told, was = (json.loads((tmp_path / f / "config.json").read_text()) for f in ("out", "base"))
     assert {k: v for k, v in told.items() if was.get(k) != v} == {}
     assert (tmp_path / "out/preprocessor_config.json").read_text() == '{"size": 28}'
@@ -117,10 +117,10 @@ def test_an_export_is_the_whole_with_the_language_model_trained(kind: str, tmp_p
 def test_an_adapter_leaves_merged_into_the_whole(tmp_path: Path) -> None:
     _saved("qwen2_5_vl", tmp_path / "base")
     spec = AdapterSpec(r=2, alpha=4.0, target_modules=("q_proj", "v_proj"))
-    saved = _trained(tmp_path / "base", tmp_path / "run", spec)
+    saved = trained_checkpoint(tmp_path / "base", tmp_path / "run", spec)
     assert export_hf(saved, tmp_path / "out", merge=True).load_checked
     before, after = (load_file(tmp_path / f / "model.safetensors") for f in ("base", "out"))
-    moved = {n for n in before if not _same(before[n], after[n])}
+    moved = {n for n in before if not same_bytes(before[n], after[n])}
     assert set(before) == set(after)
     assert moved and all(
         n.startswith("model.layers.") and n.endswith(("q_proj.weight", "v_proj.weight")) for n in moved
@@ -159,7 +159,7 @@ def test_an_adapter_alone_is_opened_by_peft_on_the_whole(
 
     _saved(kind, tmp_path / "base")
     spec = AdapterSpec(r=2, alpha=4.0, target_modules=("q_proj", "v_proj"), **more)
-    saved = _trained(tmp_path / "base", tmp_path / "run", spec)
+    saved = trained_checkpoint(tmp_path / "base", tmp_path / "run", spec)
     export_hf(saved, tmp_path / "alone")
     export_hf(saved, tmp_path / "merged", merge=True)
     load: Any = class_of_whole(whole_config(kind)).from_pretrained

@@ -14,7 +14,7 @@ from tiny_families import tiny_config
 from paceline.config.schema import Config
 from paceline.config.sections.lora import LoraSection
 from paceline.models.factory import HFModelFactory
-from paceline.models.listing import _kinds
+from paceline.models.listing import parameter_kinds
 from paceline.models.materialise import build_on_meta, fill
 from paceline.models.quantised import packing, scales_of
 from paceline.plan.adapter import adapter_of
@@ -108,7 +108,7 @@ def test_what_its_parent_reads_is_not_packed(kind: str, target: str, read: set[s
     logits = hf(input_ids=torch.randint(3, config["vocab_size"], (1, 8))).logits
     assert torch.isfinite(logits).all()
     plain = HFModelFactory(Source(config=config))(BuildOptions(device=torch.device("meta"))).hf
-    listed = {name for name, _, listed in _kinds(plain, frozenset()) if listed == LINEAR}
+    listed = {name for name, _, listed in parameter_kinds(plain, frozenset()) if listed == LINEAR}
     assert {f"{name}.weight".replace(".base_layer", "") for name in packed} == listed
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from model_families import Source, build_family
 from safetensors.torch import load_file, save_file
-from test_composite import _trained
+from test_composite import trained_checkpoint
 from tiny_families import tiny_config
 from torch import Tensor
 
@@ -410,7 +410,7 @@ def test_what_does_not_fit_is_named_also_in_parts(way: str, end: str, spoilt: Te
 def test_an_adapter_is_trained_on_it_and_leaves_merged_as_plain_weights(tmp_path: Path) -> None:
     expected = _folder("fp8", tmp_path / "base")
     spec = AdapterSpec(r=2, alpha=4.0, target_modules=("q_proj",))
-    saved = _trained(tmp_path / "base", tmp_path / "run", spec)
+    saved = trained_checkpoint(tmp_path / "base", tmp_path / "run", spec)
     assert export_hf(saved, tmp_path / "out", "bfloat16", merge=True).load_checked
     found = load_file(tmp_path / "out/model.safetensors")
     moved = {n for n in expected if not torch.equal(found[n], expected[n])}
