@@ -105,7 +105,9 @@ VARIANTS = (
     zero_cell("ZeRO-2", 2),
     zero_cell("ZeRO-3", 3),
     zero_cell("ZeRO-3, CPU offload", 3, zero={"offload_optimizer": CPU, "offload_param": CPU}),
-    zero("ZeRO-3, NVMe offload", 3, needs="libaio", zero={"offload_optimizer": NVME, "offload_param": NVME}),
+    zero_cell(
+        "ZeRO-3, NVMe offload", 3, needs="libaio", zero={"offload_optimizer": NVME, "offload_param": NVME}
+    ),
     zero_cell("AutoTP + ZeRO-1", 1, data_parallel=1, tensor_parallel={"autotp_size": 2}),
     zero_cell("DeepSpeed Ulysses", 1, data_parallel=1, sequence_parallel_size=2),
     Variant("a user's own (module:Class)", {"distributed_strategy": "own_strategy:EveryRankSteps"}),

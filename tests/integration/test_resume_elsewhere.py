@@ -77,7 +77,9 @@ def resumed(
     return wrong
 
 
-@pytest.mark.parametrize(("source", "target"), [("single", "ddp"), ("ddp", "single")])
+@pytest.mark.parametrize(
+    ("source", "target"), [("single", "ddp"), pytest.param("ddp", "single", marks=pytest.mark.full)]
+)
 def test_one_process_and_two(
     source: str, target: str, tiny: Tiny, paceline: Paceline, tmp_path: Path
 ) -> None:

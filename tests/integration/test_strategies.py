@@ -15,18 +15,23 @@ pytestmark = pytest.mark.integration
 
 SCENARIOS = {1: "parity+mixed", 2: "parity+resume+mixed+collectives", 4: "parity+resume+resume_cold"}
 Found = dict[int, list[dict[str, Any]]]
+FOUR = pytest.param(4, marks=pytest.mark.full)
+WORLDS = pytest.mark.parametrize("world_size", [2, FOUR])
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What every rank of the worlds of 1, 2 and 4 found, by scenario."""
-    results = {}
-    for world_size, scenario in SCENARIOS.items():
-        out = tmp_path_factory.mktemp(f"world{world_size}")
-        codes, output = run_ranks(scenario, world_size, out)
-        assert codes == [0] * world_size, "\n".join(output)
-        results[world_size] = [read(out, rank) for rank in range(world_size)]
-    return results
+    """What every rank of the worlds of 1, 2 and 4 found, by scenario; each runs when it is first asked."""
+
+    class Lazy(Found):
+        def __missing__(self, world_size: int) -> list[dict[str, Any]]:
+            out = tmp_path_factory.mktemp(f"world{world_size}")
+            codes, output = run_ranks(SCENARIOS[world_size], world_size, out)
+            assert codes == [0] * world_size, "\n".join(output)
+            self[world_size] = [read(out, rank) for rank in range(world_size)]
+            return self[world_size]
+
+    return Lazy()
 
 
 def read(out: Path, rank: int) -> dict[str, Any]:
@@ -39,7 +44,7 @@ def largest_difference(a: dict[str, list[float]], b: dict[str, list[float]]) -> 
     return max(abs(x - y) for name in a for x, y in zip(a[name], b[name], strict=True))
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@WORLDS
 @pytest.mark.parametrize("knobs", ["plain", "copies", "unused", "static", "single"])
 def test_ddp_equals_one_process(found: Found, world_size: int, knobs: str) -> None:
     """float64, ten steps, token counts that differ between ranks, clipping active, accumulation 2
@@ -59,20 +64,20 @@ def test_ddp_equals_one_process(found: Found, world_size: int, knobs: str) -> No
             assert a["tokens"] == b["tokens"]
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@WORLDS
 def test_all_ranks_return_the_same_bits(found: Found, world_size: int) -> None:
     first, *others = [rank["parity"]["plain"]["steps"] for rank in found[world_size]]
     assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@WORLDS
 def test_every_rank_starts_with_rank_0s_values(found: Found, world_size: int) -> None:
     """Where initial values differ: ranks are built alike, but their processors may round otherwise."""
     first, *others = [rank["parity"]["apart"] for rank in found[world_size]]
     assert first == found[1][0]["parity"]["apart"] and all(other == first for other in others)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, FOUR])
 def test_evaluation_counts_every_row_once(found: Found, world_size: int) -> None:
     """99 rows over ranks with micro-batches of 8, one rank with an extra filler."""
     alone = found[1][0]["parity"]["eval"]
@@ -86,19 +91,20 @@ def test_evaluation_counts_every_row_once(found: Found, world_size: int) -> None
         )
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@WORLDS
 def test_resume_is_bit_exact(found: Found, world_size: int) -> None:
     """Every parameter, loss and norm of five steps after the import, with dropout."""
     for rank in found[world_size]:
         assert rank["resume"]["again"] == rank["resume"]["straight"]
 
 
+@pytest.mark.full
 def test_without_warm_up_resume_at_four_ranks_differs(found: Found) -> None:
     """The reason for contract 9; if this ever passes bit for bit, the test above has lost its teeth."""
     assert any(rank["resume_cold"]["again"] != rank["resume_cold"]["straight"] for rank in found[4])
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@WORLDS
 def test_every_rank_exports_a_share(found: Found, world_size: int) -> None:
     shares = [rank["resume"]["bytes"] for rank in found[world_size]]
     assert min(shares) > 0.4 * max(shares)

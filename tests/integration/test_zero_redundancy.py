@@ -26,23 +26,27 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "a rank without a parameter": ("adamw_torch_fused", {}, "head", {}),
     "such a rank, one buffer": ("adamw_torch", {}, "head", {"parameters_as_bucket_view": True}),
 }
+WORLDS = pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.full)])
 WORKER = Path(__file__).with_name("zero_redundancy_worker.py")
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What every rank of the worlds of 2 and 3 found, by case."""
-    results = {}
-    for world_size in (2, 3):
-        out = tmp_path_factory.mktemp(f"world{world_size}")
-        (out / "cases.json").write_text(json.dumps(CASES))
-        codes, output = run_ranks("all", world_size, out, script=WORKER)
-        assert codes == [0] * world_size, "\n".join(output)
-        results[world_size] = [json.loads((out / f"{rank}.json").read_text()) for rank in range(world_size)]
-    return results
+    """What every rank of the worlds of 2 and 3 found, by case; each runs when it is first asked."""
+
+    class Lazy(Found):
+        def __missing__(self, world_size: int) -> list[dict[str, Any]]:
+            out = tmp_path_factory.mktemp(f"world{world_size}")
+            (out / "cases.json").write_text(json.dumps(CASES))
+            codes, output = run_ranks("all", world_size, out, script=WORKER)
+            assert codes == [0] * world_size, "\n".join(output)
+            self[world_size] = [json.loads((out / f"{rank}.json").read_text()) for rank in range(world_size)]
+            return self[world_size]
+
+    return Lazy()
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@WORLDS
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_bits_as_ddp(found: Found, case: str, world_size: int) -> None:
     """float64, ten steps, clipping active: losses, norms, weights, and every moment that was exported in
@@ -61,7 +65,7 @@ def test_the_same_bits_as_ddp(found: Found, case: str, world_size: int) -> None:
     assert (0 in [rank["zero_redundancy"]["kept"] for rank in ranks]) is (CASES[case][2] == "head")
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@WORLDS
 @pytest.mark.parametrize("case", CASES)
 def test_either_goes_on_from_the_other(found: Found, case: str, world_size: int) -> None:
     for rank in found[world_size]:
@@ -72,7 +76,7 @@ def test_either_goes_on_from_the_other(found: Found, case: str, world_size: int)
             assert again["parameters"] == straight["parameters"], f"{source} to {target}"
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@WORLDS
 def test_an_overflow_is_skipped_by_all_ranks_as_under_ddp(found: Found, world_size: int) -> None:
     ranks = [rank["overflow"] for rank in found[world_size]]
     assert ranks[0]["ddp"]["skipped"][0] == "overflow" and ranks[0]["ddp"]["skipped"][-1] is None
