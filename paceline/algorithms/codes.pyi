@@ -1,11 +1,35 @@
 # Made from codes.toml by `python scripts/code_stubs.py`. Do not edit.
-from paceline.core.diagnostics import Code
+from collections.abc import Mapping
+
+from paceline.core.diagnostics import Code, CodeName, Diagnostic, Severity
+
+class _REWARDS_FAILED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        label: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _REWARDS_TESTS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        tests: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
 
 ALGORITHM_NOT_AN_ALGORITHM: Code
 REWARD_UNKNOWN: Code
 REWARDS_NOT_A_FUNCTION: Code
 REWARDS_SIGNATURE: Code
 REWARDS_NO_ANSWER: Code
-REWARDS_FAILED: Code
-REWARDS_TESTS: Code
+REWARDS_FAILED: _REWARDS_FAILED
+REWARDS_TESTS: _REWARDS_TESTS
 REWARDS_OPTIONS: Code

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import codes
-from paceline.core.diagnostics import Code, all_codes
+from paceline.core.diagnostics import CodeName, all_codes
 from paceline.core.errors import ConfigError
 from paceline.core.registry import load_attr
 
@@ -24,10 +24,10 @@ def explain(code: Annotated[str | None, typer.Argument(metavar="CODE", help=_HEL
     typer.echo("\n".join(sorted(all_codes())) if code is None else explained(code.strip("[] ")))
 
 
-def _own(name: str) -> Code | None:
+def _own(name: str) -> CodeName | None:
     """Return the code that a user's own module defines, named as ``module:CODE``; None if it is none."""
     found = load_attr(name) if ":" in name else None
-    return found if isinstance(found, Code) else None
+    return found if isinstance(found, CodeName) else None
 
 
 def explained(name: str) -> str:

@@ -7,9 +7,12 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from paceline.core.package import PACKAGE
+
+#: Extra facts of a finding, as JSON.
+Evidence: TypeAlias = Mapping[str, Any]
 
 
 class Severity(str, Enum):
@@ -35,7 +38,7 @@ class Diagnostic:
     found: str = ""
     hint: str = ""
     severity: Severity = Severity.ERROR
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=dict)
 
     def render(self) -> str:
         """Return the finding as text: a headline, then an indented line each for the value and the fix."""
@@ -61,17 +64,21 @@ class Diagnostic:
 
 
 @dataclass(frozen=True)
-class Code:
-    """A diagnostic code: a stable ``name`` (``room.short_name``) and an ``explanation`` of cause and fix.
+class CodeName:
+    """The stable ``name`` of a diagnostic code (``room.short_name``) and an ``explanation`` of cause and fix.
 
-    Calling a code creates a ``Diagnostic``. Each code is defined once, in its room's ``codes.toml``;
-    ``paceline explain``, ``docs/config.md`` and the page of ``paceline watch`` print the explanation.
-    ``chinese`` is its translation.
+    Each code is defined once, in its room's ``codes.toml``; ``paceline explain``, ``docs/config.md`` and the
+    page of ``paceline watch`` print the explanation. ``chinese`` is its translation.
     """
 
     name: str
     explanation: str
     chinese: str = ""
+
+
+@dataclass(frozen=True)
+class Code(CodeName):
+    """A code whose callers write the sentences: calling it creates a ``Diagnostic``."""
 
     def __call__(
         self,
@@ -80,31 +87,71 @@ class Code:
         found: str = "",
         hint: str = "",
         severity: Severity = Severity.ERROR,
-        evidence: Mapping[str, Any] | None = None,
+        evidence: Evidence | None = None,
     ) -> Diagnostic:
         """Return a ``Diagnostic`` with this code's name; the arguments are its other fields."""
         return Diagnostic(self.name, what, where, found, hint, severity, {} if evidence is None else evidence)
 
 
+@dataclass(frozen=True)
+class TemplateCode(CodeName):
+    """A code whose ``codes.toml`` has the sentences: calling it with their values creates a ``Diagnostic``.
+
+    ``what`` and ``hint`` are format strings; without ``hint`` the caller writes it. ``codes.pyi`` declares
+    the values of each code.
+    """
+
+    what: str = ""
+    hint: str | None = None
+    severity: Severity = Severity.ERROR
+
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity | None = None,
+        evidence: Evidence | None = None,
+        **values: object,
+    ) -> Diagnostic:
+        """Return a ``Diagnostic`` with this code's name and its sentences, filled with ``values``."""
+        return Diagnostic(
+            self.name,
+            self.what.format(**values),
+            where,
+            found,
+            hint if self.hint is None else self.hint.format(**values),
+            self.severity if severity is None else severity,
+            {} if evidence is None else evidence,
+        )
+
+
 @cache
-def read_codes(file: Path) -> Mapping[str, Code]:
+def read_codes(file: Path) -> Mapping[str, Code | TemplateCode]:
     """Return the codes of a ``codes.toml`` by constant: table ``[data.format]`` defines ``DATA_FORMAT``."""
     import tomllib  # few starts report anything
 
     with file.open("rb") as stream:
         groups = tomllib.load(stream)
     return {
-        f"{group}_{short}".upper(): Code(f"{group}.{short}", texts["en"], texts["zh"])
+        f"{group}_{short}".upper(): _code(f"{group}.{short}", **texts)
         for group, entries in groups.items()
         for short, texts in entries.items()
     }
 
 
-def codes_beside(module_file: str) -> Callable[[str], Code]:
+def _code(name: str, en: str, zh: str, severity: str = "error", **sentences: str) -> Code | TemplateCode:
+    if not sentences:
+        return Code(name, en, zh)
+    return TemplateCode(name, en, zh, severity=Severity(severity), **sentences)
+
+
+def codes_beside(module_file: str) -> Callable[[str], Code | TemplateCode]:
     """Return the ``__getattr__`` of a room's ``codes`` module; it reads ``codes.toml`` when first called."""
     file = Path(module_file).with_suffix(".toml")
 
-    def code(constant: str) -> Code:
+    def code(constant: str) -> Code | TemplateCode:
         found = read_codes(file).get(constant) if constant.isupper() else None
         if found is None:
             raise AttributeError(f"{file} defines no code {constant}")
@@ -114,7 +161,7 @@ def codes_beside(module_file: str) -> Callable[[str], Code]:
 
 
 @cache
-def all_codes() -> Mapping[str, Code]:
+def all_codes() -> Mapping[str, Code | TemplateCode]:
     """Return every room's codes by name."""
     return {
         code.name: code for file in sorted(PACKAGE.rglob("codes.toml")) for code in read_codes(file).values()

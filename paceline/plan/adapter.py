@@ -78,16 +78,7 @@ def check_adapter(
     axes = [a for a in ("pp", "tp", "cp") if getattr(mesh, a) > 1 and a not in spec.adapter_axes]
     if not spec.whole_rows or axes:
         cut = ", ".join(f"{axis}={getattr(mesh, axis)}" for axis in axes)
-        found.append(
-            codes.PLAN_ADAPTER_STRATEGY(
-                "adapters need complete layers and rows on every rank, or shards by FSDP, ZeRO or tensor"
-                " parallelism",
-                "lora",
-                f"{spec.name}{f' with {cut}' if axes else ''}",
-                "set distributed_strategy: fsdp (full_shard, with or without tp_size) or zero3, without"
-                " cp and pp; or train all weights: remove the lora section",
-            )
-        )
+        found.append(codes.PLAN_ADAPTER_STRATEGY("lora", f"{spec.name}{f' with {cut}' if axes else ''}"))
     if adapter.target_parameters and mesh.tp > 1:
         found.append(
             codes.PLAN_ADAPTER_EXPERTS(
@@ -159,14 +150,7 @@ def _quantised(
             )
         )
     if compute == "float64":
-        found.append(
-            codes.PLAN_QUANTISED_FLOAT64(
-                "bitsandbytes does not support float64 products",
-                "model.dtype",
-                "float64 with quantization_bit",
-                "model.dtype: float32",
-            )
-        )
+        found.append(codes.PLAN_QUANTISED_FLOAT64("model.dtype", "float64 with quantization_bit"))
     return found
 
 
@@ -263,13 +247,7 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
         config = as_object(json.loads(read_text(file)))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            codes.PLAN_ADAPTER_FOLDER(
-                "no adapter can be read here",
-                "lora.adapter_name_or_path",
-                f"{file}: {error}",
-                "give a folder with adapter_config.json and adapter_model.safetensors; download one"
-                " from the hub first: hf download NAME --local-dir DIR",
-            )
+            codes.PLAN_ADAPTER_FOLDER("lora.adapter_name_or_path", f"{file}: {error}")
         ) from error
     return replace(with_settings(adapter, config, str(file)), start=str(folder.absolute()))
 

@@ -54,11 +54,11 @@ def resplit(global_batch: int, data_parallel_size: int, prefer_micro: int) -> Ba
         above = [d for d in legal if d > data_parallel_size][:1]
         raise ConfigError(
             codes.PLAN_BATCH_WORLD(
-                f"this run has {global_batch} rows per step, which"
-                f" {data_parallel_size} data-parallel ranks cannot divide evenly",
                 "training.per_device_train_batch_size × gradient_accumulation_steps × ranks",
                 str(data_parallel_size),
-                f"start {' or '.join(map(str, [below, *above]))} processes (legal: {_shorten(legal)})",
+                global_batch=global_batch,
+                data_parallel_size=data_parallel_size,
+                hint=f"start {' or '.join(map(str, [below, *above]))} processes (legal: {_shorten(legal)})",
             )
         )
     micro, accumulation = max((pair for pair in pairs if pair[0] <= prefer_micro), default=pairs[0])

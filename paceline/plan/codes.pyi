@@ -1,62 +1,587 @@
 # Made from codes.toml by `python scripts/code_stubs.py`. Do not edit.
-from paceline.core.diagnostics import Code
+from collections.abc import Mapping
 
-ALGORITHM_NO_SPEC: Code
+from paceline.core.diagnostics import Code, CodeName, Diagnostic, Severity
+
+class _ALGORITHM_NO_SPEC(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ALGORITHM_SPEC_TORCH(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        module: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_STEP_TIMEOUT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        human_seconds: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_OTHER_TORCH(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        package: object,
+        version: object,
+        wants: object,
+        release: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_ROWS_CARDS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        rows: object,
+        cards: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_MODEL_SIZES(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        family: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_TOWER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_NO_ROUTER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        why: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_ALIBI_TWICE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_MODEL_TYPE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_MODEL_UNKNOWN(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        near: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_DEEPSPEED_MISSING(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        package: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_HARDWARE_FORM(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_HARDWARE_KEY(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        near: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_HARDWARE_MISSING(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_HARDWARE_UNKNOWN(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_HARDWARE_VALUE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        key: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_TOO_FEW_DEVICES(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        per_node: object,
+        num_devices: object,
+        label: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_WORLD_NODES(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_WORLD_SIZE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_BATCH_WORLD(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        global_batch: object,
+        data_parallel_size: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_FASTEST_CHOOSES(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        key: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_FASTEST_NOTHING(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_FASTEST_UNKNOWN(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        missing: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_ROWS_ROOM(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        micro_batch: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_ADAPTER_FOLDER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_ADAPTER_STRATEGY(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_QUANTISED_FLOAT64(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_OPTIM_TARGET_MODULES(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _DEVICE_TORCH_SILENT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _DEVICE_UNDRIVEN(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        named: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _MODEL_NO_WEIGHTS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _MODEL_SPECIAL_FILE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _MODEL_NOT_A_FOLDER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _MODEL_PICKLED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PREC_FULL_EVAL(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        compute: object,
+        key: object,
+        dtypes: object,
+        word: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ROLLOUT_CORRECTION(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _STRATEGY_SPEC_TORCH(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        module: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _STRATEGY_FP16_OFFLOAD(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SPEC_CHECK(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        method: object,
+        getattr: object,
+        base: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _KTO_ONE_ROW(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _GRPO_CISPO_BOUND(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _GRPO_CISPO_UNUSED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PPO_KL_ESTIMATOR(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PPO_ADAPTIVE_KL(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _DPO_REFERENCE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        unused: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _DPO_LABEL_SMOOTHING(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        loss_type: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+ALGORITHM_NO_SPEC: _ALGORITHM_NO_SPEC
 ALGORITHM_NO_TEACHER: Code
 ALGORITHM_VOCABULARY: Code
-ALGORITHM_SPEC_TORCH: Code
+ALGORITHM_SPEC_TORCH: _ALGORITHM_SPEC_TORCH
 CLASSIFICATION_LABELS: Code
 DISTILLATION_LMBDA_OFF: Code
-PLAN_STEP_TIMEOUT: Code
+PLAN_STEP_TIMEOUT: _PLAN_STEP_TIMEOUT
 PLAN_PACKAGE: Code
-PLAN_OTHER_TORCH: Code
+PLAN_OTHER_TORCH: _PLAN_OTHER_TORCH
 PLAN_COMPILER: Code
-PLAN_ROWS_CARDS: Code
+PLAN_ROWS_CARDS: _PLAN_ROWS_CARDS
 PLAN_MODEL_CONFIG: Code
 PLAN_MODEL_HEADS: Code
 PLAN_MODEL_MISSING: Code
 PLAN_MODEL_SIZE: Code
-PLAN_MODEL_SIZES: Code
+PLAN_MODEL_SIZES: _PLAN_MODEL_SIZES
 PLAN_FAMILY: Code
 PLAN_FAMILY_STRATEGY: Code
-PLAN_TOWER: Code
+PLAN_TOWER: _PLAN_TOWER
 PLAN_ADAPTER_EXPERTS: Code
-PLAN_NO_ROUTER: Code
+PLAN_NO_ROUTER: _PLAN_NO_ROUTER
 PLAN_BALANCE_LOSS: Code
 PLAN_BALANCE_LOSS_SPLIT: Code
 PLAN_QUANTISED_BASE: Code
-PLAN_ALIBI_TWICE: Code
+PLAN_ALIBI_TWICE: _PLAN_ALIBI_TWICE
 PLAN_MODEL_FILE: Code
 PLAN_WEIGHTS_SIZES: Code
-PLAN_MODEL_TYPE: Code
-PLAN_MODEL_UNKNOWN: Code
+PLAN_MODEL_TYPE: _PLAN_MODEL_TYPE
+PLAN_MODEL_UNKNOWN: _PLAN_MODEL_UNKNOWN
 PLAN_NOT_INSTALLED: Code
-PLAN_DEEPSPEED_MISSING: Code
+PLAN_DEEPSPEED_MISSING: _PLAN_DEEPSPEED_MISSING
 PLAN_HARDWARE_FILE: Code
-PLAN_HARDWARE_FORM: Code
-PLAN_HARDWARE_KEY: Code
-PLAN_HARDWARE_MISSING: Code
+PLAN_HARDWARE_FORM: _PLAN_HARDWARE_FORM
+PLAN_HARDWARE_KEY: _PLAN_HARDWARE_KEY
+PLAN_HARDWARE_MISSING: _PLAN_HARDWARE_MISSING
 PLAN_HARDWARE_NODES: Code
-PLAN_HARDWARE_UNKNOWN: Code
-PLAN_HARDWARE_VALUE: Code
-PLAN_TOO_FEW_DEVICES: Code
-PLAN_WORLD_NODES: Code
-PLAN_WORLD_SIZE: Code
-PLAN_BATCH_WORLD: Code
-PLAN_FASTEST_CHOOSES: Code
-PLAN_FASTEST_NOTHING: Code
-PLAN_FASTEST_UNKNOWN: Code
+PLAN_HARDWARE_UNKNOWN: _PLAN_HARDWARE_UNKNOWN
+PLAN_HARDWARE_VALUE: _PLAN_HARDWARE_VALUE
+PLAN_TOO_FEW_DEVICES: _PLAN_TOO_FEW_DEVICES
+PLAN_WORLD_NODES: _PLAN_WORLD_NODES
+PLAN_WORLD_SIZE: _PLAN_WORLD_SIZE
+PLAN_BATCH_WORLD: _PLAN_BATCH_WORLD
+PLAN_FASTEST_CHOOSES: _PLAN_FASTEST_CHOOSES
+PLAN_FASTEST_NOTHING: _PLAN_FASTEST_NOTHING
+PLAN_FASTEST_UNKNOWN: _PLAN_FASTEST_UNKNOWN
 PLAN_START_CARD: Code
 PLAN_START_HOST: Code
 PLAN_STATES_CARD: Code
 PLAN_STATES_HOST: Code
-PLAN_ROWS_ROOM: Code
-PLAN_ADAPTER_FOLDER: Code
+PLAN_ROWS_ROOM: _PLAN_ROWS_ROOM
+PLAN_ADAPTER_FOLDER: _PLAN_ADAPTER_FOLDER
 PLAN_ADAPTER_KIND: Code
-PLAN_ADAPTER_STRATEGY: Code
-PLAN_QUANTISED_FLOAT64: Code
+PLAN_ADAPTER_STRATEGY: _PLAN_ADAPTER_STRATEGY
+PLAN_QUANTISED_FLOAT64: _PLAN_QUANTISED_FLOAT64
 PLAN_QUANTISED_STRATEGY: Code
-PLAN_OPTIM_TARGET_MODULES: Code
+PLAN_OPTIM_TARGET_MODULES: _PLAN_OPTIM_TARGET_MODULES
 DEVICE_ARCH: Code
 DEVICE_CPU_TORCH: Code
 DEVICE_DRIVER_OLD: Code
@@ -66,27 +591,27 @@ DEVICE_MIG_EMPTY: Code
 DEVICE_MIXED: Code
 DEVICE_PACKAGE: Code
 DEVICE_SILENT: Code
-DEVICE_TORCH_SILENT: Code
-DEVICE_UNDRIVEN: Code
+DEVICE_TORCH_SILENT: _DEVICE_TORCH_SILENT
+DEVICE_UNDRIVEN: _DEVICE_UNDRIVEN
 DEVICE_UNUSED: Code
 TRACKER_NOT_INSTALLED: Code
 TRACKER_OFFLINE: Code
 MODEL_ADAPTER_FOLDER: Code
 MODEL_DAMAGED_WEIGHTS: Code
 MODEL_MISSING_SHARDS: Code
-MODEL_NO_WEIGHTS: Code
-MODEL_SPECIAL_FILE: Code
-MODEL_NOT_A_FOLDER: Code
-MODEL_PICKLED: Code
+MODEL_NO_WEIGHTS: _MODEL_NO_WEIGHTS
+MODEL_SPECIAL_FILE: _MODEL_SPECIAL_FILE
+MODEL_NOT_A_FOLDER: _MODEL_NOT_A_FOLDER
+MODEL_PICKLED: _MODEL_PICKLED
 MODEL_WEIGHTS_INDEX: Code
 PREC_FP8: Code
 PREC_BF16_WEIGHTS: Code
-PREC_FULL_EVAL: Code
+PREC_FULL_EVAL: _PREC_FULL_EVAL
 ROLLOUT_SERVER_ROOM: Code
 ROLLOUT_GATHER_ROOM: Code
 ROLLOUT_GROUPS: Code
 ROLLOUT_STEPS: Code
-ROLLOUT_CORRECTION: Code
+ROLLOUT_CORRECTION: _ROLLOUT_CORRECTION
 PAR_DEEPSPEED: Code
 PAR_DS_TP_MISMATCH: Code
 PAR_PP_LAYERS: Code
@@ -107,22 +632,22 @@ ZERO_OFFLOAD: Code
 ZERO_OFFLOAD_RATIO: Code
 ZERO_QUANTISED: Code
 STRATEGY_DEEPSPEED_FP16: Code
-STRATEGY_SPEC_TORCH: Code
+STRATEGY_SPEC_TORCH: _STRATEGY_SPEC_TORCH
 STRATEGY_DEEPSPEED_TP_PLAN: Code
 STRATEGY_DEEPSPEED_TP_STAGE: Code
 STRATEGY_COMPILE: Code
 STRATEGY_ADAFACTOR: Code
 STRATEGY_OPTIMIZER_SPLIT: Code
-STRATEGY_FP16_OFFLOAD: Code
-SPEC_CHECK: Code
+STRATEGY_FP16_OFFLOAD: _STRATEGY_FP16_OFFLOAD
+SPEC_CHECK: _SPEC_CHECK
 MODELS_NO_STAGES: Code
 MODELS_TP_NO_PLAN: Code
 MODELS_TP_STYLE: Code
 BATCH_TRIPLE: Code
-KTO_ONE_ROW: Code
-GRPO_CISPO_BOUND: Code
-GRPO_CISPO_UNUSED: Code
-PPO_KL_ESTIMATOR: Code
-PPO_ADAPTIVE_KL: Code
-DPO_REFERENCE: Code
-DPO_LABEL_SMOOTHING: Code
+KTO_ONE_ROW: _KTO_ONE_ROW
+GRPO_CISPO_BOUND: _GRPO_CISPO_BOUND
+GRPO_CISPO_UNUSED: _GRPO_CISPO_UNUSED
+PPO_KL_ESTIMATOR: _PPO_KL_ESTIMATOR
+PPO_ADAPTIVE_KL: _PPO_ADAPTIVE_KL
+DPO_REFERENCE: _DPO_REFERENCE
+DPO_LABEL_SMOOTHING: _DPO_LABEL_SMOOTHING

@@ -60,12 +60,7 @@ def _search_spec(job: Job) -> SearchSpec:
     if taken:
         raise ConfigError(
             *(
-                codes.PLAN_FASTEST_CHOOSES(
-                    "distributed_strategy: fastest searches for the layout, but this key sets a part of it",
-                    f"training.{key}",
-                    str(value)[:60],
-                    f"remove {key}, or set distributed_strategy: auto",
-                )
+                codes.PLAN_FASTEST_CHOOSES(f"training.{key}", str(value)[:60], key=key)
                 for key, value in taken.items()
             )
         )
@@ -78,11 +73,7 @@ def _search_spec(job: Job) -> SearchSpec:
     )
     if shape is None or cluster is None:
         missing = "the model's size" if shape is None else f"the speed of {hardware.device_name}"
-        raise ConfigError(
-            codes.PLAN_FASTEST_UNKNOWN(
-                f"a search needs {missing}, which is unknown", KEY, NAME, "distributed_strategy: auto"
-            )
-        )
+        raise ConfigError(codes.PLAN_FASTEST_UNKNOWN(KEY, NAME, missing=missing))
     rows = t.per_device_train_batch_size * t.gradient_accumulation_steps * job.world_size
     adapter = adapter_of(config.lora)
     return SearchSpec(
@@ -133,8 +124,7 @@ def _nothing(spec: SearchSpec, found: list[Candidate], refused: dict[str, str]) 
     why = [f"{name}: {what}" for name, what in refused.items()]
     why += [f"{c.strategy}: {c.binding}" for c in best_of_each(found) if c.binding]
     return codes.PLAN_FASTEST_NOTHING(
-        "no layout of this job fits, or none that fits can start",
         KEY,
         "; ".join(why)[:400],
-        "; ".join(["use more memory or devices, a smaller data.max_length, or lora", *more]),
+        hint="; ".join(["use more memory or devices, a smaller data.max_length, or lora", *more]),
     )

@@ -40,3 +40,7 @@ class JobToCheck(Protocol):
     ) -> Diagnostic:
         """Return a problem with some keys, located in the config and with their values."""
         ...
+
+    def at(self, finding: Diagnostic, *paths: str) -> Diagnostic:
+        """Return a finding with the place and, where it has no ``found``, the values of some keys."""
+        ...

@@ -31,11 +31,12 @@ class MadeFor:
     def finding(self) -> Diagnostic:
         """Return what is wrong, and what to do."""
         return codes.PLAN_OTHER_TORCH(
-            f"{self.package} {self.version} was compiled for torch {self.wants}, and Transformers imports it",
             self.package,
             f"torch {self.torch}",
-            f"pip uninstall {self.package} (training does not need it), or pip install a {self.package} made"
-            f" for torch {_release(self.torch)}",
+            package=self.package,
+            version=self.version,
+            wants=self.wants,
+            release=_release(self.torch),
         )
 
 

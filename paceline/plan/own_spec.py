@@ -81,9 +81,13 @@ def _failed(spec: object, method: str, key: str, error: Exception) -> Diagnostic
     theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
     lines = theirs or frames
     at = f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
-    what = f"{method}() of {getattr(spec, 'name', '')} failed"
-    hint = f"correct the method: {_base(spec)} documents what it may return"
-    return codes.SPEC_CHECK(what, key, f"{type(error).__name__}: {error}{at}", hint)
+    return codes.SPEC_CHECK(
+        key,
+        f"{type(error).__name__}: {error}{at}",
+        method=method,
+        getattr=getattr(spec, "name", ""),
+        base=_base(spec),
+    )
 
 
 def _base(spec: object) -> str:

@@ -231,33 +231,19 @@ def _main_decisions(
 def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Diagnostic]:
     """Return errors in the number of processes and nodes."""
     if world_size < 1 or num_nodes < 1:
-        return [
-            codes.PLAN_WORLD_SIZE(
-                "the numbers of processes and nodes must be at least 1",
-                "--nproc",
-                f"{world_size} on {num_nodes} nodes",
-                "1 or more",
-            )
-        ]
+        return [codes.PLAN_WORLD_SIZE("--nproc", f"{world_size} on {num_nodes} nodes")]
     if world_size % num_nodes:
-        return [
-            codes.PLAN_WORLD_NODES(
-                "every node must start the same number of processes",
-                "--nnodes",
-                f"{world_size} processes on {num_nodes} nodes",
-                "a multiple",
-            )
-        ]
+        return [codes.PLAN_WORLD_NODES("--nnodes", f"{world_size} processes on {num_nodes} nodes")]
     found = []
     per_node = world_size // num_nodes
     if is_accelerator(hardware.device) and per_node > hardware.num_devices:
         found.append(
             codes.PLAN_TOO_FEW_DEVICES(
-                f"{per_node} processes per node, but only {hardware.num_devices}"
-                f" {kind_of(hardware.device).label} device(s) are visible",
                 "--nproc",
                 str(per_node),
-                f"use --nproc {hardware.num_devices}, or training.use_cpu=true",
+                per_node=per_node,
+                num_devices=hardware.num_devices,
+                label=kind_of(hardware.device).label,
             )
         )
     return found

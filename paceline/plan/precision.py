@@ -72,12 +72,11 @@ def check_full_eval(run: Combination) -> Iterator[Diagnostic]:
     for word in run.full_eval:
         key = f"{word}_full_eval"
         if run.precision.compute != _DTYPES[word]:
-            what = (
-                f"evaluation computes in the same dtype as training, {run.precision.compute}, but"
-                f" {key} requests {_DTYPES[word]}"
+            yield codes.PREC_FULL_EVAL(
+                f"training.{key}",
+                f"{key}: true",
+                compute=run.precision.compute,
+                key=key,
+                dtypes=_DTYPES[word],
+                word=word,
             )
-            hint = (
-                f"set mixed_precision: {word}, so that evaluation casts the weights to {word} as"
-                f" well; or {key}: false"
-            )
-            yield codes.PREC_FULL_EVAL(what, f"training.{key}", f"{key}: true", hint)

@@ -19,7 +19,5 @@ def check_targets(optimizer: OptimizerSpec, shape: ModelShape | None) -> Iterato
         return
     names = [(p.name, len(p.shape)) for p in parameters_of(shape)]
     if names and not any(projected(name, dims, targets) for name, dims in names):
-        what = f"no matrix of the model is in a module named so, and {optimizer.name} would project nothing"
-        hint = "write parts of names such as attn, mlp or q_proj, or all-linear"
         where, found = "training.optim_target_modules", ", ".join(targets)
-        yield codes.PLAN_OPTIM_TARGET_MODULES(what, where, found, hint)
+        yield codes.PLAN_OPTIM_TARGET_MODULES(where, found, name=optimizer.name)

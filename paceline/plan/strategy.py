@@ -140,5 +140,4 @@ def _not_installed(spec: StrategySpec, package: str) -> Diagnostic:
         hint += (
             f", or distributed_strategy: {strategy} with {strategy}: {sharding}, which shards the same states"
         )
-    what = f"the strategy '{spec.name}' needs the package {package}, which is not installed"
-    return codes.PLAN_DEEPSPEED_MISSING(what, KEY, spec.name, hint)
+    return codes.PLAN_DEEPSPEED_MISSING(KEY, spec.name, name=spec.name, package=package, hint=hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.core import codes as core_codes
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.tables import CHOOSERS, STRATEGIES
 from paceline.plan.strategies.base import strategy_specs
 from paceline.rules import codes
@@ -35,14 +35,7 @@ def fsdp_and_deepspeed(c: Context) -> Iterator[Diagnostic]:
     """back.fsdp_ds"""
     t = c.config.training
     if t.fsdp and t.deepspeed:
-        yield c.problem(
-            codes.BACK_FSDP_DS,
-            "fsdp and deepspeed are both set, but only one of them can shard a run",
-            "training.fsdp",
-            "training.deepspeed",
-            found="fsdp and deepspeed",
-            hint="remove one of the two",
-        )
+        yield c.at(codes.BACK_FSDP_DS(found="fsdp and deepspeed"), "training.fsdp", "training.deepspeed")
 
 
 def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
@@ -107,21 +100,10 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
     # The flag and the strategy against the number of processes
     world = c.facts.world_size
     if world == 1 and t.distributed is True and not alone:
-        yield c.problem(
-            codes.BACK_DISTRIBUTED_ALONE,
-            "distributed: true, but only one process is started, so it trains alone",
-            "training.distributed",
-            hint="use --nproc 2 or more, or a launcher; set distributed: false for a single process",
-            severity=Severity.WARNING,
-        )
+        yield c.at(codes.BACK_DISTRIBUTED_ALONE(), "training.distributed")
     if world is not None and world > 1 and (t.distributed is False or alone):
         path = "training.distributed" if t.distributed is False else _STRATEGY
-        yield c.problem(
-            codes.BACK_ONE_PROCESS,
-            f"the config requests one process, but {world} are started",
-            path,
-            hint="set distributed_strategy: ddp, or use --nproc 1",
-        )
+        yield c.at(codes.BACK_ONE_PROCESS(world=world), path)
 
 
 def needs_processes(c: Context) -> Iterator[Diagnostic]:
@@ -130,11 +112,9 @@ def needs_processes(c: Context) -> Iterator[Diagnostic]:
     least = 1 if spec is None else spec.min_processes
     if spec is not None and world is not None and world < least:
         there = "there is only one" if world == 1 else f"there are {world}"
-        yield c.problem(
-            codes.BACK_FSDP_SINGLE,
-            f"the strategy {spec.name} needs {least} processes or more, but {there}",
+        yield c.at(
+            codes.BACK_FSDP_SINGLE(name=spec.name, least=least, there=there),
             "training.fsdp" if t.fsdp else _STRATEGY,
-            hint=f"use --nproc {least} or more, or set distributed_strategy: single",
         )
 
 
@@ -143,12 +123,7 @@ def nccl(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     if t.ddp_backend == "nccl" and (t.use_cpu or c.facts.device == "cpu"):
         why = "use_cpu is set" if t.use_cpu else "this machine has no CUDA device"
-        yield c.problem(
-            codes.BACK_NCCL_CPU,
-            f"nccl needs CUDA devices; {why}",
-            "training.ddp_backend",
-            hint="set ddp_backend: auto (gloo here), or gloo",
-        )
+        yield c.at(codes.BACK_NCCL_CPU(why=why), "training.ddp_backend")
 
 
 _BACKEND_FROM = {
@@ -169,14 +144,13 @@ def backend_built(c: Context) -> Iterator[Diagnostic]:
         and name not in built
         and not (name == "nccl" and c.facts.device == "cpu")
     ):
-        yield c.problem(
-            codes.BACK_NOT_BUILT,
-            f"this build of torch has no backend {name}",
-            "training.ddp_backend",
-            hint=(
-                f"use auto, or one of {', '.join(sorted(built))}; {name} comes with"
-                f" {_BACKEND_FROM.get(name, 'another build of torch')}"
+        yield c.at(
+            codes.BACK_NOT_BUILT(
+                name=name,
+                built=", ".join(sorted(built)),
+                get=_BACKEND_FROM.get(name, "another build of torch"),
             ),
+            "training.ddp_backend",
         )
 
 
@@ -186,28 +160,14 @@ def xla(c: Context) -> Iterator[Diagnostic]:
     if not c.starting or not isinstance(config, dict) or config.get("xla") is not True:
         return
     have = "no strategy supports XLA devices" if c.facts.torch_xla else "torch_xla is not installed"
-    yield c.problem(
-        codes.XLA_NOT_RUN,
-        f"xla: true would shard with torch_xla's FSDP on TPUs; {have}",
-        "training.fsdp_config",
-        found="xla: true",
-        hint=(
-            "on a TPU host: pip install 'torch_xla[tpu]' and use a trainer that supports it; here: remove xla"
-        ),
-        severity=Severity.WARNING,
-    )
+    yield c.at(codes.XLA_NOT_RUN(found="xla: true", have=have), "training.fsdp_config")
 
 
 def launch(c: Context) -> Iterator[Diagnostic]:
     """back.master_port_range, back.node_rank, back.multi_node_port"""
     section = c.config.launch
     if section.master_port is not None and not 0 <= section.master_port <= 65535:
-        yield c.problem(
-            codes.BACK_MASTER_PORT_RANGE,
-            "a port must be a number from 0 to 65535",
-            "launch.master_port",
-            hint="master_port: 29500",
-        )
+        yield c.at(codes.BACK_MASTER_PORT_RANGE(), "launch.master_port")
     if section.node_rank >= section.nnodes:
         yield c.problem(
             codes.BACK_NODE_RANK,
@@ -217,24 +177,14 @@ def launch(c: Context) -> Iterator[Diagnostic]:
             hint="set node_rank: 0 on the first node",
         )
     if section.nnodes > 1 and section.master_port is None and c.starting:
-        yield c.problem(
-            codes.BACK_MULTI_NODE_PORT,
-            "all nodes must use the same port",
-            "launch.master_port",
-            hint="set master_port: 29500, the same on every node",
-        )
+        yield c.at(codes.BACK_MULTI_NODE_PORT(), "launch.master_port")
 
 
 def slurm(c: Context) -> Iterator[Diagnostic]:
     """host.slurm_tasks"""
     tasks = c.facts.slurm_ntasks_per_node
     if c.facts.launcher == "torchrun" and c.facts.inside_srun and tasks is not None and tasks > 1:
-        yield codes.HOST_SLURM_TASKS(
-            "each Slurm task would start a complete torchrun, and all of them would share the same devices",
-            where="SLURM_NTASKS_PER_NODE",
-            found=str(tasks),
-            hint="use srun --ntasks-per-node=1",
-        )
+        yield codes.HOST_SLURM_TASKS("SLURM_NTASKS_PER_NODE", str(tasks))
 
 
 BACKEND_RULES: tuple[Rule, ...] = (

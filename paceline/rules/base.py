@@ -161,11 +161,15 @@ class Context:
         found: str = "",
         severity: Severity = Severity.ERROR,
     ) -> Diagnostic:
-        """Return a finding about some keys (or sections); ``found`` defaults to their values."""
-        text = found or ", ".join(
+        """Return a finding about some keys (or sections) in the caller's words."""
+        return self.at(code(what, found=found, hint=hint, severity=severity), *paths)
+
+    def at(self, finding: Diagnostic, *paths: str) -> Diagnostic:
+        """Return the finding with the place of some keys, or sections; ``found`` defaults to their values."""
+        found = finding.found or ", ".join(
             f"{p.partition('.')[2] or p}: {shown(p, _plain(self.value(p)))}" for p in paths
         )
-        return code(what, where=self.place(*paths), found=text, hint=hint, severity=severity)
+        return replace(finding, where=self.place(*paths), found=found)
 
 
 def checked(c: Context, spec: AlgorithmSpec | StrategySpec, key: str) -> Iterable[Diagnostic]:

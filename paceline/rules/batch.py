@@ -16,7 +16,7 @@ def positive(c: Context) -> Iterator[Diagnostic]:
         path = f"training.{name}"
         rows: int = getattr(c.config.training, name)
         if rows < 1:
-            yield c.problem(codes.BATCH_POSITIVE, f"{name} must be at least 1", path, hint=f"{name}: 1")
+            yield c.at(codes.BATCH_POSITIVE(name=name), path)
 
 
 def deepspeed_triple(c: Context) -> Iterator[Diagnostic]:
@@ -63,12 +63,7 @@ def steps(c: Context) -> Iterator[Diagnostic]:
     """train.max_steps"""
     value = c.config.training.max_steps
     if value == 0 or value < -1:
-        yield c.problem(
-            codes.TRAIN_MAX_STEPS,
-            "max_steps must be a number of steps, or -1 for no limit",
-            "training.max_steps",
-            hint="set max_steps: -1 with num_train_epochs, or a number above 0",
-        )
+        yield c.at(codes.TRAIN_MAX_STEPS(), "training.max_steps")
 
 
 def warmup(c: Context) -> Iterator[Diagnostic]:
@@ -91,14 +86,7 @@ def warmup(c: Context) -> Iterator[Diagnostic]:
             severity=Severity.WARNING,
         )
     if t.warmup_steps > 0 and t.lr_scheduler_type == "constant":
-        yield c.problem(
-            codes.TRAIN_WARMUP_CONSTANT,
-            "the schedule 'constant' has no warm-up, so warmup_steps has no effect",
-            "training.lr_scheduler_type",
-            "training.warmup_steps",
-            hint="lr_scheduler_type: constant_with_warmup",
-            severity=Severity.WARNING,
-        )
+        yield c.at(codes.TRAIN_WARMUP_CONSTANT(), "training.lr_scheduler_type", "training.warmup_steps")
 
 
 BATCH_RULES: tuple[Rule, ...] = (positive, deepspeed_triple, steps, warmup)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
@@ -25,12 +25,8 @@ def prefetch(c: Context) -> Iterator[Diagnostic]:
     """data.prefetch"""
     t = c.config.training
     if t.dataloader_num_workers == 0 and t.dataloader_prefetch_factor is not None:
-        yield c.problem(
-            codes.DATA_PREFETCH,
-            "prefetching needs loading threads",
-            "training.dataloader_prefetch_factor",
-            "training.dataloader_num_workers",
-            hint="dataloader_num_workers: 2, or remove dataloader_prefetch_factor",
+        yield c.at(
+            codes.DATA_PREFETCH(), "training.dataloader_prefetch_factor", "training.dataloader_num_workers"
         )
 
 
@@ -38,37 +34,21 @@ def positions(c: Context) -> Iterator[Diagnostic]:
     """data.max_pos"""
     limit, length = c.facts.max_position_embeddings, c.config.data.max_length
     if limit is not None and length > limit:
-        yield c.problem(
-            codes.DATA_MAX_POS,
-            f"sequences have {length} tokens, but the model has {limit} positions",
-            "data.max_length",
-            hint=f"max_length: {limit}",
-        )
+        yield c.at(codes.DATA_MAX_POS(length=length, limit=limit), "data.max_length")
 
 
 def packing(c: Context) -> Iterator[Diagnostic]:
     """data.packing_eval"""
     t, d = c.config.training, c.config.data
     if d.packing and c.given("data.packing") and c.algorithm.generation(t) is not None:
-        yield c.problem(
-            codes.DATA_PACKING_EVAL,
-            f"{t.algorithm} builds its own rows from the answers that the model generates during training",
-            "data.packing",
-            "training.algorithm",
-            hint="packing: false",
-        )
+        yield c.at(codes.DATA_PACKING_EVAL(algorithm=t.algorithm), "data.packing", "training.algorithm")
 
 
 def split(c: Context) -> Iterator[Diagnostic]:
     """data.validation_split, data.two_evals"""
     value = c.config.data.validation_split
     if value is not None and value <= 0:
-        yield c.problem(
-            codes.DATA_VALIDATION_SPLIT,
-            "the validation split must be a fraction between 0 and 1, or a number of rows",
-            "data.validation_split",
-            hint="validation_split: 0.05",
-        )
+        yield c.at(codes.DATA_VALIDATION_SPLIT(), "data.validation_split")
     if value and c.config.data.eval:
         yield c.problem(
             codes.DATA_TWO_EVALS,
@@ -84,14 +64,7 @@ def weights(c: Context) -> Iterator[Diagnostic]:
     """data.one_weight"""
     sets = c.config.data.train
     if len(sets) == 1 and sets[0].weight != 1:
-        yield c.problem(
-            codes.DATA_ONE_WEIGHT,
-            "a weight has no effect with a single data set",
-            "data.train",
-            found=f"weight: {sets[0].weight:g}",
-            hint="remove the weight",
-            severity=Severity.WARNING,
-        )
+        yield c.at(codes.DATA_ONE_WEIGHT(found=f"weight: {sets[0].weight:g}"), "data.train")
 
 
 DATA_RULES: tuple[Rule, ...] = (train_data, prefetch, positions, packing, split, weights)

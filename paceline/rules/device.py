@@ -27,12 +27,7 @@ def device_float64(c: Context) -> Iterator[Diagnostic]:
     if kind.float64 and (kind.wire_float64 or not several):
         return
     why = f"{kind.backend} does not transfer it" if kind.float64 else "the device has no such tensors"
-    yield c.problem(
-        codes.DEVICE_FLOAT64,
-        f"float64 weights cannot be trained on {kind.label}: {why}",
-        "model.dtype",
-        hint=f"set dtype: float32, or {_OR_CPU}",
-    )
+    yield c.at(codes.DEVICE_FLOAT64(label=kind.label, why=why, or_cpu=_OR_CPU), "model.dtype")
 
 
 def device_alone(c: Context) -> Iterator[Diagnostic]:
@@ -64,24 +59,14 @@ def device_gloo(c: Context) -> Iterator[Diagnostic]:
         return
     assert kind is not None
     if kind.backend:
-        yield c.problem(
-            codes.DEVICE_GLOO,
-            f"gloo does not transfer {kind.label} tensors",
-            "training.ddp_backend",
-            hint=f"set ddp_backend: auto ({kind.backend} here)",
-        )
+        yield c.at(codes.DEVICE_GLOO(label=kind.label, backend=kind.backend), "training.ddp_backend")
 
 
 def device_quantised(c: Context) -> Iterator[Diagnostic]:
     """device.quantised"""
     kind, lora = _kind(c), c.config.lora
     if kind is not None and not kind.bitsandbytes and lora is not None and lora.quantization_bit:
-        yield c.problem(
-            codes.DEVICE_QUANTISED,
-            f"bitsandbytes has no 4-bit kernels for {kind.label}",
-            "lora.quantization_bit",
-            hint=f"remove quantization_bit, or set {_OR_CPU}",
-        )
+        yield c.at(codes.DEVICE_QUANTISED(label=kind.label, or_cpu=_OR_CPU), "lora.quantization_bit")
 
 
 def device_determinism(c: Context) -> Iterator[Diagnostic]:
@@ -89,12 +74,7 @@ def device_determinism(c: Context) -> Iterator[Diagnostic]:
     kind = _kind(c)
     if kind not in (None, CUDA) and c.config.training.full_determinism:
         assert kind is not None
-        yield c.problem(
-            codes.DEVICE_DETERMINISM,
-            f"deterministic kernels are not known for {kind.label} devices",
-            "training.full_determinism",
-            hint=f"set full_determinism: false, or {_OR_CPU}",
-        )
+        yield c.at(codes.DEVICE_DETERMINISM(label=kind.label, or_cpu=_OR_CPU), "training.full_determinism")
 
 
 DEVICE_RULES: tuple[Rule, ...] = (

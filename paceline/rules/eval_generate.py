@@ -48,15 +48,7 @@ def needs(c: Context) -> Iterator[Diagnostic]:
         )
     wrong = sharding_keys(c, sharding_axes(c, scores=False))
     if wrong:
-        yield c.problem(
-            codes.STRATEGY_EVAL_GENERATE,
-            f"eval_generate writes answers token by token with the complete model on every rank, but"
-            f" {in_words(wrong)} shards it",
-            _KEY,
-            *places(wrong),
-            hint="set distributed_strategy: ddp, zero1 to zero3, or fsdp, with tp_size; or measure"
-            " checkpoints by paceline evaluate",
-        )
+        yield c.at(codes.STRATEGY_EVAL_GENERATE(in_words=in_words(wrong)), _KEY, *places(wrong))
 
 
 def metrics(c: Context) -> Iterator[Diagnostic]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.config import codes as config_codes
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.plan.hardware.kinds import CUDA
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
@@ -30,14 +30,7 @@ def locked_memory(c: Context) -> Iterator[Diagnostic]:
     """host.memlock"""
     f = c.facts
     if f.device == CUDA.name and (f.num_nodes or 1) > 1 and f.infiniband and f.memlock_unlimited is False:
-        yield codes.HOST_MEMLOCK(
-            "NCCL registers memory with InfiniBand devices, which fails with this shell's limit of"
-            " locked memory",
-            where="ulimit -l",
-            found="a limit",
-            hint="set ulimit -l unlimited (in a container, its memlock limit), or NCCL_IB_DISABLE=1",
-            severity=Severity.WARNING,
-        )
+        yield codes.HOST_MEMLOCK("ulimit -l", "a limit")
 
 
 CONNECTIONS = 2  # per process to node 0's store: the process group's and the alarm's
@@ -50,11 +43,7 @@ def open_files(c: Context) -> Iterator[Diagnostic]:
     need = CONNECTIONS * (world or 0) + OTHER_FILES
     if limit is not None and need > limit and c.config.launch.node_rank == 0:
         yield codes.HOST_NOFILE(
-            f"{world} processes connect to node 0's store, which then needs about {need} open files",
-            where="ulimit -n",
-            found=str(limit),
-            hint=f"ulimit -n {max(65536, 2 * need)}",
-            severity=Severity.WARNING,
+            "ulimit -n", str(limit), world=world, need=need, hint=f"ulimit -n {max(65536, 2 * need)}"
         )
 
 
@@ -66,12 +55,7 @@ def interface(c: Context) -> Iterator[Diagnostic]:
     exact = wanted.startswith("=")
     names = [name for name in wanted.lstrip("=").split(",") if name]
     if not any(have == name if exact else have.startswith(name) for name in names for have in there):
-        yield codes.HOST_IFNAME(
-            "NCCL_SOCKET_IFNAME matches no network interface of this node",
-            where="NCCL_SOCKET_IFNAME",
-            found=wanted,
-            hint=f"use one of {', '.join(sorted(there))}",
-        )
+        yield codes.HOST_IFNAME("NCCL_SOCKET_IFNAME", wanted, there=", ".join(sorted(there)))
 
 
 HOST_RULES: tuple[Rule, ...] = (foreign_files, locked_memory, open_files, interface)

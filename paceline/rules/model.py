@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paceline.config import codes as config_codes
 from paceline.config.nearest import nearest
 from paceline.core import codes as core_codes
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.patterns import is_pattern
 from paceline.core.remote_code import COMMIT, unpinned
 from paceline.plan.hardware.kinds import CPU, MPS
@@ -23,37 +23,17 @@ def given(c: Context) -> Iterator[Diagnostic]:
     """model.missing, model.two, model.tokenizer"""
     m = c.config.model
     if m.name_or_path and m.config is not None:
-        yield c.problem(
-            codes.MODEL_TWO,
-            "name_or_path loads weights, config creates a new model; give only one",
-            "model.name_or_path",
-            "model.config",
-            found="name_or_path and config",
-            hint="keep one of the two",
-        )
+        yield c.at(codes.MODEL_TWO(found="name_or_path and config"), "model.name_or_path", "model.config")
     if c.starting and not m.name_or_path and m.config is None:
-        yield c.problem(
-            codes.MODEL_MISSING,
-            "there is no model to train",
-            "model.name_or_path",
-            found="no model.name_or_path and no model.config",
-            hint="model:\n             name_or_path: Qwen/Qwen3-0.6B",
+        yield c.at(
+            codes.MODEL_MISSING(found="no model.name_or_path and no model.config"), "model.name_or_path"
         )
     if c.starting and m.config is not None and not m.name_or_path and not m.tokenizer:
-        yield c.problem(
-            codes.MODEL_TOKENIZER,
-            "a model created from scratch needs a tokenizer",
-            "model.tokenizer",
-            found="no model.tokenizer",
-            hint="model:\n             tokenizer: folder or hub name",
-        )
+        yield c.at(codes.MODEL_TOKENIZER(found="no model.tokenizer"), "model.tokenizer")
     if m.config is not None and "model_type" not in m.config:
-        yield c.problem(
-            codes.MODEL_TYPE,
-            "model.config needs model_type, the architecture",
+        yield c.at(
+            codes.MODEL_TYPE(found=f"config with {', '.join(list(m.config)[:5]) or 'nothing'}"),
             "model.config",
-            found=f"config with {', '.join(list(m.config)[:5]) or 'nothing'}",
-            hint="config: {model_type: llama, hidden_size: 512, …}",
         )
 
 
@@ -84,25 +64,27 @@ def shape_keys(c: Context) -> Iterator[Diagnostic]:
             continue
         near = [] if key in _ELSEWHERE else nearest(key, fields)
         if near:
-            yield c.problem(
-                codes.MODEL_CONFIG_KEY,
-                f"models of type {shape['model_type']} have no key '{key}'",
+            yield c.at(
+                codes.MODEL_CONFIG_KEY(
+                    found=f"{key}: {shape.get(key, (inner or {}).get(key))}",
+                    model_type=shape["model_type"],
+                    key=key,
+                    near=" or ".join(repr(one) for one in near),
+                ),
                 "model.config",
-                found=f"{key}: {shape.get(key, (inner or {}).get(key))}",
-                hint=f"did you mean {' or '.join(repr(one) for one in near)}?",
             )
         else:
             unread.append(key)
     # Those without a similar known key are reported together
     if unread:
         instead = dict.fromkeys(_ELSEWHERE[key] for key in unread if key in _ELSEWHERE)
-        yield c.problem(
-            codes.MODEL_CONFIG_UNREAD,
-            f"these keys have no effect in a model of type {shape['model_type']} created from scratch",
+        yield c.at(
+            codes.MODEL_CONFIG_UNREAD(
+                found=", ".join(unread),
+                model_type=shape["model_type"],
+                hint="; ".join(["remove them", *instead]),
+            ),
             "model.config",
-            found=", ".join(unread),
-            hint="; ".join(["remove them", *instead]),
-            severity=Severity.WARNING,
         )
 
 
@@ -120,13 +102,7 @@ def remote_code(c: Context) -> Iterator[Diagnostic]:
 def dtype(c: Context) -> Iterator[Diagnostic]:
     """model.dtype"""
     if c.config.model.dtype in ("bfloat16", "float16") and not c.config.training.pure_bf16:
-        yield c.problem(
-            codes.MODEL_DTYPE,
-            "trained weights are kept in float32; training.mixed_precision sets the compute precision",
-            "model.dtype",
-            hint="set mixed_precision: bf16 to compute in bf16, and remove dtype",
-            severity=Severity.WARNING,
-        )
+        yield c.at(codes.MODEL_DTYPE(), "model.dtype")
 
 
 def attention(c: Context) -> Iterator[Diagnostic]:
@@ -145,21 +121,11 @@ def attention(c: Context) -> Iterator[Diagnostic]:
     if name.startswith("flash_attention") and (
         c.config.training.use_cpu or c.facts.device in (CPU.name, MPS.name)
     ):
-        yield c.problem(
-            codes.MODEL_ATTENTION_CPU,
-            f"{name} needs a CUDA device",
-            "model.attn_implementation",
-            hint="attn_implementation: auto",
-        )
+        yield c.at(codes.MODEL_ATTENTION_CPU(name=name), "model.attn_implementation")
     sizes = c.config.training.parallelism
     if sizes is not None and sizes.cp_size > 1 and name not in ("auto", "paceline"):
-        yield c.problem(
-            codes.PAR_CP_ATTENTION,
-            f"context parallelism works with Paceline's own packed attention only; {name} computes"
-            " complete rows",
-            "model.attn_implementation",
-            "training.parallelism.cp_size",
-            hint="attn_implementation: auto",
+        yield c.at(
+            codes.PAR_CP_ATTENTION(name=name), "model.attn_implementation", "training.parallelism.cp_size"
         )
 
 
@@ -176,13 +142,7 @@ def _kept(c: Context, value: object) -> Iterator[Diagnostic]:
             hint=f"{KEPT}: [{', '.join(KINDS)}], or one of them",
         )
     if c.config.training.torch_compile:
-        yield c.problem(
-            codes.TRAIN_RECOMPUTE_COMPILED,
-            "the operators of a compiled layer are not seen one by one, so that none can be kept",
-            key,
-            "training.torch_compile",
-            hint=f"remove {KEPT}, or set torch_compile: false",
-        )
+        yield c.at(codes.TRAIN_RECOMPUTE_COMPILED(kept=KEPT), key, "training.torch_compile")
 
 
 def recompute(c: Context) -> Iterator[Diagnostic]:
@@ -190,13 +150,7 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     options = t.gradient_checkpointing_kwargs or {}
     if options.get("use_reentrant") is True:
-        yield c.problem(
-            codes.TRAIN_REENTRANT,
-            "reentrant recomputation loses gradients of frozen inputs; only the non-reentrant"
-            " implementation is supported",
-            "training.gradient_checkpointing_kwargs",
-            hint="gradient_checkpointing_kwargs: {use_reentrant: false}",
-        )
+        yield c.at(codes.TRAIN_REENTRANT(), "training.gradient_checkpointing_kwargs")
     unknown = [
         key
         for key in options
@@ -214,13 +168,10 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
         yield from _kept(c, options[KEPT])
     # Set twice, or given while it is off
     if options and not t.gradient_checkpointing:
-        yield c.problem(
-            codes.TRAIN_RECOMPUTE_OFF,
-            "options of recomputation are given, but recomputation is off",
+        yield c.at(
+            codes.TRAIN_RECOMPUTE_OFF(),
             "training.gradient_checkpointing_kwargs",
             "training.gradient_checkpointing",
-            hint="set gradient_checkpointing: true, or remove them",
-            severity=Severity.WARNING,
         )
     fsdp = t.fsdp_config if isinstance(t.fsdp_config, dict) else {}
     inside = fsdp.get("activation_checkpointing", fsdp.get("fsdp_activation_checkpointing"))
@@ -230,13 +181,10 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
         and c.given("training.gradient_checkpointing")
         and c.provenance["training.gradient_checkpointing"].layer != "foreign file"
     ):
-        yield c.problem(
-            codes.FSDP_ACT_CKPT_TWICE,
-            "recomputation is requested twice: by fsdp_config and by gradient_checkpointing",
+        yield c.at(
+            codes.FSDP_ACT_CKPT_TWICE(found="activation_checkpointing and gradient_checkpointing"),
             "training.gradient_checkpointing",
             "training.fsdp_config",
-            found="activation_checkpointing and gradient_checkpointing",
-            hint="keep one of the two",
         )
 
 
@@ -245,14 +193,7 @@ def compile_options(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     for name in ("torch_compile_backend", "torch_compile_mode"):
         if getattr(t, name) is not None and not t.torch_compile:
-            yield c.problem(
-                codes.TRAIN_COMPILE_OFF,
-                f"{name} is given, but torch_compile is off",
-                f"training.{name}",
-                "training.torch_compile",
-                hint="torch_compile: true",
-                severity=Severity.WARNING,
-            )
+            yield c.at(codes.TRAIN_COMPILE_OFF(name=name), f"training.{name}", "training.torch_compile")
 
 
 def router_scope(c: Context) -> Iterator[Diagnostic]:
@@ -263,13 +204,8 @@ def router_scope(c: Context) -> Iterator[Diagnostic]:
     )
     idle = t.router_aux_loss_coef == 0 or (t.router_aux_loss_coef is None and not requested)
     if idle and c.given("training.router_aux_loss_scope"):
-        yield c.problem(
-            codes.TRAIN_ROUTER_SCOPE,
-            "router_aux_loss_scope is given, but there is no balance loss",
-            "training.router_aux_loss_scope",
-            "training.router_aux_loss_coef",
-            hint="router_aux_loss_coef: 0.001",
-            severity=Severity.WARNING,
+        yield c.at(
+            codes.TRAIN_ROUTER_SCOPE(), "training.router_aux_loss_scope", "training.router_aux_loss_coef"
         )
 
 
@@ -279,41 +215,16 @@ def adapters(c: Context) -> Iterator[Diagnostic]:
     if lora is None:
         return
     if "lm_head" in lora.target_modules:
-        yield c.problem(
-            codes.DPO_LM_HEAD_ADAPTER,
-            "an adapter on lm_head would never train, because the loss uses the head's own weight",
-            "lora.target_modules",
-            hint="leave lm_head out of target_modules; modules_to_save: [lm_head] trains the head in full",
-        )
+        yield c.at(codes.DPO_LM_HEAD_ADAPTER(), "lora.target_modules")
     if len(lora.target_modules) > 1 and any(map(is_pattern, lora.target_modules)):
-        yield c.problem(
-            codes.PEFT_PATTERN,
-            "a regular expression must stand alone: it matches complete names, a list matches name endings",
-            "lora.target_modules",
-            hint="write one expression with | in it, or a list of plain names",
-        )
+        yield c.at(codes.PEFT_PATTERN(), "lora.target_modules")
     if lora.quantization_bit not in (None, 4):
-        yield c.problem(
-            codes.PEFT_BITS,
-            "weights can be quantised to 4 bits only",
-            "lora.quantization_bit",
-            hint="quantization_bit: 4",
-        )
+        yield c.at(codes.PEFT_BITS(), "lora.quantization_bit")
     if lora.quantization_bit and lora.bias != "none":
-        yield c.problem(
-            codes.PEFT_QUANT_BIAS,
-            "biases of quantised layers are kept in the compute dtype and cannot be trained",
-            "lora.bias",
-            "lora.quantization_bit",
-            hint="set bias: none, or remove quantization_bit",
-        )
+        yield c.at(codes.PEFT_QUANT_BIAS(), "lora.bias", "lora.quantization_bit")
     if lora.quantization_bit and (c.config.model.add_tokens or c.config.model.add_special_tokens):
-        yield c.problem(
-            codes.PEFT_RESIZE_QUANT,
-            "a quantised embedding cannot get new rows",
-            "lora.quantization_bit",
-            found="quantization_bit with added tokens",
-            hint="remove quantization_bit, or the added tokens",
+        yield c.at(
+            codes.PEFT_RESIZE_QUANT(found="quantization_bit with added tokens"), "lora.quantization_bit"
         )
 
 
@@ -325,13 +236,7 @@ def added_tokens(c: Context) -> Iterator[Diagnostic]:
         twice = [t for i, t in enumerate(tokens) if t in seen or t in tokens[:i]]
         wrong = "an empty text" if "" in tokens else f"{twice[0]!r} twice" if twice else ""
         if wrong:
-            yield c.problem(
-                codes.MODEL_ADDED_TOKENS,
-                "an added token must be a non-empty text, listed once",
-                f"model.{key}",
-                found=wrong,
-                hint=f"{key} without it",
-            )
+            yield c.at(codes.MODEL_ADDED_TOKENS(found=wrong, key=key), f"model.{key}")
         seen |= set(tokens)
 
 

@@ -26,12 +26,7 @@ def optimizer(c: Context) -> Iterator[Diagnostic]:
     name = c.config.training.optim
     if name not in BUILT:
         why, instead = not_built(name)
-        yield c.problem(
-            codes.TRAIN_OPTIMIZER,
-            f"the optimizer '{name}' is not supported: {why}",
-            _OPTIM,
-            hint=f"optim: {instead}",
-        )
+        yield c.at(codes.TRAIN_OPTIMIZER(name=name, why=why, instead=instead), _OPTIM)
 
 
 def optimizer_machine(c: Context) -> Iterator[Diagnostic]:
@@ -111,12 +106,7 @@ def schedule(c: Context) -> Iterator[Diagnostic]:
     """train.schedule"""
     name = c.config.training.lr_scheduler_type
     if name in STATEFUL:
-        yield c.problem(
-            codes.TRAIN_SCHEDULE,
-            f"the schedule {name} follows measured losses, so a resumed run could not repeat it",
-            _SCHEDULE,
-            hint="lr_scheduler_type: cosine, linear, or warmup_stable_decay with num_decay_steps",
-        )
+        yield c.at(codes.TRAIN_SCHEDULE(name=name), _SCHEDULE)
 
 
 def schedule_options(c: Context) -> Iterator[Diagnostic]:
@@ -154,11 +144,9 @@ def best_metric(c: Context) -> Iterator[Diagnostic]:
     names = evaluation_metrics(t.algorithm, [reward.name for reward in rewards], answers)
     full = requested if requested.startswith("eval_") else f"eval_{requested}"
     if full not in names:
-        yield c.problem(
-            codes.TRAIN_BEST_METRIC,
-            f"evaluation of the algorithm {t.algorithm} does not produce this metric",
+        yield c.at(
+            codes.TRAIN_BEST_METRIC(algorithm=t.algorithm, names=", ".join(names)),
             "training.metric_for_best_model",
-            hint=f"one of {', '.join(names)}",
         )
 
 
@@ -182,13 +170,7 @@ def rate(c: Context) -> Iterator[Diagnostic]:
         hint = "learning_rate: 2e-5 (all weights) or 1e-4 (adapters) are usual"
         yield c.problem(codes.TRAIN_LEARNING_RATE, what, _RATE, _OPTIM, hint=hint, severity=Severity.WARNING)
     if 0 < t.max_grad_norm < _SMALLEST:
-        yield c.problem(
-            codes.TRAIN_MAX_GRAD_NORM,
-            f"gradients are clipped to a norm of {t.max_grad_norm:g}, so the weights hardly change",
-            _CLIP,
-            hint="max_grad_norm: 1.0, or 0 for no clipping",
-            severity=Severity.WARNING,
-        )
+        yield c.at(codes.TRAIN_MAX_GRAD_NORM(max_grad_norm=t.max_grad_norm), _CLIP)
 
 
 def decay(c: Context) -> Iterator[Diagnostic]:
@@ -204,14 +186,7 @@ def decay(c: Context) -> Iterator[Diagnostic]:
             severity=Severity.WARNING,
         )
     if t.adam_epsilon >= 1:
-        yield c.problem(
-            codes.TRAIN_ADAM_EPSILON,
-            f"with an epsilon of {t.adam_epsilon:g} the gradients become negligible, so the weights"
-            " hardly change",
-            "training.adam_epsilon",
-            hint="adam_epsilon: 1e-8 is usual",
-            severity=Severity.WARNING,
-        )
+        yield c.at(codes.TRAIN_ADAM_EPSILON(adam_epsilon=t.adam_epsilon), "training.adam_epsilon")
 
 
 OPTIMISATION_RULES: tuple[Rule, ...] = (

@@ -38,13 +38,7 @@ def sizes_positive(c: Context) -> Iterator[Diagnostic]:
     sizes = c.config.training.parallelism
     for name, size in _by_name(sizes).items() if sizes is not None else ():
         if size < 1:
-            yield c.problem(
-                codes.PAR_SIZES_GE1,
-                f"{name} must be at least 1",
-                f"{_SIZES}.{name}",
-                found=f"{name}: {size}",
-                hint=f"{name}: 1",
-            )
+            yield c.at(codes.PAR_SIZES_GE1(found=f"{name}: {size}", name=name), f"{_SIZES}.{name}")
 
 
 def product(c: Context) -> Iterator[Diagnostic]:
@@ -81,13 +75,7 @@ def replicas(c: Context) -> Iterator[Diagnostic]:
         return
     left = None if world is None else world // math.prod(_by_name(sizes).values())
     if sizes.dp_shard_size == 1 and left in (None, 1):
-        yield c.problem(
-            codes.PAR_TP_PURE_DP,
-            "tensor or context parallelism with replicas also needs sharding",
-            _SIZES,
-            found=_written(sizes),
-            hint="set dp_shard_size above 1 and dp_replicate_size: 1",
-        )
+        yield c.at(codes.PAR_TP_PURE_DP(found=_written(sizes)), _SIZES)
 
 
 def heads(c: Context) -> Iterator[Diagnostic]:
@@ -158,22 +146,18 @@ def axes_of_strategy(c: Context) -> Iterator[Diagnostic]:
     wrong = [axis for axis in used if allowed is not None and axis.removesuffix("_size") not in allowed]
     if wrong and spec is not None:
         instead = _strategy_with({axis.removesuffix("_size") for axis in used})
-        yield c.problem(
-            codes.PAR_STRATEGY,
-            f"the strategy {spec.name} has no axis {', '.join(axis.removesuffix('_size') for axis in wrong)}",
+        yield c.at(
+            codes.PAR_STRATEGY(
+                found=_written(sizes),
+                name=spec.name,
+                wrong=", ".join(axis.removesuffix("_size") for axis in wrong),
+                instead=instead,
+            ),
             _SIZES,
             _STRATEGY,
-            found=_written(sizes),
-            hint=f"distributed_strategy: {instead}, or set these sizes to 1",
         )
     if sizes.pp_size > 1 and sizes.cp_size > 1:
-        yield c.problem(
-            codes.PAR_PP_CP,
-            "pipeline stages pass on complete rows, but context parallelism shards them",
-            _SIZES,
-            found=_written(sizes),
-            hint="set cp_size: 1 with pp_size, or distributed_strategy: fsdp with cp_size",
-        )
+        yield c.at(codes.PAR_PP_CP(found=_written(sizes)), _SIZES)
 
 
 PARALLEL_RULES: tuple[Rule, ...] = (sizes_positive, product, replicas, heads, inside_nodes, axes_of_strategy)

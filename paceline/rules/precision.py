@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.config import codes as config_codes
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.plan.hardware.kinds import is_accelerator
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
@@ -23,13 +23,7 @@ def full_eval(c: Context) -> Iterator[Diagnostic]:
     """prec.fp16_bf16_eval"""
     t = c.config.training
     if t.fp16_full_eval and t.bf16_full_eval:
-        yield c.problem(
-            codes.PREC_FP16_BF16_EVAL,
-            "evaluation can run in fp16 or in bf16, not in both",
-            "training.fp16_full_eval",
-            "training.bf16_full_eval",
-            hint="keep one of the two",
-        )
+        yield c.at(codes.PREC_FP16_BF16_EVAL(), "training.fp16_full_eval", "training.bf16_full_eval")
 
 
 def bf16_hardware(c: Context) -> Iterator[Diagnostic]:
@@ -41,12 +35,7 @@ def bf16_hardware(c: Context) -> Iterator[Diagnostic]:
             ("training.bf16_full_eval", t.bf16_full_eval),
         ):
             if requested:
-                yield c.problem(
-                    codes.PREC_BF16_HW,
-                    f"{_device(c)} does not support bf16",
-                    path,
-                    hint="set mixed_precision: auto, fp16 or no",
-                )
+                yield c.at(codes.PREC_BF16_HW(device=_device(c)), path)
 
 
 def fp16_hardware(c: Context) -> Iterator[Diagnostic]:
@@ -58,24 +47,13 @@ def fp16_hardware(c: Context) -> Iterator[Diagnostic]:
             ("training.fp16_full_eval", t.fp16_full_eval),
         ):
             if requested:
-                yield c.problem(
-                    codes.PREC_FP16_HW,
-                    f"{_device(c)} does not support fp16 arithmetic",
-                    path,
-                    hint="set mixed_precision: auto, bf16 or no",
-                )
+                yield c.at(codes.PREC_FP16_HW(device=_device(c)), path)
 
 
 def bf16_pretrained(c: Context) -> Iterator[Diagnostic]:
     """prec.bf16_pretrained_fp16"""
     if c.config.training.mixed_precision == "fp16" and c.facts.pretrained_dtype == "bfloat16":
-        yield c.problem(
-            codes.PREC_BF16_PRETRAINED_FP16,
-            "the model was pretrained in bf16; its activations can overflow fp16's range (65,504)",
-            _MIXED,
-            hint="set bf16: true if the device supports it",
-            severity=Severity.WARNING,
-        )
+        yield c.at(codes.PREC_BF16_PRETRAINED_FP16(), _MIXED)
 
 
 def deepspeed_fp16(c: Context) -> Iterator[Diagnostic]:
@@ -94,13 +72,7 @@ def deepspeed_fp16(c: Context) -> Iterator[Diagnostic]:
         and isinstance(smallest, (int, float))
         and smallest <= 0
     ):
-        yield c.problem(
-            codes.PREC_MIN_LOSS_SCALE,
-            "the minimum loss scale must be above 0",
-            "training.deepspeed",
-            found=f"fp16.min_loss_scale: {smallest}",
-            hint='"min_loss_scale": 1',
-        )
+        yield c.at(codes.PREC_MIN_LOSS_SCALE(found=f"fp16.min_loss_scale: {smallest}"), "training.deepspeed")
     stage = zero.get("stage", 0)
     if amp.get("enabled") is True and isinstance(stage, int) and stage > 0:
         yield c.problem(

@@ -17,12 +17,10 @@ def whole_answers(c: Context) -> Iterator[Diagnostic]:
     wrong = sharding_keys(c, sharding_axes(c, scores=c.algorithm.scalar_head))
     if wrong:
         tp = "" if c.algorithm.scalar_head else ", with tp_size"
-        yield c.problem(
-            codes.STRATEGY_PAIRS,
-            f"{c.algorithm.name} scores complete answers, which {in_words(wrong)} would split",
+        yield c.at(
+            codes.STRATEGY_PAIRS(name=c.algorithm.name, in_words=in_words(wrong), tp=tp),
             "training.algorithm",
             *places(wrong),
-            hint=f"set distributed_strategy: ddp, zero1 to zero3, or fsdp{tp}",
         )
 
 

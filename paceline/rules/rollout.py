@@ -30,14 +30,15 @@ def strategies(c: Context) -> Iterator[Diagnostic]:
     wrong = sharding_keys(c, sharding_axes(c, scores=scores))
     if wrong:
         who = spec.name if spec.value_model or not scores else f"{spec.name} with a reward model"
-        yield c.problem(
-            codes.STRATEGY_ROLLOUTS,
-            f"{who} generates answers token by token with the complete model on every rank, but"
-            f" {in_words(wrong)} shards it",
+        yield c.at(
+            codes.STRATEGY_ROLLOUTS(
+                who=who,
+                in_words=in_words(wrong),
+                hint="set distributed_strategy: ddp, zero1 to zero3, or fsdp"
+                + ("" if scores or spec.lends_head else ", with tp_size"),
+            ),
             "training.algorithm",
             *places(wrong),
-            hint="set distributed_strategy: ddp, zero1 to zero3, or fsdp"
-            + ("" if scores or spec.lends_head else ", with tp_size"),
         )
 
 
@@ -47,12 +48,9 @@ def rewards(c: Context) -> Iterator[Diagnostic]:
     if options is None:
         return
     if not options.rewards and c.starting:
-        yield c.problem(
-            codes.ROLLOUT_NO_REWARDS,
-            "no rewards are defined, so answers cannot be scored",
+        yield c.at(
+            codes.ROLLOUT_NO_REWARDS(found="no training.rollout.rewards"),
             f"{_ROLLOUT}" if c.config.training.rollout is None else f"{_ROLLOUT}.rewards",
-            found="no training.rollout.rewards",
-            hint="rollout:\n               rewards: [exact_match]",
         )
     if any(r.name == "code" for r in options.rewards) and not options.allow_code_execution:
         yield c.problem(
@@ -70,27 +68,12 @@ def code_sandbox(c: Context) -> Iterator[Diagnostic]:
         return
     runs_code = options.allow_code_execution and any(r.name == "code" for r in options.rewards)
     if options.allow_unsandboxed_code and not runs_code:
-        yield c.problem(
-            codes.REWARDS_NO_CODE,
-            "no reward of this run executes code",
-            f"{_ROLLOUT}.allow_unsandboxed_code",
-            hint="remove it",
-            severity=Severity.WARNING,
-        )
+        yield c.at(codes.REWARDS_NO_CODE(), f"{_ROLLOUT}.allow_unsandboxed_code")
     if not runs_code or not c.facts.code_sandbox:
         return
     if options.allow_unsandboxed_code:
-        yield c.problem(
-            codes.REWARDS_UNSANDBOXED,
-            "programs written by the model will run without a sandbox: they can overwrite, delete"
-            " and read everything that this user can, and use the network",
-            f"{_ROLLOUT}.allow_unsandboxed_code",
-            found=c.facts.code_sandbox,
-            hint=(
-                "use a machine that supports the sandbox (paceline explain rewards.no_isolation),"
-                " or one where nothing can be lost"
-            ),
-            severity=Severity.WARNING,
+        yield c.at(
+            codes.REWARDS_UNSANDBOXED(found=c.facts.code_sandbox), f"{_ROLLOUT}.allow_unsandboxed_code"
         )
     else:
         yield c.problem(
@@ -116,20 +99,12 @@ def reward_models(c: Context) -> Iterator[Diagnostic]:
             or not isinstance(judge.options[MODEL], str)
             or not judge.options[MODEL]
         ):
-            yield c.problem(
-                codes.REWARDS_MODEL_OPTIONS,
-                "the reward 'model' takes the option 'model' and no other",
-                f"{_ROLLOUT}.rewards",
-                found=f"options: {dict(judge.options)}",
-                hint="- {name: model, options: {model: outputs/reward/model}}",
+            yield c.at(
+                codes.REWARDS_MODEL_OPTIONS(found=f"options: {dict(judge.options)}"), f"{_ROLLOUT}.rewards"
             )
     if len(judges) > 1:
-        yield c.problem(
-            codes.REWARDS_TWO_MODELS,
-            "a run supports one reward model; you can add functions of your own",
-            f"{_ROLLOUT}.rewards",
-            found=f"{len(judges)} rewards named 'model'",
-            hint="keep one of them, or use a function (module:function) that calls the other",
+        yield c.at(
+            codes.REWARDS_TWO_MODELS(found=f"{len(judges)} rewards named 'model'"), f"{_ROLLOUT}.rewards"
         )
 
 
@@ -142,12 +117,10 @@ def no_kl(c: Context) -> Iterator[Diagnostic]:
         and not spec.options_of(training)[spec.kl]
         and spec.model_named(training, "reference")
     ):
-        yield c.problem(
-            codes.PPO_NO_KL,
-            "without a KL the reference is not used",
+        yield c.at(
+            codes.PPO_NO_KL(kl=spec.kl, reference=spec.named["reference"]),
             f"{spec.key}.{spec.named['reference']}",
             f"{spec.key}.{spec.kl}",
-            hint=f"set {spec.kl}: 0.05, or remove {spec.named['reference']}",
         )
 
 
@@ -155,16 +128,13 @@ def lengths(c: Context) -> Iterator[Diagnostic]:
     """rollout.length"""
     options = _rollout(c)
     if options is not None and options.max_completion_length >= c.config.data.max_length:
-        yield c.problem(
-            codes.ROLLOUT_LENGTH,
-            "the longest answer leaves no room for a prompt: data.max_length covers prompt and"
-            " answer together",
-            "data.max_length",
-            found=(
-                f"max_completion_length: {options.max_completion_length}, data.max_length:"
-                f" {c.config.data.max_length}"
+        yield c.at(
+            codes.ROLLOUT_LENGTH(
+                found=f"max_completion_length: {options.max_completion_length}, data.max_length:"
+                f" {c.config.data.max_length}",
+                hint=f"data.max_length: {2 * options.max_completion_length}",
             ),
-            hint=f"data.max_length: {2 * options.max_completion_length}",
+            "data.max_length",
         )
 
 
@@ -174,42 +144,19 @@ def groups(c: Context) -> Iterator[Diagnostic]:
     if options is None:
         return
     if options.max_redraws and not options.filter_groups:
-        yield c.problem(
-            codes.ROLLOUT_MAX_REDRAWS,
-            "max_redraws replaces prompts that filter_groups drops, but filter_groups is off",
-            f"{_ROLLOUT}.max_redraws",
-            f"{_ROLLOUT}.filter_groups",
-            hint="set filter_groups: true, or max_redraws: 0",
-        )
+        yield c.at(codes.ROLLOUT_MAX_REDRAWS(), f"{_ROLLOUT}.max_redraws", f"{_ROLLOUT}.filter_groups")
     training = c.config.training
     if not c.algorithm.uses_group_baseline(training):
         if options.filter_groups:
-            yield c.problem(
-                codes.ROLLOUT_FILTER_GROUPS,
-                f"{c.algorithm.name} does not compare answers with each other, so it can train on"
-                " equal scores as well as on others",
-                f"{_ROLLOUT}.filter_groups",
-                hint="filter_groups: false",
-            )
+            yield c.at(codes.ROLLOUT_FILTER_GROUPS(name=c.algorithm.name), f"{_ROLLOUT}.filter_groups")
         return
     if c.algorithm.group_size(training) == 1:
-        yield c.problem(
-            codes.ROLLOUT_ONE_ANSWER,
-            "the advantage of an answer is its score relative to the other answers to its prompt,"
-            " but there are no others: there would be no gradient",
+        yield c.at(
+            codes.ROLLOUT_ONE_ANSWER(found=f"num_generations: {c.algorithm.group_size(training)}"),
             f"{_ROLLOUT}.num_generations",
-            found=f"num_generations: {c.algorithm.group_size(training)}",
-            hint="num_generations: 8",
-            severity=Severity.WARNING,
         )
     elif options.temperature == 0:
-        yield c.problem(
-            codes.ROLLOUT_GREEDY,
-            "at temperature 0 all answers to a prompt are identical: there would be no gradient",
-            f"{_ROLLOUT}.temperature",
-            hint="temperature: 1.0",
-            severity=Severity.WARNING,
-        )
+        yield c.at(codes.ROLLOUT_GREEDY(), f"{_ROLLOUT}.temperature")
 
 
 def sections(c: Context) -> Iterator[Diagnostic]:

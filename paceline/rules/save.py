@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from paceline.config.object_url import EXTRA, PACKAGE, is_url, parse_url
 from paceline.config.trackers import TRACKERS, names_of
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
@@ -50,14 +50,14 @@ def _best_steps(c: Context) -> Iterator[Diagnostic]:
         ratio = t.save_steps / every
         uneven = abs(ratio - round(ratio)) > 1e-9 or round(ratio) < 1
     if uneven:
-        yield c.problem(
-            codes.SAVE_BEST_STEPS,
-            "load_best_model_at_end needs save_steps to be a multiple of eval_steps",
+        yield c.at(
+            codes.SAVE_BEST_STEPS(
+                found=f"save_steps: {t.save_steps:g}, eval_steps: {every:g}"
+                + ("" if t.eval_steps is not None else " (from logging_steps)"),
+                save_steps=t.save_steps,
+            ),
             "training.save_steps",
             "training.eval_steps",
-            found=f"save_steps: {t.save_steps:g}, eval_steps: {every:g}"
-            + ("" if t.eval_steps is not None else " (from logging_steps)"),
-            hint=f"set eval_steps: {t.save_steps:g}, or save_strategy: best",
         )
 
 
@@ -65,21 +65,9 @@ def best_needs_eval(c: Context) -> Iterator[Diagnostic]:
     """save.best_needs_eval, eval.early_stopping"""
     t = c.config.training
     if t.save_strategy == "best" and t.eval_strategy == "no":
-        yield c.problem(
-            codes.SAVE_BEST_NEEDS_EVAL,
-            "save_strategy: best saves after an evaluation, but there is no evaluation",
-            "training.save_strategy",
-            "training.eval_strategy",
-            hint="eval_strategy: steps",
-        )
+        yield c.at(codes.SAVE_BEST_NEEDS_EVAL(), "training.save_strategy", "training.eval_strategy")
     if t.early_stopping_patience is not None and t.eval_strategy == "no":
-        yield c.problem(
-            codes.EVAL_EARLY_STOPPING,
-            "early stopping uses evaluations, but there are none",
-            "training.early_stopping_patience",
-            "training.eval_strategy",
-            hint="eval_strategy: steps",
-        )
+        yield c.at(codes.EVAL_EARLY_STOPPING(), "training.early_stopping_patience", "training.eval_strategy")
 
 
 def intervals(c: Context) -> Iterator[Diagnostic]:
@@ -108,12 +96,7 @@ def intervals(c: Context) -> Iterator[Diagnostic]:
                 hint=f"{name}: {int(value)}, or a fraction below 1",
             )
     if t.save_total_limit is not None and t.save_total_limit < 1:
-        yield c.problem(
-            codes.SAVE_TOTAL_LIMIT,
-            "save_total_limit must keep at least one checkpoint",
-            "training.save_total_limit",
-            hint="set save_total_limit: 1, or save_strategy: no to keep none",
-        )
+        yield c.at(codes.SAVE_TOTAL_LIMIT(), "training.save_total_limit")
     if t.save_keep_every is not None and (t.save_keep_every < 1 or t.save_total_limit is None):
         few = t.save_keep_every < 1
         yield c.problem(
@@ -129,12 +112,7 @@ def eval_dataset(c: Context) -> Iterator[Diagnostic]:
     t, d = c.config.training, c.config.data
     if c.starting and (t.eval_strategy != "no" or t.eval_on_start) and not d.eval and not d.validation_split:
         requested = "training.eval_strategy" if t.eval_strategy != "no" else "training.eval_on_start"
-        yield c.problem(
-            codes.EVAL_DATASET,
-            "evaluation is requested, but there is no evaluation data",
-            requested,
-            hint="set data.eval: PATH, or data.validation_split: 0.05",
-        )
+        yield c.at(codes.EVAL_DATASET(), requested)
 
 
 def resume(c: Context) -> Iterator[Diagnostic]:
@@ -146,13 +124,8 @@ def resume(c: Context) -> Iterator[Diagnostic]:
         and t.overwrite_output_dir
         and t.resume_from_checkpoint in ("latest", "auto")
     ):
-        yield c.problem(
-            codes.RESUME_OVERWRITE,
-            "resume_from_checkpoint resumes the run, but overwrite_output_dir would start it from step 0",
-            "training.resume_from_checkpoint",
-            "training.overwrite_output_dir",
-            hint="keep one of the two; resuming takes precedence",
-            severity=Severity.WARNING,
+        yield c.at(
+            codes.RESUME_OVERWRITE(), "training.resume_from_checkpoint", "training.overwrite_output_dir"
         )
     if (
         t.resume_from_checkpoint in ("latest", "auto")
@@ -191,12 +164,9 @@ def disk(c: Context) -> Iterator[Diagnostic]:
     if f.checkpoint_bytes is not None and f.disk_free_bytes is not None and t.save_strategy != "no":
         need = ((t.save_total_limit or 1) + 1) * f.checkpoint_bytes
         if need > f.disk_free_bytes:
-            yield c.problem(
-                codes.SAVE_DISK,
-                f"checkpoints need {human_bytes(need)}, but the disk has"
-                f" {human_bytes(f.disk_free_bytes)} free",
+            yield c.at(
+                codes.SAVE_DISK(need=human_bytes(need), disk_free_bytes=human_bytes(f.disk_free_bytes)),
                 "training.save_total_limit",
-                hint="free disk space, set another output_dir, or a smaller save_total_limit",
             )
 
 
@@ -204,12 +174,7 @@ def trackers(c: Context) -> Iterator[Diagnostic]:
     """train.report_to"""
     for name in names_of(c.config.training.report_to):
         if name not in TRACKERS and ":" not in name:
-            yield c.problem(
-                codes.TRAIN_REPORT_TO,
-                f"there is no tracker named '{name}'",
-                "training.report_to",
-                hint=f"none, all, {', '.join(TRACKERS)}, or your own as module:Class",
-            )
+            yield c.at(codes.TRAIN_REPORT_TO(name=name, trackers=", ".join(TRACKERS)), "training.report_to")
 
 
 def profile(c: Context) -> Iterator[Diagnostic]:
@@ -237,12 +202,7 @@ def callbacks(c: Context) -> Iterator[Diagnostic]:
     """train.callback"""
     for one in c.config.training.callbacks:
         if ":" not in one.name:
-            yield c.problem(
-                codes.TRAIN_CALLBACK,
-                f"no installed package registers a callback '{one.name}'",
-                "training.callbacks",
-                hint="name your own as module:Class",
-            )
+            yield c.at(codes.TRAIN_CALLBACK(name=one.name), "training.callbacks")
 
 
 def folders(c: Context) -> Iterator[Diagnostic]:
@@ -258,24 +218,10 @@ def folders(c: Context) -> Iterator[Diagnostic]:
     }
     for key, value in written.items():
         if value and re.match(r"[A-Za-z][\w+.-]*:/", value):
-            yield c.problem(
-                codes.RUN_REMOTE_FOLDER,
-                f"{key.rpartition('.')[2]} is an address, but runs, checkpoints and prepared data"
-                " are written to local folders",
-                key,
-                hint=(
-                    "give a local folder; training.checkpoint_url puts each checkpoint into object"
-                    " storage too"
-                ),
-            )
+            yield c.at(codes.RUN_REMOTE_FOLDER(key=key.rpartition(".")[2]), key)
     name = t.experiment_name or ""
     if not t.output_dir and (name.startswith("/") or ".." in name.split("/")):
-        yield c.problem(
-            codes.RUN_NAME_LEAVES_OUTPUTS,
-            "the run's folder is outputs/<experiment_name>, but this name would be outside of outputs/",
-            "training.experiment_name",
-            hint="use a name without .. and without a leading /; or set output_dir to a folder elsewhere",
-        )
+        yield c.at(codes.RUN_NAME_LEAVES_OUTPUTS(), "training.experiment_name")
 
 
 def object_storage(c: Context) -> Iterator[Diagnostic]:
@@ -295,12 +241,7 @@ def object_storage(c: Context) -> Iterator[Diagnostic]:
             hint = "checkpoint_url: s3://bucket/folder"
             yield c.problem(codes.SAVE_CHECKPOINT_URL, f"this URL cannot be used: {wrong}", key, hint=hint)
     if t.upload_timeout is not None and t.checkpoint_url is None:
-        yield c.problem(
-            codes.SAVE_UPLOAD_TIMEOUT,
-            "without checkpoint_url nothing is uploaded",
-            "training.upload_timeout",
-            hint="set checkpoint_url, or remove upload_timeout",
-        )
+        yield c.at(codes.SAVE_UPLOAD_TIMEOUT(), "training.upload_timeout")
     if named and c.starting and find_spec(PACKAGE) is None:
         yield c.problem(
             codes.SAVE_OBJECTS_PACKAGE,

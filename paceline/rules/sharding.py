@@ -57,11 +57,8 @@ def whole_heads(c: Context) -> Iterator[Diagnostic]:
     if c.strategy is not None and not c.strategy.stages:
         wrong = [key for key in wrong if not key.startswith("training.distributed_strategy")]
     if wrong:
-        yield c.problem(
-            codes.STRATEGY_DIVERGENCE,
-            f"{c.algorithm.name} compares distributions over the whole vocabulary, but"
-            f" {in_words(wrong)} would shard the head",
+        yield c.at(
+            codes.STRATEGY_DIVERGENCE(name=c.algorithm.name, in_words=in_words(wrong)),
             "training.algorithm",
             *places(wrong),
-            hint="set distributed_strategy: ddp, fsdp, or zero1 to zero3",
         )

@@ -32,25 +32,13 @@ def zero_stage(c: Context) -> Iterator[Diagnostic]:
     """zero.stage"""
     stage = _zero(c).get("stage", 0)
     if isinstance(stage, bool) or not isinstance(stage, (int, float)) or stage not in (0, 1, 2, 3):
-        yield c.problem(
-            codes.ZERO_STAGE,
-            "ZeRO has stages 0 to 3",
-            "training.deepspeed",
-            found=f"stage: {stage}",
-            hint='"stage": 2',
-        )
+        yield c.at(codes.ZERO_STAGE(found=f"stage: {stage}"), "training.deepspeed")
 
 
 def float64(c: Context) -> Iterator[Diagnostic]:
     """strategy.float64"""
     if c.config.model.dtype == "float64" and c.strategy is not None and not c.strategy.float64:
-        yield c.problem(
-            codes.STRATEGY_FLOAT64,
-            f"the strategy {c.strategy.name} keeps values in float32, so float64 ones would be rounded",
-            "model.dtype",
-            _STRATEGY,
-            hint="set dtype: float32, or distributed_strategy: fsdp",
-        )
+        yield c.at(codes.STRATEGY_FLOAT64(name=c.strategy.name), "model.dtype", _STRATEGY)
 
 
 def fp16(c: Context) -> Iterator[Diagnostic]:
@@ -59,13 +47,7 @@ def fp16(c: Context) -> Iterator[Diagnostic]:
     if t.mixed_precision != "fp16":
         return
     if c.strategy is not None and not c.strategy.loss_scale:
-        yield c.problem(
-            codes.STRATEGY_FP16_PIPELINE,
-            f"the strategy {c.strategy.name} applies no loss scale, without which fp16's gradients underflow",
-            "training.mixed_precision",
-            _STRATEGY,
-            hint="set bf16: true, or mixed_precision: no",
-        )
+        yield c.at(codes.STRATEGY_FP16_PIPELINE(name=c.strategy.name), "training.mixed_precision", _STRATEGY)
 
 
 def compiled(c: Context) -> Iterator[Diagnostic]:
@@ -96,13 +78,10 @@ def recomputed_twice(c: Context) -> Iterator[Diagnostic]:
         and c.strategy.stages
         and schedule in ("zero_bubble", "zbv")
     ):
-        yield c.problem(
-            codes.STRATEGY_PIPELINE_RECOMPUTE,
-            f"the schedule {schedule} runs the backward of each layer in parts, and each part would"
-            " recompute the layer",
+        yield c.at(
+            codes.STRATEGY_PIPELINE_RECOMPUTE(schedule=schedule),
             "training.gradient_checkpointing",
             "training.parallelism.pp_schedule",
-            hint="set pp_schedule: interleaved or 1f1b, or gradient_checkpointing: false",
         )
 
 
@@ -125,14 +104,7 @@ def threads_of_one_process(c: Context) -> Iterator[Diagnostic]:
     if t.fsdp or t.deepspeed:
         return  # reported by back.strategy_vs_file
     if c.named_strategy is not None and c.named_strategy.multi_device:
-        yield c.problem(
-            codes.STRATEGY_DATA_PARALLEL,
-            "nn.DataParallel copies the model to every device in each step, in threads of one process;"
-            " DistributedDataParallel is faster on the same devices",
-            _STRATEGY,
-            hint="set distributed_strategy: ddp and start one process per device",
-            severity=Severity.WARNING,
-        )
+        yield c.at(codes.STRATEGY_DATA_PARALLEL(), _STRATEGY)
 
 
 def of_the_spec(c: Context) -> Iterable[Diagnostic]:

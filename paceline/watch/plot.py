@@ -61,8 +61,7 @@ def plot_run(run: RunDir, to: Path | None = None) -> Path:
     """
     history = load_history(run)
     if history.started is None and not history.steps:
-        hint = "give a run directory with an events folder; a run writes its first event when training begins"
-        raise ConfigError(codes.PLOT_NO_EVENTS("there is nothing to plot yet", str(run.root), hint=hint))
+        raise ConfigError(codes.PLOT_NO_EVENTS(str(run.root)))
     target = to or run.plot_png
     figure = draw_history(history, run.root.name)
     return write_png(figure, target, codes.PLOT_WRITE, "give --to another file")

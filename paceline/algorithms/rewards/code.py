@@ -21,7 +21,7 @@ from paceline.algorithms import codes
 from paceline.algorithms.rewards.code_tests import RowTests, read_tests, same_output
 from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.sandbox.client import Sandbox, SandboxUnavailable, UnsuitableTests
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.rules import codes as rules_codes
@@ -113,13 +113,7 @@ class CodeReward:
         except UnsuitableTests as error:
             self._warnings.setdefault(
                 tests.python,
-                codes.REWARDS_TESTS(
-                    "the tests of a row cannot judge a program, so its answers get 0",
-                    f"prompt {sample.prompt[-120:]!r}",
-                    str(error),
-                    f"correct or remove the row: column '{self.tests}'",
-                    Severity.WARNING,
-                ),
+                codes.REWARDS_TESTS(f"prompt {sample.prompt[-120:]!r}", str(error), tests=self.tests),
             )
             return False
 

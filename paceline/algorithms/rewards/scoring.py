@@ -328,11 +328,9 @@ def _words(error: BaseException) -> str:
 
 def _failure(label: str, found: str, sample: Sample) -> Diagnostic:
     return codes.REWARDS_FAILED(
-        f"the reward '{label}' gave no number for a sample, or raised an error",
         f"prompt {sample.prompt[-120:]!r}",
         found,
-        "correct the function (prompts and completions are texts, also of conversations, where TRL gives"
-        " messages), or set training.rollout.on_reward_error: zero or skip",
+        label=label,
         evidence={"prompt": sample.prompt[-2000:], "completion": sample.completion[:2000], "reward": label},
     )
 

@@ -256,16 +256,13 @@ def _own_spec(name: str) -> AlgorithmSpec:
             "write SPEC = AlgorithmSpec(implementation='my_module:MyAlgorithm'), with AlgorithmSpec"
             " from paceline.plan.algorithms.base"
         )
-        raise ConfigError(
-            codes.ALGORITHM_NO_SPEC(f"'{name}' is not an AlgorithmSpec", where, repr(found)[:99], hint)
-        )
+        raise ConfigError(codes.ALGORITHM_NO_SPEC(where, repr(found)[:99], name=name, hint=hint))
     module = name.partition(":")[0]
     if "torch" in sys.modules and not had_torch:
-        what = f"'{module}' imports torch, but planning must not import torch"
         hint = (
             f"move the class to a module of its own, and set in {module}: implementation='other_module:Class'"
         )
-        raise ConfigError(codes.ALGORITHM_SPEC_TORCH(what, where, name, hint))
+        raise ConfigError(codes.ALGORITHM_SPEC_TORCH(where, name, module=module, hint=hint))
     return guarded(replace(found, name=name), where)
 
 

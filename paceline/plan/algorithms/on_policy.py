@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.config.sections.ppo import PpoOptions
 from paceline.config.sections.reinforce_plus_plus import ReinforcePlusPlusOptions
 from paceline.config.sections.rollout import GrpoOptions
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Training, switched_off
 from paceline.plan.job_to_check import JobToCheck
@@ -78,13 +78,8 @@ class Grpo(OnPolicySpec):
             return
         corrected = own.rollout_correction != "none"
         if corrected and rollout is not None and rollout.old_logprobs == "sampling":
-            yield job.problem(
-                codes.ROLLOUT_CORRECTION,
-                "the log-probabilities of training are taken from sampling, and the correction compares"
-                " the two: every weight would be 1",
-                "training.rollout.old_logprobs",
-                f"{self.key}.rollout_correction",
-                hint="set old_logprobs: recompute, or rollout_correction: none",
+            yield job.at(
+                codes.ROLLOUT_CORRECTION(), "training.rollout.old_logprobs", f"{self.key}.rollout_correction"
             )
         if own.loss_type == "cispo":
             yield from self._cispo(job, own)
@@ -92,26 +87,10 @@ class Grpo(OnPolicySpec):
     def _cispo(self, job: JobToCheck, own: GrpoOptions) -> Iterator[Diagnostic]:
         key = self.key
         if own.epsilon_high is None or own.epsilon_high <= 1:
-            yield job.problem(
-                codes.GRPO_CISPO_BOUND,
-                "with loss_type: cispo, epsilon_high is the largest importance weight itself (as in"
-                " TRL), and on-policy tokens have weight 1: this bound would reduce every token's"
-                " weight",
-                f"{key}.epsilon_high",
-                f"{key}.loss_type",
-                hint="epsilon_high: 5.0",
-            )
+            yield job.at(codes.GRPO_CISPO_BOUND(), f"{key}.epsilon_high", f"{key}.loss_type")
         for name, used in (("epsilon", job.given(f"{key}.epsilon")), ("delta", own.delta is not None)):
             if used:
-                yield job.problem(
-                    codes.GRPO_CISPO_UNUSED,
-                    "loss_type: cispo bounds the importance weight by epsilon_high alone, so"
-                    f" {name} would have no effect",
-                    f"{key}.{name}",
-                    f"{key}.loss_type",
-                    hint=f"remove {name}",
-                    severity=Severity.WARNING,
-                )
+                yield job.at(codes.GRPO_CISPO_UNUSED(name=name), f"{key}.{name}", f"{key}.loss_type")
 
 
 @dataclass(frozen=True)
@@ -123,22 +102,9 @@ class KlPenalty(OnPolicySpec):
         if not isinstance(own, (PpoOptions, ReinforcePlusPlusOptions)):
             return
         if getattr(own, self.kl) and own.kl_in == "loss" and own.kl_estimator == "k1":
-            yield job.problem(
-                codes.PPO_KL_ESTIMATOR,
-                "as a loss term, k1 has the gradient of log π alone, whose mean is 0: it would not"
-                " limit the policy at all",
-                f"{key}.kl_estimator",
-                f"{key}.kl_in",
-                hint="set kl_estimator: k2 or k3, or kl_in: reward",
-            )
+            yield job.at(codes.PPO_KL_ESTIMATOR(), f"{key}.kl_estimator", f"{key}.kl_in")
         if isinstance(own, PpoOptions) and own.adap_kl_ctrl and not own.kl_coef:
-            yield job.problem(
-                codes.PPO_ADAPTIVE_KL,
-                "the controller multiplies kl_coef, so 0 stays 0",
-                f"{key}.kl_coef",
-                f"{key}.adap_kl_ctrl",
-                hint="set kl_coef: 0.05, or adap_kl_ctrl: false",
-            )
+            yield job.at(codes.PPO_ADAPTIVE_KL(), f"{key}.kl_coef", f"{key}.adap_kl_ctrl")
 
 
 GRPO = Grpo(

@@ -42,20 +42,12 @@ class Dpo(AlgorithmSpec):
             return
         if own.reference_free and (own.ref_model or own.precompute_ref_log_probs):
             unused = "ref_model" if own.ref_model else "precompute_ref_log_probs"
-            yield job.problem(
-                codes.DPO_REFERENCE,
-                "there is no reference model to use",
-                f"{key}.reference_free",
-                f"{key}.{unused}",
-                hint=f"set reference_free: false, or remove {unused}",
-            )
+            yield job.at(codes.DPO_REFERENCE(unused=unused), f"{key}.reference_free", f"{key}.{unused}")
         if own.label_smoothing and own.loss_type not in ("sigmoid", "robust"):
-            yield job.problem(
-                codes.DPO_LABEL_SMOOTHING,
-                f"the loss {own.loss_type} does not model flipped labels",
+            yield job.at(
+                codes.DPO_LABEL_SMOOTHING(loss_type=own.loss_type),
                 f"{key}.label_smoothing",
                 f"{key}.loss_type",
-                hint="set label_smoothing: 0, or loss_type: sigmoid or robust",
             )
 
 

@@ -294,17 +294,13 @@ def rows_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     room = hardware.host_memory_bytes if cpu else hardware.memory_bytes
     if not room or need <= room:
         return []
-    what = (
-        f"a micro-batch of {plan.batch.micro_batch:,} rows does not fit: its token ids and one"
-        " hidden state per token alone are too large"
-    )
-    hint = (
-        "set per_device_train_batch_size: 8, for example; gradient_accumulation_steps builds large"
-        " batches from small ones"
-    )
     of = "host memory" if cpu else "card"
     found = f"at least {human_bytes(need)} of {human_bytes(room)} of {of}"
-    return [codes.PLAN_ROWS_ROOM(what, "training.per_device_train_batch_size", found, hint)]
+    return [
+        codes.PLAN_ROWS_ROOM(
+            "training.per_device_train_batch_size", found, micro_batch=plan.batch.micro_batch
+        )
+    ]
 
 
 def _lacks(code: Code, what: str, need: int, room: int, of: str, hint: str) -> Diagnostic:

@@ -394,8 +394,5 @@ def near_rows(spec: SearchSpec) -> list[int]:
 def _no_layout(spec: SearchSpec) -> Diagnostic:
     cards, near = spec.cluster.cards, near_rows(spec)
     return codes.PLAN_ROWS_CARDS(
-        f"no strategy can divide {spec.rows} rows per step evenly among {cards} devices",
-        "--rows",
-        str(spec.rows),
-        " or ".join(map(str, near)),
+        "--rows", str(spec.rows), rows=spec.rows, cards=cards, hint=" or ".join(map(str, near))
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_seconds
 from paceline.plan import codes
 from paceline.plan.hardware.probe import Hardware
@@ -22,9 +22,8 @@ def step_limit_warning(plan: Plan, hardware: Hardware) -> Iterator[Diagnostic]:
     seconds = predicted_step(plan, hardware)
     if seconds is not None and seconds > limit:
         yield codes.PLAN_STEP_TIMEOUT(
-            f"a step is predicted to take {human_seconds(seconds)}, longer than its time limit",
             STEP_KEY,
             f"step_timeout: {limit} s",
-            f"set step_timeout: {max(60, round(5 * seconds))}, or leave it empty",
-            Severity.WARNING,
+            human_seconds=human_seconds(seconds),
+            hint=f"set step_timeout: {max(60, round(5 * seconds))}, or leave it empty",
         )

@@ -173,11 +173,7 @@ def card_named(name: str, where: str = "--hardware") -> Card:
     known = {_plain(spelling): card for card in cards().values() for spelling in (*card.aliases, card.name)}
     found = known.get(_plain(name))
     if found is None:
-        raise ConfigError(
-            codes.PLAN_HARDWARE_UNKNOWN(
-                "the catalogue has no accelerator of this name", where, name, _near(name, known)
-            )
-        )
+        raise ConfigError(codes.PLAN_HARDWARE_UNKNOWN(where, name, hint=_near(name, known)))
     return found
 
 
@@ -214,9 +210,7 @@ def cluster_of(text: str) -> AcceleratorCluster:
     match = re.fullmatch(r"(?:(\d+)\s*[x×*]\s*)?(\S.*)", text.strip(), re.IGNORECASE)
     count = int(match.group(1) or 1) if match else 0
     if match is None or count < 1:
-        raise ConfigError(
-            codes.PLAN_HARDWARE_FORM("--hardware must be a number and a name", "--hardware", text, "16xH100")
-        )
+        raise ConfigError(codes.PLAN_HARDWARE_FORM("--hardware", text))
     card = card_named(match.group(2))
     return AcceleratorCluster(
         _whole_nodes(card.machine(), count),
@@ -267,11 +261,7 @@ def _from_yaml(path: Path) -> AcceleratorCluster:
         key for key in ("memory_gb", "tflops", "hbm_gbps", "inside_gbps") if card is None and key not in data
     ]
     if missing:
-        raise ConfigError(
-            codes.PLAN_HARDWARE_MISSING(
-                "without a device from the catalogue these keys are required", str(path), ", ".join(missing)
-            )
-        )
+        raise ConfigError(codes.PLAN_HARDWARE_MISSING(str(path), ", ".join(missing)))
     count = int(data.get("cards", 1))
     node = int(data.get("cards_per_node", card.cards_per_node if card else min(count, 8)))
     base = card.machine(node) if card else Machine("", 0, 0, 0, node, 0, 0)
@@ -302,18 +292,12 @@ def _check_values(path: Path, data: Mapping[str, Json]) -> None:
     wrong = sorted(str(key) for key in data if key not in FIELDS)
     if wrong:
         near = [difflib.get_close_matches(key, FIELDS, n=1, cutoff=0.0)[0] for key in wrong]
-        raise ConfigError(
-            codes.PLAN_HARDWARE_KEY(
-                "unknown keys in a hardware file", str(path), ", ".join(wrong), f"nearest: {', '.join(near)}"
-            )
-        )
+        raise ConfigError(codes.PLAN_HARDWARE_KEY(str(path), ", ".join(wrong), near=", ".join(near)))
     for key, value in data.items():
         if key not in ("name", "card") and (
             isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
         ):
-            raise ConfigError(
-                codes.PLAN_HARDWARE_VALUE(f"{key} must be a number above 0", f"{path}: {key}", repr(value))
-            )
+            raise ConfigError(codes.PLAN_HARDWARE_VALUE(f"{path}: {key}", repr(value), key=key))
 
 
 def _scaled(data: Mapping[str, Json], key: str, unit: float) -> float | None:

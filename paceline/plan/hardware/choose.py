@@ -112,13 +112,7 @@ def _by_tool(sights: Sights, cards: Sequence[SeenDevice]) -> Choice:
     tool = "rocm-smi" if hip else "nvidia-smi"
     why = sights.silence or "torch is not installed here"
     if sights.silence:
-        what = (
-            "torch did not report the accelerators that it sees, so the plan uses the answer of the"
-            " driver's tool"
-        )
-        findings.append(
-            codes.DEVICE_TORCH_SILENT(what, tool, sights.silence, refuse.SLOW_DRIVER, Severity.WARNING)
-        )
+        findings.append(codes.DEVICE_TORCH_SILENT(tool, sights.silence, hint=refuse.SLOW_DRIVER))
     note = _note(chosen, CUDA, hip, f"{why}: {tool} lists")
     # CUDA counts the fastest cards first, the tool by their place on the bus
     return Choice(CUDA, tuple(range(len(used))), chosen, note, tuple(findings), hip, len(cards))

@@ -101,8 +101,7 @@ def hiding(sights: Sights, environ: Mapping[str, str]) -> str:
 
 def undriven(named: str) -> Diagnostic:
     """Return the error for an accelerator of a kind that Paceline cannot train on."""
-    what = f"the accelerator of this machine is not supported: {named}"
-    return codes.DEVICE_UNDRIVEN(what, "torch", named, "set training.use_cpu: true, or use another machine")
+    return codes.DEVICE_UNDRIVEN("torch", named, named=named)
 
 
 def no_kernels(device: SeenDevice, sights: Sights) -> Diagnostic:

@@ -76,10 +76,7 @@ def named_config(given: str) -> Mapping[str, Json]:
         "qwen257b",
         "gpt2",
     ]
-    hint = f"nearest: {', '.join(plain[n] for n in near)}; or give a folder with a config.json"
-    raise ConfigError(
-        codes.PLAN_MODEL_UNKNOWN("the built-in list has no model of this name", "--model", given, hint)
-    )
+    raise ConfigError(codes.PLAN_MODEL_UNKNOWN("--model", given, near=", ".join(plain[n] for n in near)))
 
 
 @cache

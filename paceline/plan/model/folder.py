@@ -43,7 +43,7 @@ def check_model_folder(name: str, key: str) -> list[Diagnostic]:
             if folder.parent != Path(".")
             else "give the folder that contains it"
         )
-        return [codes.MODEL_NOT_A_FOLDER("a model must be a folder, but this is a file", key, name, hint)]
+        return [codes.MODEL_NOT_A_FOLDER(key, name, hint=hint)]
     if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
         return [_adapter(folder, key)]
     if special := special_files(folder):
@@ -60,11 +60,7 @@ def check_model_folder(name: str, key: str) -> list[Diagnostic]:
 
 
 def _special(folder: Path, special: list[str], key: str) -> Diagnostic:
-    what, hint = (
-        "the folder contains something that is not a regular file",
-        "remove it, or name another folder",
-    )
-    return codes.MODEL_SPECIAL_FILE(what, key, f"{folder}: {', '.join(special[:4])}", hint)
+    return codes.MODEL_SPECIAL_FILE(key, f"{folder}: {', '.join(special[:4])}")
 
 
 def _not_there(folder: Path, name: str, key: str) -> Iterator[Diagnostic]:
@@ -159,15 +155,12 @@ def _no_weights(folder: Path, key: str, convert: str) -> Diagnostic:
         p.name for pattern in _PICKLES for p in folder.glob(pattern) if not p.name.startswith("training_args")
     )
     if pickles:
-        what = (
-            "the weights are pickle files, which can run code when they are read; only safetensors are read"
-        )
         line = convert.format(quote(str(folder)), quote(f"{folder}-safetensors"))
         hint = f"convert them once, where that code may run, and use the new folder: {line}"
-        return codes.MODEL_PICKLED(what, key, ", ".join(pickles[:4]), hint)
+        return codes.MODEL_PICKLED(key, ", ".join(pickles[:4]), hint=hint)
     inside = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
     hint = (
         f"use a folder with model.safetensors, or {_INDEX} and its files; or set model.config"
         " instead of model.name_or_path, to train from scratch"
     )
-    return codes.MODEL_NO_WEIGHTS("the folder contains no weights", key, f"{folder}: {inside}", hint)
+    return codes.MODEL_NO_WEIGHTS(key, f"{folder}: {inside}", hint=hint)

@@ -41,9 +41,7 @@ def shape_from_config(config: Mapping[str, Json], where: str = "model.config") -
     config = text_part(config)
     family = str(config.get("model_type") or "")
     if not family:
-        raise ConfigError(
-            codes.PLAN_MODEL_TYPE("model_type is missing", where, "no model_type", "model_type: llama")
-        )
+        raise ConfigError(codes.PLAN_MODEL_TYPE(where, "no model_type"))
     sizes = family_sizes(family)
     for name, spellings in SIZE_NAMES.items():
         for spelling in spellings:
@@ -59,10 +57,10 @@ def shape_from_config(config: Mapping[str, Json], where: str = "model.config") -
         near = f"; or model_type: {' or '.join(close)}" if close else ""
         raise ConfigError(
             codes.PLAN_MODEL_SIZES(
-                f"the family '{family}' is unknown here, and these sizes are missing",
                 where,
                 ", ".join(missing),
-                "; ".join(f"{SIZE_NAMES[name][0]}: …" for name in missing) + near,
+                family=family,
+                hint="; ".join(f"{SIZE_NAMES[name][0]}: …" for name in missing) + near,
             )
         )
     return replace(_build(family, sizes, config, where), composite=whole)

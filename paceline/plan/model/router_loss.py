@@ -84,9 +84,7 @@ def check_router(shape: ModelShape | None, router: RouterOptions, *, adapters: b
     """Yield why no router can be frozen."""
     if router.frozen and (adapters or (shape is not None and shape.mixture is None)):
         why = "only adapters are trained" if adapters else "the model is no mixture of experts"
-        yield codes.PLAN_NO_ROUTER(
-            f"there is no router to freeze: {why}", "training.freeze_router", "true", "freeze_router: false"
-        )
+        yield codes.PLAN_NO_ROUTER("training.freeze_router", "true", why=why)
 
 
 def router_decisions(shape: ModelShape | None, router: RouterOptions) -> Iterator[Decision]:

@@ -94,13 +94,7 @@ def unsupported(
     composite = composite_of(config)
     found = [*([] if composite else _tower(config, where)), *_balance(config, where)]
     if attention == "eager" and config.get("model_type") == "falcon" and config.get("alibi"):
-        what = (
-            "Transformers' eager attention adds Falcon's ALiBi bias twice, so its losses are wrong"
-            " (sdpa adds it once)"
-        )
-        found.append(
-            codes.PLAN_ALIBI_TWICE(what, "model.attn_implementation", "eager", "attn_implementation: auto")
-        )
+        found.append(codes.PLAN_ALIBI_TWICE("model.attn_implementation", "eager"))
     kind = text_part(config).get("model_type") if composite else config.get("model_type")
     if kind == "doge" and config.get("is_moe"):
         found.append(_family("doge", "its router mixes the tokens of a batch (is_moe: true)", where))
@@ -161,11 +155,7 @@ def _tower(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
         else []
     )
     if inner or classes:
-        what = (
-            "this model reads images or audio in addition to text, and its tower would be lost or stay"
-            " untrained"
-        )
-        yield codes.PLAN_TOWER(what, where, ", ".join([*inner, *classes]), _no_tower())
+        yield codes.PLAN_TOWER(where, ", ".join([*inner, *classes]), hint=_no_tower())
 
 
 def _no_tower() -> str:

@@ -220,11 +220,7 @@ def _own_spec(name: str) -> StrategySpec | None:
         return None
     if "torch" in sys.modules and not had_torch:
         module = name.partition(":")[0]
-        what = f"'{module}' imports torch, but planning must not import torch"
-        hint = (
-            f"move the class to a module of its own, and set in {module}: implementation='other_module:Class'"
-        )
-        raise ConfigError(codes.STRATEGY_SPEC_TORCH(what, where, name, hint))
+        raise ConfigError(codes.STRATEGY_SPEC_TORCH(where, name, module=module))
     return guarded(replace(found, name=name), where)
 
 

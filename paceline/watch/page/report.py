@@ -46,9 +46,7 @@ def write_report(view: RunView, to: Path, progress: Callable[[str], None]) -> st
     except OSError as error:
         with contextlib.suppress(OSError):
             staged.unlink()
-        raise ConfigError(
-            codes.REPORT_WRITE("the report cannot be written", str(to), str(error), "give --to another file")
-        ) from error
+        raise ConfigError(codes.REPORT_WRITE(str(to), str(error))) from error
     return f"{to} ({len(text.encode('utf-8', 'replace')) / 1e6:.1f} MB)"
 
 

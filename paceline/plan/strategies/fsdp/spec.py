@@ -48,13 +48,7 @@ class Fsdp(StrategySpec):
         options = training.fsdp_config if isinstance(training.fsdp_config, dict) else {}
         offload = options.get("cpu_offload") is True or "offload" in str(training.fsdp or "")
         if offload and training.mixed_precision == "fp16":
-            yield job.problem(
-                codes.STRATEGY_FP16_OFFLOAD,
-                "the loss scale of fp16 is checked on the device, but offloaded gradients are in host memory",
-                "training.mixed_precision",
-                "training.fsdp",
-                hint="set bf16: true, or use fsdp without offload",
-            )
+            yield job.at(codes.STRATEGY_FP16_OFFLOAD(), "training.mixed_precision", "training.fsdp")
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
         return fsdp_mesh(job, findings)
