@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.config.aliases import ALIASES, SKIP, Alias, Learnt, NoTranslation, Skip
+from paceline.config.exchange.decide import SENTENCES, decide
 from paceline.config.exchange.low_rank import transformers_galore
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.recognised import RECOGNISED
@@ -11,25 +12,6 @@ from paceline.config.spelling import same
 from paceline.core.json_types import Json
 from paceline.core.tables import ALGORITHMS
 
-HUB = "uploading is a step of its own: the training is the same, and `paceline export` writes the folder"
-_UPLOAD = (
-    *("push_to_hub", "hub_token", "hub_model_id", "hub_strategy", "hub_always_push", "hub_private_repo"),
-    *("hub_revision", "hub_model_revision", "push_to_hub_model_id", "push_to_hub_token"),
-    "push_to_hub_organization",
-)
-_LOGS = (
-    *("logging_nan_inf_filter", "include_num_input_tokens_seen", "include_tokens_per_second", "disable_tqdm"),
-    *("log_level_replica", "log_on_each_node", "trackio_space_id", "trackio_bucket_id", "run_id"),
-    *("trackio_static_space_id", "skip_memory_metrics", "logging_dir", "plot_loss", "print_param_status"),
-    *(
-        "log_completions",
-        "num_completions_to_print",
-        "log_unique_prompts",
-        "log_multimodal",
-        "log_completions_hub_repo",
-    ),
-)
-_WANDB = ("wandb_entity", "wandb_run_group", "with_tracking")
 #: a key that names a tracker's project -> the tracker that reads it
 _PROJECTS = {
     "wandb_project": "wandb",
@@ -41,51 +23,21 @@ _PROJECTS = {
 }
 _NOT_WRITTEN = ("log_level", "model_revision", "eval_dataset", "train_dataset", "eval_strategy_")
 _HOMES = ("training", "model", "data")
-LOGGED = "it changes what is logged, not the training"
-_KERNELS = (
-    "use_liger_kernel",
-    "liger_kernel_config",
-    "enable_liger_kernel",
-    "use_v1_kernels",
-    "kernel_config",
-)
-SMOOTHED = "TRL's losses but robust, exo_pair and aot do not read it"
-KERNEL = "another kernel for the same function; the fused cross entropy is always on here"
-CHUNKED = "it saves memory; sums and updates are the same"
 
 
 def transformers_keys(reading: KeyReader) -> None:
     """Decide the keys of Transformers' arguments that the system's own translator has left open."""
-    reading.nothing(_UPLOAD, HUB)
-    reading.nothing(_LOGS, LOGGED)
-    project(reading, reading.value("report_to"))
-    reading.nothing(
-        ("do_train", "overwrite_output_dir"), "`paceline train` trains, and never overwrites another run"
-    ) if (not reading.on("overwrite_output_dir")) else reading.nothing("do_train", "`paceline train` trains")
-    reading.nothing(
-        _WANDB, "trackers read it from their own variables (WANDB_PROJECT); the training is the same"
-    )
-    reading.nothing(_KERNELS, KERNEL)
-    _precision(reading)
-    _warmup(reading)
-    _schedule_of_events(reading)
-    reentrant = reading.value("gradient_checkpointing_kwargs")
-    if isinstance(reentrant, dict) and set(reentrant) <= {"use_reentrant"}:
-        says = "recomputation gives the same values with either implementation"
-        reading.nothing(
-            ("gradient_checkpointing_kwargs", "gradient_checkpointing_kwargs.use_reentrant"), says
-        )
-    if reading.on("bf16") or reading.on("fp16"):
-        says = "matrix products are in half precision already; the few float32 ones keep their full precision"
-        reading.nothing("tf32", says)
-    transformers_galore(reading, "optim")
-    if reading.on("average_tokens_across_devices"):
-        reading.nothing(
-            "average_tokens_across_devices", "the loss is the mean over the tokens of all processes"
-        )
+    decide(reading, "transformers", CODE)
     for key in reading.open_keys():
         by_alias(reading, key)
     _defaults(reading)
+
+
+def _recomputation(reading: KeyReader) -> None:
+    kwargs = reading.value("gradient_checkpointing_kwargs")
+    if isinstance(kwargs, dict) and set(kwargs) <= {"use_reentrant"}:
+        keys = ("gradient_checkpointing_kwargs", "gradient_checkpointing_kwargs.use_reentrant")
+        reading.nothing(keys, "recomputation gives the same values with either implementation")
 
 
 def _precision(reading: KeyReader) -> None:
@@ -120,31 +72,6 @@ def whole_weights_in(reading: KeyReader, key: str, word: str, system: str) -> No
             f"weights are loaded in {word} and trained as float32 masters; {system} trains the {word} weights"
         )
         reading.differs(key, "model.dtype", word, says)
-
-
-def _warmup(reading: KeyReader) -> None:
-    """``warmup_steps`` above 0 wins over ``warmup_ratio``, as in Transformers."""
-    steps = reading.value("warmup_steps")
-    if reading.is_given("warmup_ratio") and isinstance(steps, (int, float)) and steps > 0:
-        reading.nothing("warmup_ratio", f"warmup_steps: {steps} wins over it")
-
-
-def _schedule_of_events(reading: KeyReader) -> None:
-    """Keys that only matter with an evaluation, or a save, that the file switches off."""
-    name = "evaluation_strategy" if reading.is_given("evaluation_strategy") else "eval_strategy"
-    if reading.text(name) in ("", "no", "false") and not reading.on("do_eval"):
-        says = f"nothing is evaluated: {name} is no"
-        reading.nothing(
-            ("eval_steps", "per_device_eval_batch_size", "eval_delay", "eval_accumulation_steps"), says
-        )
-    reading.nothing("do_eval", f"{name} decides when to evaluate")
-    if reading.text("save_strategy") in ("no", "epoch"):
-        reading.nothing("save_steps", f"save_strategy is {reading.text('save_strategy')}")
-    reading.nothing("logging_strategy", LOGGED)
-    reading.nothing("save_only_model", "a checkpoint holds the optimizer as well; its weights are the same")
-    reading.nothing("save_safetensors", "checkpoints are safetensors") if reading.on(
-        "save_safetensors"
-    ) else None
 
 
 def by_alias(reading: KeyReader, key: str) -> None:
@@ -247,7 +174,7 @@ def project(reading: KeyReader, report_to: Json) -> None:
         elif value == kept:
             reading.mapped(key, ("training.project",))
         else:
-            reading.nothing(key, f"only {tracker} reads it, which nothing is sent to; {LOGGED}")
+            reading.nothing(key, f"only {tracker} reads it, which nothing is sent to; {SENTENCES['LOGGED']}")
 
 
 def _listed(value: object) -> object:
@@ -255,3 +182,11 @@ def _listed(value: object) -> object:
     if value == "none":
         return ()
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+CODE = {
+    "project": lambda reading: project(reading, reading.value("report_to")),
+    "precision": _precision,
+    "recomputation": _recomputation,
+    "galore": lambda reading: transformers_galore(reading, "optim"),
+}

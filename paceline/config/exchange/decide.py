@@ -135,7 +135,9 @@ def _clause(reading: KeyReader, clause: str) -> bool:
 
 def filled(reading: KeyReader, text: Json, key: str = "") -> str:
     """Return a text with the values of keys for ``$name``, and the inner name of ``key`` for ``$it``."""
-    return re.sub(r"\$(\w+)", lambda match: _shown(reading, match[1], key), str(text))
+    return re.sub(
+        r"\$(?:\{([\w.]+)\}|(\w+))", lambda match: _shown(reading, match[1] or match[2], key), str(text)
+    )
 
 
 def _shown(reading: KeyReader, name: str, key: str) -> str:
@@ -152,7 +154,7 @@ def _words(value: Json) -> Json:
 
 
 def _linear(value: Json) -> Json:
-    return "all-linear" if value in (["all"], ["all-linear"]) else value
+    return "all-linear" if value in ("all", ["all"], ["all-linear"]) else value
 
 
 def _whole(value: Json) -> Json:
@@ -187,6 +189,7 @@ def _value(reading: KeyReader, key: str, row: JsonObject) -> Json:
     """Return the value to set for a key; None for a word that the row does not list."""
     if "value" in row:
         return row["value"]
+    key = str(row.get("of", key))
     words = as_object(row.get("words"))
     if row.get("as") == "switch":
         on = reading.on(key)
@@ -220,7 +223,7 @@ def _set(reading: KeyReader, path: str, given: Json) -> None:
     key = str(row.get("key", ""))
     reading.set(
         filled(reading, path),
-        _value(reading, str(row.get("of", key)), row),
+        _value(reading, key, row),
         key,
         filled(reading, row.get("note", "")),
     )

@@ -46,9 +46,9 @@ _COLUMNS = {
 }
 
 
-def datasets(reading: KeyReader, stage: str) -> None:
+def datasets(reading: KeyReader) -> None:
     """Decide ``dataset``, ``eval_dataset`` and what is around them."""
-    info = _info(reading)
+    info, stage = _info(reading), reading.text("stage")
     for key, path in (("dataset", "data.train"), ("eval_dataset", "data.eval")):
         names = reading.given.get(key)
         listed = [part.strip() for part in names.split(",")] if isinstance(names, str) else names
@@ -56,20 +56,6 @@ def datasets(reading: KeyReader, stage: str) -> None:
             _named(reading, key, path, [str(name) for name in listed], info, stage)
     if reading.result.findings.get("dataset"):
         reading.mapped("dataset_dir", ("data.train",))
-    reading.nothing(
-        ("overwrite_cache", "preprocessing_batch_size", "tokenized_path"),
-        "prepared data are cached by what they are made of",
-    )
-    if not reading.on("streaming"):
-        reading.nothing(("streaming", "buffer_size"), "rows are read as a whole")
-    if reading.text("mix_strategy") == "concat":
-        reading.nothing(("mix_strategy", "interleave_probs"), "data sets are concatenated, as here")
-    elif reading.is_given("interleave_probs"):
-        reading.lose(
-            "interleave_probs", "set a weight: on each data set, which says how often its rows are used"
-        )
-    if not reading.on("do_train") and not reading.is_given("dataset"):
-        reading.nothing(("cutoff_len", "max_samples"), "nothing is trained")
 
 
 def _named(reading: KeyReader, key: str, path: str, names: list[str], info: JsonObject, stage: str) -> None:

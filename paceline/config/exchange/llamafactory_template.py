@@ -14,9 +14,9 @@ from paceline.core.json_types import Json, JsonObject, as_object
 _CONTENT = "message['content']"
 
 
-def template(reading: KeyReader, stage: str) -> None:
+def template(reading: KeyReader) -> None:
     """Decide ``template`` and the keys around it."""
-    name = reading.given.get("template")
+    name, stage = reading.given.get("template"), reading.text("stage")
     kwargs = ("enable_thinking", "preserve_thinking", "default_system")
     if stage == "pt":
         ends = as_object(as_object(table("llamafactory_templates")["templates"]).get(str(name))).get(

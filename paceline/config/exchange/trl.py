@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.config.exchange.common import SMOOTHED, transformers_keys, whole_weights_in
-from paceline.config.exchange.decide import decide
+from paceline.config.exchange.common import transformers_keys, whole_weights_in
+from paceline.config.exchange.decide import SENTENCES, decide
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.tables import NO_TRACKERS, defaults
 from paceline.config.exchange.trl_data import datasets
@@ -108,7 +108,7 @@ def _dpo_losses(reading: KeyReader) -> None:
     if "robust" in listed:
         reading.keep("label_smoothing", "training.dpo.label_smoothing", reading.value("label_smoothing"))
     else:  # TRL 1.16's sigmoid has no smoothing
-        reading.nothing("label_smoothing", SMOOTHED)
+        reading.nothing("label_smoothing", SENTENCES["SMOOTHED"])
     reading.nothing("discopop_tau", "it belongs to loss_type: discopop") if "discopop" not in listed else None
 
 

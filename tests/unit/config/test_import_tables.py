@@ -9,14 +9,33 @@ from typing import Any
 
 import pytest
 
-from paceline.config.exchange import axolotl, decide, swift, tables, trl
+from paceline.config.exchange import axolotl, common, decide, llamafactory, swift, tables, trl
 from paceline.config.schema import SECTIONS, field_of
 from paceline.core.tables import ALGORITHMS
 
 TABLES = sorted(path.stem for path in (Path(decide.__file__).parent / "keys").glob("*.toml"))
-CODE: Mapping[str, Mapping[str, object]] = {"axolotl": axolotl.CODE, "swift": swift.CODE, "trl": trl.CODE}
+CODE: Mapping[str, Mapping[str, object]] = {
+    "axolotl": axolotl.CODE,
+    "llamafactory": llamafactory.CODE,
+    "swift": swift.CODE,
+    "transformers": common.CODE,
+    "trl": trl.CODE,
+}
 OF_A_STEP = {"when", "each", "says", "to", "code", "step", "set", "feature", *decide.VERBS}
-OF_A_ROW = {"to", "value", "words", "as", "note", "differs", "otherwise", "inside", "says", "unset", "fine"}
+OF_A_ROW = {
+    "to",
+    "value",
+    "words",
+    "as",
+    "of",
+    "note",
+    "differs",
+    "otherwise",
+    "inside",
+    "says",
+    "unset",
+    "fine",
+}
 CLAUSE = re.compile(r"[\w.]+ is (not )?((set to )?\S+|its default|a mapping|a list|a text|a (whole )?number)")
 
 
