@@ -19,6 +19,7 @@ from paceline.config.exchange.launchers import (
     slurm_variables,
 )
 from paceline.config.exchange.shell import Ran, Script
+from paceline.config.foreign.programs import not_imported, program_of_command
 from paceline.config.reading import read_text
 from paceline.config.scalars import resolve_plain
 from paceline.core.errors import ConfigError
@@ -124,6 +125,8 @@ def _chosen(found: list[tuple[Command, Ran]], text: str, path: str, headers: lis
         what = "the script holds several commands that train" if found else "no command here is known"
         places = ", ".join(f"line {ran.line}" for _, ran in found)
         hint = "import one of them: paceline config import 'swift sft --model …' (the command in quotes)"
+        if not found and (program := program_of_command(text)):
+            what, hint = not_imported(program)
         raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:1", places, hint))
     command, ran = found[0]
     if ran.problem is not None:

@@ -22,6 +22,7 @@ from paceline.config.exchange.swift_machine import ENVIRONMENT
 from paceline.config.exchange.tables import NO_TRACKERS, Defaults, defaults
 from paceline.config.exchange.verdicts import Imported, KeyVerdict
 from paceline.config.foreign.json_text import json_lines, parse_json
+from paceline.config.foreign.programs import not_imported, program_of
 from paceline.config.reading import read_text
 from paceline.config.yaml_tree import parse_yaml
 from paceline.core.errors import ConfigError
@@ -131,11 +132,12 @@ def import_data(
     """``import_config`` for a mapping that has been read; ``engine``: deepspeed or fsdp of a launcher."""
     chosen = system or system_of(data)
     if chosen is None:
-        keys = ", ".join(list(data)[:4])
-        hint = f"name the system: --from {' | '.join(SYSTEMS)}"
-        raise ConfigError(
-            codes.CONFIG_IMPORT_SYSTEM("the config's system is not recognised", f"{path}:1", keys, hint)
-        )
+        keys, program = ", ".join(list(data)[:4]), program_of(data)
+        what, hint = "the config's system is not recognised", f"name the system: --from {' | '.join(SYSTEMS)}"
+        if program is not None:
+            what, hint = not_imported(program.name)
+            hint += f"; `paceline plan {path}` begins it"
+        raise ConfigError(codes.CONFIG_IMPORT_SYSTEM(what, f"{path}:1", keys, hint))
     if chosen in _JOBS:
         return import_job(data, lines, path, chosen)
     found = TRANSLATORS[chosen](data, lines, path, algorithm, engine)

@@ -9,7 +9,7 @@ from paceline.config.exchange.rows import first_row
 from paceline.core.json_types import Json, JsonObject
 
 _NAMES = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_split")
-_COLUMNS = {"messages": "messages", "prompt": "prompt", "completion": "completion", "text": "text"}
+_KNOWN = ("messages", "text")  # TRL reads turns whatever the field says
 
 
 def datasets(reading: KeyReader) -> None:
@@ -53,7 +53,7 @@ def _one(reading: KeyReader, path: str, split: str) -> JsonObject:
     if reading.is_given("dataset_prompt_column"):
         columns["prompt"] = str(reading.given["dataset_prompt_column"])
         reading.mapped("dataset_prompt_column", ("data.train",))
-    if reading.is_given("dataset_text_field") and reading.text("dataset_text_field") != "text":
+    if reading.is_given("dataset_text_field") and reading.text("dataset_text_field") not in _KNOWN:
         columns["text"] = str(reading.given["dataset_text_field"])
     found: JsonObject = {"path": path}
     if reading.is_given("dataset_config"):
@@ -123,7 +123,7 @@ def _loss_on(reading: KeyReader) -> None:
 
 def _text_field(reading: KeyReader) -> None:
     field = reading.text("dataset_text_field")
-    if field in _COLUMNS and reading.is_given("dataset_text_field"):
+    if field in _KNOWN and reading.is_given("dataset_text_field"):
         reading.nothing("dataset_text_field", "the column is recognised by its name")
     elif reading.is_given("dataset_text_field"):
         reading.mapped("dataset_text_field", ("data.train",))

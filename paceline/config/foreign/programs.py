@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -190,6 +191,28 @@ PROGRAMS = (
 
 #: The programs whose files `paceline config import` reads
 IMPORTED = ("axolotl", "ms-swift", "LLaMA-Factory", "TRL")
+#: What a command line of another program holds → its name
+_COMMANDS = {
+    r"\bverl\.": "verl",
+    r"\bopenrlhf\b": "OpenRLHF",
+    r"\btune run\b": "torchtune",
+    r"\blitgpt\b": "LitGPT",
+    r"\bnemo(_rl)?\b": "NeMo",
+    r"\bllmfoundry\b|\bcomposer train": "llm-foundry",
+    r"\bprime[-_]rl\b": "prime-rl",
+    r"\barctic_training\b": "ArcticTraining",
+}
+
+
+def not_imported(name: str) -> tuple[str, str]:
+    """Return (what, what to do) of a program whose configs are not translated."""
+    hint = f"write a Paceline YAML (docs/guide.md): imported are configs of {', '.join(IMPORTED)}"
+    return f"this is a config or command of {name}, which is not imported", hint
+
+
+def program_of_command(text: str) -> str | None:
+    """Return the program that a shell text starts, if its configs are not translated."""
+    return next((name for pattern, name in _COMMANDS.items() if re.search(pattern, text)), None)
 
 
 def program_of(data: Json) -> Program | None:

@@ -6,6 +6,7 @@ A tokenizer brings one, or its family has one in Transformers; without one an an
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -48,18 +49,23 @@ class Parser:
         self._parser: ResponseParser | None = None
         if template is not None:
             self._parser = ResponseParser(template, prompt, tools=[dict(tool) for tool in tools])
-        self._unread = ""
+            self._opens_call = _opening(template, _CALLS)
+        self._text = ""
+        self._read = 0  # the length of the text whose regions are known
+        self._call: int | None = None  # where the mark of an open call begins
 
     def feed(self, text: str) -> list[MessagePart]:
         """Take more text."""
         if self._parser is None:
             return [MessagePart("content", text)] if text else []
-        self._unread += text
-        try:
-            events = self._parser.feed(text)
-        except (ValueError, KeyError, TypeError, RuntimeError):
-            return self._as_written()
-        return self._parts(events)
+        parts: list[MessagePart] = []
+        for at, letter in enumerate(text):  # one by one: the same parts however the text is cut
+            self._text += letter
+            try:
+                parts += self._parts(self._parser.feed(letter))
+            except (ValueError, KeyError, TypeError, RuntimeError):
+                return [*parts, *self._as_written(), *self.feed(text[at + 1 :])]
+        return parts
 
     def end(self) -> list[MessagePart]:
         """Take the end of the answer."""
@@ -71,23 +77,36 @@ class Parser:
             return self._as_written()
 
     def _as_written(self) -> list[MessagePart]:
-        text, self._parser, self._unread = self._unread, None, ""
+        """Return what was not handed out, with the mark of a call: a client sees that one was begun."""
+        self._parser = None
+        text = self._text[self._read if self._call is None else self._call :]
         return [MessagePart("content", text)] if text else []
 
     def _parts(self, events: Sequence[JsonObject]) -> list[MessagePart]:
         parts: list[MessagePart] = []
         for event in events:
             kind, name, text = event["type"], event.get("field"), str(event.get("text", ""))
-            if kind == "region_close" and name == _CALLS:
-                value = event["value"]
+            if kind == "region_open" and name == _CALLS:
+                mark = self._opens_call.search(self._text, self._read)
+                self._call = self._read if mark is None else mark.start()
+            elif kind == "region_close" and name == _CALLS:
+                self._call, value = None, event["value"]
                 parts += [_call(one) for one in (value if isinstance(value, list) else [value])]
-            elif kind == "region_chunk" and not event.get("dirty") and name != _CALLS:
-                parts.append(MessagePart("reasoning" if name in _REASONING else "content", text))
-            if kind != "region_chunk" or not event.get("dirty"):
-                self._unread = ""
-            elif not self._unread.endswith(text):
-                self._unread += text
+            elif kind == "region_chunk":
+                self._read = self._text.find(text, self._read) + len(text)
+                if not event.get("dirty") and name != _CALLS:
+                    parts.append(MessagePart("reasoning" if name in _REASONING else "content", text))
         return [part for part in parts if part.text or part.kind == "call"]
+
+
+def _opening(template: JsonObject, name: str) -> re.Pattern[str]:
+    """Return the pattern of what opens a region of a response template; one that never matches without it."""
+    field = as_object(as_object(template.get("fields")).get(name))
+    if isinstance(pattern := field.get("open_pattern"), str):
+        return re.compile(pattern, re.DOTALL)
+    marks = field.get("open")
+    listed = marks if isinstance(marks, list) else [marks] if marks else []
+    return re.compile("|".join(re.escape(str(mark)) for mark in listed) or r"(?!)", re.DOTALL)
 
 
 def _call(value: Json) -> MessagePart:

@@ -91,6 +91,13 @@ def test_trl_with_its_defaults(tmp_path: Path) -> None:
     assert "learning_rate: 3e-05  # learning_rate, line 3" in text
 
 
+@pytest.mark.parametrize(("field", "columns"), [("messages", {}), ("text", {}), ("body", {"text": "body"})])
+def test_trls_text_field_renames_no_turns(tmp_path: Path, field: str, columns: dict[str, str]) -> None:
+    """TRL looks for turns before it reads the field."""
+    _, config, _ = imported(tmp_path, f"{TRL}\ndataset_text_field: {field}\n")
+    assert dict(config.data.train[0].columns) == columns
+
+
 def test_loss_follows_the_rows(tmp_path: Path) -> None:
     """TRL's loss is on completions where rows have them."""
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2+2", "completion": "4"}))

@@ -91,6 +91,8 @@ def test_a_file_of_ms_swift_is_read_for_the_command_that_is_named(
         ("swift sft --model $NONE --dataset d\n", "NONE"),
         ("swift sft --model a --dataset d\nswift rlhf --model b --dataset d\n", "line 1, line 2"),
         ("echo hello\n", "no command"),
+        ("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo\n", "a config or command of verl"),
+        ("deepspeed --module openrlhf.cli.train_dpo --zero_stage 3\n", "a config or command of OpenRLHF"),
     ],
 )
 def test_scripts_that_cannot_be_read_are_refused(tmp_path: Path, text: str, names: str) -> None:

@@ -289,16 +289,24 @@ CALL = '<tool_call>{"name": "look", "arguments": {"city": "Rom"}}</tool_call>'
         ("just text", [("content", "just text")]),
         (
             '<tool_call>{"name": broken</tool_call> and more',
-            [("content", '{"name": broken</tool_call> and more')],
+            [("content", '<tool_call>{"name": broken</tool_call> and more')],
+        ),
+        (  # cut by max_tokens, behind a call that is whole
+            f'I look{CALL}<tool_call>{{"name": "lo',
+            [("content", "I look"), ("call", '{"city": "Rom"}'), ("content", '<tool_call>{"name": "lo')],
         ),
         ("<think>cut", [("reasoning", "cut")]),
     ],
 )
-def test_an_answer_is_read_while_it_comes(text: str, parts: list[tuple[str, str]]) -> None:
+@pytest.mark.parametrize("piece", [1, 3, 7, 200])
+def test_an_answer_is_read_while_it_comes(text: str, parts: list[tuple[str, str]], piece: int) -> None:
+    """As vLLM's parsers: a call that is cut or broken is content, as it was written."""
     from paceline.evaluation.server.parsing import Parser
 
     parser = Parser(THINKING, "<|user|>a<|assistant|>", ())
-    found = [part for at in range(len(text)) for part in parser.feed(text[at])] + parser.end()
+    found = [
+        part for at in range(0, len(text), piece) for part in parser.feed(text[at : at + piece])
+    ] + parser.end()
     joined: list[tuple[str, str]] = []
     for part in found:
         kind, before = part.kind, joined.pop() if joined and joined[-1][0] == part.kind else (part.kind, "")
