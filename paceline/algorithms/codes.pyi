@@ -3,6 +3,17 @@ from collections.abc import Mapping
 
 from paceline.core.diagnostics import Code, CodeName, Diagnostic, Severity
 
+class _REWARDS_NO_ANSWER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        names: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _REWARDS_FAILED(CodeName):
     def __call__(
         self,
@@ -29,7 +40,7 @@ ALGORITHM_NOT_AN_ALGORITHM: Code
 REWARD_UNKNOWN: Code
 REWARDS_NOT_A_FUNCTION: Code
 REWARDS_SIGNATURE: Code
-REWARDS_NO_ANSWER: Code
+REWARDS_NO_ANSWER: _REWARDS_NO_ANSWER
 REWARDS_FAILED: _REWARDS_FAILED
 REWARDS_TESTS: _REWARDS_TESTS
 REWARDS_OPTIONS: Code

@@ -81,13 +81,7 @@ def importable_name(part: Part, where: str) -> str:
         module, name = next(places, (module, None))
     here = getattr(sys.modules.get(str(module)), str(name), None)
     if module is None or module in ("__main__", "builtins") or here is not part:
-        what = "the ranks are processes of their own and cannot import this: it exists in this process only"
-        hint = (
-            "write it into a module beside the script, at top level, and give 'module:name' or the imported"
-            " function (in a notebook: %%writefile my_parts.py). Callbacks and on_event may be objects of"
-            " this process"
-        )
-        raise ConfigError(codes.API_NOT_IMPORTABLE(what, where, f"{module}:{name or repr(part)[:80]}", hint))
+        raise ConfigError(codes.API_NOT_IMPORTABLE(where, f"{module}:{name or repr(part)[:80]}"))
     return f"{module}:{name}"
 
 

@@ -147,10 +147,10 @@ def _train(side: Side, folder: Path) -> None:
     if done.returncode:
         raise PacelineError(
             codes.VERIFY_RUN_FAILED(
-                f"the run under {side.name} ended with exit code {done.returncode}",
                 str(file),
                 "\n".join(done.stderr.strip().splitlines()[-12:]),
-                "run paceline train with this file to see its complete output (--to DIR keeps it)",
+                name=side.name,
+                returncode=done.returncode,
             )
         )
 
@@ -159,11 +159,7 @@ def _compare(reference: Side, run: Side, kind: str) -> ComparedRuns:
     places = [side.output_dir for side in (reference, run)]
     done = _run("paceline.training.compare", *places, "--kind", kind)
     if done.returncode:
-        raise PacelineError(
-            codes.VERIFY_COMPARE_FAILED(
-                "the two runs cannot be compared", places[1], done.stderr.strip()[-2000:]
-            )
-        )
+        raise PacelineError(codes.VERIFY_COMPARE_FAILED(places[1], done.stderr.strip()[-2000:]))
     return json.loads(done.stdout)
 
 

@@ -136,12 +136,7 @@ class AveragedReader(CheckpointReader):
 
     def _refused(self, other: CheckpointReader, what: str, found: str) -> CheckpointError:
         return CheckpointError(
-            codes.CHECKPOINT_CANNOT_AVERAGE(
-                f"these checkpoints cannot be averaged: {what}",
-                f"{self.path}, {other.path}",
-                found,
-                "average checkpoints of one model (adapters: of one base and one lora section)",
-            )
+            codes.CHECKPOINT_CANNOT_AVERAGE(f"{self.path}, {other.path}", found, detail=what)
         )
 
 

@@ -15,7 +15,7 @@ from paceline.checkpoint.contents import Contents, contents_of
 from paceline.checkpoint.snapshot import SnapshotMemory
 from paceline.checkpoint.store import Checkpointer, Saved
 from paceline.checkpoint.together import CheckpointWorld
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json
 from paceline.core.units import human_bytes
 from paceline.protocols.shard import Shard
@@ -141,9 +141,4 @@ def _raising(error: Exception) -> Callable[[], Contents]:
 
 def _no_memory(contents: Contents, error: Exception) -> Diagnostic:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return codes.CHECKPOINT_NO_SNAPSHOT(
-        "there was no host memory for a snapshot, so this rank's loop waited until its part was written",
-        found=f"{human_bytes(contents.num_bytes)}: {reason}"[:300],
-        hint="set training.save_async: false, or fewer processes a node",
-        severity=Severity.WARNING,
-    )
+    return codes.CHECKPOINT_NO_SNAPSHOT(found=f"{human_bytes(contents.num_bytes)}: {reason}"[:300])

@@ -48,7 +48,5 @@ def contents_of(
         side[STATE] = dump_object(state, STATE)
     for name in side:
         if not is_safe_name(name):
-            raise CheckpointError(
-                codes.CHECKPOINT_FILE_NAME("a side file needs a plain file name", found=name)
-            )
+            raise CheckpointError(codes.CHECKPOINT_FILE_NAME(found=name))
     return Contents(entries, metadata, places_of(mine, entries), side)

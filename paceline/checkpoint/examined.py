@@ -91,9 +91,14 @@ def _examine(reader: CheckpointReader, name: TensorName, found: _Findings) -> No
             found.add_all((_not_finite(found.checkpoint, name, bad, tensor.numel()),))
     elementwise = tensor.is_floating_point() and len(shape) > 0 and name.kind in _ELEMENTWISE
     if elementwise and reader.has(*key, PARAM) and shape != reader.shape(*key, PARAM):
-        what = f"the {name.kind} of '{name.name}' ({name.role}) has another shape than its parameter"
         shapes = f"{list(shape)}, the parameter {list(reader.shape(*key, PARAM))}"
-        found.add_all((codes.CHECKPOINT_WRONG_SHAPE(what, str(found.checkpoint), shapes, _OTHER),))
+        found.add_all(
+            (
+                codes.CHECKPOINT_WRONG_SHAPE(
+                    str(found.checkpoint), shapes, kind=name.kind, name=name.name, role=name.role, hint=_OTHER
+                ),
+            )
+        )
 
 
 _ELEMENTWISE = frozenset({"exp_avg", "exp_avg_sq", "momentum_buffer", "max_exp_avg_sq"})
@@ -102,10 +107,7 @@ _OTHER = "resume from another checkpoint, and please report how this one came to
 
 def _not_finite(checkpoint: Path, name: TensorName, bad: int, count: int) -> Diagnostic:
     return codes.CHECKPOINT_NOT_FINITE(
-        f"the {name.kind} of '{name.name}' ({name.role}) contains numbers that are not finite",
-        str(checkpoint),
-        f"{bad} of {count}",
-        "resume from an earlier checkpoint: training had diverged when this one was saved",
+        str(checkpoint), f"{bad} of {count}", kind=name.kind, name=name.name, role=name.role
     )
 
 

@@ -202,9 +202,7 @@ def _of_model(
 
 def _check_dtype(dtype: str) -> None:
     if dtype not in DTYPES:
-        raise ConfigError(
-            codes.EXPORT_DTYPE("the export does not support this dtype", "--dtype", dtype, ", ".join(DTYPES))
-        )
+        raise ConfigError(codes.EXPORT_DTYPE("--dtype", dtype, hint=", ".join(DTYPES)))
 
 
 def _role(reader: CheckpointReader, requested: str) -> str:
@@ -224,11 +222,7 @@ def _entries(reader: CheckpointReader, role: str, dtype: torch.dtype) -> list[Te
     names = [n for n in reader.names() if n.role == role and n.kind in (PARAM, BUFFER)]
     if not names:
         found = ", ".join(reader.roles()) or "none"
-        raise CheckpointError(
-            codes.EXPORT_NO_ROLE(
-                f"the checkpoint contains no weights of the {role}", str(reader.path), f"roles: {found}"
-            )
-        )
+        raise CheckpointError(codes.EXPORT_NO_ROLE(str(reader.path), f"roles: {found}", role=role))
     entries = []
     for name in names:
         stored = reader.dtype(name.role, name.name, name.kind)

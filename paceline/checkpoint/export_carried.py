@@ -68,12 +68,4 @@ class _Load:
 
 
 def _changed(source: str, found: str, count: int) -> CheckpointError:
-    return CheckpointError(
-        codes.EXPORT_CARRIED(
-            f"{count} tensors that the run did not train are copied from the model it started from, and they"
-            " are not as they were",
-            source,
-            found,
-            "put the model back where it was (the same revision), then export again",
-        )
-    )
+    return CheckpointError(codes.EXPORT_CARRIED(source, found, count=count))

@@ -179,8 +179,4 @@ def _converted(reader: CheckpointReader) -> Diagnostic:
 
 
 def _no_spec(reader: CheckpointReader) -> Diagnostic:
-    return codes.EXPORT_ADAPTER(
-        "the checkpoint does not contain the settings of its adapter",
-        str(reader.path),
-        "no 'adapter' in its state",
-    )
+    return codes.EXPORT_ADAPTER(str(reader.path), "no 'adapter' in its state")

@@ -119,9 +119,7 @@ def config_of(reader: CheckpointReader, dtype: str) -> JsonObject:
     Private keys and the attention implementation are dropped: some have run code (CVE-2026-4372).
     """
     if "config.json" not in reader.side_files():
-        raise CheckpointError(
-            codes.EXPORT_NO_CONFIG("the checkpoint contains no hf/config.json", str(reader.path))
-        )
+        raise CheckpointError(codes.EXPORT_NO_CONFIG(str(reader.path)))
     raw = parse_object(
         reader.side_file("config.json"), str(reader.path / "hf" / "config.json"), max_bytes=MAX_CONFIG_BYTES
     )

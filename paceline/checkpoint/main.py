@@ -161,8 +161,7 @@ def shard_bytes(text: str) -> int:
     with suppress(ValueError):
         if (found := bytes_of(text)) > 0:
             return found
-    what, hint = "this is no size of a file", "e.g. 5GB, 500MB or 2GiB"
-    raise ConfigError(codes.EXPORT_SHARD_SIZE(what, "--max-shard-size", text, hint))
+    raise ConfigError(codes.EXPORT_SHARD_SIZE("--max-shard-size", text))
 
 
 def choose(run: Path, which: str, notes: list[Diagnostic]) -> Path:
@@ -195,12 +194,7 @@ def choose(run: Path, which: str, notes: list[Diagnostic]) -> Path:
 def _step(run: RunDir, which: str) -> Path:
     name = read_hint(run.checkpoints / "best") if which == "best" else which
     if name is None:
-        hint = "use latest; training.load_best_model_at_end marks the best one"
-        raise CheckpointError(
-            codes.EXPORT_NO_BEST(
-                "this run has no checkpoint marked as the best", str(run.checkpoints), hint=hint
-            )
-        )
+        raise CheckpointError(codes.EXPORT_NO_BEST(str(run.checkpoints)))
     number = name.removeprefix("step-")
     if number.isascii() and number.isdigit() and is_step_name(run.checkpoint(int(number)).name):
         path = run.checkpoint(int(number))

@@ -144,10 +144,7 @@ _KEYS_OF = {1: _KEYS, 2: _KEYS_2, 3: _KEYS_2 | {"leaf_hash"}}
 
 def _manifest(data: JsonObject, where: str) -> Manifest:
     def invalid(what: str) -> CheckpointError:
-        hint = "resume from another checkpoint"
-        return CheckpointError(
-            codes.CHECKPOINT_MANIFEST("the manifest is not valid", where, what[:200], hint)
-        )
+        return CheckpointError(codes.CHECKPOINT_MANIFEST(where, what[:200]))
 
     # Format and version first: they decide what else to expect.
     if data.get("format") != FORMAT:

@@ -205,7 +205,7 @@ class CheckpointReader:
             missing = prod(shape) - int(covered.sum())
             raise CheckpointError(
                 codes.CHECKPOINT_TENSOR_INCOMPLETE(
-                    f"{missing} elements of '{name}' ({kind}) of {role} are not stored", str(self.path)
+                    str(self.path), missing=missing, name=name, kind=kind, role=role
                 )
             )
         return result
@@ -237,10 +237,11 @@ class CheckpointReader:
         if rows is None:
             raise CheckpointError(
                 codes.CHECKPOINT_NO_TENSOR(
-                    f"the checkpoint has no {kind} of '{name}' ({role})",
                     str(self.path),
                     f"kinds stored for it: {', '.join(self.kinds(role, name)) or 'none'}",
-                    "resume with the model, algorithm and optimizer that saved it",
+                    kind=kind,
+                    name=name,
+                    role=role,
                 )
             )
         return rows

@@ -58,14 +58,7 @@ def incomplete(checkpoint: Path, found: str) -> CheckpointError:
 def damaged(checkpoint: Path, name: str, found: str) -> CheckpointError:
     """Return the error for a file that differs from the manifest."""
     return CheckpointError(
-        codes.CHECKPOINT_DAMAGED(
-            f"'{name}' differs from the file that was published",
-            str(checkpoint),
-            found,
-            "resume from another checkpoint (resume_from_checkpoint: latest falls back to the previous"
-            " complete one)",
-            evidence={"file": name},
-        )
+        codes.CHECKPOINT_DAMAGED(str(checkpoint), found, name=name, evidence={"file": name})
     )
 
 
@@ -73,11 +66,9 @@ def newer(where: str, version: int, reads: int, written_by: str) -> CheckpointEr
     """Return the error for a manifest of a version that this Paceline does not know."""
     return CheckpointError(
         codes.CHECKPOINT_NEWER(
-            "the checkpoint was written by a newer Paceline; it is not damaged",
             where,
             f"manifest version {version}, this Paceline reads 1 to {reads}"
             + (f"; written by Paceline {written_by[:40]}" if written_by else ""),
-            "install that version of Paceline, or resume from an earlier checkpoint by its path",
         )
     )
 
@@ -93,20 +84,11 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
         errno.EACCES: "give this user read permission",
         errno.EPERM: "give this user read permission",
     }.get(error.errno or 0, "try again: the file system returned an error")
-    what = f"'{path.name}' cannot be opened here; there is no sign that it is damaged"
     return CheckpointError(
-        codes.CHECKPOINT_UNREADABLE(what, str(path.parent), error.strerror or str(error), hint)
+        codes.CHECKPOINT_UNREADABLE(str(path.parent), error.strerror or str(error), name=path.name, hint=hint)
     )
 
 
 def foreign_file(path: Path) -> CheckpointError:
     """Return the error for a file type that can carry code."""
-    return CheckpointError(
-        codes.CHECKPOINT_FOREIGN_FILE(
-            f"'{path.name}' has a pickle suffix, and pickle files can run code; Paceline writes"
-            " only safetensors and JSON",
-            str(path.parent),
-            path.name,
-            "find out where it comes from, then remove it; convert foreign weights to safetensors",
-        )
-    )
+    return CheckpointError(codes.CHECKPOINT_FOREIGN_FILE(str(path.parent), path.name, name=path.name))

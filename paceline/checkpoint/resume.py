@@ -115,10 +115,10 @@ def same_run(state: Mapping[str, Json], now: Mapping[str, Json], *, override: Co
     """
     found = [
         codes.CHECKPOINT_OTHER_RUN(
-            f"the checkpoint was saved with another {what}",
             field,
             f"{_short(state.get(field))} in the checkpoint, {_short(now[field])} now",
-            hint,
+            detail=what,
+            hint=hint,
             evidence={"field": field, "old": state.get(field), "new": now[field]},
         )
         for field, (what, hint) in _FIELDS.items()

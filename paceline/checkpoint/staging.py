@@ -140,8 +140,4 @@ def complete_after(found: Sequence[Found], published: Found) -> list[Found]:
 
 
 def _not_shared(folder: Path) -> Diagnostic:
-    return codes.CHECKPOINT_NOT_SHARED(
-        "this rank does not see the folder that the first rank of its node created",
-        str(folder),
-        hint="mount the file system of training.output_dir again, then resume",
-    )
+    return codes.CHECKPOINT_NOT_SHARED(str(folder))

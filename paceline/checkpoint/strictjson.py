@@ -96,22 +96,8 @@ def _check(value: Json, where: str, path: str) -> None:
 
 
 def _refused(where: str, found: str) -> CheckpointError:
-    return CheckpointError(
-        codes.CHECKPOINT_JSON(
-            "the file is not JSON as Paceline writes it",
-            where,
-            found,
-            "resume from another checkpoint; this file was damaged or replaced",
-        )
-    )
+    return CheckpointError(codes.CHECKPOINT_JSON(where, found))
 
 
 def _unwritable(where: str, path: str, found: str) -> CheckpointError:
-    return CheckpointError(
-        codes.CHECKPOINT_STATE_NOT_JSON(
-            f"'{path}' cannot be written as JSON",
-            where,
-            found,
-            "use a finite number, text, list, or dict with text keys",
-        )
-    )
+    return CheckpointError(codes.CHECKPOINT_STATE_NOT_JSON(where, found, path=path))

@@ -67,12 +67,7 @@ def _keep_a_sound_one(
             mark_verified(found.path)
             return
     raise CheckpointError(
-        codes.CHECKPOINT_NONE_SOUND(
-            "none of these checkpoints verifies, so none is removed",
-            str(folder),
-            ", ".join(found.name for found in newest_first[:5]),
-            "look at each with paceline checkpoints verify",
-        )
+        codes.CHECKPOINT_NONE_SOUND(str(folder), ", ".join(found.name for found in newest_first[:5]))
     )
 
 

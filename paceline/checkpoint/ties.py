@@ -70,13 +70,4 @@ def read_config(checkpoint: Path) -> JsonObject:
 
 
 def _misplaced(checkpoint: Path, found: str) -> CheckpointError:
-    return CheckpointError(
-        codes.CHECKPOINT_MISPLACED(
-            "folder, manifest and state of the checkpoint do not belong to one save: it was"
-            " renamed, or combined from several",
-            str(checkpoint),
-            found,
-            "use the name it was saved under, or another checkpoint; a copy may have any name that"
-            " is not the name of a step",
-        )
-    )
+    return CheckpointError(codes.CHECKPOINT_MISPLACED(str(checkpoint), found))

@@ -70,10 +70,9 @@ def _defect(error: Exception) -> Diagnostic:
     ) as file:
         file.write(Redactor.of(os.environ)("".join(traceback.format_exception(error))))
     return codes.CLI_DEFECT(
-        "Paceline raised an unexpected error; this is a defect of Paceline",
         f"{os.path.basename(frame.filename)}:{frame.lineno}",
         f"{type(error).__name__}: {error}",
-        f"please report it with {file.name}",
+        name=file.name,
     )
 
 

@@ -43,6 +43,4 @@ def explained(name: str) -> str:
     kin = [c for c in sorted(known) if c.split(".")[0] == name.split(".")[0]]
     near = difflib.get_close_matches(name, known, n=3) or kin[:5]
     hint = f"nearest: {', '.join(near)}" if near else "the code in brackets of a message, e.g. run.exists"
-    raise ConfigError(
-        codes.CLI_UNKNOWN_CODE("there is no diagnostic with this code", "command line", name, hint)
-    )
+    raise ConfigError(codes.CLI_UNKNOWN_CODE("command line", name, hint=hint))

@@ -95,23 +95,9 @@ def _together(
             )
         )
     if bits is not None and lora is None:
-        raise ConfigError(
-            codes.PLAN_BITS(
-                "a base model quantised to 4 bits can only be trained with an adapter",
-                "--bits",
-                str(bits),
-                "use --lora 16 --bits 4",
-            )
-        )
+        raise ConfigError(codes.PLAN_BITS("--bits", str(bits)))
     if algorithm not in ALGORITHMS.names() and ":" not in algorithm:
-        raise ConfigError(
-            codes.PLAN_ALGORITHM(
-                "there is no such algorithm",
-                "--algorithm",
-                algorithm,
-                f"{', '.join(ALGORITHMS.names())}, or module:SPEC",
-            )
-        )
+        raise ConfigError(codes.PLAN_ALGORITHM("--algorithm", algorithm, names=", ".join(ALGORITHMS.names())))
     return model, hardware
 
 

@@ -80,10 +80,8 @@ def _checked(command: Command) -> None:
     if mixed:
         raise ConfigError(
             codes.CLI_TWO_COMMAND_LINES(
-                "main.py takes its own flags or LLaMA-Factory's, not both at once",
                 "main.py",
                 ", ".join(f"--{name}" for name in (*mixed, *(key for key in _THEIRS if key in command.data))),
-                "leave out the former, and set what they say as KEY=VALUE (training.seed=1)",
             )
         )
     if command.data.get("do_train") is not True:
@@ -102,10 +100,10 @@ def _not_kept(finding: Finding) -> Diagnostic:
     from paceline.config.source import shown
 
     return codes.CLI_FLAG_NOT_KEPT(
-        f"--{finding.key} cannot be kept: {finding.says}",
         f"main.py, argument {finding.line - 1}",
         f"--{finding.key} {shown(finding.key, finding.value, 60)}",
-        f"leave out --{finding.key}, if the run may differ in it",
+        key=finding.key,
+        says=finding.says,
     )
 
 

@@ -111,7 +111,7 @@ def refuse(verb: str) -> int:
     near = get_close_matches(verb, VERBS, n=1)
     kind = "option before the verb" if verb.startswith("-") else "verb"
     hint = f"paceline {near[0]}" if near else f"one of: {', '.join(VERBS)}"
-    print_diagnostics([codes.CLI_UNKNOWN_VERB(f"there is no such {kind}", "command line", verb, hint)])
+    print_diagnostics([codes.CLI_UNKNOWN_VERB("command line", verb, kind=kind, hint=hint)])
     return int(ExitCode.CONFIG)
 
 

@@ -36,13 +36,7 @@ def serve(
     """
     missing = [package for package in PACKAGES if find_spec(package) is None]
     if missing:
-        raise ConfigError(
-            codes.CLI_SERVE_PACKAGES(
-                "the server needs packages that are not installed",
-                found=", ".join(missing),
-                hint="pip install 'paceline[serve]' (in a checkout: pip install -e '.[serve]')",
-            )
-        )
+        raise ConfigError(codes.CLI_SERVE_PACKAGES(found=", ".join(missing)))
     given = {"--port": port, "--name": name, "--dtype": dtype}
     options = [part for key, value in given.items() if value is not None for part in (key, str(value))]
     become("paceline.evaluation.serve", str(run), *options)

@@ -65,15 +65,7 @@ def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) 
     }
     answer: Simulation = {} if reason else _run_child(job)
     if "missing" in answer:
-        raise ConfigError(
-            codes.PLAN_NO_TORCH(
-                "a simulation runs the real module and needs torch and transformers",
-                "--simulate",
-                answer["missing"],
-                "pip install 'paceline' with its dependencies; or leave --simulate out: the plan's"
-                " formulas need neither",
-            )
-        )
+        raise ConfigError(codes.PLAN_NO_TORCH("--simulate", answer["missing"]))
     reason = reason or answer.get("failed", "") or partly(plan)
     return SimulationResult(layout, compare(plan, candidate, answer), reason)
 
@@ -118,15 +110,7 @@ def simulated_config(
         spec = search_spec_of(plan, cluster or cluster_of_cpu(hardware, plan.world_size // plan.num_nodes))
         candidate = planned_candidate(plan, spec) if spec else None
     if candidate is None:
-        raise ConfigError(
-            codes.PLAN_NO_CLOSED_FORM(
-                "the plan has no formulas to compare a simulation with",
-                "--simulate",
-                plan.strategy,
-                "use one of Paceline's own strategies, and a model whose config.json is on this"
-                " machine or in the built-in list",
-            )
-        )
+        raise ConfigError(codes.PLAN_NO_CLOSED_FORM("--simulate", plan.strategy))
     try:
         found: Mapping[str, Any] = model_config(config.model, os.environ)
     except ConfigError:

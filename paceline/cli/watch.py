@@ -45,13 +45,7 @@ def watch(
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            codes.CLI_PAGE_PACKAGES(
-                "the page needs a package that is not installed",
-                found=str(error.name),
-                hint="pip install 'paceline[page]' (in a checkout: pip install -e '.[page]')",
-            )
-        ) from None
+        raise ConfigError(codes.CLI_PAGE_PACKAGES(found=str(error.name))) from None
     from paceline.watch.page.runs import Runs
     from paceline.watch.page.server import serve
 
@@ -71,9 +65,7 @@ def listening(port: int | None) -> socket.socket:
     try:
         return listening_on(port, PORT)
     except (OSError, OverflowError) as error:
-        raise ConfigError(
-            codes.CLI_PORT("the page cannot listen there", f"--port {port}", str(error), "choose another")
-        ) from error
+        raise ConfigError(codes.CLI_PORT(f"--port {port}", str(error))) from error
 
 
 def cache_folder() -> Path:

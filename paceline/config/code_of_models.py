@@ -8,7 +8,7 @@ from pathlib import Path
 from paceline.config import codes
 from paceline.config.schema import Config
 from paceline.config.source import Source
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 
 _KEY = "model.trust_remote_code"
 
@@ -36,6 +36,5 @@ def without_code(config: Config, provenance: Mapping[str, Source]) -> tuple[Conf
     else:
         return config, []
     where = provenance[_KEY].place() if _KEY in provenance else _KEY
-    what = f"trust_remote_code: true is treated as false: {why}"
     off = config.model_copy(update={"model": model.model_copy(update={"trust_remote_code": False})})
-    return off, [codes.SEC_NO_REMOTE_CODE(what, where, "trust_remote_code: true", hint, Severity.WARNING)]
+    return off, [codes.SEC_NO_REMOTE_CODE(where, "trust_remote_code: true", why=why, hint=hint)]

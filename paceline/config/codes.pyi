@@ -1,5 +1,112 @@
 # Made from codes.toml by `python scripts/code_stubs.py`. Do not edit.
-from paceline.core.diagnostics import Code
+from collections.abc import Mapping
+
+from paceline.core.diagnostics import Code, CodeName, Diagnostic, Severity
+
+class _CONFIG_EMPTY_FILE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _CONFIG_OVERRIDE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _CONFIG_NOT_A_CONFIG(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _CONFIG_FOREIGN_AS_CONFIG(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        names: object,
+        key: object,
+        name: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _CONFIG_MIGRATED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        path: object,
+        detail: object,
+        new: object,
+        key: object,
+        newest: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_OPTIONS_TAKEN(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        parts: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PREC_FP16_AND_BF16(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SEC_SECRET_VALUE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        path: object,
+        names: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SEC_NO_REMOTE_CODE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        why: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
 
 ZERO_OPTIMIZER_PARAMS: Code
 ZERO_UNKNOWN_KEY: Code
@@ -14,7 +121,7 @@ CONFIG_IS_DIRECTORY: Code
 CONFIG_UNREADABLE: Code
 CONFIG_TOO_LARGE: Code
 CONFIG_NOT_UTF8: Code
-CONFIG_EMPTY_FILE: Code
+CONFIG_EMPTY_FILE: _CONFIG_EMPTY_FILE
 CONFIG_NOT_A_MAPPING: Code
 CONFIG_SEVERAL_DOCUMENTS: Code
 CONFIG_YAML_TAB: Code
@@ -29,13 +136,13 @@ CONFIG_YAML_MERGE: Code
 CONFIG_DUPLICATE_KEY: Code
 CONFIG_JSON_SYNTAX: Code
 CONFIG_JSON_TEMPLATE: Code
-CONFIG_OVERRIDE: Code
+CONFIG_OVERRIDE: _CONFIG_OVERRIDE
 CONFIG_VARIABLE: Code
 CONFIG_EXTENSION: Code
 CONFIG_LOOKALIKE: Code
 CONFIG_UNKNOWN_VARIABLE: Code
 CONFIG_SECTION: Code
-CONFIG_NOT_A_CONFIG: Code
+CONFIG_NOT_A_CONFIG: _CONFIG_NOT_A_CONFIG
 CONFIG_UNKNOWN_KEY: Code
 CONFIG_NO_ITEM: Code
 CONFIG_CONFLICT: Code
@@ -48,19 +155,19 @@ CONFIG_NOT_SUPPORTED: Code
 CONFIG_DEEPSPEED_BOTH: Code
 CONFIG_LORA_OFF: Code
 CONFIG_FOREIGN_MISSING: Code
-CONFIG_FOREIGN_AS_CONFIG: Code
+CONFIG_FOREIGN_AS_CONFIG: _CONFIG_FOREIGN_AS_CONFIG
 CONFIG_OTHER_PROGRAM: Code
 CONFIG_FOREIGN_NOT_TAKEN: Code
 CONFIG_FILE_VALUE_OVERRIDDEN: Code
 CONFIG_EXTENDS: Code
 CONFIG_SCHEMA_VERSION: Code
-CONFIG_MIGRATED: Code
+CONFIG_MIGRATED: _CONFIG_MIGRATED
 CONFIG_EXPORT: Code
 CONFIG_IMPORT_SYSTEM: Code
 CONFIG_IMPORT_COMMAND: Code
 LAUNCH_OPTION_WINS: Code
 LAUNCH_OPTION_OVERRIDDEN: Code
-LAUNCH_OPTIONS_TAKEN: Code
+LAUNCH_OPTIONS_TAKEN: _LAUNCH_OPTIONS_TAKEN
 LAUNCH_NO_EFFECT: Code
 ACCELERATE_UNKNOWN_KEY: Code
 ACCELERATE_NOT_BUILT: Code
@@ -69,9 +176,9 @@ FSDP_VALUE: Code
 FSDP_NOT_BUILT: Code
 FSDP_UNKNOWN_KEY: Code
 TRAIN_OPTIM_ARGS: Code
-PREC_FP16_AND_BF16: Code
+PREC_FP16_AND_BF16: _PREC_FP16_AND_BF16
 PREC_AMP_ZERO: Code
 PEFT_QUANT_FULL: Code
-SEC_SECRET_VALUE: Code
-SEC_NO_REMOTE_CODE: Code
+SEC_SECRET_VALUE: _SEC_SECRET_VALUE
+SEC_NO_REMOTE_CODE: _SEC_NO_REMOTE_CODE
 SEC_SECRET_ON_CLI: Code

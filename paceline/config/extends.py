@@ -23,13 +23,7 @@ def trees(path: str | None, environ: Mapping[str, str]) -> list[tuple[str, Node]
         return []
     tree = parse_yaml(read_text(path), path)
     if tree is None:
-        raise ConfigError(
-            codes.CONFIG_EMPTY_FILE(
-                "the config file is empty",
-                where=path,
-                hint="at least: model:, data: and training: sections (see docs/config.md)",
-            )
-        )
+        raise ConfigError(codes.CONFIG_EMPTY_FILE(path))
     data = tree.data()
     if foreign := not_a_config(data, path) or another_structure(data, path):
         raise ConfigError(foreign)

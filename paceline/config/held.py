@@ -22,11 +22,10 @@ def held_secrets(
                 source = next((provenance[p] for p in _upwards(path) if p in provenance), None)
                 names = " or ".join(f"${name}" for name, value in environ.items() if secret in value)
                 yield codes.SEC_SECRET_VALUE(
-                    f"'{path}' contains the value of {names}; it would appear in saved configs and"
-                    " in trackers",
                     (source.place() if source else path).split("=")[0],
                     "*** (not shown)",
-                    "use another value; programs read the variable themselves",
+                    path=path,
+                    names=names,
                 )
                 break
 

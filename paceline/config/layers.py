@@ -115,16 +115,9 @@ def _one_precision(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
         first, second = wanted[0], next(pair for pair in wanted if pair[0] != wanted[0][0])
         merged.problems.append(
             codes.PREC_FP16_AND_BF16(
-                "fp16 and bf16 are both on; a run computes in only one of them",
-                where=f"{first[1].source.place()} and {second[1].source.place()}",
-                found=(
-                    f"{first[0]}: true ({first[1].source.place()}) and {second[0]}: true"
-                    f" ({second[1].source.place()})"
-                ),
-                hint=(
-                    "set bf16: true alone (if the accelerator supports it; it needs no loss"
-                    " scaling), or fp16: true alone"
-                ),
+                f"{first[1].source.place()} and {second[1].source.place()}",
+                f"{first[0]}: true ({first[1].source.place()}) and {second[0]}: true"
+                f" ({second[1].source.place()})",
             )
         )
     elif wanted:

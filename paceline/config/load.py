@@ -261,11 +261,7 @@ def _command_line(
         if not equals or not key or not all(key.split(".")):
             found = override.split("=")[0] if equals else override
             hint = plain(override) if not equals and "=" in plain(override) else "training.learning_rate=1e-4"
-            collector.problems.append(
-                codes.CONFIG_OVERRIDE(
-                    "write an override as key=value", where=COMMAND_LINE, found=found, hint=hint
-                )
-            )
+            collector.problems.append(codes.CONFIG_OVERRIDE(COMMAND_LINE, found, hint=hint))
             continue
         node = _value(value, f"command line {key}")
         source = Source(COMMAND_LINE, text=f"{key}=…" if len(override) > 60 else override)

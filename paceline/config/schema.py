@@ -98,13 +98,7 @@ class Config(Section):
             return Config.model_validate(values)
         except ValidationError as exc:
             found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors()[:5])
-            raise ConfigError(
-                codes.CONFIG_NOT_A_CONFIG(
-                    "this JSON is not an effective config of this version",
-                    found=found,
-                    hint="create it again from the YAML",
-                )
-            ) from exc
+            raise ConfigError(codes.CONFIG_NOT_A_CONFIG(found=found)) from exc
 
     def digest(self) -> str:
         """Return the sha256 (hex) of ``deciding``."""

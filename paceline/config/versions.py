@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from paceline.config import codes
 from paceline.config.source import DEFAULTS, Entry, Source
 from paceline.config.yaml_tree import Node
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 
@@ -111,7 +111,7 @@ def _since(version: int | None) -> Iterator[ChangedValue | ChangedDefault]:
 
 
 def _note(change: ChangedValue | ChangedDefault, place: str, old: Json, new: Json) -> Diagnostic:
-    what = f"{change.path}: {change.what}"
     read = f"read as {new}" if isinstance(change, ChangedDefault) else f"{old} is read as {new}"
-    hint = f"write {change.path}: {new} and {KEY}: {newest()}, and this note ends"
-    return codes.CONFIG_MIGRATED(what, place, read[:200], hint, Severity.NOTE)
+    return codes.CONFIG_MIGRATED(
+        place, read[:200], path=change.path, detail=change.what, new=new, key=KEY, newest=newest()
+    )

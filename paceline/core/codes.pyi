@@ -1,8 +1,33 @@
 # Made from codes.toml by `python scripts/code_stubs.py`. Do not edit.
-from paceline.core.diagnostics import Code
+from collections.abc import Mapping
 
-CORE_TARGET: Code
-CORE_TARGET_ATTR: Code
+from paceline.core.diagnostics import Code, CodeName, Diagnostic, Severity
+
+class _CORE_TARGET(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _CORE_TARGET_ATTR(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        module_name: object,
+        attr: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+CORE_TARGET: _CORE_TARGET
+CORE_TARGET_ATTR: _CORE_TARGET_ATTR
 CORE_TARGET_MODULE: Code
 ALGORITHM_UNKNOWN: Code
 STRATEGY_UNKNOWN: Code

@@ -23,11 +23,7 @@ def load_attr(target: str) -> Any:
     """Import ``module:attr``. Raises ConfigError when the module or the attribute does not exist."""
     module_name, _, attr = target.partition(":")
     if not module_name or not attr:
-        raise ConfigError(
-            codes.CORE_TARGET(
-                "your own class is named as module:Class", found=target, hint="my_module:MyClass"
-            )
-        )
+        raise ConfigError(codes.CORE_TARGET(found=target))
     if module_name.endswith(".py") or "/" in module_name:
         name = Path(module_name).name.removesuffix(".py")
         what = "this is the path of a file, where the name of a module is wanted"
@@ -56,9 +52,7 @@ def load_attr(target: str) -> Any:
         near = difflib.get_close_matches(attr, names, n=3)
         raise ConfigError(
             codes.CORE_TARGET_ATTR(
-                f"module '{module_name}' has no '{attr}'",
-                found=target,
-                hint=f"nearest: {', '.join(near) or 'none'}",
+                found=target, module_name=module_name, attr=attr, hint=f"nearest: {', '.join(near) or 'none'}"
             )
         )
     return getattr(module, attr)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.json_types import JsonObject
 from paceline.data import codes
@@ -231,16 +231,6 @@ def _overlap_note(train_keys: NDArray[np.uint64], eval_keys: NDArray[np.uint64])
     count = overlap(train_keys, eval_keys)
     if not count:
         return []
-    what = (
-        f"{count:,} of {len(eval_keys):,} evaluation rows have a prompt that is also in the"
-        " training data, so their results say nothing about new prompts"
-    )
     return [
-        codes.DATA_EVAL_OVERLAP(
-            what,
-            "data.eval",
-            hint="use data.validation_split, or remove them from one side",
-            severity=Severity.WARNING,
-            evidence={"count": count},
-        )
+        codes.DATA_EVAL_OVERLAP("data.eval", count=count, eval_keys=len(eval_keys), evidence={"count": count})
     ]

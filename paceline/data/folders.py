@@ -232,8 +232,7 @@ def _unclear(folder: Path, what: str, paths: Sequence[str], hint: str) -> DataEr
 
 def _empty(folder: Path, seen: Sequence[str]) -> DataError:
     names = ", ".join(seen[:8]) or "nothing"
-    what = "the folder contains no data files"
-    return DataError(codes.DATA_EMPTY_FOLDER(what, str(folder), names, f"files that end in {readable()}"))
+    return DataError(codes.DATA_EMPTY_FOLDER(str(folder), names, readable=readable()))
 
 
 def _no_split(folder: Path, split: str, patterns: Mapping[str, list[str]], seen: Sequence[str]) -> DataError:

@@ -136,11 +136,7 @@ def _mapped(mapping: Mapping[str, str], found: Sequence[str], where: str) -> dic
                 if near
                 else f"one of {', '.join(known)}: the format's column on the left, the file's on the right"
             )
-            raise DataError(
-                codes.DATA_COLUMN_UNKNOWN(
-                    f"columns: no format has a column '{name}'", where, f"{name}: {actual}", hint
-                )
-            )
+            raise DataError(codes.DATA_COLUMN_UNKNOWN(where, f"{name}: {actual}", name=name, hint=hint))
         if actual not in found:
             raise DataError(_missing([actual], found, where, f"columns: {name}: {actual}", name))
     taken = set(mapping.values())
@@ -222,8 +218,9 @@ def _missing(
 ) -> Diagnostic:
     near = difflib.get_close_matches(missing[0], found, n=1)
     hint = f"columns: {{{name or missing[0]}: {near[0] if near else 'NAME_IN_YOUR_FILE'}}} (next to path:)"
-    what = f"there is no column '{', '.join(missing)}' ({requested})"
-    return codes.DATA_COLUMN_MISSING(what, where, f"columns {_listed(found)}", hint)
+    return codes.DATA_COLUMN_MISSING(
+        where, f"columns {_listed(found)}", missing=", ".join(missing), requested=requested, hint=hint
+    )
 
 
 def _unknown(found: Sequence[str], where: str, rows: Sequence[Row] = ()) -> Diagnostic:
@@ -252,13 +249,7 @@ def _unknown(found: Sequence[str], where: str, rows: Sequence[Row] = ()) -> Diag
 
 
 def _preference(found: Sequence[str], where: str) -> Diagnostic:
-    return codes.DATA_FORMAT_PREFERENCE(
-        "the rows are preference pairs (chosen, rejected), not single answers",
-        where,
-        f"columns {_listed(found)}",
-        "pairs are for reward and DPO training, which measures them on data.eval; for SFT, and for evaluate,"
-        " give rows with one answer",
-    )
+    return codes.DATA_FORMAT_PREFERENCE(where, f"columns {_listed(found)}")
 
 
 def normalise(row: Row, shape: Shape) -> Example:

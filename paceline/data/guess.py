@@ -35,11 +35,11 @@ def disguised(file: Path) -> Diagnostic | None:
         return None
     suffix, name = kind
     return codes.DATA_DISGUISED(
-        f"the file ends in '{file.suffix}' but looks like {name}: its rows would be read as text,"
-        " names and punctuation included",
         f"{file}:1",
         repr(start.strip()[:60]),
-        f'use a name that ends in .{suffix}; to train on such text as it is, put rows {{"text":'
+        suffix=file.suffix,
+        name=name,
+        hint=f'use a name that ends in .{suffix}; to train on such text as it is, put rows {{"text":'
         " …} in a .jsonl file",
     )
 

@@ -102,10 +102,7 @@ def _known(file: Path) -> Path:
     if kind_of(file) is None:
         raise DataError(
             codes.DATA_UNKNOWN_SUFFIX(
-                f"files that end in '{''.join(file.suffixes[-2:])}' cannot be read",
-                str(file),
-                file.name,
-                f"use a suffix that names the type: one of {readable()} (JSON lines .jsonl, plain text .txt)",
+                str(file), file.name, suffixes="".join(file.suffixes[-2:]), readable=readable()
             )
         )
     return file

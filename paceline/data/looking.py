@@ -86,12 +86,8 @@ def look(data_set: DataSet, reading: Reading) -> DatasetHead:
         raise DataError(*_no_rows(data_set, head))
     shape = reading.kind.detect(values, where=section.path, requested=section.format, mapping=section.columns)
     if reading.refuses(shape):
-        what = "rows of plain text have no answers, and the loss would count all of their tokens"
         found = "data.train_on: assistant beside plain text"
-        hint = (
-            "remove train_on to train on whole texts; or give conversations (messages), not their rendering"
-        )
-        raise DataError(codes.DATA_TEXT_HAS_NO_ANSWERS(what, section.path, found, hint))
+        raise DataError(codes.DATA_TEXT_HAS_NO_ANSWERS(section.path, found))
     return DatasetHead(shape, head, itertools.chain(head, rows))
 
 

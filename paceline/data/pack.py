@@ -51,14 +51,7 @@ def best_fit_decreasing(lengths: NDArray[np.int32], seq_len: int, order: I64 | N
     longest = int(lengths.max())
     if longest > seq_len:
         where = f"document {int(lengths.argmax())}"
-        raise DataError(
-            codes.DATA_DOCUMENT_TOO_LONG(
-                f"a document is longer than a row of {seq_len} tokens",
-                where,
-                f"{longest} tokens",
-                f"set data.max_length: {seq_len}, and prepare again",
-            )
-        )
+        raise DataError(codes.DATA_DOCUMENT_TOO_LONG(where, f"{longest} tokens", seq_len=seq_len))
     order = np.arange(num, dtype=np.int64) if order is None else order
     by_length = order[np.argsort(-lengths[order], kind="stable")]
     bin_of, num_bins = _place(lengths[by_length], seq_len)

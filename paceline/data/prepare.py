@@ -120,11 +120,7 @@ def prepare(
         PrepareProgress("done", rows=prepared.counts.rows_read, fraction=1.0, tokens=prepared.counts.tokens)
     )
     if settled.damage:
-        what = "the prepared data in the cache were damaged and have been created again"
-        hint = "if this happens again, set data.cache_dir to another disk"
-        note = codes.DATA_CACHE_REBUILT(
-            what, str(prepared.path), settled.damage, hint, severity=Severity.WARNING
-        )
+        note = codes.DATA_CACHE_REBUILT(str(prepared.path), settled.damage)
         prepared = replace(prepared, notes=(note, *prepared.notes))
     problems = [] if max_positions is None else check_positions(prepared, max_positions)
     if problems:
@@ -169,9 +165,7 @@ def _settled(store: Store, key: str, waiting: Callable[[], None], make: Callable
 
 
 def _damaged(store: Store, key: str, why: str) -> Diagnostic:
-    what = "the prepared data in this folder are damaged and could not be created again"
-    hint = "set data.cache_dir to a writable folder on a working disk"
-    return codes.DATA_CACHE_DAMAGED(what, str(store.folder(key)), why, hint)
+    return codes.DATA_CACHE_DAMAGED(str(store.folder(key)), why)
 
 
 def train_fingerprint_of(
@@ -325,8 +319,7 @@ def check_positions(prepared: Prepared, max_positions: int) -> list[Diagnostic]:
     tables = [t for t in (prepared.train, prepared.eval) if t is not None]
     count = int(sum(np.count_nonzero(t.lengths > max_positions) for t in tables))
     found = f"{count:,} documents, the longest has {prepared.longest:,} tokens"
-    what = f"documents are longer than the model's {max_positions:,} positions (max_position_embeddings)"
-    return [codes.DATA_MAX_POSITIONS(what, "data.max_length", found, f"data.max_length: {max_positions}")]
+    return [codes.DATA_MAX_POSITIONS("data.max_length", found, max_positions=max_positions)]
 
 
 def check_token_range(prepared: Prepared, embedding_rows: int) -> list[Diagnostic]:
@@ -334,12 +327,4 @@ def check_token_range(prepared: Prepared, embedding_rows: int) -> list[Diagnosti
     if prepared.max_token_id < embedding_rows:
         return []
     found = f"token id {prepared.max_token_id}, tokenizer with {prepared.vocab_size} tokens"
-    what = f"the data contain token ids beyond the embedding's {embedding_rows} rows"
-    return [
-        codes.DATA_TOKEN_RANGE(
-            what,
-            "model.tokenizer",
-            found,
-            "set model.resize_embeddings: auto, or use the tokenizer that belongs to the model",
-        )
-    ]
+    return [codes.DATA_TOKEN_RANGE("model.tokenizer", found, embedding_rows=embedding_rows)]

@@ -332,9 +332,8 @@ def fields_unread(unread: Mapping[str, Tally], where: str) -> list[Diagnostic]:
         for name, t in most[:FIELDS_NAMED]
     )
     more = f", and {len(most) - FIELDS_NAMED} more" if len(most) > FIELDS_NAMED else ""
-    what = f"fields that are not read: {listed}{more}"
     counts = {name: tally.count for name, tally in most[:FIELDS_NAMED]}
-    return [codes.DATA_FIELDS_UNREAD(what, where, severity=Severity.NOTE, evidence=counts)]
+    return [codes.DATA_FIELDS_UNREAD(where, listed=listed, more=more, evidence=counts)]
 
 
 def refuses(reason: str, on_bad_row: str, on_too_long: str) -> bool:

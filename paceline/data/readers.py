@@ -112,8 +112,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str, int]]:
 
 def _too_large(file: Path, line: int) -> Diagnostic:
     found = f"more than {MAX_LINE >> 20} Mi characters without a line break"
-    hint = "write one row per line, or a .json file with one list of rows"
-    return codes.DATA_ROW_TOO_LARGE("a line is too long for a row", f"{file}:{line}", found, hint)
+    return codes.DATA_ROW_TOO_LARGE(f"{file}:{line}", found)
 
 
 def _binary(file: Path, line: int) -> Diagnostic:
@@ -327,10 +326,7 @@ def _csv(file: Path, delimiter: str = ",") -> Iterator[RawRow]:
                     continue
                 yield RawRow(dict(zip(header, record, strict=True)), where, consumed=consumed)
         except csv.Error as exc:
-            hint = "quote values that contain commas or line breaks, or use JSONL or Parquet"
-            raise DataError(
-                codes.DATA_NOT_CSV("the file is not CSV", f"{file}:{reader.line_num}", str(exc), hint)
-            ) from exc
+            raise DataError(codes.DATA_NOT_CSV(f"{file}:{reader.line_num}", str(exc))) from exc
         except UnicodeDecodeError as exc:
             raise _not_utf8(file, reader.line_num + 1, exc) from exc
 
@@ -379,9 +375,7 @@ def _parquet(file: Path) -> Iterator[RawRow]:
     ) as exc:  # the last two: dates beyond Python's range
         raise DataError(
             codes.DATA_NOT_PARQUET(
-                "the file is not Parquet, or it is damaged",
-                f"{file}:row {number + 1}" if number else str(file),
-                str(exc).split("\n")[0][:200],
+                f"{file}:row {number + 1}" if number else str(file), str(exc).split("\n")[0][:200]
             )
         ) from exc
 
@@ -407,9 +401,8 @@ def _arrow(file: Path) -> Iterator[RawRow]:
                         number += 1
                         yield RawRow(without_filled(value), f"{file}:row {number}")
     except (pa.ArrowException, OSError, ValueError, OverflowError) as exc:
-        what = "the file is not Arrow, or it is damaged"
         where = f"{file}:row {number + 1}" if number else str(file)
-        raise DataError(codes.DATA_NOT_ARROW(what, where, str(exc).split("\n")[0][:200])) from exc
+        raise DataError(codes.DATA_NOT_ARROW(where, str(exc).split("\n")[0][:200])) from exc
 
 
 def _saved(folder: Path, split: str) -> Iterator[RawRow]:
@@ -419,11 +412,7 @@ def _saved(folder: Path, split: str) -> Iterator[RawRow]:
     try:
         loaded = datasets.load_from_disk(str(folder))
     except Exception as exc:  # noqa: BLE001  (the library raises many kinds; each means the same here)
-        raise DataError(
-            codes.DATA_NOT_A_DATASET(
-                "the datasets directory cannot be read", str(folder), f"{type(exc).__name__}: {exc}"
-            )
-        ) from exc
+        raise DataError(codes.DATA_NOT_A_DATASET(str(folder), f"{type(exc).__name__}: {exc}")) from exc
     if isinstance(loaded, datasets.DatasetDict):
         loaded = _pick_split(dict(loaded), split, str(folder))
     elif split != "train":
@@ -464,18 +453,7 @@ def load_hub(located: Located, split: str) -> Dataset:
         return datasets.load_dataset(located.hub, located.hub_config, split=split)
     except Exception as exc:  # noqa: BLE001  (network, hub and format errors alike: the data cannot be had)
         message = str(exc).split("\n")[0][:300]
-        hint = (
-            "give a file or folder that exists here, or a public name on the hub with network"
-            " access (split: another split, next to path:)"
-        )
-        raise DataError(
-            codes.DATA_HUB(
-                f"'{name}' is not a file or folder here, and it could not be loaded from the hub",
-                name,
-                f"{type(exc).__name__}: {message}",
-                hint,
-            )
-        ) from exc
+        raise DataError(codes.DATA_HUB(name, f"{type(exc).__name__}: {message}", name=name)) from exc
 
 
 _READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {

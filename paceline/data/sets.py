@@ -40,11 +40,7 @@ def _notes(data_set: DataSet, shape: Shape) -> Iterator[Diagnostic]:
     if data_set.located.note:
         yield codes.DATA_FILES_LEFT_OUT(data_set.located.note, path, severity=Severity.NOTE)
     if data_set.section.max_rows is not None:
-        yield codes.DATA_MAX_ROWS(
-            f"only the first {data_set.section.max_rows:,} rows are read (max_rows)",
-            path,
-            severity=Severity.NOTE,
-        )
+        yield codes.DATA_MAX_ROWS(path, max_rows=data_set.section.max_rows)
 
 
 def _chunks(number: int, shape: Shape, rows: Iterator[RawRow]) -> Iterator[Chunk]:

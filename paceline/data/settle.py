@@ -38,11 +38,7 @@ def settle_template(
     if not tokenizer.chat_template:
         if formats & setup.kind.conversations:
             raise DataError(no_template(setup.tokenizer.folder))
-        what = (
-            "the tokenizer has no chat template: prompt, line break, answer and end of text are"
-            " concatenated (built-in 'plain'; it is saved with the tokenizer)"
-        )
-        notes.append(codes.DATA_PLAIN_TEMPLATE(what, "model.chat_template", severity=Severity.NOTE))
+        notes.append(codes.DATA_PLAIN_TEMPLATE("model.chat_template"))
         setup = replace(setup, tokenizer=replace(setup.tokenizer, chat_template=builtin_template("plain")))
         give_template(tokenizer, setup.tokenizer.chat_template, setup.tokenizer.template_options)
     templates = named_templates(tokenizer.chat_template)
@@ -50,16 +46,7 @@ def settle_template(
     if wrong := idle_options(templates.values(), json.loads(setup.tokenizer.template_options)):
         raise DataError(wrong)
     if setup.train_on == "assistant" and not setup.kind.answered and not tokenizer.is_fast:
-        hint = "set data.train_on: all, or use a tokenizer with tokenizer.json"
-        raise DataError(
-            codes.DATA_NO_OFFSETS(
-                "the tokenizer does not report which characters a token covers, so answers cannot"
-                " be separated from prompts",
-                "model.tokenizer",
-                type(tokenizer).__name__,
-                hint,
-            )
-        )
+        raise DataError(codes.DATA_NO_OFFSETS("model.tokenizer", type(tokenizer).__name__))
     return setup, [*notes, *_end_notes(setup, tokenizer)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.core.bounded import SpentError, bounded_memory, bounded_time, limit_of
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import read_text
 from paceline.data import codes
@@ -145,10 +145,9 @@ def look_through(
             for name, tally in sorted(idle.items(), key=lambda item: -item[1].count)
         )
         rows = f"{first}{len(looked.head):,} rows"
-        what = f"the chat template does not write, so the model will not see, of {rows}: {listed}"
         counts = {name: tally.count for name, tally in idle.items()}
         place = data_set.section.path
-        yield codes.DATA_NOT_WRITTEN(what, place, template.name, severity=Severity.NOTE, evidence=counts)
+        yield codes.DATA_NOT_WRITTEN(place, template.name, rows=rows, listed=listed, evidence=counts)
 
 
 def _tally(

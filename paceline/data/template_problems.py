@@ -22,12 +22,7 @@ def rendered(formats: Set[str]) -> frozenset[str]:
 def no_template(tokenizer: str) -> Diagnostic:
     """Return the error for conversations with a tokenizer that has no chat template."""
     others = ", ".join(name for name in BUILTIN_TEMPLATES if name != "chatml")
-    hint = (
-        f"set model.chat_template: chatml (or {others}, the path of a .jinja file), or use a"
-        " tokenizer that has a template"
-    )
-    what = "the tokenizer has no chat template, but the data are conversations"
-    return codes.DATA_NO_CHAT_TEMPLATE(what, "model.chat_template", tokenizer, hint)
+    return codes.DATA_NO_CHAT_TEMPLATE("model.chat_template", tokenizer, others=others)
 
 
 def costly(where: str, found: str) -> Diagnostic:
@@ -42,8 +37,8 @@ def idle_options(templates: Iterable[str], options: Mapping[str, Json]) -> Diagn
     idle = [name for name in options if all(name in not_read(text, options) for text in texts)]
     if not idle:
         return None
-    what = f"the chat template does not read {', '.join(idle)}"
     read = frozenset[str]().union(*map(options_read, texts))
     reads = ", ".join(sorted(read - set(options))) or "no options"
-    hint = "remove it, or set model.chat_template to a template that reads it"
-    return codes.DATA_TEMPLATE_OPTION(what, "model.chat_template_kwargs", f"the template reads {reads}", hint)
+    return codes.DATA_TEMPLATE_OPTION(
+        "model.chat_template_kwargs", f"the template reads {reads}", idle=", ".join(idle)
+    )

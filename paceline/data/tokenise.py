@@ -197,9 +197,6 @@ def tokenise(setup: Setup, chunks: Iterable[Chunk], num_proc: int) -> Iterator[C
                 waiting.append(pool.submit(tokenise_chunk, setup, chunk))
             yield result
     except BrokenProcessPool as exc:
-        hint = "set data.num_proc: 1, or give the tokenising processes more memory"
-        raise DataError(
-            codes.DATA_WORKER_DIED("a tokenising process died", "data.num_proc", str(exc), hint)
-        ) from exc
+        raise DataError(codes.DATA_WORKER_DIED("data.num_proc", str(exc))) from exc
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -96,7 +96,7 @@ def _not_found(name: str, found: str, model: ModelSection) -> Diagnostic:
         "set model.name_or_path to a folder with config.json, weights and tokenizer, or a name on"
         " the hub with network access"
     )
-    return codes.MODEL_NOT_FOUND(f"there is no model '{name}'", "model.name_or_path", found, hint)
+    return codes.MODEL_NOT_FOUND("model.name_or_path", found, name=name, hint=hint)
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

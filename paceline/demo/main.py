@@ -79,11 +79,8 @@ def argument_parser() -> argparse.ArgumentParser:
 def demo(options: argparse.Namespace, console: Console) -> int:
     """Run the full demo, step by step."""
     if (options.steps is not None and options.steps < 3) or options.nproc < 1:
-        what, found = (
-            "the demo needs at least 3 steps and 1 process",
-            f"--steps {options.steps} --nproc {options.nproc}",
-        )
-        raise ConfigError(codes.DEMO_OPTIONS(what, "", found, "--steps 400 --nproc 2"))
+        found = f"--steps {options.steps} --nproc {options.nproc}"
+        raise ConfigError(codes.DEMO_OPTIONS("", found))
     recipe = RECIPES.get(options.algorithm)
     if recipe is None:
         return demo_sft(options, console, free_directory(options.to, DEFAULT, console))

@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         processes = sorted(set(options.processes or default_processes()))
         if options.steps < 1 or options.micro_batch < 1 or processes[0] < 1:
-            raise ConfigError(codes.BENCH_OPTIONS("steps, micro-batch and processes must be at least 1"))
+            raise ConfigError(codes.BENCH_OPTIONS())
         with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
             cells = measure(Path(folder), options, processes)
     except PacelineError as error:
@@ -161,10 +161,7 @@ def run_cell(folder: Path, size: str, processes: int, options: argparse.Namespac
     if done.returncode:
         end = "\n      ".join((done.stdout + done.stderr).strip().splitlines()[-12:])
         raise PacelineError(
-            codes.BENCH_RUN_FAILED(
-                f"the run of the {size} model on {processes} processes ended with {done.returncode}",
-                found=end,
-            )
+            codes.BENCH_RUN_FAILED(found=end, size=size, processes=processes, returncode=done.returncode)
         )
     steps = [r.event for r in read_events(run.events(0)) if isinstance(r.event, Step)][WARM_UP:]
     memory = [

@@ -23,13 +23,7 @@ def free_directory(wanted: Path | None, default: Path, console: Console) -> RunD
     """
     if wanted is not None:
         if wanted.exists() and (not wanted.is_dir() or any(wanted.iterdir())):
-            raise ConfigError(
-                codes.DEMO_NOT_EMPTY(
-                    "this directory is not empty; the demo overwrites nothing",
-                    str(wanted),
-                    hint="give --to NEW_DIR, or leave --to out to use the next free name",
-                )
-            )
+            raise ConfigError(codes.DEMO_NOT_EMPTY(str(wanted)))
         return RunDir.at(wanted)
     candidates = (default if n == 1 else default.with_name(f"{default.name}-{n}") for n in range(1, 10_000))
     chosen = next(c for c in candidates if not c.exists())
@@ -40,12 +34,8 @@ def free_directory(wanted: Path | None, default: Path, console: Console) -> RunD
 
 def not_writable(place: Path, error: OSError) -> ConfigError:
     """Return the error that the demo's files cannot be written."""
-    what, found = "the demo's files cannot be written", str(error.strerror or error)
-    return ConfigError(
-        codes.DEMO_NOT_WRITABLE(
-            what, str(place), found, "use paceline demo --to DIR with a folder that you can write to"
-        )
-    )
+    found = str(error.strerror or error)
+    return ConfigError(codes.DEMO_NOT_WRITABLE(str(place), found))
 
 
 def paceline(verb: str) -> list[str]:
@@ -81,10 +71,7 @@ def timed(console: Console, what: str, argv: Sequence[str], *, quiet: bool = Fal
             console.print(output, highlight=False, markup=False)
         raise Stopped(
             child.returncode,
-            codes.DEMO_STEP_FAILED(
-                f"{what} ended with exit code {child.returncode}; the reason is above",
-                hint="`paceline explain CODE` explains a code",
-            ),
+            codes.DEMO_STEP_FAILED(detail=what, returncode=child.returncode),
         )
     return time.monotonic() - started
 

@@ -22,11 +22,7 @@ def findings(seen: Inspection) -> tuple[Diagnostic, ...]:
 
 def _torch(seen: Inspection) -> Iterator[Diagnostic]:
     if not seen.sights.wheel.version:
-        yield codes.DOCTOR_NO_TORCH(
-            "torch is not installed here",
-            "torch",
-            hint="install Paceline with its dependencies, as README shows",
-        )
+        yield codes.DOCTOR_NO_TORCH("torch")
     yield from (one.finding() for one in seen.misfits)
 
 
@@ -35,11 +31,9 @@ def _devices(seen: Inspection) -> Iterator[Diagnostic]:
     pairs, direct = seen.pairs
     if pairs and direct < pairs:
         yield codes.DOCTOR_P2P(
-            "not all cards copy to each other directly",
             "nvidia-smi topo -p2p r",
             f"{direct} of {pairs} pairs do",
-            "set NCCL_P2P_DISABLE=1 if NCCL hangs at its first all-reduce; else do nothing",
-            Severity.WARNING if direct == 0 else Severity.NOTE,
+            severity=Severity.WARNING if direct == 0 else Severity.NOTE,
         )
 
 
@@ -47,44 +41,18 @@ def _system(seen: Inspection) -> Iterator[Diagnostic]:
     several = len(seen.choice.devices) > 1
     if seen.shm_bytes is not None and seen.shm_bytes < SHM_BYTES:
         yield codes.DOCTOR_SHM(
-            "/dev/shm is small for ranks that exchange data through it",
             "/dev/shm",
             f"{seen.shm_bytes / 2**20:.0f} MiB",
-            "use docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir of medium Memory there",
-            Severity.WARNING if several else Severity.NOTE,
+            severity=Severity.WARNING if several else Severity.NOTE,
         )
     if seen.infiniband and not seen.memlock_unlimited:
-        yield codes.DOCTOR_MEMLOCK(
-            "locked memory is limited beside an InfiniBand device",
-            "ulimit -l",
-            human_bytes(seen.memlock_bytes),
-            "use ulimit -l unlimited (docker run --ulimit memlock=-1), or set NCCL_IB_DISABLE=1",
-            Severity.WARNING,
-        )
+        yield codes.DOCTOR_MEMLOCK("ulimit -l", human_bytes(seen.memlock_bytes))
     if seen.open_files < OPEN_FILES:
-        yield codes.DOCTOR_FILES(
-            "the limit of open files is low",
-            "ulimit -n",
-            str(seen.open_files),
-            "use ulimit -n 65536 for jobs of hundreds of ranks",
-            Severity.NOTE,
-        )
+        yield codes.DOCTOR_FILES("ulimit -n", str(seen.open_files))
 
 
 def _compiler(seen: Inspection) -> Iterator[Diagnostic]:
     if not seen.compiler:
-        yield codes.DOCTOR_COMPILER(
-            "there is no C compiler",
-            "PATH",
-            "no gcc, cc or clang",
-            f"use apt-get install gcc, or set CC to the path of one; {_ONLY}",
-            Severity.NOTE,
-        )
+        yield codes.DOCTOR_COMPILER("PATH", "no gcc, cc or clang", only=_ONLY)
     if not seen.headers:
-        yield codes.DOCTOR_HEADERS(
-            "Python.h is missing",
-            sysconfig.get_path("include"),
-            found=f"Python {seen.python}",
-            hint=f"use apt-get install python3-dev of this version; {_ONLY}",
-            severity=Severity.NOTE,
-        )
+        yield codes.DOCTOR_HEADERS(sysconfig.get_path("include"), f"Python {seen.python}", only=_ONLY)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.files import listed, read_run_file
 from paceline.core.json_types import JsonObject, as_number
 from paceline.core.rundir import RunDir
@@ -26,19 +26,13 @@ def run_findings(run: RunDir) -> Iterator[Diagnostic]:
             if match := re.fullmatch(r"flight_(\d+)\.json", path.name):
                 texts[int(match[1])] = read_run_file(path)
     if len(texts) < 2:
-        yield codes.DOCTOR_NO_FLIGHTS(
-            "the run has no collectives of several ranks to compare",
-            str(run.events_dir),
-            f"{len(texts)} of the files flight_RANK.json",
-            "nothing is to be done: ranks on accelerators leave them when a collective exceeds ddp_timeout",
-            Severity.NOTE,
-        )
+        yield codes.DOCTOR_NO_FLIGHTS(str(run.events_dir), f"{len(texts)} of the files flight_RANK.json")
     for line in differing_calls(texts):
         hint = "all ranks of a group call the same collectives in the same order: see what the named rank ran"
-        yield codes.DOCTOR_MISMATCH("ranks met in different collectives", str(run.events_dir), line, hint)
+        yield codes.DOCTOR_MISMATCH(str(run.events_dir), line, hint=hint)
     for line in compare_flights(texts):
         hint = "see the logs of the ranks that are behind, at that time"
-        yield codes.DOCTOR_STUCK("the ranks waited for each other", str(run.events_dir), line, hint)
+        yield codes.DOCTOR_STUCK(str(run.events_dir), line, hint=hint)
 
 
 def compare_flights(texts: dict[int, str]) -> list[str]:

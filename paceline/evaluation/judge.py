@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import JsonObject
 from paceline.evaluation import codes
 from paceline.evaluation.job import EvaluationJob
@@ -66,8 +66,7 @@ def judged(
     known = [one for one in scores if one is not None]
     if len(known) < len(scores):
         missing = [at for at, one in enumerate(scores) if one is None]
-        what = f"the judge gave no score for {len(missing):,} of {len(scores):,} answers; they do not count"
         found = f"{wheres[missing[0]]}: {written[missing[0]][:120]!r}"
-        notes.append(codes.EVALUATION_JUDGE(what, job.judge, found, severity=Severity.WARNING))
+        notes.append(codes.EVALUATION_JUDGE(job.judge, found, missing=len(missing), scores=len(scores)))
     mean = sum(known) / len(known) if known else None
     return {"judge": mean, "judged": len(known)}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from paceline.config.answer_metrics import written_out
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.evaluation import codes
@@ -68,10 +68,8 @@ def losses_of(rows: FileRows, results: Sequence[Json], notes: list[Diagnostic]) 
     tokens = sum(one[1] for one in sums)
     wrong = [number for number, one in zip(rows.numbers, sums, strict=True) if not math.isfinite(one[0])]
     if wrong:
-        what = f"the loss of {len(wrong):,} of {len(sums):,} rows is no finite number"
         found = f"row {wrong[0] + 1}: {sums[rows.numbers.index(wrong[0])][0]}"
-        hint = "--dtype float32, or look at the weights: paceline checkpoints verify"
-        notes.append(codes.EVALUATION_LOSS(what, "--data", found, hint, severity=Severity.WARNING))
+        notes.append(codes.EVALUATION_LOSS("--data", found, wrong=len(wrong), sums=len(sums)))
     loss = math.fsum(one[0] for one in sums) / tokens if tokens and not wrong else None
     return {
         "rows": len(sums),
@@ -121,10 +119,10 @@ def answers_of(
 def _pairs(answered: Sequence[Answered]) -> list[tuple[str, str]]:
     without = [row.number + 1 for row in answered if row.facts.get("answer") is None]
     if without:
-        what = f"{len(without):,} of {len(answered):,} rows have no expected answer to compare with"
         found = "row " + ", ".join(map(str, without[:5]))
-        hint = "give rows with an answer, or leave out --metrics"
-        raise DataError(codes.EVALUATION_NO_EXPECTED(what, "--data", found, hint))
+        raise DataError(
+            codes.EVALUATION_NO_EXPECTED("--data", found, without=len(without), answered=len(answered))
+        )
     return [(str(one["text"]), str(row.facts["answer"])) for row in answered for one in row.answers]
 
 

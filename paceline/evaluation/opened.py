@@ -56,13 +56,7 @@ def model_folder(run: Path, straight: bool = True) -> Iterator[Path]:
 @contextmanager
 def _folder_of(run: Path, straight: bool) -> Iterator[Path]:
     if not run.is_dir():
-        raise ConfigError(
-            codes.GENERATION_NO_RUN(
-                "there is no such folder",
-                str(run),
-                hint="give a run directory such as outputs/demo, or an exported folder",
-            )
-        )
+        raise ConfigError(codes.GENERATION_NO_RUN(str(run)))
     if (
         (run / "config.json").is_file()
         and any(run.glob("*.safetensors"))

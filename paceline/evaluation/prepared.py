@@ -60,8 +60,5 @@ def _check_room(folder: Path, rows: FileRows) -> None:
     longest = max(range(len(rows.documents)), key=lambda at: len(rows.documents[at]))
     length = len(rows.documents[longest])
     if isinstance(positions, int) and length >= positions:
-        what = f"a prompt leaves no room for an answer: the model has {positions:,} positions"
         where = f"--data, row {rows.numbers[longest] + 1}"
-        raise DataError(
-            codes.EVALUATION_NO_ROOM(what, where, f"{length:,} tokens", "shorten or remove the row")
-        )
+        raise DataError(codes.EVALUATION_NO_ROOM(where, f"{length:,} tokens", positions=positions))

@@ -75,15 +75,7 @@ def prompts_of(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Turns
     """Return the token ids of conversations up to the assistant's message. Raises ConfigError."""
     prompts = PromptRenderer(tokenizer)
     if not prompts.has_template:
-        raise ConfigError(
-            codes.GENERATION_NO_CHAT_TEMPLATE(
-                "the tokenizer has no chat template",
-                "chat_template",
-                hint=(
-                    "train with model.chat_template: chatml, or the template that the model was trained with"
-                ),
-            )
-        )
+        raise ConfigError(codes.GENERATION_NO_CHAT_TEMPLATE("chat_template"))
     return [_checked(prompts, messages) for messages in conversations]
 
 

@@ -126,10 +126,7 @@ def _listening(port: int | None) -> socket.socket:
     try:
         return listening_on(port, PORT)
     except (OSError, OverflowError) as error:
-        what = "the server cannot listen there"
-        raise ConfigError(
-            codes.GENERATION_PORT(what, f"--port {port}", str(error), "choose another")
-        ) from error
+        raise ConfigError(codes.GENERATION_PORT(f"--port {port}", str(error))) from error
 
 
 def _parser() -> argparse.ArgumentParser:

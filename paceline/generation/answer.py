@@ -222,10 +222,5 @@ def _check_room(model: HFModel, prompts: Sequence[list[int]]) -> None:
     longest = max((len(p) for p in prompts), default=0)
     if limit is not None and longest >= limit:
         raise ConfigError(
-            codes.GENERATION_TOO_LONG(
-                "the conversation is longer than the model's number of positions",
-                "",
-                f"{longest} tokens, but the model has {limit} positions",
-                "use a shorter prompt, or start a new conversation (/new)",
-            )
+            codes.GENERATION_TOO_LONG("", f"{longest} tokens, but the model has {limit} positions")
         )

@@ -1,16 +1,68 @@
 # Made from codes.toml by `python scripts/code_stubs.py`. Do not edit.
-from paceline.core.diagnostics import Code
+from collections.abc import Mapping
 
-GENERATION_NO_CHAT_TEMPLATE: Code
+from paceline.core.diagnostics import Code, CodeName, Diagnostic, Severity
+
+class _GENERATION_NO_CHAT_TEMPLATE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _GENERATION_NO_RUN(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _GENERATION_RUN_CONFIG(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _GENERATION_TOO_LONG(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _GENERATION_PORT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+GENERATION_NO_CHAT_TEMPLATE: _GENERATION_NO_CHAT_TEMPLATE
 GENERATION_NO_MODEL: Code
-GENERATION_NO_RUN: Code
+GENERATION_NO_RUN: _GENERATION_NO_RUN
 GENERATION_OPTIONS: Code
-GENERATION_RUN_CONFIG: Code
+GENERATION_RUN_CONFIG: _GENERATION_RUN_CONFIG
 GENERATION_TEMPLATE_COSTLY: Code
 GENERATION_TEMPLATE_REFUSED: Code
-GENERATION_TOO_LONG: Code
+GENERATION_TOO_LONG: _GENERATION_TOO_LONG
 GENERATION_STATEFUL: Code
-GENERATION_PORT: Code
+GENERATION_PORT: _GENERATION_PORT
 ROLLOUT_SERVER_UNREACHABLE: Code
 ROLLOUT_SERVER_STATUS: Code
 ROLLOUT_SERVER_ANSWER: Code

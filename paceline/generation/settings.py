@@ -62,9 +62,5 @@ def stored_config(run: RunDir) -> JsonObject:
         if not isinstance(found, dict):
             raise ValueError("not a JSON object")
     except (OSError, ValueError) as error:
-        what = "the run's config, which contains the generation options, cannot be read"
-        hint = "restore the file, or export the model and name that folder"
-        raise ConfigError(
-            codes.GENERATION_RUN_CONFIG(what, str(run.config_json), str(error), hint)
-        ) from error
+        raise ConfigError(codes.GENERATION_RUN_CONFIG(str(run.config_json), str(error))) from error
     return found

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from paceline.config.versions import KEY as VERSION
 from paceline.config.versions import newest
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import BusyError, ConfigError
 from paceline.core.files import listed, no_file, not_writable, open_run_file
 from paceline.core.json_types import NO_UTF8, as_object
@@ -47,16 +47,7 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool, wait: float = 0.0
         return
     _await_free(run, wait)
     if holds_work(run) and not overwrite and not resume:
-        raise ConfigError(
-            codes.RUN_EXISTS(
-                "the output directory already contains a run",
-                "training.output_dir",
-                str(run.root),
-                "set training.resume_from_checkpoint=latest to resume it,"
-                " training.output_dir=NEW for a new run, or training.overwrite_output_dir=true"
-                " to rename the old one",
-            )
-        )
+        raise ConfigError(codes.RUN_EXISTS("training.output_dir", str(run.root)))
 
 
 def _await_free(run: RunDir, seconds: float) -> None:
@@ -97,12 +88,7 @@ def holds_work(run: RunDir) -> bool:
 
 def in_use(run: RunDir) -> Diagnostic:
     """Return the diagnostic that another process holds the run directory."""
-    return codes.RUN_IN_USE(
-        "another Paceline process is currently writing to this run directory",
-        "training.output_dir",
-        str(run.root),
-        "wait for it, stop it, or set another training.output_dir or training.experiment_name",
-    )
+    return codes.RUN_IN_USE("training.output_dir", str(run.root))
 
 
 def claim(
@@ -124,9 +110,7 @@ def claim(
     check_claim(run, overwrite=overwrite, resume=resume)
     notes: list[Diagnostic] = []
     if words := open_to_strangers(run.root):
-        what = "other users could replace files of this run"
-        hint = "set training.output_dir to a folder of your own, or run chmod o-w"
-        notes.append(codes.RUN_OPEN(what, "training.output_dir", words, hint, Severity.WARNING))
+        notes.append(codes.RUN_OPEN("training.output_dir", words))
     try:
         # Set the old run aside under a free name.
         if holds_work(run) and overwrite and not resume:
@@ -136,11 +120,7 @@ def claim(
                 if not (p := run.root.with_name(f"{run.root.name}.old-{n}")).exists()
             )
             run.root.rename(aside)
-            notes.append(
-                codes.RUN_SET_ASIDE(
-                    "the previous run in this directory was renamed", str(aside), severity=Severity.NOTE
-                )
-            )
+            notes.append(codes.RUN_SET_ASIDE(str(aside)))
         # Create the folders and write config and plan.
         for folder in (run.root, run.logs, run.events_dir, run.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)

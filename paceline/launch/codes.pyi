@@ -1,44 +1,314 @@
 # Made from codes.toml by `python scripts/code_stubs.py`. Do not edit.
-from paceline.core.diagnostics import Code
+from collections.abc import Mapping
 
-PROGRAM_SYSTEM_REFUSED: Code
+from paceline.core.diagnostics import Code, CodeName, Diagnostic, Severity
+
+class _PROGRAM_SYSTEM_REFUSED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        reason: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_OP_LOCK(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        lock: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_COUNT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_ENV_PASSED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        meaning: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_HOSTFILE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        lines: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_NODE_RANK(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        num_nodes: object,
+        last: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_PORT_IN_USE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        port: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_PORT_RANGE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_RANK_ALONE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_RENDEZVOUS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_START(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        strerror: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_TORCH_DEBUG(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_NOT_INSTALLED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        source: object,
+        own: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_ONE_NODE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        instead: object,
+        own: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_UNKNOWN(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        requested: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_RANK_FAILED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        rank: object,
+        code: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_RANK_LEFT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        rank: object,
+        code: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_STOPPED_EARLY(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        exit_code: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_OUTPUT_LOST(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_RANK_GONE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        rank: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _RUN_EXISTS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _RUN_IN_USE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _RUN_SET_ASIDE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _RUN_OPEN(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+PROGRAM_SYSTEM_REFUSED: _PROGRAM_SYSTEM_REFUSED
 DATA_OFFLINE: Code
 DATA_CACHE_WRITE: Code
 MODEL_REVISION_UNREAD: Code
 TRIAL_UNFINISHED: Code
-LAUNCH_OP_LOCK: Code
-LAUNCH_COUNT: Code
+LAUNCH_OP_LOCK: _LAUNCH_OP_LOCK
+LAUNCH_COUNT: _LAUNCH_COUNT
 LAUNCH_DEEPSPEED_LOG_LEVEL: Code
 LAUNCH_DEEPSPEED_TIMEOUT: Code
-LAUNCH_ENV_PASSED: Code
-LAUNCH_HOSTFILE: Code
+LAUNCH_ENV_PASSED: _LAUNCH_ENV_PASSED
+LAUNCH_HOSTFILE: _LAUNCH_HOSTFILE
 LAUNCH_LOOPBACK: Code
 LAUNCH_MASTER_ADDR: Code
 LAUNCH_NCCL_TIMEOUT: Code
-LAUNCH_NODE_RANK: Code
+LAUNCH_NODE_RANK: _LAUNCH_NODE_RANK
 LAUNCH_ONE_PROCESS: Code
-LAUNCH_PORT_IN_USE: Code
-LAUNCH_PORT_RANGE: Code
-LAUNCH_RANK_ALONE: Code
-LAUNCH_RENDEZVOUS: Code
-LAUNCH_START: Code
+LAUNCH_PORT_IN_USE: _LAUNCH_PORT_IN_USE
+LAUNCH_PORT_RANGE: _LAUNCH_PORT_RANGE
+LAUNCH_RANK_ALONE: _LAUNCH_RANK_ALONE
+LAUNCH_RENDEZVOUS: _LAUNCH_RENDEZVOUS
+LAUNCH_START: _LAUNCH_START
 LAUNCH_STORE_SECRET: Code
 LAUNCH_STORE_UNSIGNED: Code
-LAUNCH_TORCH_DEBUG: Code
-LAUNCH_NOT_INSTALLED: Code
-LAUNCH_ONE_NODE: Code
-LAUNCH_UNKNOWN: Code
+LAUNCH_TORCH_DEBUG: _LAUNCH_TORCH_DEBUG
+LAUNCH_NOT_INSTALLED: _LAUNCH_NOT_INSTALLED
+LAUNCH_ONE_NODE: _LAUNCH_ONE_NODE
+LAUNCH_UNKNOWN: _LAUNCH_UNKNOWN
 LAUNCH_WORKER_KILLED: Code
 LAUNCH_OUT_OF_MEMORY: Code
-LAUNCH_RANK_FAILED: Code
-LAUNCH_RANK_LEFT: Code
-LAUNCH_STOPPED_EARLY: Code
-LAUNCH_OUTPUT_LOST: Code
-LAUNCH_RANK_GONE: Code
+LAUNCH_RANK_FAILED: _LAUNCH_RANK_FAILED
+LAUNCH_RANK_LEFT: _LAUNCH_RANK_LEFT
+LAUNCH_STOPPED_EARLY: _LAUNCH_STOPPED_EARLY
+LAUNCH_OUTPUT_LOST: _LAUNCH_OUTPUT_LOST
+LAUNCH_RANK_GONE: _LAUNCH_RANK_GONE
 LAUNCH_EXITS_LOST: Code
-RUN_EXISTS: Code
-RUN_IN_USE: Code
+RUN_EXISTS: _RUN_EXISTS
+RUN_IN_USE: _RUN_IN_USE
 RUN_NOT_A_DIRECTORY: Code
 RUN_NOT_WRITABLE: Code
-RUN_SET_ASIDE: Code
-RUN_OPEN: Code
+RUN_SET_ASIDE: _RUN_SET_ASIDE
+RUN_OPEN: _RUN_OPEN

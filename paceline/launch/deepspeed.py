@@ -44,13 +44,7 @@ def argv(
     if hostfile is None:
         lines = "".join(f"node{node} slots={cluster.nproc}\\n" for node in range(cluster.num_nodes))
         raise ConfigError(
-            codes.LAUNCH_HOSTFILE(
-                "deepspeed needs a hostfile to start several nodes, also with --no_ssh",
-                "deepspeed --hostfile",
-                f"{cluster.num_nodes} nodes",
-                f"write one line per node, NAME slots=PROCESSES: printf '{lines}' > hostfile, and"
-                " run deepspeed --hostfile=hostfile on every node",
-            )
+            codes.LAUNCH_HOSTFILE("deepspeed --hostfile", f"{cluster.num_nodes} nodes", lines=lines)
         )
     return (
         "deepspeed",

@@ -72,9 +72,7 @@ def _answered(main: Callable[[], int]) -> int:
         why = refusal_of(error, Path(named) if named else None)
         if why is None:
             raise
-        finding = codes.PROGRAM_SYSTEM_REFUSED(
-            f"the system refused: {why.reason}", named, str(error), why.hint
-        )
+        finding = codes.PROGRAM_SYSTEM_REFUSED(named, str(error), reason=why.reason, hint=why.hint)
         print(finding.render(), file=sys.stderr)
         reader_gone()  # what a full standard output did not take must not fail again when Python exits
         return int(ExitCode.FAILED)

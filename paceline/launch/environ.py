@@ -61,9 +61,7 @@ def translate(environ: Mapping[str, str], above: Sequence[Sequence[str]] | None 
     notes: list[Diagnostic] = []
     for name, meaning in PASSED_ON.items():
         if name in environ:
-            notes.append(
-                codes.LAUNCH_ENV_PASSED(f"passed on: {meaning}", name, environ[name], severity=Severity.NOTE)
-            )
+            notes.append(codes.LAUNCH_ENV_PASSED(name, environ[name], meaning=meaning))
     _nccl_timeout(environ, overrides, notes)
     _deepspeed_timeout(environ, overrides, notes)
     _rendezvous(environ, overrides, notes)
@@ -143,10 +141,8 @@ def _rendezvous(environ: Mapping[str, str], overrides: dict[str, str], notes: li
         return
     taken = {"launch.master_addr": address, "launch.master_port": environ.get("MASTER_PORT", "")}
     overrides.update({path: value for path, value in taken.items() if value})
-    what = "read as launch.master_addr and launch.master_port, where the processes of several nodes connect"
     found = " ".join(value for value in taken.values() if value)
-    hint = "use --master-addr and --master-port"
-    notes.append(codes.LAUNCH_RENDEZVOUS(what, "MASTER_ADDR", found, hint, Severity.NOTE))
+    notes.append(codes.LAUNCH_RENDEZVOUS("MASTER_ADDR", found))
 
 
 def _nccl_timeout(environ: Mapping[str, str], overrides: dict[str, str], notes: list[Diagnostic]) -> None:
@@ -197,8 +193,7 @@ def _deepspeed_log_level(
 def _torch_debug(environ: Mapping[str, str], notes: list[Diagnostic]) -> None:
     given = environ.get("TORCH_DISTRIBUTED_DEBUG")
     if given is not None and given.upper() not in ("OFF", "INFO", "DETAIL"):
-        what = "torch refuses this value when it is imported"
-        notes.append(codes.LAUNCH_TORCH_DEBUG(what, "TORCH_DISTRIBUTED_DEBUG", given, "OFF, INFO or DETAIL"))
+        notes.append(codes.LAUNCH_TORCH_DEBUG("TORCH_DISTRIBUTED_DEBUG", given))
 
 
 def current() -> dict[str, str]:

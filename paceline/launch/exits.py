@@ -88,14 +88,11 @@ def left_unannounced(rank: int, code: int, at: float, log: str = "") -> Failure:
     Paceline gives a meaning (finished, stopped, refused) is not taken at its word.
     """
     answer = int(ExitCode.FAILED) if code in (*CALM, *ECHOES, ExitCode.CONFIG) else code
-    what = (
-        f"rank {rank} exited with code {code} in the middle of the run, without reporting an end or an error"
-    )
     hint = (
         f"see the output above and {log or 'the log of that rank'}; a function of yours or a library may have"
         " called os._exit: let it raise an exception, or stop a run with a callback's should_stop"
     )
-    finding = codes.LAUNCH_RANK_LEFT(what, f"rank {rank}", f"exit code {code}", hint)
+    finding = codes.LAUNCH_RANK_LEFT(f"rank {rank}", f"exit code {code}", rank=rank, code=code, hint=hint)
     return Failure(rank, answer, at, finding, silent=True)
 
 

@@ -175,14 +175,7 @@ def manager_of(environ: Mapping[str, str]) -> Manager | None:
     alone = next((name for name in RANK_ALONE if environ.get(name)), None) if found is None else None
     if alone is not None:
         raise ConfigError(
-            codes.LAUNCH_RANK_ALONE(
-                "this process is one of several, but their number is not given: each of them would"
-                " train alone, into one folder",
-                "environment",
-                f"{alone}={environ[alone]}, but no number of processes",
-                "export RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in each process,"
-                " or start with torchrun or srun",
-            )
+            codes.LAUNCH_RANK_ALONE("environment", f"{alone}={environ[alone]}, but no number of processes")
         )
     return found
 

@@ -59,17 +59,8 @@ def op_lock_problems(environ: Mapping[str, str]) -> list[Diagnostic]:
 
 def ownerless(lock: Path) -> Diagnostic:
     """Return the diagnostic for a lock without an owner."""
-    what = (
-        "a build of DeepSpeed's async_io op was killed and left its lock; every later start would"
-        " wait for it forever"
-    )
     found = f"{lock}, which no process of this machine has open"
-    return codes.LAUNCH_OP_LOCK(
-        what,
-        str(lock),
-        found,
-        f"rm {lock} (if several machines share this folder: only when none of them is building)",
-    )
+    return codes.LAUNCH_OP_LOCK(str(lock), found, lock=lock)
 
 
 def await_build(environ: Mapping[str, str], patience: float = PATIENCE_SECONDS, pause: float = 1.0) -> str:

@@ -75,15 +75,9 @@ def _module(worker: Sequence[str], package: str, module: str, arguments: Sequenc
 
 def _one_node(name: str, cluster: Cluster, instead: str) -> None:
     if cluster.num_nodes > 1:
-        what = (
-            f"Paceline starts {name} on one node only: on several nodes it has its own way to start all ranks"
-        )
         found = f"{_OWN} {shlex.quote(name)} with {cluster.num_nodes} nodes"
-        raise ConfigError(
-            codes.LAUNCH_ONE_NODE(what, _OWN, found, f"{instead}; or use {_OWN} spawn or torchrun")
-        )
+        raise ConfigError(codes.LAUNCH_ONE_NODE(_OWN, found, name=name, instead=instead, own=_OWN))
 
 
 def _missing(name: str, source: str) -> Diagnostic:
-    what = f"{name} was chosen to start the ranks, but is not installed"
-    return codes.LAUNCH_NOT_INSTALLED(what, _OWN, name, f"{source}, or use {_OWN} spawn")
+    return codes.LAUNCH_NOT_INSTALLED(_OWN, name, name=name, source=source, own=_OWN)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TextIO, TypeVar, cast
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.launch import codes
 from paceline.runlog.redact import Redactor, printable
 
@@ -143,9 +143,7 @@ def lost_output() -> Diagnostic | None:
     reason = sys.stdout.loss.reason if isinstance(sys.stdout, Outlet) else ""
     if not reason:
         return None
-    what = "standard output could not be written: lines of the console are lost, the run went on"
-    hint = "logs/training.log has every line"
-    return codes.LAUNCH_OUTPUT_LOST(what, "standard output", reason, hint, Severity.WARNING)
+    return codes.LAUNCH_OUTPUT_LOST("standard output", reason)
 
 
 def own_program() -> bool:

@@ -28,19 +28,15 @@ def resolve_port(cluster: Cluster) -> Cluster:
     port = cluster.master_port
     assert port is not None
     if not 1 <= port <= 65535:
-        raise ConfigError(
-            codes.LAUNCH_PORT_RANGE(
-                "a port must be a number from 1 to 65535", "launch.master_port", str(port), "29500"
-            )
-        )
+        raise ConfigError(codes.LAUNCH_PORT_RANGE("launch.master_port", str(port)))
     if cluster.node_rank == 0 and not port_is_free(port):
         free = next_free_port(port)
         raise ConfigError(
             codes.LAUNCH_PORT_IN_USE(
-                f"port {port} is in use on this machine",
                 "launch.master_port",
                 str(port),
-                f"use --master_port {free}"
+                port=port,
+                hint=f"use --master_port {free}"
                 if cluster.num_nodes == 1
                 else f"use --master_port {free} on every node",
             )
@@ -51,26 +47,18 @@ def resolve_port(cluster: Cluster) -> Cluster:
 def check_cluster(cluster: Cluster) -> None:
     """Raise ConfigError for impossible numbers: fewer than one process, or a node rank outside the nodes."""
     if cluster.nproc < 1 or cluster.num_nodes < 1:
-        raise ConfigError(
-            codes.LAUNCH_COUNT(
-                "the numbers of processes and nodes must be at least 1",
-                "--nproc",
-                f"{cluster.nproc} on {cluster.num_nodes} nodes",
-                "1 or more",
-            )
-        )
+        raise ConfigError(codes.LAUNCH_COUNT("--nproc", f"{cluster.nproc} on {cluster.num_nodes} nodes"))
     if not 0 <= cluster.node_rank < cluster.num_nodes:
         last = cluster.num_nodes - 1
         raise ConfigError(
             codes.LAUNCH_NODE_RANK(
-                f"with {cluster.num_nodes} node(s), node ranks go from 0 to {last}",
                 "--node_rank",
                 str(cluster.node_rank),
-                (
-                    f"use --node_rank {last}"
-                    if last == 0
-                    else f"use a number from 0 to {last}, or --nnodes {cluster.node_rank + 1}"
-                ),
+                num_nodes=cluster.num_nodes,
+                last=last,
+                hint=f"use --node_rank {last}"
+                if last == 0
+                else f"use a number from 0 to {last}, or --nnodes {cluster.node_rank + 1}",
             )
         )
 

@@ -191,9 +191,7 @@ class LaunchRecord:
         if exit_code == ExitCode.OK:
             return
         if early:
-            what = f"the run was stopped from outside before this start could save (exit code {exit_code})"
-            hint = "start it again with --resume auto"
-            findings = (codes.LAUNCH_STOPPED_EARLY(what, hint=hint, severity=Severity.WARNING),)
+            findings = (codes.LAUNCH_STOPPED_EARLY(exit_code=exit_code),)
         facts: dict[str, Json] = {
             "checkpoint": self._newest(),
             "rank": root.rank if root is not None else None,

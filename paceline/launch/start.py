@@ -50,9 +50,7 @@ def launcher_for(cluster: Cluster, requested: str | None = None) -> str:
     if requested not in OFFERED:
         near = difflib.get_close_matches(requested, OFFERED, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(OFFERED)}"
-        raise ConfigError(
-            codes.LAUNCH_UNKNOWN(f"there is no launcher named '{requested}'", "--launcher", requested, hint)
-        )
+        raise ConfigError(codes.LAUNCH_UNKNOWN("--launcher", requested, requested=requested, hint=hint))
     return requested
 
 

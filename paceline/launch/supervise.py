@@ -173,14 +173,8 @@ class _Supervisor:
                     preexec_fn=prepare,  # noqa: PLW1509 - one prctl call; no thread is started before
                 )
             except OSError as exc:
-                hint = "check that Python is executable, and that more processes are allowed (ulimit -u)"
                 raise ConfigError(
-                    codes.LAUNCH_START(
-                        f"the process cannot be started: {exc.strerror}",
-                        spec.argv[0],
-                        spec.shell_line(),
-                        hint,
-                    )
+                    codes.LAUNCH_START(spec.argv[0], spec.shell_line(), strerror=exc.strerror)
                 ) from exc
 
     def _hear(self) -> None:
@@ -197,14 +191,12 @@ class _Supervisor:
             if caller.finding is not None and caller.code is not None and caller.code not in ECHOES:
                 self._fails(Failure(rank, caller.code, time.monotonic(), caller.finding))
             elif caller.gone and caller.code is None and self._behind_agent() and not caller.notified:
-                what = f"the process of rank {rank} disappeared without reporting an error"
-                hint = "see the output of torchrun's agent, and the rank's log"
                 self._fails(
                     Failure(
                         rank,
                         -signal.SIGKILL,
                         time.monotonic(),
-                        codes.LAUNCH_RANK_GONE(what, f"rank {rank}", hint=hint),
+                        codes.LAUNCH_RANK_GONE(f"rank {rank}", rank=rank),
                     )
                 )
         if time.monotonic() - self._checked_at > WATCH_SECONDS:
@@ -292,8 +284,9 @@ class _Supervisor:
             named = root_of(self._failures)
             if named is None or time.monotonic() - named.at < NAMED_SECONDS:
                 return
-            what, hint = f"rank {named.rank} ended with exit code {named.code}", "see that rank's log"
-            finding = named.finding or codes.LAUNCH_RANK_FAILED(what, f"rank {named.rank}", hint=hint)
+            finding = named.finding or codes.LAUNCH_RANK_FAILED(
+                f"rank {named.rank}", rank=named.rank, code=named.code
+            )
             self._word, self._word_at = Word(named.rank, named.answer, finding), time.monotonic()
         self._exchange.send(self._word)
         late = time.monotonic() - self._word_at > WORD_SECONDS

@@ -255,16 +255,9 @@ def refusals(found: Account, where: str) -> list[Diagnostic]:
             )
         )
     if found.refused:
-        what = (
-            f"{len(found.refused)} tensors of the checkpoint belong to layers of this model whose class does"
-            " not have them: it would compute without them"
-        )
         wrong.append(
             codes.MODELS_LOST_WEIGHTS(
-                what,
-                "model.name_or_path",
-                f"{where}: {listed(found.refused)}",
-                "use a checkpoint of this exact architecture (its config.json names it)",
+                "model.name_or_path", f"{where}: {listed(found.refused)}", refused=len(found.refused)
             )
         )
     return wrong
@@ -279,9 +272,7 @@ def untied(model: PreTrainedModel, found: Account, where: str) -> list[Diagnosti
     ]
     if not apart:
         return []
-    what = "config.json ties weights that the checkpoint stores with different values"
-    hint = "set tie_word_embeddings: false in config.json, or remove the one that is not meant"
-    return [codes.MODELS_UNTIED(what, "model.name_or_path", f"{where}: {listed(apart)}", hint)]
+    return [codes.MODELS_UNTIED("model.name_or_path", f"{where}: {listed(apart)}")]
 
 
 def listed(names: Collection[str]) -> str:

@@ -566,18 +566,9 @@ def _linear_names(hf: HFModel) -> list[str]:
 
 def _new_rows(rows: tuple[int, int]) -> Diagnostic:
     return codes.MODELS_ADAPTER_NEW_ROWS(
-        "the tokenizer has more tokens than the embedding has rows, and frozen new rows would never"
-        " be trained",
-        "lora.modules_to_save",
-        f"{rows[1]} rows needed, but there are {rows[0]}",
-        "modules_to_save: [embed_tokens, lm_head]",
+        "lora.modules_to_save", f"{rows[1]} rows needed, but there are {rows[0]}"
     )
 
 
 def _no_weights(file: Path, found: str) -> Diagnostic:
-    return codes.MODELS_ADAPTER_WEIGHTS(
-        "the adapter's weights do not fit this model",
-        "lora.adapter_name_or_path",
-        f"{file}: {found}",
-        "use an adapter of this exact base model, saved by peft as safetensors",
-    )
+    return codes.MODELS_ADAPTER_WEIGHTS("lora.adapter_name_or_path", f"{file}: {found}")

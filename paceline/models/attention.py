@@ -71,14 +71,7 @@ def choose_attention(
     obstacle = _obstacle(hf_config, supports_backend)
     if obstacle is not None:
         if requested == PACKED_ATTENTION:
-            raise ConfigError(
-                codes.MODELS_ATTENTION_NOT_PACKABLE(
-                    what="packed attention cannot separate the documents of this model",
-                    where="model.attn_implementation",
-                    found=obstacle,
-                    hint="attn_implementation: auto",
-                )
-            )
+            raise ConfigError(codes.MODELS_ATTENTION_NOT_PACKABLE("model.attn_implementation", obstacle))
         return AttentionChoice("padded", "auto", f"{obstacle}: one padded row per document")
     return AttentionChoice(
         "packed", PACKED_ATTENTION, "packed: documents of a row do not attend to each other"
@@ -234,8 +227,4 @@ def _unpacked(
 
 
 def _no_position_bias(module: nn.Module) -> Diagnostic:
-    return codes.MODELS_POSITION_BIAS(
-        what="packed attention does not support an additive position bias",
-        where=type(module).__name__,
-        hint="model.attn_implementation: eager",
-    )
+    return codes.MODELS_POSITION_BIAS(type(module).__name__)

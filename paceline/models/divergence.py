@@ -73,14 +73,7 @@ class LentHead:
         self._whole = not isinstance(weight, DTensor) and weight.dim() == 2 and weight.numel() > 0
         self._copies: dict[torch.device, tuple[Tensor, Tensor | None]] = {}
         if not head.fused and not self._whole:
-            what = "this teacher's class has its own head, which this strategy would shard"
-            hint = (
-                "set distributed_strategy: ddp, zero1 or zero2; or use a teacher with a linear head"
-                " (llama, qwen2, qwen3, mistral, gemma2, …)"
-            )
-            raise ConfigError(
-                codes.MODELS_TEACHER_HEAD(what, "training.distributed_strategy", head.reason, hint)
-            )
+            raise ConfigError(codes.MODELS_TEACHER_HEAD("training.distributed_strategy", head.reason))
 
     def look(self) -> None:
         """Call inside the teacher's forward: copy the weights that are whole only there."""

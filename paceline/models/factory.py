@@ -505,12 +505,7 @@ def _rows(model: ModelSource, have: int, need: int | None) -> int:
         return have
     if model.resize_embeddings == "never":
         raise ConfigError(
-            codes.MODELS_VOCAB_TOO_LARGE(
-                what=f"the tokenizer has {need} tokens, but the model's embedding has {have} rows",
-                where="model.resize_embeddings",
-                found="never",
-                hint="resize_embeddings: auto (new rows start at the mean of the old ones)",
-            )
+            codes.MODELS_VOCAB_TOO_LARGE("model.resize_embeddings", "never", need=need, have=have)
         )
     multiple = max(1, model.embedding_multiple)
     return -(-need // multiple) * multiple
@@ -533,11 +528,4 @@ def _model_class(config: PreTrainedConfig, model: ModelSource, role: Role) -> ty
                     "use a decoder of another family: llama, qwen2, qwen3, mistral, gemma2, gpt2, …",
                 )
             ) from error
-        raise ConfigError(
-            codes.MODELS_NOT_CAUSAL(
-                "this model type has no causal language model",
-                "model",
-                str(config.model_type),
-                "use a decoder model: llama, qwen2, mistral, gemma2, gpt2, …",
-            )
-        ) from error
+        raise ConfigError(codes.MODELS_NOT_CAUSAL("model", str(config.model_type))) from error

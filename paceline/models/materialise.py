@@ -227,13 +227,7 @@ def fill(
         if tensor.is_meta or (isinstance(tensor, nn.Parameter) and id(tensor) not in filled)
     ]
     if left:
-        raise PacelineError(
-            codes.MODELS_NOT_FILLED(
-                "parameters or buffers have no values after initialisation on the meta device",
-                found=", ".join(left[:5]),
-                hint="fsdp_config.cpu_ram_efficient_loading: false",
-            )
-        )
+        raise PacelineError(codes.MODELS_NOT_FILLED(found=", ".join(left[:5])))
 
 
 def _send_rows(slices: Slices | None, root: RootModule, world: World) -> None:

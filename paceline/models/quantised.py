@@ -155,12 +155,7 @@ def check_quantisable(hf: HFModel) -> None:
     """
     if next(frozen_linears(hf), None) is None:
         raise ConfigError(
-            codes.MODELS_NOTHING_TO_QUANTISE(
-                "this model has no linear layer that bitsandbytes can quantise",
-                "lora.quantization_bit",
-                str(hf.config.model_type),
-                "use adapters on unquantised weights: quantization_bit: null",
-            )
+            codes.MODELS_NOTHING_TO_QUANTISE("lora.quantization_bit", str(hf.config.model_type))
         )
 
 

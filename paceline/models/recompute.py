@@ -42,14 +42,7 @@ def enable_recompute(hf: HFModel, slot: AttentionContext, keep: Collection[str] 
     checkpointing.
     """
     if not getattr(hf, "supports_gradient_checkpointing", False):
-        raise ConfigError(
-            codes.MODELS_NO_RECOMPUTE(
-                what="this model class does not support gradient checkpointing",
-                where="training.gradient_checkpointing",
-                found=type(hf).__name__,
-                hint="gradient_checkpointing: false",
-            )
-        )
+        raise ConfigError(codes.MODELS_NO_RECOMPUTE("training.gradient_checkpointing", type(hf).__name__))
     kept = frozenset().union(*(_OPERATORS[kind] for kind in keep))
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

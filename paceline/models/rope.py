@@ -108,10 +108,4 @@ def _joined(parts: list[Turns], dim: int) -> Turns:
 
 
 def _not_whole(module: nn.Module) -> Diagnostic:
-    return codes.MODELS_ROPE_BY_LENGTH(
-        "the frequencies of this rotary embedding depend on the length of the complete document,"
-        " but this rank has only a part of it",
-        "training.parallelism.cp_size",
-        type(module).__name__,
-        "cp_size: 1",
-    )
+    return codes.MODELS_ROPE_BY_LENGTH("training.parallelism.cp_size", type(module).__name__)

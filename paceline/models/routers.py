@@ -39,9 +39,4 @@ def freeze_routers(hf: HFModel) -> None:
 
 
 def _no_router(kind: str) -> Diagnostic:
-    return codes.MODELS_NO_ROUTER(
-        "this model class has no routers that can be frozen",
-        "training.freeze_router",
-        kind,
-        "freeze_router: false",
-    )
+    return codes.MODELS_NO_ROUTER("training.freeze_router", kind)

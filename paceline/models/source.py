@@ -68,14 +68,7 @@ def load_hf_config(model: ModelSource) -> PreTrainedConfig:
         refuse_hub_attention(made, "model.config")
         return made
     if model.name_or_path is None:
-        raise ConfigError(
-            codes.MODELS_NO_MODEL(
-                "no model is given",
-                "model.name_or_path",
-                "nothing",
-                "give a folder, a hub name, or model.config",
-            )
-        )
+        raise ConfigError(codes.MODELS_NO_MODEL("model.name_or_path", "nothing"))
     if model.trust_remote_code:
         check_code(model.name_or_path, model.revision)
     try:

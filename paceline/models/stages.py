@@ -202,10 +202,7 @@ def split_layers(num_layers: int, count: int) -> list[range]:
     if num_layers < count:
         raise ConfigError(
             codes.MODELS_TOO_FEW_LAYERS(
-                f"{num_layers} layers cannot be split into {count} stages",
-                "training.parallelism.pp_size",
-                f"{count} stages",
-                f"at most {num_layers} stages (pp_size × pp_stages_per_rank)",
+                "training.parallelism.pp_size", f"{count} stages", num_layers=num_layers, count=count
             )
         )
     return layer_ranges(num_layers, count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
 from paceline.runlog import codes
@@ -44,13 +44,7 @@ class Place:
             raise PacelineError(self._gone(there is not None))
         if self._checkpoint is not None and not self._checkpoint.is_dir():
             missing, self._checkpoint = self._checkpoint, None
-            what = "the newest checkpoint was removed: after a stop, the run would resume from an older one"
-            return codes.RUN_CHECKPOINT_GONE(
-                what,
-                str(missing),
-                hint="leave the files of a run in place until it has ended",
-                severity=Severity.WARNING,
-            )
+            return codes.RUN_CHECKPOINT_GONE(str(missing))
         return None
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from paceline.core.diagnostics import Severity
 from paceline.core.errors import PacelineError
 from paceline.runtime import codes
 from paceline.runtime.bounded import within
@@ -110,10 +109,8 @@ def listener(host: str, port: int) -> int:
             if "in use" in str(exc).lower():
                 raise
             refused = exc
-    what = f"{host} belongs to no network interface of this machine, so the store listens on all of them"
-    hint = "set MASTER_ADDR (launch.master_addr) to an address of rank 0's machine"
     print(
-        codes.RUNTIME_STORE_OPEN(what, f"{host}:{port}", str(refused), hint, Severity.WARNING).render(),
+        codes.RUNTIME_STORE_OPEN(f"{host}:{port}", str(refused), host=host).render(),
         file=sys.stderr,
         flush=True,
     )
@@ -290,10 +287,7 @@ def _store_error(exc: Exception, env: RankEnv, host: bool) -> PacelineError:
     if host and ("EADDRINUSE" in str(exc) or "address already in use" in str(exc).lower()):
         return PacelineError(
             codes.RUNTIME_PORT_IN_USE(
-                f"port {env.master_port} on {env.meeting_host} is in use, so the ranks cannot connect there",
-                where="MASTER_PORT",
-                found=text,
-                hint=f"use another port (launch.master_port, --master_port), or end the other run{nodes}",
+                "MASTER_PORT", text, master_port=env.master_port, meeting_host=env.meeting_host, nodes=nodes
             )
         )
     what = (

@@ -146,13 +146,7 @@ def _shared_cards(everyone: Sequence[Mapping[str, str]]) -> list[Diagnostic]:
         if facts.get("uuid"):
             owners.setdefault((facts.get("host", ""), facts["uuid"]), []).append(rank)
     return [
-        codes.RUNTIME_DEVICE_SHARED(
-            f"{_ranks(ranks)} took one and the same card",
-            host,
-            uuid,
-            "one card a task (srun --gpus-per-task=1), or all cards visible to every task of the node",
-            evidence={"ranks": ranks},
-        )
+        codes.RUNTIME_DEVICE_SHARED(host, uuid, ranks=_ranks(ranks), evidence={"ranks": ranks})
         for (host, uuid), ranks in owners.items()
         if len(ranks) > 1
     ]

@@ -84,9 +84,6 @@ def other_secret(rank: int, its: str, first: str) -> PacelineError:
     """Return the error of a rank whose secret is not rank 0's; each ``none``, or a word."""
     return PacelineError(
         codes.RUNTIME_STORE_SECRET(
-            f"rank {rank} and rank 0 have different secrets for their messages",
-            "PACELINE_STORE_SECRET_FILE",
-            f"rank {rank}: {its}, rank 0: {first}",
-            "set the same secret on every node (PACELINE_STORE_SECRET_FILE or PACELINE_STORE_SECRET)",
+            "PACELINE_STORE_SECRET_FILE", f"rank {rank}: {its}, rank 0: {first}", rank=rank
         )
     )

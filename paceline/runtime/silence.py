@@ -19,25 +19,20 @@ def rank_silent(
     ``stood_still``: seconds for which this process itself was stopped.
     """
     shown = _ranks(ranks)
-    what = f"no sign of life from rank {shown} for {seconds:.0f} s"
-    hint = (
-        "check that process (stopped by SIGSTOP or a debugger?), its machine and the network to it;"
-        f" {key} sets how long to wait"
-    )
     evidence = {"silent_ranks": list(ranks), "stood_still_seconds": round(stood_still, 1)}
     return codes.RUNTIME_RANK_SILENT(
-        what, f"rank {shown}", "; ".join([*seen, *_still(stood_still)]), hint, evidence=evidence
+        f"rank {shown}",
+        "; ".join([*seen, *_still(stood_still)]),
+        shown=shown,
+        seconds=seconds,
+        key=key,
+        evidence=evidence,
     )
 
 
 def rank_died(rank: int, seen: str) -> Diagnostic:
     """A rank's connection was cut without a farewell. ``seen``: what is known of the rank."""
-    what = f"the process of rank {rank} ended without a message"
-    hint = (
-        "see that rank's log, its launcher's output and its node's kernel log (dmesg: Out of memory,"
-        " NVRM: Xid)"
-    )
-    return codes.RUNTIME_RANK_DIED(what, f"rank {rank}", seen, hint, evidence={"silent_ranks": [rank]})
+    return codes.RUNTIME_RANK_DIED(f"rank {rank}", seen, rank=rank, evidence={"silent_ranks": [rank]})
 
 
 def rank_late(ranks: Sequence[int], beat: Beat, limit: Limit, seen: Sequence[str], waits: str) -> Diagnostic:
@@ -66,14 +61,9 @@ def rank_late(ranks: Sequence[int], beat: Beat, limit: Limit, seen: Sequence[str
 
 def collective_stuck(rank: int, waits: str, key: str) -> Diagnostic:
     """This ``rank`` waits in a collective for as long as is allowed, and all ranks give signs of life."""
-    what = (
-        f"rank {rank} waits in {waits}, although every rank is alive: another rank is not in this collective"
+    return codes.RUNTIME_COLLECTIVE_STUCK(
+        f"rank {rank}", waits, rank=rank, waits=waits, key=key, evidence={"rank": rank}
     )
-    hint = (
-        "see events/flight_*.json: the rank whose last collective has a lower number is behind;"
-        f" {key} sets the wait"
-    )
-    return codes.RUNTIME_COLLECTIVE_STUCK(what, f"rank {rank}", waits, hint, evidence={"rank": rank})
 
 
 def store_silent(
@@ -103,20 +93,13 @@ def store_silent(
 def store_lost(env: RankEnv) -> Diagnostic:
     """The connection to the store broke: its host died."""
     where, host = _place(env)
-    what = f"{host}, which hosts the ranks' store, disappeared without reporting an error"
-    hint = f"see the output of {host} and the kernel log of its node (dmesg: Out of memory)"
     evidence = {"silent_ranks": [] if env.agent_store else [0]}
-    return codes.RUNTIME_STORE_LOST(what, where, "connection lost", hint, evidence=evidence)
+    return codes.RUNTIME_STORE_LOST(where, "connection lost", host=host, evidence=evidence)
 
 
 def store_forged(rank: int, key: str) -> Diagnostic:
     """A value in the store was not written by a rank of this run; it is ignored and not shown."""
-    what = (
-        "a value in the ranks' store was not written by a rank of this run; such values are"
-        " ignored, and this message appears once"
-    )
-    hint = "find out what else can reach that port; set launch.master_addr to an address in a private network"
-    return codes.RUNTIME_STORE_FORGED(what, f"rank {rank}", key, hint, Severity.WARNING)
+    return codes.RUNTIME_STORE_FORGED(f"rank {rank}", key)
 
 
 def _place(env: RankEnv) -> tuple[str, str]:

@@ -332,8 +332,9 @@ def _backend(requested: str, device: torch.device) -> str:
     if name != kind.backend and name in others:
         raise PacelineError(
             codes.RUNTIME_BACKEND(
-                f"{name} transfers {others[name]} tensors only",
                 found=f"device {device}",
+                name=name,
+                others=others[name],
                 hint=f"set ddp_backend: {kind.backend or CPU.backend}",
             )
         )
@@ -349,10 +350,12 @@ def _group_error(exc: Exception, env: RankEnv, backend: str) -> PacelineError:
     variable = f"{CPU.backend if backend == CPU.backend else CUDA.backend}_SOCKET_IFNAME".upper()
     return PacelineError(
         codes.RUNTIME_GROUP(
-            f"the ranks connected to the store at {env.master_addr}:{env.master_port}, but rank"
-            f" {env.rank} cannot connect to the others over {backend}",
             found=str(exc).splitlines()[0][:300],
-            hint=f"{variable}=<the network interface that the nodes share>",
+            master_addr=env.master_addr,
+            master_port=env.master_port,
+            rank=env.rank,
+            backend=backend,
+            variable=variable,
         )
     )
 
@@ -375,10 +378,4 @@ def _check_size(size: int, limit_bytes: int, rank: int) -> None:
     All ranks know the sizes before the bytes are sent, so all raise together.
     """
     if size > limit_bytes:
-        raise PacelineError(
-            codes.RUNTIME_JSON_LIMIT(
-                f"rank {rank} tries to send {size} bytes of JSON at once",
-                found=f"limit {limit_bytes}",
-                hint="send less, or in pieces",
-            )
-        )
+        raise PacelineError(codes.RUNTIME_JSON_LIMIT(found=f"limit {limit_bytes}", rank=rank, size=size))

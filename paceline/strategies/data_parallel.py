@@ -121,10 +121,7 @@ class DataParallel(Strategy):
         if world.world_size != 1:
             raise ConfigError(
                 codes.STRATEGY_DATA_PARALLEL_WORLD(
-                    "the strategy 'data_parallel' uses all devices from one process",
-                    where="training.distributed_strategy",
-                    found=f"{world.world_size} processes",
-                    hint="use --nproc 1, or ddp",
+                    "training.distributed_strategy", f"{world.world_size} processes"
                 )
             )
         super().__init__(world, plan)

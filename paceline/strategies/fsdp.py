@@ -53,13 +53,7 @@ class FSDP(Strategy):
 
     def __init__(self, world: World, plan: Plan) -> None:
         if world.world_size == 1:
-            raise ConfigError(
-                codes.STRATEGY_FSDP_WORLD(
-                    "the strategy 'fsdp' shards over processes, but there is only one",
-                    where="training.distributed_strategy",
-                    hint="use --nproc 2 or more, or set distributed_strategy: single",
-                )
-            )
+            raise ConfigError(codes.STRATEGY_FSDP_WORLD("training.distributed_strategy"))
         super().__init__(world, plan)
         self.how = plan.engine.sharded or FsdpOptions()
         self.averaging_factor = 1.0  # gradients are summed over the ranks
@@ -281,11 +275,4 @@ def _units(handle: Handle) -> Units:
 
 def check_optimizer(spec: OptimizerSpec | None) -> None:
     if spec is not None and not supports(spec.name, StateSplit.SHARDS):
-        raise ConfigError(
-            codes.STRATEGY_OPTIMIZER_SHARDED(
-                f"{spec.name} needs complete matrices, but each rank has only a part of each",
-                where="training.optim",
-                found=spec.name,
-                hint="use adamw_torch_fused, sgd, adagrad or rmsprop; or distributed_strategy: ddp",
-            )
-        )
+        raise ConfigError(codes.STRATEGY_OPTIMIZER_SHARDED("training.optim", spec.name, name=spec.name))

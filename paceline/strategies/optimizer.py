@@ -119,8 +119,7 @@ def trained_parameters(named: Iterable[tuple[str, nn.Parameter]]) -> list[tuple[
     """
     trained = [(name, p) for name, p in named if p.requires_grad]
     if not trained:
-        what = "no parameter of the model requires a gradient"
-        raise ConfigError(codes.STRATEGY_NOTHING_TO_TRAIN(what, hint="unfreeze at least one"))
+        raise ConfigError(codes.STRATEGY_NOTHING_TO_TRAIN())
     return trained
 
 
@@ -154,5 +153,6 @@ def _value(value: Json) -> Json:
 
 def _refusal(name: str) -> ConfigError:
     why, instead = not_built(name)
-    what = f"the optimizer '{name}' is not supported: {why}"
-    return ConfigError(codes.STRATEGY_OPTIMIZER_UNSUPPORTED(what, "training.optim", name, instead))
+    return ConfigError(
+        codes.STRATEGY_OPTIMIZER_UNSUPPORTED("training.optim", name, name=name, why=why, hint=instead)
+    )

@@ -288,8 +288,7 @@ class WindowRunner:
             some = list(islice(waiting, _AGREED_AT_ONCE))
             last = some[-1] if some else last
             if last is None:
-                what = "an evaluation window needs at least one micro-batch on every rank"
-                raise PacelineError(codes.STRATEGY_EMPTY_WINDOW(what, hint="give a filler (weight 0)"))
+                raise PacelineError(codes.STRATEGY_EMPTY_WINDOW())
             count = len(some)
             if self.strategy.collective_forward:
                 count = int(self.world.all_reduce_max_float([count])[0])

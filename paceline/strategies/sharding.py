@@ -254,8 +254,5 @@ def _no_such_class(missing: Sequence[str], trunk: nn.Module) -> Diagnostic:
         {type(m).__name__ for m in trunk.modules() if next(m.parameters(recurse=False), None) is None}
     )
     return codes.STRATEGY_FSDP_WRAP_CLASS(
-        "the model has no module of the class to wrap",
-        "training.fsdp_config",
-        ", ".join(missing),
-        f"one of: {', '.join(have[:12])}; or remove it, so that the decoder layers are detected",
+        "training.fsdp_config", ", ".join(missing), have=", ".join(have[:12])
     )

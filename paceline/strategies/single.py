@@ -19,12 +19,7 @@ class Single(Strategy):
     def __init__(self, world: World, plan: Plan) -> None:
         if world.world_size != 1:
             raise ConfigError(
-                codes.STRATEGY_SINGLE_WORLD(
-                    "the strategy 'single' is for one process",
-                    where="training.distributed_strategy",
-                    found=f"{world.world_size} processes",
-                    hint="use ddp, or auto",
-                )
+                codes.STRATEGY_SINGLE_WORLD("training.distributed_strategy", f"{world.world_size} processes")
             )
         super().__init__(world, plan)
 

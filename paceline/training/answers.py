@@ -146,13 +146,7 @@ def answer_run(
     config = load_run_config(run)
     found = sorted((f for f in scan(run.checkpoints) if f.problem is None), key=lambda f: int(f.name[5:]))
     if not found:
-        raise CheckpointError(
-            codes.TRAINING_NO_CHECKPOINT(
-                "the run has no complete checkpoint",
-                str(run.checkpoints),
-                hint="train with training.save_strategy: steps",
-            )
-        )
+        raise CheckpointError(codes.TRAINING_NO_CHECKPOINT(str(run.checkpoints)))
     model = config.model.model_copy(update={"trust_remote_code": False})  # a run directory must not enable it
     tokenizer = load_tokenizer(model)
     factory = HFModelFactory(
@@ -173,14 +167,7 @@ def load_run_config(run: RunDir) -> Config:
     try:
         return Config.from_json(json.loads(read_run_file(run.config_json)))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            codes.TRAINING_NO_RUN(
-                "this directory is not a run",
-                str(run.root),
-                str(error),
-                "give a run directory, e.g. outputs/demo",
-            )
-        ) from error
+        raise ConfigError(codes.TRAINING_NO_RUN(str(run.root), str(error))) from error
 
 
 @torch.no_grad()

@@ -107,8 +107,7 @@ class Callbacks:
         for one in self._running:
             if one.wants_stop and one.name not in self._stopped_by:
                 self._stopped_by.add(one.name)
-                what = f"the callback '{one.name}' asks to stop the training"
-                self._report(codes.CALLBACK_STOPS(what, self._where(), severity=Severity.NOTE))
+                self._report(codes.CALLBACK_STOPS(self._where(), name=one.name))
         return bool(self._stopped_by)
 
     def close(self) -> None:

@@ -1,72 +1,544 @@
 # Made from codes.toml by `python scripts/code_stubs.py`. Do not edit.
-from paceline.core.diagnostics import Code
+from collections.abc import Mapping
+
+from paceline.core.diagnostics import Code, CodeName, Diagnostic, Severity
+
+class _TRACKER_NOT_ONE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _CALLBACK_STOPS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _MODEL_ATTENTION(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAIN_COMPILE_BACKEND(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        backends: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAIN_COMPILE_MODE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        modes: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRIAL_FAILED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRIAL_NOT_HERE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        detail: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_OTHER_PROCESSES(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        path: object,
+        requested: object,
+        count: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_RESTARTS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        requested: object,
+        key: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _WORLD_PEER_LOST(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        rank: object,
+        gone: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _STRATEGY_PIPELINE_GENERATION(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        strategy: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_SYSTEM_REFUSED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        rank: object,
+        named: object,
+        reason: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_EXCEPTION(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        rank: object,
+        kind: object,
+        text: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_OUT_OF_MEMORY(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        rank: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_NONFINITE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        step: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_NO_PROMPTS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        own_answers: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_EVAL_GENERATE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_NO_STEPS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_ROWS_DIFFER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_WEIGHTS_DIFFER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_PLAN_RANKS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_PLAN_FILE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_LR_SCHEDULER_TYPE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        why: object,
+        names: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_LR_SCHEDULER_KWARGS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_METRIC_FOR_BEST_MODEL(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        names: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_BEST_CHECKPOINT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_EVAL_ROWS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_NO_CHECKPOINT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAINING_NO_RUN(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _RESUME_OTHER_ALGORITHM(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        before: object,
+        algorithm: object,
+        export: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _RESUME_OTHER_OPTIMIZER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        named: object,
+        export: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _RESUME_BASE_MODEL(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _RESUME_CONVERTED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        state: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _RESUME_DATA_NOT_COMPARED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _RESUME_REQUANTISED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _RESUME_CONFIG_CHANGED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        section: object,
+        key: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ROLLOUT_SERVER_NO_KEY(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ROLLOUT_SERVER_WEIGHTS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _REWARDS_CODE_TESTS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ALGORITHM_TEACHER_TOKENS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PROFILE_FAILED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        step: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PROFILE_BEYOND(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        of_run: object,
+        others: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
 
 TRACKER_FAILED: Code
-TRACKER_NOT_ONE: Code
+TRACKER_NOT_ONE: _TRACKER_NOT_ONE
 TRACKER_SLOW: Code
 TRACKER_DROPPED: Code
 TRACKER_UNSENT: Code
 CALLBACK_FAILED: Code
 CALLBACK_SLOW: Code
-CALLBACK_STOPS: Code
+CALLBACK_STOPS: _CALLBACK_STOPS
 CALLBACK_NOT_ONE: Code
-MODEL_ATTENTION: Code
-TRAIN_COMPILE_BACKEND: Code
-TRAIN_COMPILE_MODE: Code
-TRIAL_FAILED: Code
-TRIAL_NOT_HERE: Code
-LAUNCH_OTHER_PROCESSES: Code
-LAUNCH_RESTARTS: Code
+MODEL_ATTENTION: _MODEL_ATTENTION
+TRAIN_COMPILE_BACKEND: _TRAIN_COMPILE_BACKEND
+TRAIN_COMPILE_MODE: _TRAIN_COMPILE_MODE
+TRIAL_FAILED: _TRIAL_FAILED
+TRIAL_NOT_HERE: _TRIAL_NOT_HERE
+LAUNCH_OTHER_PROCESSES: _LAUNCH_OTHER_PROCESSES
+LAUNCH_RESTARTS: _LAUNCH_RESTARTS
 RUN_RESULT_LOST: Code
 WORLD_MISMATCH: Code
-WORLD_PEER_LOST: Code
-STRATEGY_PIPELINE_GENERATION: Code
-TRAINING_SYSTEM_REFUSED: Code
-TRAINING_EXCEPTION: Code
-TRAINING_OUT_OF_MEMORY: Code
-TRAINING_NONFINITE: Code
+WORLD_PEER_LOST: _WORLD_PEER_LOST
+STRATEGY_PIPELINE_GENERATION: _STRATEGY_PIPELINE_GENERATION
+TRAINING_SYSTEM_REFUSED: _TRAINING_SYSTEM_REFUSED
+TRAINING_EXCEPTION: _TRAINING_EXCEPTION
+TRAINING_OUT_OF_MEMORY: _TRAINING_OUT_OF_MEMORY
+TRAINING_NONFINITE: _TRAINING_NONFINITE
 TRAINING_OVERFLOW: Code
 TRAINING_NO_GRADIENT: Code
 TRAINING_DIVERGED: Code
 TRAINING_NO_LABELS: Code
-TRAINING_NO_PROMPTS: Code
-TRAINING_EVAL_GENERATE: Code
-TRAINING_NO_STEPS: Code
-TRAINING_ROWS_DIFFER: Code
-TRAINING_WEIGHTS_DIFFER: Code
-TRAINING_PLAN_RANKS: Code
-TRAINING_PLAN_FILE: Code
-TRAINING_LR_SCHEDULER_TYPE: Code
-TRAINING_LR_SCHEDULER_KWARGS: Code
-TRAINING_METRIC_FOR_BEST_MODEL: Code
-TRAINING_BEST_CHECKPOINT: Code
+TRAINING_NO_PROMPTS: _TRAINING_NO_PROMPTS
+TRAINING_EVAL_GENERATE: _TRAINING_EVAL_GENERATE
+TRAINING_NO_STEPS: _TRAINING_NO_STEPS
+TRAINING_ROWS_DIFFER: _TRAINING_ROWS_DIFFER
+TRAINING_WEIGHTS_DIFFER: _TRAINING_WEIGHTS_DIFFER
+TRAINING_PLAN_RANKS: _TRAINING_PLAN_RANKS
+TRAINING_PLAN_FILE: _TRAINING_PLAN_FILE
+TRAINING_LR_SCHEDULER_TYPE: _TRAINING_LR_SCHEDULER_TYPE
+TRAINING_LR_SCHEDULER_KWARGS: _TRAINING_LR_SCHEDULER_KWARGS
+TRAINING_METRIC_FOR_BEST_MODEL: _TRAINING_METRIC_FOR_BEST_MODEL
+TRAINING_BEST_CHECKPOINT: _TRAINING_BEST_CHECKPOINT
 TRAINING_NOTHING_LEFT: Code
-TRAINING_EVAL_ROWS: Code
-TRAINING_NO_CHECKPOINT: Code
-TRAINING_NO_RUN: Code
+TRAINING_EVAL_ROWS: _TRAINING_EVAL_ROWS
+TRAINING_NO_CHECKPOINT: _TRAINING_NO_CHECKPOINT
+TRAINING_NO_RUN: _TRAINING_NO_RUN
 TRAINING_QUESTIONS: Code
 CHECKPOINT_OTHER_STRATEGY: Code
 RESUME_ADAPTER: Code
-RESUME_OTHER_ALGORITHM: Code
+RESUME_OTHER_ALGORITHM: _RESUME_OTHER_ALGORITHM
 RESUME_OTHER_MODEL: Code
-RESUME_OTHER_OPTIMIZER: Code
-RESUME_BASE_MODEL: Code
-RESUME_CONVERTED: Code
-RESUME_DATA_NOT_COMPARED: Code
+RESUME_OTHER_OPTIMIZER: _RESUME_OTHER_OPTIMIZER
+RESUME_BASE_MODEL: _RESUME_BASE_MODEL
+RESUME_CONVERTED: _RESUME_CONVERTED
+RESUME_DATA_NOT_COMPARED: _RESUME_DATA_NOT_COMPARED
 RESUME_OTHER_STRATEGY: Code
 RESUME_MOVED: Code
-RESUME_REQUANTISED: Code
+RESUME_REQUANTISED: _RESUME_REQUANTISED
 RESUME_OTHER_EVALUATION: Code
 RESUME_BATCH_RESPLIT: Code
-RESUME_CONFIG_CHANGED: Code
+RESUME_CONFIG_CHANGED: _RESUME_CONFIG_CHANGED
 ROLLOUT_NO_SPREAD: Code
-ROLLOUT_SERVER_NO_KEY: Code
-ROLLOUT_SERVER_WEIGHTS: Code
+ROLLOUT_SERVER_NO_KEY: _ROLLOUT_SERVER_NO_KEY
+ROLLOUT_SERVER_WEIGHTS: _ROLLOUT_SERVER_WEIGHTS
 REWARDS_MODEL: Code
 REWARDS_TOKENIZER: Code
-REWARDS_CODE_TESTS: Code
+REWARDS_CODE_TESTS: _REWARDS_CODE_TESTS
 DATA_CLASSES: Code
-ALGORITHM_TEACHER_TOKENS: Code
+ALGORITHM_TEACHER_TOKENS: _ALGORITHM_TEACHER_TOKENS
 PROFILE_STEP: Code
-PROFILE_FAILED: Code
-PROFILE_BEYOND: Code
+PROFILE_FAILED: _PROFILE_FAILED
+PROFILE_BEYOND: _PROFILE_BEYOND

@@ -98,25 +98,16 @@ def requantised(state: JsonObject, plan: Plan) -> list[Diagnostic]:
     before, now = state.get("shard_layout"), shard_layout(plan)
     if not BUILT[plan.optimizer.name].quantised or before in (None, now):
         return []
-    what = (
-        f"the moments of {plan.optimizer.name} are quantised per shard, and this run's shards differ from the"
-        " checkpoint's: they are dequantised and quantised again, not restored bit for bit"
-    )
     found = f"dp_shard × cp, tp: {before} in the checkpoint, {now} now"
-    return [codes.RESUME_REQUANTISED(what, "training.optim", found, severity=Severity.NOTE)]
+    return [codes.RESUME_REQUANTISED("training.optim", found, name=plan.optimizer.name)]
 
 
 def of_another_program(state: JsonObject) -> list[Diagnostic]:
     """Return a warning if the checkpoint was converted: nothing is known of the run that it comes from."""
     if CONVERTED not in state:
         return []
-    what = (
-        f"the checkpoint was {state[CONVERTED]}: weights, step and optimizer state go on; data, batch and"
-        " schedule are this config's own, and nothing says whether they are as they were"
-    )
-    hint = "to go on alike, set batch, learning rate, schedule and max_steps as they were"
     where = "training.resume_from_checkpoint"
-    return [codes.RESUME_CONVERTED(what, where, hint=hint, severity=Severity.WARNING)]
+    return [codes.RESUME_CONVERTED(where, state=state[CONVERTED])]
 
 
 def not_compared(state: JsonObject, definition: str) -> Diagnostic | None:
@@ -127,22 +118,15 @@ def not_compared(state: JsonObject, definition: str) -> Diagnostic | None:
     saved = state.get("data_definition") or ""
     if saved == definition:
         return None
-    what = (
-        "it is unknown whether the data are those of the checkpoint: its fingerprint was made by"
-        " another version of the program or of its libraries"
-    )
-    hint = "continue only if data.train, the tokenizer, the chat template and the lengths have not changed"
     found = f"{saved or 'an earlier definition'} in the checkpoint, {definition} now"
-    return codes.RESUME_DATA_NOT_COMPARED(what, "data.train", found, hint, Severity.WARNING)
+    return codes.RESUME_DATA_NOT_COMPARED("data.train", found)
 
 
 def best_is_gone(best: Path) -> Diagnostic:
     """Return the finding that the best checkpoint is not there for ``load_best_model_at_end``."""
     return codes.TRAINING_BEST_CHECKPOINT(
-        "the best checkpoint so far is not there, and load_best_model_at_end makes it the run's result",
         "training.load_best_model_at_end",
         f"{best} does not exist, nor is it beside the checkpoint that is resumed from",
-        "load_best_model_at_end: false; or put the folder back (a larger save_total_limit keeps it)",
     )
 
 

@@ -52,12 +52,7 @@ def evaluate(
         sums = runner.eval_window(handles, (batch.with_numbers(means) for batch in batches), algorithm)
     if sums.rows != num_rows:
         raise PacelineError(
-            codes.TRAINING_EVAL_ROWS(
-                "the evaluation did not process every row exactly once",
-                "data.eval",
-                f"{sums.rows} rows evaluated of {num_rows}",
-                "please report this: it is a defect of Paceline",
-            )
+            codes.TRAINING_EVAL_ROWS("data.eval", f"{sums.rows} rows evaluated of {num_rows}")
         )
     # Divide each sum by its weight: ``metric/term`` is a metric, a bare term is a part of the loss
     metrics = {"eval_rows": float(num_rows)}

@@ -36,12 +36,12 @@ def diagnose(
         return replace(first, where=place, evidence={**first.evidence, "rank": rank})
     if is_out_of_memory(error):
         return codes.TRAINING_OUT_OF_MEMORY(
-            f"rank {rank} ran out of memory",
             f"rank {rank}",
             "; ".join(
                 filter(None, ((str(error).strip() or type(error).__name__).splitlines()[0][:300], memory()))
             ),
-            hint() if hint else "paceline plan shows the memory by part and what would fit",
+            rank=rank,
+            hint=hint() if hint else "paceline plan shows the memory by part and what would fit",
             evidence={"rank": rank},
         )
     frames = traceback.extract_tb(error.__traceback__)
@@ -51,28 +51,23 @@ def diagnose(
     if is_cascade(error):
         gone = f"; silent: rank {', '.join(map(str, silent_ranks))}" if silent_ranks else ""
         return codes.WORLD_PEER_LOST(
-            f"rank {rank} lost the connection to another rank, which reported no error{gone}",
-            where,
-            text,
-            "see that rank's log; a process that was killed (out of memory, kill -9) reports none",
-            evidence={"rank": rank, "silent_ranks": list(silent_ranks)},
+            where, text, rank=rank, gone=gone, evidence={"rank": rank, "silent_ranks": list(silent_ranks)}
         )
     # Refusals of the operating system; everything else is a plain exception
     why = refusal_of(error, _place_of(error)) if isinstance(error, OSError) else None
     if isinstance(error, OSError) and why is not None:
         named = str(error.filename or "a file")
         return codes.TRAINING_SYSTEM_REFUSED(
-            f"rank {rank}: the system refused {named}: {why.reason}",
             where,
             text,
-            why.hint,
+            rank=rank,
+            named=named,
+            reason=why.reason,
+            hint=why.hint,
             evidence={"rank": rank, "kind": why.kind},
         )
     return codes.TRAINING_EXCEPTION(
-        f"rank {rank} raised {type(error).__name__}: {text}",
-        where,
-        hint="the traceback is in this rank's log",
-        evidence={"rank": rank},
+        where, rank=rank, kind=type(error).__name__, text=text, evidence={"rank": rank}
     )
 
 

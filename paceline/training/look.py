@@ -236,10 +236,8 @@ def _expected_answers(config: Config, rollout: RolloutOptions) -> Iterator[Diagn
     rows = [json.loads(example.facts) for example in examples]
     missing = [row for row in rows if "answer" not in row]
     if missing and (len(missing) == len(rows) or rollout.on_reward_error == "error"):
-        what = f"the reward '{names[0]}' needs each row's expected answer, and rows have none"
         found = f"{len(missing)} of the first {len(rows)} rows; columns {', '.join(missing[0])}"
-        hint = "columns: {answer: X} (next to path:), or a data.converter that adds the column answer"
-        yield algorithm_codes.REWARDS_NO_ANSWER(what, "training.rollout.rewards", found[:300], hint)
+        yield algorithm_codes.REWARDS_NO_ANSWER("training.rollout.rewards", found[:300], names=names[0])
 
 
 def reading_of(config: Config) -> Reading:

@@ -9,20 +9,9 @@ from paceline.training import codes
 
 def no_prompts(spec: AlgorithmSpec, found: str) -> Diagnostic:
     """Return the error for data of which no row has a prompt."""
-    return codes.TRAINING_NO_PROMPTS(
-        "the student should generate its own answers, but no row has a prompt",
-        f"{spec.key}.{spec.own_answers}",
-        found,
-        f"use conversations or instructions with data.train_on: assistant, or set {spec.own_answers}: 0",
-    )
+    return codes.TRAINING_NO_PROMPTS(f"{spec.key}.{spec.own_answers}", found, own_answers=spec.own_answers)
 
 
 def nothing_to_answer(found: str) -> Diagnostic:
     """Return the error for evaluation data of which no row has a prompt and an answer."""
-    return codes.TRAINING_EVAL_GENERATE(
-        "evaluations should generate answers, but no evaluation row has a prompt and an expected answer",
-        "training.eval_generate",
-        found,
-        "use conversations, instructions or prompts with answers, and data.train_on: assistant; or set"
-        " eval_generate: false",
-    )
+    return codes.TRAINING_EVAL_GENERATE("training.eval_generate", found)

@@ -8,10 +8,4 @@ from paceline.training import codes
 
 def no_steps(rows: int, batch: str) -> Diagnostic:
     """Return the error for ``rows`` rows of which ``dataloader_drop_last`` leaves none."""
-    return codes.TRAINING_NO_STEPS(
-        "there are not enough data for one step",
-        "training.dataloader_drop_last",
-        f"{rows} rows; {batch}",
-        "set dataloader_drop_last: false (the last step is filled with rows of weight 0), a smaller batch, or"
-        " fewer processes",
-    )
+    return codes.TRAINING_NO_STEPS("training.dataloader_drop_last", f"{rows} rows; {batch}")

@@ -93,9 +93,7 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
 def refuse_without_docstrings() -> None:
     """Raise ConfigError where this interpreter has removed what Transformers reads."""
     if sys.flags.optimize > 1:
-        what = "docstrings are removed (python -OO), but Transformers makes no model without its own"
-        hint = "PYTHONOPTIMIZE=1, or python -O"
-        raise ConfigError(codes.RUNTIME_DOCSTRINGS(what, "PYTHONOPTIMIZE", str(sys.flags.optimize), hint))
+        raise ConfigError(codes.RUNTIME_DOCSTRINGS("PYTHONOPTIMIZE", str(sys.flags.optimize)))
 
 
 def _report_to_other_nodes(env: RankEnv, environ: Mapping[str, str], error: PacelineError) -> None:

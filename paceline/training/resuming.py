@@ -224,10 +224,7 @@ def changed_keys(before: JsonObject, now: JsonObject) -> list[Diagnostic]:
             if old[key] != new[key] and key not in QUIET:
                 found.append(
                     codes.RESUME_CONFIG_CHANGED(
-                        f"{section}.{key} differs from the run that saved this checkpoint",
-                        f"{section}.{key}",
-                        f"{new[key]} now, {old[key]} then",
-                        severity=Severity.WARNING,
+                        f"{section}.{key}", f"{new[key]} now, {old[key]} then", section=section, key=key
                     )
                 )
     return found

@@ -46,11 +46,13 @@ def other_training(state: JsonObject, plan: Plan, saved: JsonObject) -> list[Dia
     training = as_object(as_object(state.get("config")).get("training"))
     before = training.get("algorithm", plan.algorithm)
     if before != plan.algorithm:  # rows, heads and roles follow from it
-        what = f"the checkpoint is of a run with '{before}', but this one trains with '{plan.algorithm}'"
-        hint = f"set algorithm: {before}; or, to continue from its weights, {_EXPORT}"
         return [
             codes.RESUME_OTHER_ALGORITHM(
-                what, "training.algorithm", f"{before} in the checkpoint, {plan.algorithm} now", hint
+                "training.algorithm",
+                f"{before} in the checkpoint, {plan.algorithm} now",
+                before=before,
+                algorithm=plan.algorithm,
+                export=_EXPORT,
             )
         ]
     return [
@@ -69,13 +71,12 @@ def compare_optimizer(before: JsonObject, now: OptimizerSpec) -> list[Diagnostic
     )
     if saved is None or _keeps(saved) == _keeps(now):  # older checkpoints lack it
         return []
-    what, hint = (
-        "the checkpoint contains the state of another optimizer than this run's",
-        f"set optim: {_named(saved)}; or {_EXPORT}, with a new optimizer state",
-    )
     return [
         codes.RESUME_OTHER_OPTIMIZER(
-            what, "training.optim", f"{_named(saved)} in the checkpoint, {_named(now)} now", hint
+            "training.optim",
+            f"{_named(saved)} in the checkpoint, {_named(now)} now",
+            named=_named(saved),
+            export=_EXPORT,
         )
     ]
 

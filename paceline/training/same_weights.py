@@ -45,11 +45,8 @@ def _named(world: CheckWorld, sums: Mapping[str, int], step: int, one: int, othe
     left, right = everyone[one], everyone[other]
     names = [name for name in {**left, **right} if left.get(name) != right.get(name)]
     return codes.TRAINING_WEIGHTS_DIFFER(
-        "ranks that hold copies of the same weights have different values",
         f"after step {step}" if step else "before the first step",
         f"rank {one} and rank {other} differ in {len(names)} of {len(left)} parameters, first in {names[0]}",
-        "a strategy must average every gradient once, in the same order on all ranks; your own"
-        " collectives outside the strategy can be paired wrongly with its collectives",
     )
 
 

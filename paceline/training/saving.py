@@ -164,11 +164,9 @@ def same_base(state: Mapping[str, Json], adapter: Adapter | None, role: str = ""
     if mine and theirs and mine != theirs:
         raise CheckpointError(
             codes.RESUME_BASE_MODEL(
-                "the adapter in the checkpoint was trained on other base weights",
                 "model.name_or_path",
                 f"{saved.get('name_or_path')} with fingerprint {theirs[:12]}; the weights here have"
                 f" {mine[:12]}",
-                "use the model and revision it was trained on",
             )
         )
 

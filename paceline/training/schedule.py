@@ -81,10 +81,7 @@ def learning_rate_schedule(
         )
         raise ConfigError(
             codes.TRAINING_LR_SCHEDULER_TYPE(
-                f"lr_scheduler_type '{name}' is not available: {why}",
-                "training.lr_scheduler_type",
-                name,
-                f"one of: {', '.join(names)}",
+                "training.lr_scheduler_type", name, name=name, why=why, names=", ".join(names)
             )
         )
     # Transformers' own factor of the learning rate, taken from a scheduler of a dummy optimizer
@@ -104,5 +101,5 @@ def learning_rate_schedule(
 
 
 def _misfit(name: str, exc: Exception) -> ConfigError:
-    what, where = f"'{name}' does not accept these arguments", "training.lr_scheduler_kwargs"
-    return ConfigError(codes.TRAINING_LR_SCHEDULER_KWARGS(what, where, str(exc)))
+    where = "training.lr_scheduler_kwargs"
+    return ConfigError(codes.TRAINING_LR_SCHEDULER_KWARGS(where, str(exc), name=name))

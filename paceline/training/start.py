@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.config.load import Loaded, NotLoaded, load_config
 from paceline.config.schema import Config
 from paceline.config.source import DEFAULTS
-from paceline.core.diagnostics import Diagnostic, Severity, errors
+from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.launch.before.once import once_a_node
@@ -129,16 +129,11 @@ def same_size(plan: Plan, env: RankEnv) -> None:
     """
     if (env.world_size, env.num_nodes) == (plan.world_size, plan.num_nodes):
         return
-    what = "the launcher has started another number of ranks than planned"
     found = (
         f"{env.world_size} on {env.num_nodes} node(s) ({env.launcher}); planned: {plan.world_size} on"
         f" {plan.num_nodes}"
     )
-    hint = (
-        "start as many ranks as planned, or pass the YAML instead of plan.json: the plan is then"
-        " made for the available ranks"
-    )
-    raise ConfigError(codes.TRAINING_PLAN_RANKS(what, "plan.json", found, hint))
+    raise ConfigError(codes.TRAINING_PLAN_RANKS("plan.json", found))
 
 
 def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
@@ -173,14 +168,9 @@ def other_processes(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnos
     for path, count in started.items():
         requested, source = getattr(launch, path.partition(".")[2]), loaded.provenance.get(path)
         if source is not None and source.layer != DEFAULTS and requested not in (None, count):
-            what = f"{path} sets {requested}, but the launcher has started {count}: {count} is used"
             found.append(
                 codes.LAUNCH_OTHER_PROCESSES(
-                    what,
-                    source.place(),
-                    str(requested),
-                    f"{path}: {count}, or remove the line",
-                    Severity.WARNING,
+                    source.place(), str(requested), path=path, requested=requested, count=count
                 )
             )
     return tuple(found)
@@ -198,13 +188,9 @@ def restarts(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnostic, ..
     if whole(requested) == 0 or resume in ("auto", "latest"):
         return ()
     key = "training.resume_from_checkpoint"
-    what = (
-        f"after a failure torchrun runs the same command again, up to {requested} times, which does"
-        " not resume from the run's last checkpoint"
-    )
     return (
         codes.LAUNCH_RESTARTS(
-            what, "torchrun --max-restarts", f"{key}: {resume or 'null'}", f"{key}: auto", Severity.WARNING
+            "torchrun --max-restarts", f"{key}: {resume or 'null'}", requested=requested, key=key
         ),
     )
 
@@ -214,12 +200,5 @@ def from_plan(path: Path, local_rank: int | None) -> Start:
     try:
         plan = Plan.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise ConfigError(
-            codes.TRAINING_PLAN_FILE(
-                "the plan cannot be read",
-                str(path),
-                f"{type(exc).__name__}: {exc}",
-                "start with `paceline train config.yaml`",
-            )
-        ) from exc
+        raise ConfigError(codes.TRAINING_PLAN_FILE(str(path), f"{type(exc).__name__}: {exc}")) from exc
     return Start(plan.config, plan, None, local_rank)

@@ -86,10 +86,10 @@ def best_rule(training: TrainingSection, names: Sequence[str]) -> BestRule:
     metric = training.metric_for_best_model or ("loss" if "eval_loss" in names else names[0])
     metric = metric if metric.startswith("eval_") else f"eval_{metric}"
     if metric not in names:
-        what = "this algorithm's evaluation does not produce this metric"
-        hint = f"one of: {', '.join(names)}"
         raise ConfigError(
-            codes.TRAINING_METRIC_FOR_BEST_MODEL(what, "training.metric_for_best_model", metric, hint)
+            codes.TRAINING_METRIC_FOR_BEST_MODEL(
+                "training.metric_for_best_model", metric, names=", ".join(names)
+            )
         )
     greater = (
         training.greater_is_better if training.greater_is_better is not None else not metric.endswith("loss")

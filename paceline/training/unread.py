@@ -55,11 +55,9 @@ def findings_of(window: Window, result: StepResult, lr: float, state: TrainState
         return []
     raise PacelineError(
         codes.TRAINING_NONFINITE(
-            f"loss or gradient is not a number at step {step}",
             where,
             f"losses {dict(result.losses)}, grad_norm {result.grad_norm}, lr {lr:g}",
-            "lower training.learning_rate, lengthen the warmup, or use bf16 instead of fp16; resume"
-            " from the last checkpoint",
+            step=step,
             evidence={"step": step, "sample_digest": window.sample_digest},
         )
     )

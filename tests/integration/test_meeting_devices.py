@@ -121,7 +121,7 @@ def test_a_node_that_its_own_launcher_refuses_tells_the_ranks_that_wait(
     waiting = threading.Thread(target=wait)
     waiting.start()
     launch = LaunchSection(nnodes=2, node_rank=1, master_addr="127.0.0.1", master_port=port)
-    error = ConfigError(launch_codes.LAUNCH_UNKNOWN("there is no launcher named 'x'"))
+    error = ConfigError(launch_codes.LAUNCH_UNKNOWN(requested="x"))
     with pytest.raises(ConfigError, match="launch.unknown"), reported_to_other_nodes(launch):
         raise error
     waiting.join()
@@ -136,7 +136,7 @@ def test_a_node_that_starts_after_node_0_was_refused_hears_it(monkeypatch: pytes
     monkeypatch.setenv(VALUE, "s" * 32)
     port = free_port()
     launch = LaunchSection(nnodes=2, node_rank=0, master_addr="127.0.0.1", master_port=port)
-    error = ConfigError(launch_codes.LAUNCH_UNKNOWN("there is no launcher named 'x'"))
+    error = ConfigError(launch_codes.LAUNCH_UNKNOWN(requested="x"))
 
     def refuse() -> None:
         with pytest.raises(ConfigError), reported_to_other_nodes(launch):

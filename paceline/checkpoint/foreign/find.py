@@ -27,7 +27,7 @@ from paceline.checkpoint.foreign.trainer import ADAPTER_CONFIG, is_trainer_folde
 from paceline.checkpoint.foreign.universal import is_universal_folder, read_universal
 from paceline.checkpoint.foreign.zero import is_deepspeed_folder, read_deepspeed
 from paceline.checkpoint.manifest_format import MANIFEST
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
@@ -125,10 +125,7 @@ def convert(
         written = write_converted(
             state, names.buffers, together(side_files(beside), side_files(source)), source, to
         )
-    left = tuple(
-        codes.CONVERT_LEFT(f"not brought over: {text}", str(source), severity=Severity.NOTE)
-        for text in state.left
-    )
+    left = tuple(codes.CONVERT_LEFT(str(source), text=text) for text in state.left)
     return ConversionReport(written, state.form, left, walls)
 
 

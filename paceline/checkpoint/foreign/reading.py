@@ -51,12 +51,7 @@ class PickleReader:
         except Refused as exc:
             output = self._ended()
             raise CheckpointError(
-                codes.CONVERT_NO_WALLS(
-                    "the process that reads pickles could not be shut in, so nothing was read",
-                    "checkpoints convert",
-                    f"{exc}; {output}"[:500],
-                    "run the conversion on another machine (Linux with seccomp or user namespaces)",
-                )
+                codes.CONVERT_NO_WALLS("checkpoints convert", f"{exc}; {output}"[:500])
             ) from None
         walls = first.get("walls") if isinstance(first, dict) else None
         self.walls = [str(wall) for wall in walls] if isinstance(walls, list) else []

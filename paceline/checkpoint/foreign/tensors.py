@@ -147,12 +147,4 @@ def refused_by_name(where: str) -> Iterator[None]:
 
 def refused(where: str, found: str) -> CheckpointError:
     """Return the error of a file that is not read."""
-    return CheckpointError(
-        codes.CONVERT_REFUSED(
-            "a file of the foreign checkpoint was refused; nothing of it was run",
-            where,
-            found,
-            "find out where the file comes from; what the program that wrote it saved holds tensors, numbers"
-            " and texts only",
-        )
-    )
+    return CheckpointError(codes.CONVERT_REFUSED(where, found))

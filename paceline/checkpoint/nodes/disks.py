@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.checkpoint import codes
 from paceline.checkpoint.disk import replace_text
 from paceline.checkpoint.together import CheckpointWorld, together
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.files import read_run_file
 from paceline.core.rundir import RunDir
 
@@ -52,13 +52,9 @@ class Disks:
         """Return what the user is told where the nodes do not share ``folder``."""
         if self.are_one:
             return []
-        what = (
-            "output_dir is another folder on each node: shards stay on their nodes; a resume fetches missing"
-            " ones from the node that has them"
-        )
         groups = ", ".join(f"from rank {first_rank}" for first_rank in sorted({*self.leaders})[:16])
         found = f"{len({*self.leaders})} disks: {groups}"
-        return [codes.CHECKPOINT_APART(what, str(folder), found, severity=Severity.NOTE)]
+        return [codes.CHECKPOINT_APART(str(folder), found)]
 
 
 def were_one(run: RunDir) -> bool:

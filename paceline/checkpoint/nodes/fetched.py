@@ -17,7 +17,7 @@ from paceline.checkpoint.manifest_format import MANIFEST, MAX_MANIFEST_BYTES, Fi
 from paceline.checkpoint.nodes.wire import Place, RefusedError, asked_for
 from paceline.checkpoint.refused import damaged
 from paceline.checkpoint.verified import manifest_digest
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 
 _STAGED = ".fetched-"
@@ -158,20 +158,9 @@ def _not_fetched(checkpoint: Path, name: str, reasons: Sequence[tuple[Holder, st
     if reasons and all(wrong for _, _, wrong in reasons):
         return damaged(checkpoint, name, found)
     return CheckpointError(
-        codes.CHECKPOINT_NOT_FETCHED(
-            f"'{name}' lies on another node, which does not give it",
-            str(checkpoint),
-            found or "no node has it",
-            "start again; see that the nodes reach each other, and that all have the run's secret",
-        )
+        codes.CHECKPOINT_NOT_FETCHED(str(checkpoint), found or "no node has it", name=name)
     )
 
 
 def _other_bytes(checkpoint: Path, name: str, holder: Holder, wrong: str) -> Diagnostic:
-    return codes.CHECKPOINT_HOLDER_DAMAGED(
-        f"{holder} gave other bytes of '{name}' than were saved; another node gave the right ones",
-        str(checkpoint),
-        wrong,
-        "check that node's disk and network",
-        Severity.WARNING,
-    )
+    return codes.CHECKPOINT_HOLDER_DAMAGED(str(checkpoint), wrong, holder=holder, name=name)

@@ -129,11 +129,8 @@ def _bring(store: ObjectStore, url: ObjectUrl, one: StoredCheckpoint, folder: Pa
     except Exception:
         discard(stage.folder)
         raise
-    what = f"{one.name} was brought down from {url}"
     took = f"{human_bytes(manifest.total_bytes)} in {human_seconds(time.perf_counter() - began)}"
-    note = codes.OBJECTS_FETCHED(
-        what, str(stage.final), f"{took}, every block by its hash", severity=Severity.NOTE
-    )
+    note = codes.OBJECTS_FETCHED(str(stage.final), f"{took}, every block by its hash", name=one.name, url=url)
     return Brought(stage.final, (note,))
 
 

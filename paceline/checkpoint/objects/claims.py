@@ -163,11 +163,9 @@ def _claim_at(store: ObjectStore, number: int) -> JsonObject:
 
 def _in_use(url: ObjectUrl, held: JsonObject, age: float) -> Diagnostic:
     return codes.OBJECTS_IN_USE(
-        "another run writes its checkpoints to this URL",
         "training.checkpoint_url",
         f"{url}: run {str(held.get('run', 'unknown'))[:16]} on {str(held.get('host', 'unknown'))[:80]},"
         f" alive {max(0.0, age):.0f} s ago",
-        "stop that run, or set another training.checkpoint_url",
     )
 
 

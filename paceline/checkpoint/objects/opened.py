@@ -244,10 +244,4 @@ def _words(error: BaseException) -> str:
 
 def no_conditional_create(url: ObjectUrl, found: str) -> Diagnostic:
     """Return the diagnostic of a store by which no checkpoint can be committed."""
-    return codes.OBJECTS_NO_CONDITIONAL_CREATE(
-        "the store has no conditional create: of two writers both would believe that they had committed",
-        str(url),
-        found,
-        "use a store that honours If-None-Match: * (Amazon S3, Google Cloud Storage, Azure, MinIO from"
-        " 2024-08 on)",
-    )
+    return codes.OBJECTS_NO_CONDITIONAL_CREATE(str(url), found)

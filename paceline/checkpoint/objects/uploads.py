@@ -179,8 +179,7 @@ class Uploads:
         """
         newest, there = self._together(lambda: self._look_at(one))[0]
         if not newest and not one.resumed and self._ranks.rank == 0:
-            what = f"{one.path.name} was not uploaded: a newer checkpoint is there already"
-            self._note(codes.OBJECTS_SKIPPED(what, str(self._url), severity=Severity.NOTE))
+            self._note(codes.OBJECTS_SKIPPED(str(self._url), name=one.path.name))
         return newest and not there
 
     def _look_at(self, one: _Published) -> tuple[bool, bool]:
@@ -251,17 +250,15 @@ class Uploads:
             self._tidy(writer)
 
     def _report(self, name: str, folder: str, num_bytes: int, seconds: float) -> None:
-        what = f"{name} is uploaded to {self._url}"
         found = f"{human_bytes(num_bytes)} in {human_seconds(seconds)}, under {folder}"
-        self._note(codes.OBJECTS_UPLOADED(what, str(self._url), found, severity=Severity.NOTE))
+        self._note(codes.OBJECTS_UPLOADED(str(self._url), found, name=name, url=self._url))
 
     def _tidy(self, writer: StoreWriter) -> None:
         try:
             writer.remove_dropped()
         except CheckpointError as error:
             first = error.diagnostics[0]
-            what = f"old objects were not removed: {first.what}"
-            self._note(codes.OBJECTS_HOUSEKEEPING(what, first.where, first.found, severity=Severity.WARNING))
+            self._note(codes.OBJECTS_HOUSEKEEPING(first.where, first.found, detail=first.what))
 
     def _note(self, diagnostic: Diagnostic) -> None:
         self._notes.put(diagnostic)

@@ -169,12 +169,7 @@ class StoreWriter:
             raise CheckpointError(self._other_writer("a newer claim is there"))
 
     def _other_writer(self, found: str) -> Diagnostic:
-        return codes.OBJECTS_OTHER_WRITER(
-            "another run writes to this URL now: this run may not commit there",
-            "training.checkpoint_url",
-            f"{self._url}: {found}",
-            "stop one of the two runs, or give each a training.checkpoint_url of its own",
-        )
+        return codes.OBJECTS_OTHER_WRITER("training.checkpoint_url", f"{self._url}: {found}")
 
     def _orphans(self) -> Sequence[str]:
         """Return folders that runs before this one began and never committed, as far as a listing shows."""

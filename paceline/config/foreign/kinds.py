@@ -48,8 +48,5 @@ def not_a_config(data: Json, name: str) -> Diagnostic | None:
         return None
     key = _KEYS[kind]
     return codes.CONFIG_FOREIGN_AS_CONFIG(
-        f"this is {_NAMES[kind]}, which says how a job is distributed but not what is trained",
-        where=name,
-        found=", ".join(list(data)[:4]),
-        hint=f"write a YAML with model:, data: and training:, and in it {key}: {name}",
+        name, ", ".join(list(data)[:4]), names=_NAMES[kind], key=key, name=name
     )

@@ -134,8 +134,7 @@ def _taken(made: Launched) -> list[Diagnostic]:
             parts += [f"{path} ({block.names.get(path, '')})" for path in sorted(block.requested)]
     if not parts:
         return []
-    what = f"options of the launcher were read: {', '.join(parts)}"
-    return [codes.LAUNCH_OPTIONS_TAKEN(what, ENVIRONMENT, severity=Severity.NOTE)]
+    return [codes.LAUNCH_OPTIONS_TAKEN(ENVIRONMENT, parts=", ".join(parts))]
 
 
 def overridden(

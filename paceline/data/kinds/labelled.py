@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.data import codes
 from paceline.data.cells import Cell, Row, RowError
 from paceline.data.formats import Example, Shape
@@ -44,12 +44,7 @@ def detect_labelled(
     spoken = (
         ANSWER not in mapping and ANSWER not in found and bool(found & {*_TURNS, *map(mapping.get, _TURNS)})
     )
-    what = "the rows are not labelled answers (prompt, completion, label)"
-    hint = (
-        "columns: {prompt: X, completion: Y, label: Z} (next to path:), where X, Y and Z are names"
-        " in the file; pairs (chosen, rejected) are for algorithm: dpo"
-    )
-    wrong = codes.DATA_FORMAT_LABELLED(what, where, hint=hint)
+    wrong = codes.DATA_FORMAT_LABELLED(where)
     needed = (LABEL,) if spoken else (ANSWER, LABEL)
     beside = ("input", "system")
     return detect_answers(rows, needed, beside, wrong, requested=requested, mapping=mapping, spoken=spoken)
@@ -111,13 +106,9 @@ class Labelled(RowKind):
         labels = columns[LABEL]
         good = sum(1 for label in labels if label)
         if len(labels) and good in (0, len(labels)):
-            what = (
-                "all rows have the same label, so the model cannot learn what distinguishes good"
-                " answers from bad ones"
-            )
             found = f"{good:,} rows with label: true, {len(labels) - good:,} with label: false"
             hint = f"add rows with label: {'false' if good else 'true'}"
-            yield codes.DATA_ONE_LABEL(what, where, found, hint, severity=Severity.WARNING)
+            yield codes.DATA_ONE_LABEL(where, found, hint=hint)
 
     def trained_tokens(self, train_on: str) -> str:
         return "assistant"

@@ -39,11 +39,7 @@ def detect_pairs(
 
     Raises DataError without ``chosen`` and ``rejected``, or with several prompts.
     """
-    what = "the rows are not preference pairs (chosen, rejected)"
-    hint = (
-        "columns: {chosen: X, rejected: Y, prompt: Z} (next to path:), where X, Y and Z are names in the file"
-    )
-    wrong = codes.DATA_FORMAT_PAIRS(what, where, hint=hint)
+    wrong = codes.DATA_FORMAT_PAIRS(where)
     alone = "the prompt is the common beginning of both answers"
     found = {name for row in rows for name in row}
     given = dict(mapping or {})

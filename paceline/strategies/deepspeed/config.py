@@ -44,14 +44,7 @@ def engine_config(plan: Plan, role: str = "") -> JsonObject:
     """
     stage = options_of(plan).zero_stage
     if stage and plan.precision.master == "float64":
-        raise ConfigError(
-            codes.STRATEGY_DEEPSPEED_FLOAT64(
-                f"ZeRO-{stage} keeps its master weights in float32",
-                "model.dtype",
-                "float64",
-                "set model.dtype: float32, or use a native strategy (ddp, fsdp) for float64",
-            )
-        )
+        raise ConfigError(codes.STRATEGY_DEEPSPEED_FLOAT64("model.dtype", "float64", stage=stage))
     # Drop what Paceline owns (see above), then set what its arithmetic relies on.
     config: JsonObject = copy.deepcopy(dict(options_of(plan).config or minimal(plan)))
     for key in _OWNED:

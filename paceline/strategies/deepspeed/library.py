@@ -31,13 +31,7 @@ def library(world: World) -> ModuleType:
     ``strategy.deepspeed_accelerator``.
     """
     if importlib.util.find_spec("deepspeed") is None:
-        raise ConfigError(
-            codes.STRATEGY_DEEPSPEED_MISSING(
-                "DeepSpeed is not installed",
-                "training.distributed_strategy",
-                hint=f"{INSTALL}, or set training.distributed_strategy: fsdp",
-            )
-        )
+        raise ConfigError(codes.STRATEGY_DEEPSPEED_MISSING("training.distributed_strategy", install=INSTALL))
     publish(
         {
             "DS_ACCELERATOR": world.device.type,
@@ -53,10 +47,10 @@ def library(world: World) -> ModuleType:
     except (ImportError, RuntimeError, OSError) as error:
         raise ConfigError(
             codes.STRATEGY_DEEPSPEED_BROKEN(
-                f"DeepSpeed {importlib.metadata.version('deepspeed')} is installed but cannot be imported",
                 "training.distributed_strategy",
                 f"{type(error).__name__}: {error}",
-                INSTALL,
+                version=importlib.metadata.version("deepspeed"),
+                hint=INSTALL,
             )
         ) from error
     _check_accelerator(deepspeed, world)
@@ -105,10 +99,7 @@ def need_async_io(world: World) -> None:
     if world.any(bool(problem)):
         raise ConfigError(
             codes.STRATEGY_DEEPSPEED_ASYNC_IO(
-                "offload to NVMe needs DeepSpeed's async_io op, which cannot be built here",
-                "zero_optimization.offload_optimizer.device",
-                problem or "on another rank",
-                "apt-get install libaio-dev g++; pip install ninja; or set device: cpu",
+                "zero_optimization.offload_optimizer.device", problem or "on another rank"
             )
         )
 
@@ -138,10 +129,5 @@ def _check_accelerator(deepspeed: ModuleType, world: World) -> None:
     found = deepspeed.accelerator.get_accelerator().device_name()
     if found != world.device.type:
         raise ConfigError(
-            codes.STRATEGY_DEEPSPEED_ACCELERATOR(
-                f"DeepSpeed has chosen another type of device than this run's {world.device.type}",
-                "DS_ACCELERATOR",
-                str(found),
-                f"DS_ACCELERATOR={world.device.type}",
-            )
+            codes.STRATEGY_DEEPSPEED_ACCELERATOR("DS_ACCELERATOR", str(found), type=world.device.type)
         )

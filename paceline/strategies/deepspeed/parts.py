@@ -49,15 +49,7 @@ class ParameterSlice:
             return ParameterSlice(local, (0,) * len(local), tp_rank == 0)
         sizes, whole = cut["partition_sizes"], cut["original_shape"]
         if not sizes or not whole or cut["conversion"].get("unsupported_reason") or cut["sub_param_sizes"]:
-            raise PacelineError(
-                codes.STRATEGY_DEEPSPEED_LAYOUT(
-                    "AutoTP splits this parameter into pieces that are not contiguous, which a"
-                    " checkpoint cannot store",
-                    name,
-                    str(cut["partition_type"]),
-                    "set distributed_strategy: fsdp with tp_size",
-                )
-            )
+            raise PacelineError(codes.STRATEGY_DEEPSPEED_LAYOUT(name, str(cut["partition_type"])))
         dim = cut["partition_dim"]
         offsets = tuple(sum(sizes[:tp_rank]) if d == dim else 0 for d in range(len(whole)))
         return ParameterSlice(tuple(whole), offsets, True)

@@ -115,11 +115,7 @@ def refusals() -> Iterator[None]:
     except (ValueError, AssertionError, NotImplementedError) as error:
         raise ConfigError(
             codes.STRATEGY_DEEPSPEED_REFUSED(
-                "DeepSpeed refuses this configuration",
-                "training.deepspeed",
-                f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
-                "change what its message names in training.deepspeed, or set distributed_strategy:"
-                " fsdp, which does not need DeepSpeed",
+                "training.deepspeed", f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
             )
         ) from error
 
@@ -139,12 +135,7 @@ def check_packed(root: nn.Module, config: Mapping[str, Json]) -> None:
     if packed and engine_dtype(config) is not None:
         raise ConfigError(
             codes.STRATEGY_DEEPSPEED_PACKED(
-                "4-bit weights stored as floating-point numbers do not survive DeepSpeed's cast to low"
-                " precision",
-                "lora.quantization_bit",
-                f"{len(packed)} weights ({packed[0]}, …)",
-                "set distributed_strategy: fsdp, or use adapters on unquantised weights"
-                " (quantization_bit: null)",
+                "lora.quantization_bit", f"{len(packed)} weights ({packed[0]}, …)"
             )
         )
 
@@ -221,15 +212,7 @@ def check_engine(
         if check is not None:  # it broadcasts pickled batches once; Paceline compares checksums of ids
             check.remove()
     if wrong:
-        raise PacelineError(
-            codes.STRATEGY_DEEPSPEED_TRAP(
-                "DeepSpeed has started, but its setup differs from the plan",
-                "training.deepspeed",
-                "; ".join(wrong),
-                "please report this message as an issue: the run would have trained something else"
-                " than planned",
-            )
-        )
+        raise PacelineError(codes.STRATEGY_DEEPSPEED_TRAP("training.deepspeed", "; ".join(wrong)))
 
 
 def _whole_parameters(engine: Engine, world: World) -> list[str]:

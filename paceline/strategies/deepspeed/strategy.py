@@ -249,10 +249,6 @@ def check_optimizer(spec: OptimizerSpec, stage: int) -> None:
     if stage and not supports(spec.name, StateSplit.FLAT):
         raise ConfigError(
             codes.STRATEGY_DEEPSPEED_OPTIMIZER(
-                f"ZeRO-{stage} partitions the optimizer's state into flat buffers:"
-                f" {BUILT[spec.name].splits_why}",
-                "training.optim",
-                spec.name,
-                "use adamw_torch_fused, sgd, rmsprop or adagrad; or training.distributed_strategy: fsdp",
+                "training.optim", spec.name, stage=stage, splits_why=BUILT[spec.name].splits_why
             )
         )

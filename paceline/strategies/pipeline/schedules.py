@@ -58,11 +58,8 @@ class StageLayout:
         ):
             raise ConfigError(
                 codes.STRATEGY_PIPELINE_SCHEDULE(
-                    "there is no such pipeline",
                     "training.parallelism.pp_schedule",
                     f"{self.schedule}, {self.ranks} ranks, {self.each} stages each",
-                    "use two ranks or more: 1f1b or gpipe with one stage per rank, interleaved or"
-                    " zero_bubble with one or more, zbv with two",
                 )
             )
 

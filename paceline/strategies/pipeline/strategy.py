@@ -168,14 +168,7 @@ class Pipeline(FSDP):
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
         if plan.mesh.cp > 1:
-            raise ConfigError(
-                codes.STRATEGY_PIPELINE_CP(
-                    "a pipeline cannot shard sequences",
-                    "training.parallelism.cp_size",
-                    str(plan.mesh.cp),
-                    "set cp_size: 1, or distributed_strategy: fsdp without pp_size",
-                )
-            )
+            raise ConfigError(codes.STRATEGY_PIPELINE_CP("training.parallelism.cp_size", str(plan.mesh.cp)))
         engine = plan.engine if isinstance(plan.engine, PipelineOptions) else PipelineOptions()
         self.stage_layout = StageLayout(engine.schedule, plan.mesh.pp, engine.stages_per_rank)
         self.place_in_row = plan.mesh.coordinates(world.rank).pp

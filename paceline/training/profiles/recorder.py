@@ -48,9 +48,8 @@ def profile_of(
     others = [step for step in requested.steps if step not in steps]
     if others and world.is_main:
         of_run = f"this run has steps {steps.start} to {steps.stop - 1}"
-        what = f"{of_run}: {len(others)} of those to record are not among them"
         found = ", ".join(map(str, others[:10]))
-        report(codes.PROFILE_BEYOND(what, "training.profile.steps", found, severity=Severity.WARNING))
+        report(codes.PROFILE_BEYOND("training.profile.steps", found, of_run=of_run, others=len(others)))
     due = frozenset(step for step in requested.steps if step in steps)
     if not due or (requested.ranks and world.rank not in requested.ranks):
         return None
@@ -104,9 +103,8 @@ class Profiles:
         try:
             self._write(step, window, recorded, scopes)
         except (OSError, RuntimeError, ValueError) as error:
-            what = f"the profile of step {step} could not be written; training goes on"
             found = f"{type(error).__name__}: {error}"[:400]
-            self.report(codes.PROFILE_FAILED(what, str(self.run.profile), found, severity=Severity.WARNING))
+            self.report(codes.PROFILE_FAILED(str(self.run.profile), found, step=step))
 
     def _write(self, step: int, window: Window, recorded: profile, scopes: Scopes) -> None:
         found = breakdown(operations(recorded))

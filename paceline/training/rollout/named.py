@@ -50,8 +50,7 @@ def missing_key(name: str | None, environ: Mapping[str, str]) -> Diagnostic | No
     """Return ``rollout.server_no_key`` if the environment variable ``name`` is not set."""
     if name is None or environ.get(name):
         return None
-    what, hint = "the environment variable with the server's key is not set", f"export {name}=… on every node"
-    return codes.ROLLOUT_SERVER_NO_KEY(what, "training.rollout.server.api_key_env", name, hint)
+    return codes.ROLLOUT_SERVER_NO_KEY("training.rollout.server.api_key_env", name, name=name)
 
 
 def check_server(server: ServerOptions, environ: Mapping[str, str]) -> Iterator[Diagnostic]:

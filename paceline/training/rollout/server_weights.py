@@ -54,14 +54,7 @@ class WeightSync:
         self.sent += 1
         place = self.folder / f"weights-{self.sent:06d}"
         if words := open_to_strangers(self.folder):
-            what = (
-                "the folder for the server's weights is not safe: another user could replace the"
-                " weights in it"
-            )
-            hint = "set training.rollout.server.weights_dir to a folder of your own, or remove it"
-            raise ConfigError(
-                codes.ROLLOUT_SERVER_WEIGHTS(what, "training.rollout.server.weights_dir", words, hint)
-            )
+            raise ConfigError(codes.ROLLOUT_SERVER_WEIGHTS("training.rollout.server.weights_dir", words))
         with named_errors(place, what="the weights for the generation server cannot be written"):
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True)

@@ -186,13 +186,8 @@ class RolloutSetup:
             first = [line for _, lines in found for line in lines]
             if count:
                 more = f"; and {count - _ROWS_NAMED} more" if count > _ROWS_NAMED else ""
-                what = (
-                    "the reward 'code' cannot use the tests of some rows: they run in a separate"
-                    " process and see plain values"
-                )
-                hint = "correct or remove these rows; docs/rollouts.md describes what tests may contain"
                 text = "; ".join(first[:_ROWS_NAMED]) + more
-                raise ConfigError(codes.REWARDS_CODE_TESTS(what, "training.rollout.rewards", text, hint))
+                raise ConfigError(codes.REWARDS_CODE_TESTS("training.rollout.rewards", text))
 
     def _server(self) -> RolloutServer:
         assert self.options.server is not None

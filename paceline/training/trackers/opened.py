@@ -37,8 +37,7 @@ def own_tracker(name: str) -> Callable[..., Tracker]:
     ):
         made: Callable[..., Tracker] = found
         return made
-    hint = "a class made with (run_dir, name, config), with log(step, values) and close()"
-    raise ConfigError(codes.TRACKER_NOT_ONE(f"'{name}' is no tracker", _KEY, repr(found)[:200], hint))
+    raise ConfigError(codes.TRACKER_NOT_ONE(_KEY, repr(found)[:200], name=name))
 
 
 def open_trackers(

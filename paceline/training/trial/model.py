@@ -86,11 +86,7 @@ def _not_built(config: Config, error: Exception) -> Diagnostic:
     odd = unusual(model_config(m, current()), written=bool(m.config))
     lines = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
     if isinstance(error, (ValueError, ImportError)) and (m.attn_implementation != "auto" or not odd):
-        what = "the model cannot be built with this attention"
-        hint = "set attn_implementation: auto (or eager, sdpa)"
-        return codes.MODEL_ATTENTION(
-            what, "model.attn_implementation", f"{m.attn_implementation}: {lines}"[:400], hint
-        )
+        return codes.MODEL_ATTENTION("model.attn_implementation", f"{m.attn_implementation}: {lines}"[:400])
     found = f"{', '.join(odd) or 'its sizes'}: {type(error).__name__}: {lines}"[:400]
     return models_codes.MODELS_BAD_CONFIG(
         "this model cannot be built from its config", _where(config), found, _HINT

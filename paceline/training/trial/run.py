@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from paceline.config.schema import Config
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import Json, JsonObject
 from paceline.data.look import imported_sets, look_at_sets
@@ -133,11 +133,8 @@ def try_part(
         return [replace(finding, where=finding.where or _KEYS[name]) for finding in error.diagnostics]
     except (Exception, SystemExit) as error:  # a library's own error, without a code
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        what, found = (
-            f"the {name} cannot be loaded",
-            f"{type(error).__name__}: {lines[0] if lines else ''}"[:400],
-        )
-        return [codes.TRIAL_FAILED(what, _KEYS[name], found, "follow its message, or use another value")]
+        found = f"{type(error).__name__}: {lines[0] if lines else ''}"[:400]
+        return [codes.TRIAL_FAILED(_KEYS[name], found, name=name)]
 
 
 _KEYS = {
@@ -243,17 +240,11 @@ def _compile(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     modes = list(list_mode_options())
     if t.torch_compile_backend not in (None, *backends):
         yield codes.TRAIN_COMPILE_BACKEND(
-            "torch has no such compile backend",
-            "training.torch_compile_backend",
-            str(t.torch_compile_backend),
-            f"one of {', '.join(backends)}",
+            "training.torch_compile_backend", str(t.torch_compile_backend), backends=", ".join(backends)
         )
     if t.torch_compile_mode not in (None, "default", *modes):
         yield codes.TRAIN_COMPILE_MODE(
-            "torch.compile has no such mode",
-            "training.torch_compile_mode",
-            str(t.torch_compile_mode),
-            f"one of {', '.join(modes)}",
+            "training.torch_compile_mode", str(t.torch_compile_mode), modes=", ".join(modes)
         )
 
 
@@ -269,13 +260,7 @@ def _model(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
         model_config(config.model, current())
     except PacelineError as error:
         first = error.diagnostics[0]
-        yield codes.TRIAL_NOT_HERE(
-            f"the model's class was not checked: {first.what}",
-            first.where,
-            first.found,
-            first.hint,
-            Severity.NOTE,
-        )
+        yield codes.TRIAL_NOT_HERE(first.where, first.found, detail=first.what, hint=first.hint)
         return
     from paceline.training.trial.model import try_model
 

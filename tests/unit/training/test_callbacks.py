@@ -163,7 +163,7 @@ def test_the_observers_call_what_the_config_names(tmp_path: Path, monkeypatch: p
     assert not made.should_stop()
     made.hear(Step(1, 0.0, 1.0))
     assert made.should_stop()
-    made.hear(Notice(room.codes.CALLBACK_STOPS("w", "")))
+    made.hear(Notice(room.codes.CALLBACK_STOPS(name="w")))
     made.finish(Finished("early_stopped", 1, 0.1), "")
     assert Watch.made[0].heard == [("step", 1), ("end", "early_stopped")]
     assert not [t for t in threading.enumerate() if t.name.startswith("callback-")]

@@ -13,11 +13,11 @@ import pytest
 from paceline.checkpoint import codes
 from paceline.checkpoint.objects.deadline import Deadline
 from paceline.checkpoint.store import Saved
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.training.saver import RunSaves
 
-UP = codes.OBJECTS_UPLOADED("up", "s3://bucket/run", severity=Severity.NOTE)
+UP = codes.OBJECTS_UPLOADED("s3://bucket/run", name="up", url="s3://bucket/run")
 DOWN = codes.OBJECTS_UNAVAILABLE("the store is down", "s3://bucket/run")
 
 
