@@ -160,6 +160,16 @@ def load_script(name: str) -> ModuleType:
     return module
 
 
+def write_families(path: Path, table: Mapping[str, Any]) -> None:
+    """The records of families (``paceline/plan/data/families.json``), one a line."""
+    parts = []
+    for key, value in table.items():
+        rows = sorted(value.items()) if isinstance(value, dict) else []
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows)
+        parts.append(f"{json.dumps(key)}: " + (f"{{\n{lines}\n}}" if rows else json.dumps(value)))
+    path.write_text("{" + ", ".join(parts) + "}\n", encoding="utf-8")
+
+
 def write_yaml(path: Path, config: Mapping[str, Any]) -> Path:
     """JSON is YAML."""
     path.write_text(json.dumps(config, indent=1))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.folder import gives_scores, without_progress
-from paceline.checkpoint.gguf_families import FAMILIES, REFUSED, GGUFFamily, add_config
+from paceline.checkpoint.gguf_families import FAMILIES, GGUFFamily, add_config
 from paceline.checkpoint.gguf_layout import Folder, Stored, opened, stored
 from paceline.checkpoint.gguf_tensors import ROUNDED
 from paceline.checkpoint.gguf_tokenizer import add_tokenizer, compare_tokenizer, tokenizer_of
@@ -29,6 +29,7 @@ from paceline.checkpoint.tensorfile import TensorEntry
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.json_types import Json, JsonObject
+from paceline.plan.model.family import family_of
 
 FILE = "model.gguf"
 #: Keys of a config that say nothing of what the model computes.
@@ -70,7 +71,7 @@ def check_gguf(config: JsonObject, *, is_adapter: bool) -> None:
         raise ConfigError(codes.EXPORT_GGUF("the model gives scores", "--gguf", "a head of scores", hint))
     family = str(config.get("model_type"))
     if family not in FAMILIES:
-        reason = REFUSED.get(family, "no reader of Transformers' was found to read it back as it is")
+        reason = family_of(family).not_gguf or "no reader of Transformers' was found to read it back as it is"
         raise ConfigError(
             codes.EXPORT_GGUF(
                 "this family is not written as GGUF",

@@ -270,15 +270,6 @@ FAMILIES: Mapping[str, GGUFFamily] = {
     ),
 }
 
-#: Families that Transformers has a part of a reader for, and what is wrong with it (5.23).
-REFUSED: Mapping[str, str] = {
-    "cohere": "Transformers knows its tensors in GGUF, but not its config",
-    "gemma": "Transformers knows its tokenizer in GGUF, but not its config",
-    "gemma4_text": "Transformers assumes the kinds and sizes of its layers, which differ by model",
-    "gpt_oss": "Transformers finds neither sinks nor experts in llama.cpp's layout of it",
-    "mixtral": "Transformers reads llama.cpp's layout of it as a Llama without experts",
-}
-
 
 def add_config(writer: ConfigWriter, family: GGUFFamily, config: JsonObject) -> None:
     """Add what the file says of the architecture; what the config has none of is left out."""

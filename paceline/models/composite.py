@@ -14,7 +14,7 @@ import torch
 
 from paceline.models.accounting import Account, account
 from paceline.models.quantised_folder import QuantisedFolder, load_dequantised
-from paceline.plan.model.composite import COMPOSITES
+from paceline.plan.model.family import composites
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -73,7 +73,7 @@ def whole_model(config: PreTrainedConfig) -> WholeModel | None:
     """Return the whole of which a folder's ``config`` tells, on meta; None for a language model's own."""
     from transformers import AutoConfig
 
-    known = COMPOSITES.get(str(config.model_type))
+    known = composites().get(str(config.model_type))
     text = config.get_text_config()
     if known is None or text is config:
         return None

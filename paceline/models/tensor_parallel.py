@@ -30,6 +30,7 @@ from paceline.models.state_layers import ByDocument
 from paceline.models.tp_experts import EXPERTS
 from paceline.models.tp_layers import Forward, Tensors
 from paceline.plan import codes as plan_codes
+from paceline.plan.model.family import family_of
 from paceline.protocols.model import RootModule
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def tensor_parallel_plan(config: PreTrainedConfig) -> dict[str, str]:
     """
     text = config.get_text_config()
     plan: Mapping[str, str] = getattr(text, "base_model_tp_plan", None) or {}
-    plan = plan or tp_families.PLANS.get(text.model_type, {})
+    plan = plan or family_of(text.model_type).tp_plan
     if why := tp_families.why_not(text):
         raise _refused(
             plan_codes.MODELS_TP_STYLE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -13,17 +12,6 @@ from paceline.models.tp_layers import Forward, Tensors, with_argument
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-
-#: BLOOM's rows of query_key_value are a head's query, key and value after another: a block of them is whole
-#: heads (Megatron-DeepSpeed, arXiv:2211.05100, section 3.2).
-PLANS: Mapping[str, Mapping[str, str]] = {
-    "bloom": {
-        "h.*.self_attention.query_key_value": "colwise",
-        "h.*.self_attention.dense": "rowwise",
-        "h.*.mlp.dense_h_to_4h": "colwise",
-        "h.*.mlp.dense_4h_to_h": "rowwise",
-    }
-}
 
 
 def why_not(config: PreTrainedConfig) -> str:

@@ -9,7 +9,6 @@ from paceline.core.errors import ConfigError
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.attention import PACKABLE, family_packs
 from paceline.plan.model.config_json import model_config
-from paceline.plan.model.families import FAMILY_SIZES, NO_LINEARS
 from paceline.plan.model.unusual import unusual
 from paceline.plan.peft_settings import ALL_LINEAR
 from paceline.plan.plan import Plan
@@ -70,11 +69,11 @@ def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> 
     if plan is None:
         return reasons
     # What depends on the plan: wrap classes, family, attention, quantization, tensor parallelism.
-    sharded, kind = plan.engine.sharded, plan.shape.model_type if plan.shape else None
+    sharded, family = plan.engine.sharded, plan.shape.family if plan.shape else None
     if sharded is not None and sharded.wrap.classes:
         reasons.append(f"wrap classes {', '.join(sharded.wrap.classes)}")
-    if kind is not None and kind not in FAMILY_SIZES:  # for listed families a table says it
-        reasons.append(f"family {kind}")
+    if plan.shape is not None and plan.shape.family.needs_trial:
+        reasons.append(f"family {plan.shape.model_type}")
     if m.attn_implementation not in PACKABLE or not family_packs(plan.shape):
         conditions = {
             "attention paceline": m.attn_implementation == "paceline",
@@ -83,7 +82,7 @@ def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> 
             "rollouts": algorithm_spec(plan.algorithm).on_policy,
         }
         reasons += (f"{what} on padded rows" for what, is_so in conditions.items() if is_so)
-    if plan.adapter is not None and plan.adapter.quantization and kind in NO_LINEARS:
+    if plan.adapter is not None and plan.adapter.quantization and family is not None and family.conv1d:
         reasons.append("4-bit layers")
     if plan.mesh.tp > 1 and _says(config, environ, "base_model_tp_plan"):
         reasons.append("a tensor-parallel plan of its own")

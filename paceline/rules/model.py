@@ -11,7 +11,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.patterns import is_pattern
 from paceline.core.remote_code import COMMIT, unpinned
 from paceline.plan.hardware.kinds import CPU, MPS
-from paceline.plan.model.balance import config_coefficient
+from paceline.plan.model.mixtures import config_coefficient
 from paceline.plan.model.read_shape import text_part
 from paceline.plan.recomputation import KEY as KEPT
 from paceline.plan.recomputation import KINDS

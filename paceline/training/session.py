@@ -36,7 +36,7 @@ from paceline.models.scalar_head import SCALAR_ROLES, Classes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.eval_generate import answers_at_evaluation
 from paceline.plan.limits import STEP
-from paceline.plan.model.balance import config_coefficient
+from paceline.plan.model.mixtures import config_coefficient
 from paceline.plan.model.read_shape import text_part
 from paceline.plan.model.router_loss import router_options
 from paceline.plan.plan import Plan

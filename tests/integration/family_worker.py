@@ -32,7 +32,7 @@ from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.families import EXPERTS_IN_TURN, NO_TENSOR_PLAN
+from paceline.plan.model.family import families
 from paceline.plan.parts import DdpOptions
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
@@ -51,8 +51,16 @@ WAYS = {
 WIDE = "64"  # at the end of a way: in float64
 #: what the plan refuses before a process starts
 BY_PLAN = {
-    **{("zero3", kind): "ZeRO-3: its ranks visit other experts each" for kind in EXPERTS_IN_TURN},
-    **{("tp", kind): "this model has no tensor-parallel plan" for kind in NO_TENSOR_PLAN},
+    **{
+        ("zero3", kind): "ZeRO-3: its ranks visit other experts each"
+        for kind, known in families().items()
+        if known.experts_in_turn
+    },
+    **{
+        ("tp", kind): "this model has no tensor-parallel plan"
+        for kind, known in families().items()
+        if not known.tensor_plan
+    },
 }
 
 

@@ -13,7 +13,7 @@ from paceline.plan.cost.optimizer_states import OptimizerStates
 from paceline.plan.cost.orthogonal import orthogonal
 from paceline.plan.cost.pieces import pieces_of
 from paceline.plan.cost.room import master_bytes
-from paceline.plan.cost.search import Candidate, SearchSpec, decoded, own_kernels, predicted, saved
+from paceline.plan.cost.search import Candidate, SearchSpec, decoded, own_kernels, predicted
 from paceline.plan.cost.starts import start_of
 from paceline.plan.cost.states import SIZES
 from paceline.plan.cost.work import AdapterSize, Machine, RolloutSpec, StepSpec
@@ -278,7 +278,7 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
         offloaded=layout.offloaded,
         algorithm=plan.algorithm,
         kernels=own_kernels(spec, mesh.tp, layout.whole_submodules and not plan.precision.fp8),
-        saves=saved(spec.shape) or 1.0,
+        saves=spec.shape.family.saves or 1.0,
         low_precision="fp8" if plan.precision.fp8 else "",
         element=size,
         rollout=decoded(spec.rollout, layout, mesh.tp),

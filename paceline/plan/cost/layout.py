@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.plan.cost.starts import CARD, LoadingSpec
-from paceline.plan.model.families import NO_TENSOR_PLAN
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class StrategyLayout:
     ``offloaded``: the share of the optimizer states that is (ZeRO-Offload++).
     ``start``: where the whole model is held at startup (None: not checked). ``packed``: supports 4-bit base
     weights. ``whole_submodules``: a rank computes with unsharded submodules, so kernels fused over several
-    matrices run. ``without_tp``: families that it does not shard by tensors.
+    matrices run. ``autotp``: DeepSpeed shards by tensors, by column and row only.
     """
 
     name: str
@@ -72,7 +71,7 @@ class StrategyLayout:
     whole_submodules: bool = True
     sequence_parallel: bool = True
     stages_a_rank: int = 1
-    without_tp: frozenset[str] = NO_TENSOR_PLAN
+    autotp: bool = False
     gathering: Gathering = Gathering()
 
     @property

@@ -198,8 +198,8 @@ def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
     if work.cp > 1 and not work.ring:  # the attention's output both by heads and by tokens
         attention += 2.0 * q
     inner = shape.intermediate * max(1.0, _visited(work))
-    second = 0.0 if work.parallel_residual else norm
-    mlp = second + 2.0 * inner * (2.0 if fused or not work.gated else c.gated)
+    second = 0.0 if work.shape.family.parallel_residual else norm
+    mlp = second + 2.0 * inner * (2.0 if fused or not work.shape.family.gated else c.gated)
     if fused:
         attention, mlp = attention * work.saves, mlp * work.saves
     if not work.flash:
@@ -231,7 +231,7 @@ def _kept_outputs(work: StepSpec) -> tuple[float, float]:
     if MATMUL in work.keeps:
         inner = shape.intermediate * max(1.0, _visited(work))
         attention += 2.0 * (shape.heads * shape.head_dim + 2 * work.kv_width + shape.hidden_size * work.tp)
-        mlp += 2.0 * inner * (2.0 if work.gated else 1.0)
+        mlp += 2.0 * inner * (2.0 if work.shape.family.gated else 1.0)
         if work.kernels != "fused":  # ``models.swiglu`` writes the last product into its own buffer
             mlp += 2.0 * shape.hidden_size * work.tp
     return work.tokens * attention / work.tp, work.tokens * mlp / work.tp
@@ -261,7 +261,7 @@ def _visited(work: StepSpec) -> float:
     """Return the number of experts per token (1 for a dense model)."""
     if not work.shape.experts:
         return 1.0
-    expert = (3 if work.gated else 2) * work.shape.hidden_size * work.shape.intermediate
+    expert = (3 if work.shape.family.gated else 2) * work.shape.hidden_size * work.shape.intermediate
     q, kv = work.shape.heads * work.shape.head_dim, work.shape.kv_heads * work.shape.head_dim
     attention = work.shape.hidden_size * (2 * q + 2 * kv)
     return (work.layer_matmul - attention) / expert

@@ -22,9 +22,7 @@ from paceline.plan.cost.states import SIZES
 from paceline.plan.cost.work import AdapterSize, RolloutSpec, StepSpec, why_not_run
 from paceline.plan.hardware.catalogue import AcceleratorCluster
 from paceline.plan.mesh import Mesh, divisors
-from paceline.plan.model.families import NO_STAGES
 from paceline.plan.model.read_shape import ModelShape
-from paceline.plan.model.supported import families
 from paceline.plan.strategies.base import strategy_spec, strategy_specs
 
 FITS = 0.95  # a layout fits if its predicted peak is below this share of the card's memory …
@@ -32,8 +30,6 @@ MARGIN = 0.90  # … and may be chosen below this share
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 GIB = 2**30
 TIE = 0.01
-#: in which norms are fused where the rest is not: under tensor parallelism, adapters and experts
-FUSED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 
 
 @dataclass(frozen=True)
@@ -189,7 +185,7 @@ def layout_candidates(layout: StrategyLayout, spec: SearchSpec) -> Iterator[Cand
     if not spec.states.allows(layout):
         return
     for tp, pp, cp in product(
-        _tp_sizes(spec.shape, node, layout.without_tp) if layout.tp else (1,),
+        _tp_sizes(spec.shape, node, layout.autotp) if layout.tp else (1,),
         _pp_sizes(spec.shape, cards) if layout.pp else (1,),
         _cp_sizes(spec, node) if layout.cp else (1,),
     ):
@@ -236,7 +232,7 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 sequence_parallel=layout.sequence_parallel and spec.shape.shards_tokens,
                 algorithm=spec.algorithm,
                 kernels=own_kernels(spec, mesh.tp, layout.whole_submodules),
-                saves=saved(spec.shape) or 1.0,
+                saves=spec.shape.family.saves or 1.0,
                 rollout=decoded(spec.rollout, layout, mesh.tp),
                 orthogonal=spec.orthogonal,
                 frozen_size=spec.frozen_size,
@@ -347,22 +343,17 @@ def own_kernels(spec: SearchSpec, tp: int, whole_submodules: bool) -> str:
     computes in chunks in every family.
     """
     shape = spec.shape
-    if whole_submodules and tp == 1 and not spec.adapter and not shape.experts and saved(shape):
+    if whole_submodules and tp == 1 and not spec.adapter and not shape.experts and shape.family.saves:
         return "fused"
-    return "norms" if shape.model_type in FUSED_FAMILIES else "head"
+    return "norms" if shape.family.fused_norms else "head"
 
 
-def saved(shape: ModelShape) -> float:
-    """Return what a layer of the family keeps over what a Llama of its sizes does; 0 where it is unknown."""
-    known = families().get(shape.model_type)
-    return known.saves if known else 0.0
-
-
-def _tp_sizes(shape: ModelShape, node: int, without: frozenset[str]) -> list[int]:
+def _tp_sizes(shape: ModelShape, node: int, autotp: bool) -> list[int]:
     """Return tp sizes in a node that divide heads, KV heads and MLP width; none for mixtures of experts and
-    the families ``without``.
+    families without a plan, or one that ``autotp`` follows.
     """
-    if shape.experts or shape.model_type in without:
+    family = shape.family
+    if shape.experts or not family.tensor_plan or (autotp and not family.autotp):
         return []
     return [
         t
@@ -373,13 +364,13 @@ def _tp_sizes(shape: ModelShape, node: int, without: frozenset[str]) -> list[int
 
 def _cp_sizes(spec: SearchSpec, node: int) -> list[int]:
     """Return cp sizes in a node that divide the heads (Ulysses), for packed rows and token-sum losses."""
-    if not algorithm_spec(spec.algorithm).sums_tokens or spec.shape.model_type not in FUSED_FAMILIES:
+    if not algorithm_spec(spec.algorithm).sums_tokens or not spec.shape.family.fused_norms:
         return []
     return [c for c in divisors(node) if c > 1 and spec.shape.heads % c == 0]
 
 
 def _pp_sizes(shape: ModelShape, cards: int) -> list[int]:
-    if shape.model_type in NO_STAGES:
+    if not shape.family.stages:
         return [1]
     return [p for p in divisors(cards) if p <= shape.layers and (p <= 16 or p % 8 == 0)]
 

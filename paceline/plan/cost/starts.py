@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.model.supported import families
 
 #: Private bytes of an interpreter with torch and Transformers before any model (measured: 262 MiB).
 INTERPRETER = 256 * 2**20
@@ -106,8 +105,7 @@ def in_files(shape: ModelShape) -> bool:
     """Whether a model is certain to come from a folder whose tensors are its parameters, or are stacked and
     joined to them.
     """
-    family = families().get(shape.model_type)
-    return shape.in_files and family is not None and family.parts
+    return shape.in_files and shape.family.parts
 
 
 def mapped(shape: ModelShape) -> bool:

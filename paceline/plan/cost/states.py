@@ -10,7 +10,6 @@ from paceline.config.optimizer_bytes import projected as of_projection
 from paceline.config.optimizers import BUILT
 from paceline.core.safetensors_header import STORED_DTYPES
 from paceline.plan.cost.pieces import Piece
-from paceline.plan.model.autocast import under_autocast
 from paceline.plan.model.parameters import orthogonalised, projected
 from paceline.plan.parts import ModelStates, OptimizerSpec
 from paceline.plan.plan import Plan
@@ -26,7 +25,8 @@ def sum_of(states: Sequence[ModelStates]) -> ModelStates:
 
 def whole_states(plan: Plan, pieces: Sequence[Piece]) -> ModelStates:
     """Return the states of whole copies (single, ddp, data_parallel, ZeRO-0, stages that are not sharded)."""
-    copies = plan.memory is not None and plan.memory.copies and not under_autocast(plan.shape)
+    autocast = plan.shape is not None and plan.shape.family.autocast  # then fp32 weights alone stay
+    copies = plan.memory is not None and plan.memory.copies and not autocast
     trained = [p for p in pieces if p.trained]
     return ModelStates(
         parameters=sum(p.numel * _size(p, copies) for p in pieces),

@@ -17,8 +17,6 @@ from paceline.plan.cost.pieces import layer_ranges
 from paceline.plan.cost.starts import LoadingSpec
 from paceline.plan.model.read_shape import ModelShape
 
-UNGATED = ("gpt2", "gpt_neox", "phi", "opt", "mpt")  # MLP of two matrices; all others have gate, up and down
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -191,15 +189,6 @@ class StepSpec:
     def sharers(self) -> int:
         """Number of ranks that share one copy of the states that ``zero`` shards."""
         return self.shard or self.dp * self.cp
-
-    @cached_property
-    def gated(self) -> bool:
-        return self.shape.model_type not in UNGATED
-
-    @cached_property
-    def parallel_residual(self) -> bool:
-        """Whether attention and MLP share one residual (GPT-NeoX, Phi)."""
-        return self.shape.model_type in ("gpt_neox", "phi")
 
     @cached_property
     def embedding_parameters(self) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from paceline.core.json_types import Json
 from paceline.plan.hardware.kinds import kind_of
+from paceline.plan.model.family import family_of
 
 VARLEN_FLASH = "varlen_flash"  # one flash call over all documents of a row
 FLEX = "flex"  # torch's flex_attention, compiled by Triton: one call over all documents of a row
@@ -28,18 +29,9 @@ FLEX_MIN_WIDTH, FLEX_MAX_WIDTH = 16, 256  # of one product in Triton; of the til
 # widths of a head whose backward lacks shared memory there (torch's sdp_utils.cpp)
 _TIGHT_WIDTHS, _TIGHT = range(193, 225), (8.6, 8.9, 12.0, 12.1)
 
-# families whose layers (some of them, in mimo_v2_flash) have a learned sink a head
-_SINKS = frozenset(
-    {"deepseek_v4", "flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4", "mimo_v2_flash"}
-)
-_SOFTCAP, _CAPPED = "attn_logit_softcapping", frozenset({"gemma2", "vaultgemma"})  # capped by default
-
-
-# what config classes call the dropout of attention's weights, and the families whose default is not 0
+_SOFTCAP = "attn_logit_softcapping"
+#: what config classes call the dropout of attention's weights
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
-_DROPPING = frozenset(
-    {"biogpt", "gpt2", "gpt-sw3", "gpt_bigcode", "gpt_neox_japanese", "openai-gpt", "seed_oss", "xglm"}
-)
 
 
 @dataclass(frozen=True)
@@ -95,18 +87,13 @@ def flash_width(width: int, value_width: int) -> int:
 
 def has_softcap(config: Mapping[str, Json]) -> bool:
     """Whether a model with this ``config.json`` caps its attention scores."""
-    return config.get(_SOFTCAP, config.get("model_type") in _CAPPED) not in (None, False)
+    return config.get(_SOFTCAP, family_of(config.get("model_type")).softcap) not in (None, False)
 
 
 def has_dropout(config: Mapping[str, Json]) -> bool:
     """Whether a model with this ``config.json`` drops weights of its attention while it trains."""
     given = [config[name] for name in _DROPOUTS if name in config]
-    return any(given) if given else config.get("model_type") in _DROPPING
-
-
-def has_sinks(config: Mapping[str, Json]) -> bool:
-    """Whether a model with this ``config.json`` has layers with a learned sink a head."""
-    return config.get("model_type") in _SINKS
+    return any(given) if given else family_of(config.get("model_type")).dropout
 
 
 def _no_flash(device: str, capability: float | None, dtype: str, call: AttentionCall) -> str | None:

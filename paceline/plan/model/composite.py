@@ -7,40 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from paceline.core.json_types import Json, JsonObject
+from paceline.plan.model.family import Composite, composites
 
-
-@dataclass(frozen=True)
-class Composite:
-    """``text``: the type of the causal class that computes a text as this model does (empty: its
-    text_config's); ``tied``: whether its config class ties the head where ``config.json`` does not say;
-    ``values``: what its class always does, in the causal class's config.
-    """
-
-    text: str = ""
-    tied: bool = False
-    values: Mapping[str, Json] = field(default_factory=dict)
-
-
-#: Held by tests/unit/models/test_composite.py: the logits of a text are those of the whole.
-COMPOSITES: Mapping[str, Composite] = {
-    "aria": Composite(),
-    "gemma3": Composite(tied=True),
-    "gemma4": Composite(tied=True),
-    "internvl": Composite(tied=True),
-    "lfm2_vl": Composite(tied=True),
-    "llama4": Composite(),
-    "llava": Composite(),
-    "mistral3": Composite(tied=True),
-    "qwen2_5_vl": Composite("qwen2"),
-    "qwen2_vl": Composite("qwen2"),
-    "qwen3_5": Composite(),
-    "qwen3_5_moe": Composite(),
-    "qwen3_vl": Composite("qwen3"),
-    "qwen3_vl_moe": Composite("qwen3_moe", values={"norm_topk_prob": True}),
-}
 _BESIDE = (
     *("vision", "visual", "audio", "speech", "image", "mm_projector", "multi_modal_projector"),
     *("multimodal_projector", "embed_vision", "mtp"),
@@ -50,7 +20,7 @@ _BESIDE = (
 def composite_of(config: Mapping[str, Json]) -> Composite | None:
     """Return how a ``config.json`` is read of which the language model alone is trained; else None."""
     inner = config.get("text_config")
-    found = COMPOSITES.get(str(config.get("model_type")))
+    found = composites().get(str(config.get("model_type")))
     flat = found is not None and bool(found.text) and "vision_config" in config  # as Qwen2-VL's was released
     return found if flat or (isinstance(inner, Mapping) and inner) else None
 

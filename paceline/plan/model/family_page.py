@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from paceline.plan.model.balance import DEFAULTS
-from paceline.plan.model.composite import COMPOSITES
-from paceline.plan.model.supported import Family, families, verdicts_of
+from paceline.plan.model.family import Family, composites, families, verdicts_of
 
 
 def page() -> str:
@@ -108,7 +106,7 @@ def _supported(table: Mapping[str, Family]) -> Iterator[str]:
 
 
 def _experts_and_parts(table: Mapping[str, Family]) -> Iterator[str]:
-    balanced = [kind for kind in sorted(DEFAULTS) if kind in table and table[kind].trained]
+    balanced = [k for k, one in sorted(table.items()) if one.balance_loss is not None and one.trained]
     yield from (
         "## Mixtures of experts",
         "",
@@ -139,7 +137,7 @@ def _experts_and_parts(table: Mapping[str, Family]) -> Iterator[str]:
         "| --- | --- |",
         *(
             f"| {kind} | {one.text or 'as its `text_config` says'} |"
-            for kind, one in sorted(COMPOSITES.items())
+            for kind, one in sorted(composites().items())
         ),
         "",
     )
@@ -159,7 +157,7 @@ def _refused(table: Mapping[str, Family]) -> Iterator[str]:
         *(
             f"| {kind} | {_plain(row.refused)} |"
             for kind, row in sorted(table.items())
-            if row.refused and kind not in COMPOSITES
+            if row.refused and kind not in composites()
         ),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.plan import codes
-from paceline.plan.model.supported import Family, families
+from paceline.plan.model.family import family_of
 
 # Names of the same number across families; a folder may use any of them.
 COUNT = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -57,7 +57,7 @@ def mixture_of(config: Mapping[str, Json], layers: int, intermediate: int, where
     width = _number(config, WIDTH, where) or intermediate
     shared = _number(config, FURTHER[:1], where) or width * _number(config, SHARED, where)
     visited = min(experts, _number(config, VISITED, where) or 1)
-    gated = config.get("model_type") == "qwen2_moe"
+    gated = family_of(config.get("model_type")).shared_gate
     return Mixture(experts, visited, width, shared, gated, _dense(config, layers, where))
 
 
@@ -68,6 +68,19 @@ def latent_of(config: Mapping[str, Json], where: str) -> Latent | None:
     full = "q_lora_rank" in config and config["q_lora_rank"] is None
     numbers = [_number(config, (name,), where) for name in LOW_RANKS]
     return Latent(0 if full else numbers[0], *numbers[1:])
+
+
+def config_coefficient(config: Mapping[str, Json]) -> float:
+    """Return the coefficient of the experts' balance loss that a ``config.json`` asks for.
+
+    0 unless ``output_router_logits`` is true and Transformers computes that loss for the family.
+    """
+    default = family_of(config.get("model_type")).balance_loss
+    if config.get("output_router_logits") is not True or default is None:
+        return 0.0
+    given = (config.get(key) for key in ("router_aux_loss_coef", "aux_loss_coef"))  # the latter is JetMoE's
+    numbers = [value for value in given if isinstance(value, (int, float))]
+    return float(numbers[0]) if numbers else default
 
 
 def _dense(config: Mapping[str, Json], layers: int, where: str) -> tuple[int, ...]:
@@ -87,7 +100,7 @@ def _number(config: Mapping[str, Json], names: tuple[str, ...], where: str) -> i
 
     Raises ConfigError if it is not an integer from 0 to the limit.
     """
-    defaults = families().get(str(config.get("model_type")), Family()).defaults
+    defaults = family_of(config.get("model_type")).defaults
     for values in (config, defaults):
         for name in names:
             value = values.get(name)

@@ -13,17 +13,16 @@ from paceline.core.files import MAX_CONFIG_BYTES, read_text
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 from paceline.plan.model.ask_class import counted
-from paceline.plan.model.attention_kernel import has_dropout, has_sinks, has_softcap
-from paceline.plan.model.balance import config_coefficient
+from paceline.plan.model.attention_kernel import has_dropout, has_softcap
 from paceline.plan.model.composite import composite_of, text_part
 from paceline.plan.model.counts import with_counts
-from paceline.plan.model.families import FAMILY_SIZES, LARGEST, LARGEST_SIZE, SIZE_NAMES, family_sizes
-from paceline.plan.model.mixtures import latent_of, mixture_of
+from paceline.plan.model.family import SIZE_NAMES, family_of, supported
+from paceline.plan.model.mixtures import config_coefficient, latent_of, mixture_of
 from paceline.plan.model.quantised_base import plain_config, quantised_base
 from paceline.plan.model.rope import by_length
 from paceline.plan.model.shape import PACKED, PADDED, ModelShape
 from paceline.plan.model.stored import with_carried, with_quantised, with_stored
-from paceline.plan.model.supported import Family, families, obstacle, unsupported
+from paceline.plan.model.supported import obstacle, unsupported
 from paceline.plan.model.vocabulary import with_vocabulary
 from paceline.plan.model.weights_files import read_json, weights_findings
 from paceline.plan.model.weights_sizes import other_sizes
@@ -42,18 +41,19 @@ def shape_from_config(config: Mapping[str, Json], where: str = "model.config") -
     family = str(config.get("model_type") or "")
     if not family:
         raise ConfigError(codes.PLAN_MODEL_TYPE(where, "no model_type"))
-    sizes = family_sizes(family)
+    known = family_of(family).sizes
+    sizes = dict(known)
     for name, spellings in SIZE_NAMES.items():
         for spelling in spellings:
             if config.get(spelling) is not None:
                 sizes[name] = _whole(config[spelling], spelling, where, LARGEST.get(name, LARGEST_SIZE))
                 break
     # Unknown families must name every size; a known one may have no attention heads.
-    if (known := families().get(family, Family())).sizes and "heads" not in known.sizes:
+    if known and "heads" not in known:
         sizes.setdefault("heads", 0)
     missing = [name for name in ("hidden_size", "layers", "heads", "vocab") if name not in sizes]
     if missing:
-        close = difflib.get_close_matches(family, FAMILY_SIZES, n=2)
+        close = difflib.get_close_matches(family, supported(), n=2)
         near = f"; or model_type: {' or '.join(close)}" if close else ""
         raise ConfigError(
             codes.PLAN_MODEL_SIZES(
@@ -201,6 +201,9 @@ def cached_model_dir(name: str, revision: str | None, cache: Path) -> Path | Non
     return snapshot if commit and (snapshot / "config.json").is_file() else None
 
 
+#: No model has larger sizes: such a config is damaged or malicious.
+LARGEST_SIZE = 2**24
+LARGEST = {"layers": 10_000, "vocab": 2**26, "max_positions": 2**40}
 #: Sizes to suggest in error messages where 512 would be odd.
 _USUAL = {
     "num_hidden_layers": 12,
@@ -250,9 +253,9 @@ def _kv_heads(family: str, sizes: dict[str, int], config: Mapping[str, Json], wh
                 f"num_attention_heads: {_nearest(hidden, heads)}, or head_dim",
             )
         )
-    # these families have no grouped heads
-    kv_heads = heads if family in ("gpt2", "gpt_neox", "bloom", "opt") else sizes.get("kv_heads") or heads
-    if family == "falcon" and not config.get("new_decoder_architecture"):
+    known = family_of(family)
+    kv_heads = (sizes.get("kv_heads") or heads) if known.grouped else heads
+    if known.multi_query and not config.get("new_decoder_architecture"):
         kv_heads = 1 if config.get("multi_query", True) else heads
     if heads and heads % kv_heads:
         raise ConfigError(
@@ -281,7 +284,7 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
         max_positions=sizes.get("max_positions", 0),
     )
     mixture = mixture_of(config, sizes["layers"], intermediate, where)
-    latent, known = latent_of(config, where), families().get(family, Family())
+    latent, known = latent_of(config, where), family_of(family)
     shape = ModelShape(
         model_type=family,
         hidden_size=hidden,
@@ -296,14 +299,14 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
         num_parameters=0,
         matmul_parameters=0,
         exact=known.counted and not config.get("use_qk_norm"),
-        attention_bias=bool(config.get("attention_bias", family in ("gpt_neox", "bloom", "opt", "gpt_oss"))),
+        attention_bias=bool(config.get("attention_bias", known.attention_bias)),
         mlp_bias=bool(config.get("mlp_bias", False)),
         mixture=mixture,
         latent=latent,
         rows=PACKED if obstacle(config) is None else PADDED,
         softcap=has_softcap(config),
         dropout=has_dropout(config),
-        sinks=has_sinks(config),
+        sinks=known.sinks,
         rope_by_length=by_length(config),
         buffers=known.buffers,
         carries=known.carries,

@@ -14,7 +14,6 @@ from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.balance import has_router_loss
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Decision
 
@@ -56,7 +55,7 @@ def check_router_loss(
     """
     if shape is None or loss is None:
         return
-    if not has_router_loss(shape.model_type):
+    if shape.family.balance_loss is None:
         yield codes.PLAN_BALANCE_LOSS(
             f"Transformers computes no balance loss of experts for models of type '{shape.model_type}'",
             COEFFICIENT,
@@ -98,7 +97,7 @@ def router_decisions(shape: ModelShape | None, router: RouterOptions) -> Iterato
         yield Decision(
             "balance loss", f"{loss.coefficient:g}, over each {_WORDS[loss.scope]}", _WHY[loss.scope]
         )
-    elif has_router_loss(shape.model_type):
+    elif shape.family.balance_loss is not None:
         why = "as in Transformers while output_router_logits is false; router_aux_loss_coef: 0.001 adds it"
         yield Decision("balance loss", "none", why)
     elif shape.buffers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.plan.codec import UNLESS_DEFAULT
+from paceline.plan.model.family import Family, family_of
 from paceline.plan.model.listing import Listing
 from paceline.plan.model.mixtures import Latent, Mixture
 
@@ -78,6 +79,11 @@ class ModelShape:
     resized: bool = field(default=False, metadata=UNLESS_DEFAULT)
     listing: Listing | None = field(default=None, metadata=UNLESS_DEFAULT)
     why_about: str = field(default="", metadata=UNLESS_DEFAULT)
+
+    @property
+    def family(self) -> Family:
+        """What is known of its family."""
+        return family_of(self.model_type)
 
     @property
     def shards_tokens(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan.model.composite import text_part
-from paceline.plan.model.families import FAMILY_SIZES, SIZE_NAMES
+from paceline.plan.model.family import SIZE_NAMES, family_of
 
 HEAD_DIM = 16
 EXPERTS = 4
@@ -26,9 +26,8 @@ def shrunk(config: Mapping[str, Json], *, layers: int = 2, kv_heads: int = 2) ->
     small = {k: v for k, v in part.items() if not _is_dropout(k)}
     small |= {k: 0.0 for k in part if _is_dropout(k)}
     # The model's own sizes, by config or family.
-    family = str(small.get("model_type") or "")
     have: dict[str, int | None] = {
-        **FAMILY_SIZES.get(family, {}),
+        **family_of(small.get("model_type")).sizes,
         **{name: _size(small[_key(small, name)]) for name in SIZE_NAMES if _key(small, name) in small},
     }
     # Keep the grouping of heads and the ratio of MLP width to hidden size.

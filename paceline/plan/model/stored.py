@@ -18,16 +18,6 @@ from paceline.plan.model.weights_files import weights_of
 _SMALL = {"BF16": "bfloat16", "F16": "float16"}
 FLOATS = frozenset({*_SMALL, "F32", "F64"})  # dtypes of which any part is a tensor's values
 _HEAD = "lm_head.weight"
-#: Families with buffers that a model built in 16 bits would round: read in fp32 (asserted against all that
-#: Transformers builds; ``models.stored_dtype.buffers_keep_dtype`` decides in a run).
-READ_WIDE = frozenset(
-    {
-        *("apertus", "axk1", "exaone_moe", "falcon_h1", "falcon_mamba", "gemma", "gemma2"),
-        *("gemma3_text", "gemma4_text", "gemma4_unified_text", "hy_v3", "inkling2_text", "inkling_text"),
-        *("kimi_linear", "kolibri1", "longcat_flash", "mimo_v2_flash", "minimax", "minimax_m2"),
-        *("minimax_m3_vl_text", "nemotron_h", "openai-gpt", "vaultgemma", "xglm"),
-    }
-)
 
 
 def stored(folder: Path) -> tuple[str, frozenset[str]]:
@@ -75,7 +65,7 @@ def with_quantised(shape: ModelShape, folder: Path, config: Mapping[str, Json]) 
     except (OSError, ValueError):  # reported by the check of the folder
         return shape
     names = packed_names(tensors, settings)
-    plain = names.others(tensors) <= {"BF16"} and shape.model_type not in READ_WIDE
+    plain = names.others(tensors) <= {"BF16"} and not shape.family.read_wide
     stored = "bfloat16" if plain and names.weights else ""
     twice = shape.tied and _HEAD in names.plain(tensors)
     return replace(
@@ -101,6 +91,6 @@ def with_stored(shape: ModelShape, folder: Path, config: Mapping[str, Json], own
     twice = shape.tied and _HEAD in names  # whether both are equal is known when both are read
     shape = replace(shape, in_files=bool(kinds) and kinds <= FLOATS and not twice)
     kind = _one(kinds)
-    if kind != "float32" and shape.model_type not in READ_WIDE:
+    if kind != "float32" and not shape.family.read_wide:
         return replace(shape, stored=kind, stored_score=SCORE in names)
     return replace(shape, stored="float32", stored_score=SCORE in names) if kinds == {"F32"} else shape

@@ -10,14 +10,12 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.safetensors_header import StoredTensor, header_of
 from paceline.plan import codes
 from paceline.plan.model.composite import beside_text
+from paceline.plan.model.parameters import is_linear, parameters_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.model.weights_files import weights_of
 from paceline.plan.parts import AdapterSpec
 from paceline.plan.peft_settings import names_module, rank_of, untied
 
-LLAMA_LIKE = frozenset(
-    {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"}
-)
 _FLOATS = ("F16", "BF16", "F32", "F64")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
 #: Tensors with one row per vocabulary entry, in Transformers' decoder families
@@ -34,23 +32,18 @@ _ROWS = frozenset(
 
 
 def linears(shape: ModelShape) -> dict[str, tuple[int, int]] | None:
-    """Return (inputs, outputs) of the linear layers in a decoder layer; None for an unlisted family."""
-    if shape.model_type not in LLAMA_LIKE:
+    """Return (inputs, outputs) of the linear layers in a decoder layer; None where they are not known."""
+    mixture = shape.mixture
+    differ = mixture is not None and (shape.latent or mixture.shared or mixture.dense_layers)
+    if not shape.family.linears_known or differ:
         return None
-    hidden, q, kv = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    attention = {
-        "self_attn.q_proj": (hidden, q),
-        "self_attn.k_proj": (hidden, kv),
-        "self_attn.v_proj": (hidden, kv),
-        "self_attn.o_proj": (q, hidden),
-    }
-    if shape.mixture is not None:  # experts and router are not linear layers in Transformers 5
-        return None if shape.latent or shape.mixture.shared or shape.mixture.dense_layers else attention
-    return attention | {
-        "mlp.gate_proj": (hidden, shape.intermediate),
-        "mlp.up_proj": (hidden, shape.intermediate),
-        "mlp.down_proj": (shape.intermediate, hidden),
-    }
+    found = {}
+    for parameter in parameters_of(shape):
+        if is_linear(shape, parameter):
+            outputs, inputs = parameter.shape
+            name = parameter.name.partition(f".{parameter.layer}.")[2].removesuffix(".weight")
+            found[name] = (inputs, outputs)
+    return found
 
 
 def other_sizes(folder: Path, shape: ModelShape) -> list[Diagnostic]:

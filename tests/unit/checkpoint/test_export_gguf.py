@@ -13,9 +13,10 @@ import torch
 from support import CHAT_TEMPLATE, WORDS, write_tokenizer
 
 from paceline.checkpoint.export_gguf import FILE, check_gguf, write_gguf
-from paceline.checkpoint.gguf_families import FAMILIES, REFUSED
+from paceline.checkpoint.gguf_families import FAMILIES
 from paceline.checkpoint.gguf_tokenizer import known_splits, tokenizer_of
 from paceline.core.errors import CheckpointError, ConfigError
+from paceline.plan.model.family import families
 
 VOCAB = 330  # more rows than the byte-level tokenizer has tokens
 SIZES: dict[str, Any] = {
@@ -221,10 +222,12 @@ def test_what_the_file_cannot_say_is_refused(gguf: Any, tmp_path: Path) -> None:
 
 
 def test_other_families_scores_and_adapters_are_refused_by_name(gguf: Any) -> None:
-    with pytest.raises(ConfigError, match="model_type olmo2: no reader") as refused:
+    with pytest.raises(ConfigError, match="model_type olmo2: no reader") as wrong:
         check_gguf({"model_type": "olmo2"}, is_adapter=False)
-    assert ", ".join(FAMILIES) in str(refused.value)
-    for family, reason in REFUSED.items():
+    assert ", ".join(FAMILIES) in str(wrong.value)
+    refused = {kind: known.not_gguf for kind, known in families().items() if known.not_gguf}
+    assert len(refused) == 5 and not refused.keys() & FAMILIES.keys()
+    for family, reason in refused.items():
         with pytest.raises(ConfigError, match=re.escape(f"model_type {family}: {reason}")):
             check_gguf({"model_type": family}, is_adapter=False)
     with pytest.raises(ConfigError, match="add --merge"):

@@ -25,10 +25,8 @@ from paceline.models.stored_dtype import buffers_keep_dtype
 from paceline.plan.cost.room import Room, room_of
 from paceline.plan.cost.starts import INTERPRETER, PEFT
 from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.model.autocast import AUTOCAST
+from paceline.plan.model.family import families
 from paceline.plan.model.read_shape import shape_of
-from paceline.plan.model.stored import READ_WIDE
-from paceline.plan.model.supported import families
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.roles import Role
@@ -220,5 +218,5 @@ def test_what_the_plan_knows_of_families_by_name() -> None:
         _, unknown = weight_owners(hf.base_model, hf.get_output_embeddings())
         if any(not name.endswith("RMSNorm") for name in unknown):
             own_classes.add(family)
-    assert rounded == READ_WIDE
-    assert own_classes == AUTOCAST
+    assert rounded == {kind for kind, known in families().items() if known.read_wide}
+    assert own_classes == {kind for kind, known in families().items() if known.autocast}

@@ -14,7 +14,7 @@ from fault_jobs import GPT2, LLAMA, Job, tried_here, write_weights
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
 from paceline.core.remote_code import read_code
-from paceline.plan.model.families import FAMILY_SIZES, NO_LINEARS, NO_TENSOR_PLAN
+from paceline.plan.model.family import families, family_of
 from paceline.plan.model.unusual import unusual
 
 Settings = dict[str, Any]
@@ -214,7 +214,7 @@ def test_ordinary_values_cost_no_try() -> None:
     assert not unusual(LLAMA, written=True)
 
 
-@pytest.mark.parametrize("kind", sorted(FAMILY_SIZES))
+@pytest.mark.parametrize("kind", sorted(kind for kind, known in families().items() if not known.needs_trial))
 def test_what_the_table_settles_is_so(kind: str) -> None:
     """Of these families the plan builds no model: whatever their classes refuse, the plan refuses by its
     table.
@@ -240,11 +240,11 @@ def test_what_the_table_settles_is_so(kind: str) -> None:
     assert root.attention.layout == "packed"
     enable_recompute(root.hf, root.slot)
     cache_for(root.hf, 1)
-    assert bool(list(quantised.frozen_linears(root.hf, frozen=False))) == (kind not in NO_LINEARS)
+    assert bool(list(quantised.frozen_linears(root.hf, frozen=False))) == (not family_of(kind).conv1d)
     uncut = None
     try:
         how_cut(root, 2, sequence_parallel=True)
     except ConfigError as error:
         uncut = error.diagnostics[0].code
-    no_plan, mixture = kind in NO_TENSOR_PLAN, kind in ("mixtral", "qwen3_moe")
+    no_plan, mixture = not family_of(kind).tensor_plan, kind in ("mixtral", "qwen3_moe")
     assert uncut == ("models.tp_no_plan" if no_plan else "models.tp_style" if mixture else None)

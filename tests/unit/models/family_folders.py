@@ -26,7 +26,7 @@ from tiny_families import tiny_config
 
 from paceline.checkpoint.export import export_hf
 from paceline.models.factory import HFModelFactory
-from paceline.plan.model.balance import DEFAULTS
+from paceline.plan.model.family import family_of
 
 EXTRA = {
     "unheard_of.weight": torch.full((3,), float("nan")),
@@ -77,7 +77,7 @@ def balanced(kind: str) -> tuple[str, float]:
 
 def has_balance_loss(kind: str) -> bool:
     """Whether Transformers' class computes one."""
-    return kind in DEFAULTS
+    return family_of(kind).balance_loss is not None
 
 
 def tower(kind: str) -> str:

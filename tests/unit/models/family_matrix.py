@@ -35,8 +35,7 @@ from torch import Tensor
 from paceline.core.errors import PacelineError
 from paceline.models.factory import HFModelFactory
 from paceline.models.roles import RoleModule
-from paceline.plan.model.composite import COMPOSITES
-from paceline.plan.model.supported import families
+from paceline.plan.model.family import composites, families
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output
@@ -248,7 +247,7 @@ def page(results: Results) -> str:
     """The page of ``results``; families that the table supports but nothing was run of are untested."""
     kinds = sorted(
         k
-        for k in {*registered(), *results} - COMPOSITES.keys()
+        for k in {*registered(), *results} - composites().keys()
         if not (k in families() and families()[k].refused)
     )
     columns = [*COLUMNS, *RANKED]
@@ -293,14 +292,14 @@ def page(results: Results) -> str:
         "|---|---|:-:|",
         *(
             f"| {k} | {one.text or 'as its `text_config` says'} | {MARKS[_result(results, k, WHOLE)]} |"
-            for k, one in sorted(COMPOSITES.items())
+            for k, one in sorted(composites().items())
         ),
         "",
         "## Why not",
         "",
         *(
             f"- {k}, {c} ({row['result']}): {row.get('reason', '').replace('|', '/')}"
-            for k in [*kinds, *sorted(COMPOSITES)]
+            for k in [*kinds, *sorted(composites())]
             for c, row in results.get(k, {}).items()
             if row["result"] in (REFUSED, FAILS)
         ),
@@ -358,7 +357,7 @@ def main() -> None:
         return
     columns = [c for c in given.columns or COLUMNS if c in COLUMNS]
     if given.towers:
-        chosen, columns = sorted(COMPOSITES), [WHOLE]
+        chosen, columns = sorted(composites()), [WHOLE]
     for kind in chosen:
         results = load()
         row = results.setdefault(kind, {})

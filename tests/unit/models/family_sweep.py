@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -23,10 +24,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parents[2]))
+
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from model_families import Source, make_batch, spread_out
 from safetensors.torch import load_file
+from support import write_families
 from tiny_families import tiny_config
 from torch import Tensor
 from transformers.integrations.heterogeneity.configuration_utils import AmbiguousGlobalPerLayerAttributeError
@@ -39,11 +44,10 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.roles import RoleModule
 from paceline.models.selectors import selectors
 from paceline.models.slices import FolderSlices
-from paceline.plan.model import supported
-from paceline.plan.model.families import SIZE_NAMES
+from paceline.plan.model import family as family_records
+from paceline.plan.model.family import SIZE_NAMES, Family, families
 from paceline.plan.model.mixtures import READ
 from paceline.plan.model.read_shape import shape_from_config
-from paceline.plan.model.supported import Family, families
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
@@ -64,6 +68,8 @@ BY_HAND = {
     "fuyu": TOWER,
     "reformer": "its attention chooses at random which tokens attend to each other",
 }
+#: What the sweep finds out; the other fields of a row are kept.
+MEASURED = {"refused", "rows", "buffers", "carries", "selects", "parts", "sizes", "defaults", "counted"}
 ENCODER = "an encoder, or one half of an encoder-decoder"
 
 
@@ -185,11 +191,9 @@ def families_known(table: dict[str, Any]) -> None:
     """Write the table where the plan reads it, and have it read anew."""
     import transformers
 
-    rows = ",\n".join(f'  "{kind}": {json.dumps(row)}' for kind, row in sorted(table.items()))
-    TABLE.write_text(
-        f'{{"transformers": "{transformers.__version__}", "families": {{\n{rows}\n}}}}\n', encoding="utf-8"
-    )
-    supported._table.cache_clear()
+    kept = json.loads(TABLE.read_text(encoding="utf-8"))
+    write_families(TABLE, {**kept, "transformers": transformers.__version__, "families": table})
+    family_records._table.cache_clear()
 
 
 def registered() -> dict[str, str]:
@@ -421,8 +425,10 @@ def main() -> None:
             flush=True,
         )
     if write:
-        kept = json.loads(TABLE.read_text(encoding="utf-8"))["families"] if kinds else {}
-        made = {kind: verdict.to_json() for kind, verdict in found.items()}
+        before = json.loads(TABLE.read_text(encoding="utf-8"))["families"]
+        kept = before if kinds else {}
+        by_hand = {k: {n: v for n, v in row.items() if n not in MEASURED} for k, row in before.items()}
+        made = {kind: {**verdict.to_json(), **by_hand.get(kind, {})} for kind, verdict in found.items()}
         families_known(kept | made)
         families_known(kept | with_counts(kept | made, tuple(made)))
 

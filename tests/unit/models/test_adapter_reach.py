@@ -15,7 +15,7 @@ from tiny_families import tiny_config
 from paceline.models.adapter_reach import READ_BY_PARENT, out_of_reach
 from paceline.models.adapters import trunk_linears
 from paceline.models.factory import HFModelFactory
-from paceline.plan.model.supported import families
+from paceline.plan.model.family import families
 from paceline.plan.parts import AdapterSpec
 
 pytest.importorskip("peft")

@@ -24,7 +24,7 @@ from paceline.models.composite import class_of_whole
 from paceline.models.factory import HFModelFactory
 from paceline.plan.adapter import adapter_of
 from paceline.plan.codec import to_json
-from paceline.plan.model.composite import COMPOSITES
+from paceline.plan.model.family import composites
 from paceline.plan.model.read_shape import shape_of
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.roles import Role
@@ -32,7 +32,7 @@ from paceline.protocols.shard import Shard
 from tests.unit.checkpoint.checkpoint_samples import OneRank
 
 FEW = ("gemma3", "qwen2_5_vl", "qwen3_5", "qwen3_vl_moe")
-EVERY = [pytest.param(k, marks=() if k in FEW else pytest.mark.slow) for k in COMPOSITES]
+EVERY = [pytest.param(k, marks=() if k in FEW else pytest.mark.slow) for k in composites()]
 
 
 def _saved(kind: str, place: Path) -> Any:

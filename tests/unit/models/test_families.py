@@ -14,8 +14,8 @@ import pytest
 import transformers
 from family_sweep import examine, miscounted, registered
 
+from paceline.plan.model.family import families, verdicts_of
 from paceline.plan.model.family_page import page
-from paceline.plan.model.supported import families, verdicts_of
 
 # one a kind of thing that went wrong: a router's buffer, experts under released names, a trunk reached into,
 # a window of one layer's alone, ALiBi, rope

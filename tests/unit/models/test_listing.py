@@ -22,12 +22,12 @@ from paceline.plan.codec import from_json, to_json
 from paceline.plan.cost.pieces import pieces_of
 from paceline.plan.cost.state_layers import WITHIN
 from paceline.plan.model.counts import tally_of, with_counts
+from paceline.plan.model.family import supported
 from paceline.plan.model.listing import Listing
 from paceline.plan.model.mixtures import COUNT, VISITED
 from paceline.plan.model.parameters import SCORE, parameters_of
 from paceline.plan.model.read_shape import scoring, shape_from_config
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.model.supported import supported
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.model import BuildOptions
 

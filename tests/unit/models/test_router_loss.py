@@ -21,13 +21,14 @@ from paceline.algorithms.sft import SFT
 from paceline.models.factory import HFModelFactory
 from paceline.models.recompute import enable_recompute
 from paceline.models.roles import RoleModule
-from paceline.plan.model.balance import DEFAULTS, config_coefficient
+from paceline.plan.model.family import families
+from paceline.plan.model.mixtures import config_coefficient
 from paceline.plan.model.router_loss import RouterLoss
-from paceline.plan.model.supported import families
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
 
 LENGTHS = (5, 12, 3, 9)
+DEFAULTS = {kind: one.balance_loss for kind, one in families().items() if one.balance_loss is not None}
 SUPPORTED = [kind for kind in sorted(DEFAULTS) if families()[kind].trained]
 FEW = ("mixtral", "qwen3_moe", "granitemoehybrid", "jetmoe")  # one a kind: rows, and two routers a layer
 CASES = [kind if kind in FEW else pytest.param(kind, marks=pytest.mark.slow) for kind in SUPPORTED]

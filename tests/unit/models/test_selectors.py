@@ -18,7 +18,7 @@ from paceline.generation.stateful import cache_for
 from paceline.generation.static_cache import obstacle
 from paceline.models.factory import HFModelFactory
 from paceline.models.selectors import selectors
-from paceline.plan.model.supported import families
+from paceline.plan.model.family import families
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.roles import Output
 

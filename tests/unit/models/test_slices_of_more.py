@@ -22,9 +22,8 @@ from paceline.models.composite import class_of_whole
 from paceline.models.factory import PACKED, READ_IN_PARTS, HFModelFactory
 from paceline.models.materialise import choices_of
 from paceline.models.slices import FolderSlices
-from paceline.plan.model.composite import COMPOSITES
+from paceline.plan.model.family import composites, families
 from paceline.plan.model.read_shape import shape_of
-from paceline.plan.model.supported import families
 from paceline.plan.parts import AdapterSpec, Quantization
 from paceline.protocols.model import BuildOptions
 
@@ -132,7 +131,7 @@ WHOLE = ("qwen2_5_vl", "gemma3", "qwen3_vl_moe")
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(k, marks=() if k in WHOLE else pytest.mark.slow) for k in COMPOSITES]
+    "family", [pytest.param(k, marks=() if k in WHOLE else pytest.mark.slow) for k in composites()]
 )
 def test_the_language_model_of_a_composite_is_read_in_parts(family: str, tmp_path: Path) -> None:
     """Of the folder of a class with a tower, which is not read. Qwen3-VL's experts lie in the hub's files

@@ -20,7 +20,7 @@ from paceline.models.documents_by_length import DocumentsByLength, grouped
 from paceline.models.factory import HFModelFactory
 from paceline.models.roles import RoleModule
 from paceline.models.state_layers import has_state, state_layers
-from paceline.plan.model.supported import families
+from paceline.plan.model.family import families
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output
 

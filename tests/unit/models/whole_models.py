@@ -6,7 +6,7 @@ from typing import Any
 
 from tiny_families import tiny_config
 
-from paceline.plan.model.composite import COMPOSITES
+from paceline.plan.model.family import composites
 
 _TOWER = {
     **dict.fromkeys(("hidden_size", "embed_dim", "vision_output_dim", "num_position_embeddings"), 16),
@@ -29,8 +29,8 @@ def whole_config(kind: str) -> Any:
 
     plain = CONFIG_MAPPING[kind]()
     text_kind = plain.get_text_config().model_type
-    text = {**tiny_config(COMPOSITES[kind].text or text_kind), "model_type": text_kind}
-    if COMPOSITES[kind].text:
+    text = {**tiny_config(composites()[kind].text or text_kind), "model_type": text_kind}
+    if composites()[kind].text:
         rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
         text["rope_parameters"] = rope
     parts: dict[str, Any] = {"text_config": text}

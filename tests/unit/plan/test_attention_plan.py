@@ -17,9 +17,9 @@ from paceline.plan.hardware import toolchain
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.attention_kernel import PADDED_SDPA, VARLEN_FLASH, AttentionCall, has_dropout
 from paceline.plan.model.catalogue import named_config
+from paceline.plan.model.family import families
 from paceline.plan.model.flash_version import flash_version
 from paceline.plan.model.read_shape import shape_from_config
-from paceline.plan.model.supported import families
 from paceline.plan.plan import Plan, Precision
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan

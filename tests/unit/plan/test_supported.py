@@ -15,11 +15,12 @@ from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
 from paceline.plan.codec import from_json, to_json
 from paceline.plan.model import weights_files
+from paceline.plan.model.family import supported
 from paceline.plan.model.quantised_base import quantised_base
 from paceline.plan.model.read_shape import shape_from_config, shape_of, trained_shape
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.model.stored import with_carried
-from paceline.plan.model.supported import supported, unsupported
+from paceline.plan.model.supported import unsupported
 from paceline.plan.model.weights_files import weights_findings
 
 LLAMA = {

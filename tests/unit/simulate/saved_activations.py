@@ -21,17 +21,19 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[n]) for n in (0, 1, 2, 3)]
     sys.path.insert(0, str(Path(__file__).parents[1] / "plan"))
 
+from support import write_families
+
 from paceline.plan.cost.coefficients import memory_coefficients
 from paceline.plan.cost.from_plan import planned_candidate, search_spec_of
 from paceline.plan.cost.peak import chunk_of, peak_of
 from paceline.plan.cost.simulation import compare
 from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.model import supported
+from paceline.plan.model import family
 from paceline.plan.model.catalogue import known_models, named_config
-from paceline.plan.model.supported import families
+from paceline.plan.model.family import families
 from paceline.simulate.run import simulate
 
-TABLE = Path(supported.__file__).parents[1] / "data/families.json"
+TABLE = Path(family.__file__).parents[1] / "data/families.json"
 #: differences below are the closed form's own, of a Llama
 ALIKE = 0.06
 #: beyond, something else is at work than what a layer keeps
@@ -105,10 +107,7 @@ def main() -> None:
         if shown(ratio):
             row["saves"] = shown(ratio)
     if "write" in sys.argv:
-        rows = ",\n".join(f'  "{kind}": {json.dumps(row)}' for kind, row in sorted(table["families"].items()))
-        TABLE.write_text(
-            f'{{"transformers": "{table["transformers"]}", "families": {{\n{rows}\n}}}}\n', encoding="utf-8"
-        )
+        write_families(TABLE, table)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,7 @@ from paceline.core.errors import ConfigError, PacelineError
 from paceline.models.precision import ComputeLinear
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.families import NO_AUTOTP
-from paceline.plan.model.supported import families
+from paceline.plan.model.family import families
 from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.options import DeepSpeedOptions
 from paceline.protocols.optimizer import OptimizerSpec
@@ -214,4 +213,4 @@ def test_families_whose_plan_deepspeed_does_not_follow_are_refused_before_the_st
     trained = {kind for kind, row in families().items() if row.trained and kind in CONFIG_MAPPING}
     plans = {kind: getattr(CONFIG_MAPPING[kind], "base_model_tp_plan", None) or {} for kind in trained}
     other = {k for k, plan in plans.items() if {style.lower() for style in plan.values()} - SUPPORTED_STYLES}
-    assert other == NO_AUTOTP
+    assert other == {kind for kind, known in families().items() if not known.autotp}

@@ -10,7 +10,6 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.families import EXPERTS_IN_TURN, NO_AUTOTP, NO_TENSOR_PLAN
 from paceline.plan.plan import Precision
 from paceline.plan.strategies.deepspeed.config import compile_config
 from paceline.plan.strategies.deepspeed.written import (
@@ -90,7 +89,7 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
             f"autotp_size: {tp}",
             f"a divisor of {heads}",
         )
-    if job.shape is not None and tp > 1 and job.shape.model_type in NO_TENSOR_PLAN:
+    if job.shape is not None and tp > 1 and not job.shape.family.tensor_plan:
         findings.refuse(
             codes.STRATEGY_DEEPSPEED_TP_PLAN,
             "AutoTP needs the model's own tensor-parallel plan, but this model has none",
@@ -129,7 +128,7 @@ def _own_partitions(user: Mapping[str, Json]) -> bool:
 
 
 def _check_tensor_plan(tp: int, job: Job, findings: Findings) -> None:
-    if job.shape is not None and job.shape.model_type in NO_AUTOTP:
+    if job.shape is not None and not job.shape.family.autotp:
         findings.refuse(
             codes.STRATEGY_DEEPSPEED_TP_PLAN,
             "AutoTP follows the model's own tensor-parallel plan, but this one shards in ways that"
@@ -220,7 +219,7 @@ def autotp_size(user: Mapping[str, Json], findings: Findings) -> int:
 
 def _check_family(stage: int, job: Job, findings: Findings) -> None:
     """Refuse sharded weights for a family whose ranks would gather them in another order each."""
-    if stage == 3 and job.shape is not None and job.shape.model_type in EXPERTS_IN_TURN:
+    if stage == 3 and job.shape is not None and job.shape.family.experts_in_turn:
         findings.refuse(
             codes.PLAN_FAMILY_STRATEGY,
             f"models of type '{job.shape.model_type}' visit only the experts that a rank's tokens chose, but"

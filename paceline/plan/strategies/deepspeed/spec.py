@@ -14,7 +14,6 @@ from paceline.plan.cost.starts import CARD, CUT, FLAT, LoadingSpec
 from paceline.plan.cost.states import whole_states
 from paceline.plan.cost.work import StepSpec
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.families import NO_AUTOTP, NO_TENSOR_PLAN
 from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Plan, Precision
 from paceline.plan.strategies.base import Simulated, StrategySpec
@@ -99,7 +98,7 @@ class DeepSpeedSpec(StrategySpec):
             packed=stage in _KEEP_PACKED and offload == "none",
             whole_submodules=stage < 3,
             sequence_parallel=not tp,
-            without_tp=NO_TENSOR_PLAN | NO_AUTOTP,
+            autotp=True,
             start=_start(stage),
         )
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from paceline.config import codes as config_codes
 from paceline.plan import codes
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.families import NO_TENSOR_PLAN
 from paceline.plan.strategies.fsdp.options import CONFIG, FIXED, KEY, FsdpAsked, read_fsdp
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.options import FsdpOptions, Wrap
@@ -88,7 +87,7 @@ def _check_width(tp: int, job: Job, findings: Findings) -> None:
     if job.shape is None or tp == 1:
         return
     family = job.shape.model_type
-    if family in NO_TENSOR_PLAN:
+    if not job.shape.family.tensor_plan:
         findings.refuse(
             codes.MODELS_TP_NO_PLAN,
             "this model has no tensor-parallel plan",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from paceline.plan import codes
 from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.families import NO_STAGES
 from paceline.plan.strategies.fsdp.engine import PARALLELISM, fsdp_engine
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.options import PipelineOptions
@@ -29,7 +28,7 @@ def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings)
             "pp_size: 1",
             f"set pp_size: {min(2, job.world_size)} or more, or distributed_strategy: fsdp",
         )
-    if job.shape is not None and job.shape.model_type in NO_STAGES:
+    if job.shape is not None and not job.shape.family.stages:
         findings.refuse(
             codes.MODELS_NO_STAGES,
             "this model class cannot be split into pipeline stages",
