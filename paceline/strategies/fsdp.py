@@ -5,7 +5,6 @@ moments.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
 
@@ -32,11 +31,9 @@ from paceline.runtime.world import World
 from paceline.strategies import codes, sharded_state
 from paceline.strategies.base import Strategy, evaluating
 from paceline.strategies.handle import Handle
-from paceline.strategies.muon import MuonWithAdamW
 from paceline.strategies.norms import squares
 from paceline.strategies.optimizer import build_optimizer
 from paceline.strategies.read_once import ReadOnce
-from paceline.strategies.rounded_adamw import RoundedAdamW
 from paceline.strategies.sharded_state import ShardedHandle, blocks_of
 from paceline.strategies.sharding import Dtypes, Units, shard
 
@@ -99,15 +96,7 @@ class FSDP(Strategy):
             root.requires_grad_(False).eval()
         handle = self._shard(role, root)
         if optimizer is not None:
-            handle.optimizer = build_optimizer(optimizer, handle.named())
-            if isinstance(handle.optimizer, MuonWithAdamW):
-                handle.optimizer.cut = {block.local: block for block in handle.blocks}
-            if isinstance(handle.optimizer, RoundedAdamW):
-                handle.optimizer.first = {
-                    block.local: block.offsets[0] * math.prod(block.global_shape[1:])
-                    for block in handle.blocks
-                    if block.global_shape
-                }
+            handle.optimizer = build_optimizer(optimizer, handle.named(), handle.blocks)
             handle.scaler = (
                 torch.amp.GradScaler(self.world.device.type) if self.plan.precision.scaler else None
             )

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.optim._muon import _adjust_lr
 
+if TYPE_CHECKING:
+    from paceline.strategies.sharded_state import Block
+
 _EPS = 1e-7  # of the orthogonalisation, as in ``torch.optim.Muon``
 ORTHOGONAL = "orthogonal"  # key of the parameter groups that Muon steps
-
-
-class CutMatrix(Protocol):
-    """A parameter of which this rank may hold a shard."""
-
-    @property
-    def global_shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def cuts_matrices(self) -> bool:
-        """Whether the last two dims are cut over ranks; the same on every rank."""
-        ...
-
-    def gathered(self, shard: Tensor) -> Tensor:
-        """Return the whole tensor from every rank's shard. Collective."""
-        ...
-
-    def own(self, whole: Tensor) -> Tensor:
-        """Return this rank's shard of a whole tensor."""
-        ...
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -82,12 +65,16 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 ORTHOGONAL: False,
             },
         )
-        self.cut: Mapping[nn.Parameter, CutMatrix] = {}
+        self.cut: Mapping[nn.Parameter, Block] = {}
         others = [group for group in self.param_groups if not group[ORTHOGONAL]]
         self._adamw: torch.optim.AdamW | None = None
         if others:  # the same groups, and the state in the same mapping
             self._adamw = torch.optim.AdamW(others, fused=True)
             self._adamw.state = self.state
+
+    def take_blocks(self, blocks: Iterable[Block]) -> None:
+        """Take note of which parameters are shards."""
+        self.cut = {block.local: block for block in blocks}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -24,6 +24,9 @@ from paceline.strategies.averaged import averages
 from paceline.strategies.galore import PROJECTED
 from paceline.strategies.muon import ORTHOGONAL
 
+if TYPE_CHECKING:
+    from paceline.strategies.sharded_state import Block
+
 Group = dict[str, list[nn.Parameter] | float]
 
 
@@ -36,10 +39,25 @@ class Recipe:
     kwargs: Mapping[str, Any]
 
 
-def build_optimizer(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    """Return the optimizer over the parameters that require grad. Raises as ``recipe_of``."""
+@runtime_checkable
+class KnowsBlocks(Protocol):
+    """An optimizer whose step depends on where a rank's shards lie in their whole tensors."""
+
+    def take_blocks(self, blocks: Iterable[Block]) -> None:
+        """Take note of the shards."""
+
+
+def build_optimizer(
+    spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]], blocks: Iterable[Block] = ()
+) -> torch.optim.Optimizer:
+    """Return the optimizer over the parameters that require grad. Raises as ``recipe_of``.
+
+    ``blocks``: what of each parameter this rank has, where it is not the whole.
+    """
     recipe = recipe_of(spec, named)
     made = recipe.cls(recipe.groups, **recipe.kwargs)
+    if isinstance(made, KnowsBlocks):
+        made.take_blocks(blocks)
     if averages(made):
         made.train()  # the weights in place are those that it steps
     return made

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -10,6 +12,9 @@ from torch import nn
 from paceline.models import kernel_choice
 from paceline.models.device_facts import device_capability
 from paceline.models.row_kernels import operators, reference
+
+if TYPE_CHECKING:
+    from paceline.strategies.sharded_state import Block
 
 _MASK = (1 << 64) - 1
 
@@ -37,6 +42,10 @@ class RoundedAdamW(torch.optim.Optimizer):
         self.first: Mapping[nn.Parameter, int] = {}
         every = [p for group in self.param_groups for p in group["params"]]
         self._places = {p: place for place, p in enumerate(every)}
+
+    def take_blocks(self, blocks: Iterable[Block]) -> None:
+        """Take note of where each shard begins in its whole tensor."""
+        self.first = {b.local: b.offsets[0] * math.prod(b.global_shape[1:]) for b in blocks if b.global_shape}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

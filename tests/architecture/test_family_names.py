@@ -1,4 +1,6 @@
-"""Nobody knows a family of models by its name: its record is asked (``plan.model.family``)."""
+"""Nobody knows a family of models by its name, nor a strategy an optimizer by its class: their records are
+asked (``plan.model.family``, ``config.optimizers``).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import ast
 
 from sources import sources
 
+from paceline.config.optimizers import BUILT
 from paceline.plan.model.family import composites, families
 
 #: File → the names of families that stand in it, and why.
@@ -51,3 +54,17 @@ def test_every_way_to_know_a_family_is_seen() -> None:
     ):
         assert named(ast.parse(source), frozenset({"gpt2", "bloom", "opt"})), source
     assert not named(ast.parse("'''gpt2 and bloom'''"), frozenset({"gpt2", "bloom"}))
+
+
+def test_no_strategy_knows_an_optimizers_class() -> None:
+    """``strategies.optimizer`` builds one by its row; ``state`` knows in which dtype it keeps moments."""
+    rows = {row.made_by.partition(":")[::2] for row in BUILT.values() if row.made_by.startswith("paceline.")}
+    homes, classes = ({pair[n] for pair in rows} for n in (0, 1))
+    found = {
+        source.path
+        for source in sources()
+        if source.room == "strategies" and source.path[:-3].replace("/", ".") not in homes
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Name | ast.Attribute) and (getattr(node, "id", "") or node.attr) in classes
+    }
+    assert len(classes) == 3 and found == {"paceline/strategies/state.py"}
