@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "outputs" / "mutants"  # ignored by git
@@ -48,7 +49,7 @@ for folder in /work /opt /root /home /usr /etc /var; do
     mount --bind $folder $folder && mount -o remount,ro,bind $folder
 done 2>/dev/null
 cd /tmp/tree && shift
-"$@" &
+"$@" <&0 &
 wait $!
 """
 
@@ -234,45 +235,53 @@ def draw(seen: Seen, seed: int, count: int) -> list[Mutant]:
     return mutants
 
 
-def sandboxed(folder: Path, argv: Sequence[str], seconds: float) -> tuple[int, str]:
-    """Run ``argv`` in ``folder / "tree"``; return its exit code (124: too long) and what it printed."""
-    unshare = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    environ = {**os.environ, "PYTHONPATH": "/tmp/tree", "HOME": "/tmp/home", "OMP_NUM_THREADS": "1"}  # noqa: S108
-    environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg"}
-    process = subprocess.Popen(
-        [*unshare, "bash", "-c", SANDBOX, "sandbox", str(folder), *argv],
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    try:
-        out, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()  # and with it everything in its namespace
-        process.communicate()
-        return 124, "too long"
-    return process.returncode, out
+class Sandbox:
+    """A clone of HEAD, and a process in namespaces of its own that runs tests on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tree = clone(folder / "tree")
+        (folder / "home").mkdir(exist_ok=True)
+        (self.tree / "tests" / "seconds.json").write_text(
+            "{}"
+        )  # tests keep the order in which they are named
+        server = ROOT / "scripts" / "mutants_server.py"
+        (self.tree / server.name).write_text(server.read_text())
+        unshare = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+        environ = {**os.environ, "PYTHONPATH": "/tmp/tree", "HOME": "/tmp/home", "OMP_NUM_THREADS": "1"}  # noqa: S108
+        environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg"}
+        self.process = subprocess.Popen(
+            [*unshare, "bash", "-c", SANDBOX, "sandbox", str(folder), ".venv/bin/python", server.name],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._answer() == "ready"
+
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def killer(self, tests: Sequence[str], select: str, seconds: float) -> str | None:
+        """Return the first of ``tests`` that fails on the tree, None if none does."""
+        if not tests:
+            return None
+        (self.tree / "chosen.txt").write_text("\n".join(tests))
+        argv = ["-x", "-q", "-p", "no:cacheprovider", "-m", select, "--timeout=120", "@chosen.txt"]
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"arguments": argv, "seconds": 5 * seconds + 240}) + "\n")
+        self.process.stdin.flush()
+        found = self._answer()
+        if found["code"] in (0, 5):
+            return None
+        lines = found["out"].splitlines()
+        failed = [line.split(" ")[1] for line in lines if line.startswith(("FAILED", "ERROR"))]
+        return (failed or [f"exit {found['code']}: {found['out'][-200:]!r}"])[0]
 
 
-def killer(folder: Path, tests: Sequence[str], select: str, seconds: float) -> str | None:
-    """Return the first of ``tests`` that fails on the tree in ``folder``, None if none does."""
-    if not tests:
-        return None
-    (folder / "tree" / "chosen.txt").write_text("\n".join(tests))
-    python = str(folder / "tree" / ".venv" / "bin" / "python").replace(str(folder), "/tmp")  # noqa: S108
-    argv = [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", select, "--timeout=120"]
-    code, out = sandboxed(folder, [*argv, "@chosen.txt"], 3 * seconds + 180)
-    if code in (0, 5):
-        return None
-    failed = [line.split(" ")[1] for line in out.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return (failed or [f"exit {code}: {out[-200:]!r}"])[0]
-
-
-def judged(folder: Path, mutant: Mutant, seen: Seen) -> dict[str, object]:
+def judged(sandbox: Sandbox, mutant: Mutant, seen: Seen) -> dict[str, object]:
     """Run the tests of one mutant; return where it died."""
-    began, path = time.monotonic(), folder / "tree" / mutant.file
+    began, path = time.monotonic(), sandbox.tree / mutant.file
     source = path.read_text("utf-8")
     path.write_text(mutant.text(source), encoding="utf-8")
     try:
@@ -285,11 +294,11 @@ def judged(folder: Path, mutant: Mutant, seen: Seen) -> dict[str, object]:
                 break
             first.append(test)
         rest, tier = fast[len(first) :], "fast"
-        dead = killer(folder, first, FAST, FAST_SECONDS)
+        dead = sandbox.killer(first, FAST, FAST_SECONDS)
         if dead is None:
             full = [test for test in tests if test in seen.full]
-            dead, tier = killer(folder, full, FULL, sum(seen.seconds[test] for test in full)), "full"
-            if dead is not None and (by := killer(folder, rest, FAST, sum(seen.seconds[t] for t in rest))):
+            dead, tier = sandbox.killer(full, FULL, sum(seen.seconds[test] for test in full)), "full"
+            if dead is not None and (by := sandbox.killer(rest, FAST, sum(seen.seconds[t] for t in rest))):
                 dead, tier = by, "fast"
     finally:
         path.write_text(source, encoding="utf-8")
@@ -302,19 +311,15 @@ def run(arguments: argparse.Namespace) -> None:
     """Judge the mutants, ``--workers`` at a time; print a line each and the sums."""
     seen = Seen.read()
     mutants = draw(seen, arguments.seed, arguments.count)[arguments.skip :]
-    folders = [HERE / f"worker{number}" for number in range(arguments.workers)]
-    for folder in folders:
-        tree = clone(folder / "tree")
-        (folder / "home").mkdir(exist_ok=True)
-        (tree / "tests" / "seconds.json").write_text("{}")  # tests keep the order in which they are named
-    free, results = list(folders), []
+    free = [Sandbox(HERE / f"worker{number}") for number in range(arguments.workers)]
+    results = []
 
     def one(mutant: Mutant) -> dict[str, object]:
-        folder = free.pop()
+        sandbox = free.pop()
         try:
-            return judged(folder, mutant, seen)
+            return judged(sandbox, mutant, seen)
         finally:
-            free.append(folder)
+            free.append(sandbox)
 
     with ThreadPoolExecutor(arguments.workers) as pool:
         for result in pool.map(one, mutants):

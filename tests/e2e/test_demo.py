@@ -19,7 +19,7 @@ from paceline.demo.main import RECIPES
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_SECONDS = 280
+DEADLINE_SECONDS = 550
 STEPS = 6
 
 

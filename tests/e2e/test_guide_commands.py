@@ -22,7 +22,7 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_SECONDS = 240
+DEADLINE_SECONDS = 550
 STEPS = 2
 LAUNCHERS_LEFTOVERS = (
     "RANK",
@@ -319,6 +319,7 @@ def test_a_port_in_use_is_named(guide: Guide) -> None:
     assert str(port) in done.err and "Traceback" not in done.err
 
 
+@pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
 def test_deepspeed(guide: Guide) -> None:
     done = guide(

@@ -100,8 +100,14 @@ def former(run: RunDir, cache: Path) -> None:
 READERS |= {"owner": owner, "former": former}
 
 
-@pytest.mark.parametrize("mode", ["the folder", "the path"])
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        *((name, "the folder") for name in READERS),
+        ("scan", "the path"),
+        *(pytest.param(name, "the path", marks=pytest.mark.full) for name in READERS if name != "scan"),
+    ],
+)
 def test_at_every_call(name: str, mode: str, tmp_path: Path) -> None:
     whole, caches = a_run(tmp_path / "whole" / "run").root, itertools.count()
 
