@@ -267,7 +267,8 @@ class Sandbox:
         if not tests:
             return None
         (self.tree / "chosen.txt").write_text("\n".join(tests))
-        argv = ["-x", "-q", "-p", "no:cacheprovider", "-m", select, "--timeout=120", "@chosen.txt"]
+        argv = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        argv += ["-m", select, "--timeout=120", "@chosen.txt"]
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"arguments": argv, "seconds": 5 * seconds + 240}) + "\n")
         self.process.stdin.flush()

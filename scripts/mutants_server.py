@@ -1,4 +1,4 @@
-"""The process of ``scripts/mutants.py`` that runs tests: it imports other libraries once, forks for each mutant.
+"""The process of ``scripts/mutants.py`` that runs tests: libraries are imported once, each mutant is a fork.
 
 Reads a line of JSON, ``{"arguments": [...], "seconds": 60}``; answers with one, ``{"code": 0, "out": "…"}``.
 It is alone with its children in a namespace of processes, and ends what a mutant has left there.
@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,9 +30,12 @@ def child(arguments: list[str]) -> NoReturn:
     import pytest
 
     code = 70
-    with contextlib.suppress(BaseException):
+    try:
         code = int(pytest.main(arguments))
+    except BaseException:  # noqa: BLE001 - this process ends here, whatever it was
+        traceback.print_exc()
     sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)
 
 
