@@ -153,13 +153,15 @@ class Seen:
 
         data = CoverageData(str(HERE / "coverage"))
         data.read()
-        recorded = json.loads((HERE / "tests.json").read_text())
-        passed, lines = recorded["passed"], {}
-        for file in data.measured_files():
+        recorded, lines = json.loads((HERE / "tests.json").read_text()), {}
+        full = frozenset(collected(FULL))
+        passed = {t: recorded["passed"][t] for t in (*collected(FAST), *full) if t in recorded["passed"]}
+        changed = git("diff", "--name-only", recorded["commit"], "HEAD", "--", "paceline").splitlines()
+        for file in data.measured_files() - {*changed}:  # lines have moved there
             for line, contexts in data.contexts_by_lineno(file).items():
                 tests = {test if test in passed else test.rpartition(" (")[0] for test in contexts}
                 lines[file, line] = frozenset(tests & passed.keys())
-        return cls(lines, passed, frozenset(collected(FULL)))
+        return cls(lines, passed, full)
 
     def of(self, mutant: Mutant) -> list[str]:
         """Return the tests that execute the line, those first that execute little else and are short."""
@@ -184,6 +186,10 @@ def collected(select: str) -> list[str]:
     return [line for line in out.splitlines() if "::" in line]
 
 
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
 def clone(folder: Path) -> Path:
     """Make a clone of HEAD with this environment; return it."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -197,7 +203,7 @@ def cover(arguments: argparse.Namespace) -> None:
     """Run the suite in a clone under Coverage."""
     import coverage
 
-    tree = clone(HERE / "cover" / "tree")
+    tree, commit = clone(HERE / "cover" / "tree"), git("rev-parse", "HEAD").strip()
     shutil.rmtree(HERE / "data", ignore_errors=True)
     (HERE / "data").mkdir()
     # On the path of every process that a test starts (worker_environment gives them the tree).
@@ -215,6 +221,8 @@ def cover(arguments: argparse.Namespace) -> None:
     argv = ["scripts/test", "-q", "-p", "mutants_plugin", "-p", "no:cacheprovider", "--timeout=900"]
     argv += [*(arguments.pytest or ["--full"])]
     subprocess.run(argv, cwd=tree, env=environ, check=False)
+    record = json.loads((HERE / "tests.json").read_text())
+    (HERE / "tests.json").write_text(json.dumps({"commit": commit, **record}, indent=0))
     environ = {k: v for k, v in environ.items() if k != "COVERAGE_PROCESS_START"}
     combine = [sys.executable, "-m", "coverage", "combine", "-q", f"--data-file={HERE / 'coverage'}"]
     subprocess.run([*combine, f"--rcfile={settings}", str(HERE / "data")], cwd=tree, env=environ, check=True)
@@ -275,6 +283,8 @@ class Sandbox:
         found = self._answer()
         if found["code"] in (0, 5):
             return None
+        if found["code"] in (3, 4):
+            raise RuntimeError(found["out"])  # pytest itself
         lines = found["out"].splitlines()
         failed = [line.split(" ")[1] for line in lines if line.startswith(("FAILED", "ERROR"))]
         return (failed or [f"exit {found['code']}: {found['out'][-200:]!r}"])[0]
