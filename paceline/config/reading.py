@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
+from functools import cache
 from pathlib import Path
 
 from paceline.config import codes
 from paceline.core.diagnostics import Code
 from paceline.core.errors import ConfigError
 from paceline.core.files import open_file
+from paceline.core.json_types import JsonObject
 
 MAX_BYTES = 1 << 20
 _OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
@@ -74,3 +77,9 @@ def _nearby(file: Path) -> str:
         if names
         else "give a path that exists"
     )
+
+
+@cache
+def read_table(name: str, room: str = "") -> JsonObject:
+    """Return ``keys/NAME.toml`` of this room, or of one inside it: other programs' keys, as data."""
+    return tomllib.loads((Path(__file__).parent / room / "keys" / f"{name}.toml").read_text(encoding="utf-8"))

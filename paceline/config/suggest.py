@@ -9,7 +9,7 @@ from functools import lru_cache
 from paceline.config.nearest import nearest
 from paceline.config.schema import SECTIONS, homes_of, sections
 from paceline.config.spelling import known_names
-from paceline.config.synonyms import INSIDE, SYNONYMS
+from paceline.config.synonyms import synonyms
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ def suggestion(name: str, where: str, known: Sequence[str]) -> Suggestion | None
     if same is not None:
         return _meant([_inside(where, same)], where)
     # Another program's name for a key, or a key of another section
-    meant = INSIDE.get(where, {}).get(plain)
+    meant = synonyms(where).get(plain) if where else None
     if meant is None:
         homes = [home for home in _homes(plain) if home != where]
         if homes:
             hint = f"'{plain}' belongs under {' or '.join(f'{home}:' for home in homes)}"
             return Suggestion(hint, f"{homes[0]}.{plain}" if len(homes) == 1 else None)
-        meant = SYNONYMS.get(plain)
+        meant = synonyms().get(plain)
     if meant is not None:
         return Suggestion(meant) if " " in meant else _meant([meant], where)
     # A misspelling of a key of this section, else of any section

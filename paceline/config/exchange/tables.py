@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
+from paceline.config.reading import read_table
 from paceline.core.json_types import Json, JsonObject, as_object
 
-_ARGUMENTS, _KEYS = Path(__file__).parent / "arguments", Path(__file__).parent / "keys"
+_ARGUMENTS = Path(__file__).parent / "arguments"
 
 
 @cache
@@ -23,7 +23,8 @@ def table(name: str) -> JsonObject:
 @cache
 def steps(program: str) -> list[Json]:
     """Return the steps of ``keys/PROGRAM.toml``, which ``decide`` takes."""
-    return tomllib.loads((_KEYS / f"{program}.toml").read_text(encoding="utf-8"))["step"]
+    listed = read_table(program, "exchange")["step"]
+    return listed if isinstance(listed, list) else []
 
 
 #: An argument's name → its default

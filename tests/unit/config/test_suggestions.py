@@ -15,10 +15,11 @@ from typer import Exit
 
 from paceline.cli.config_import import import_file
 from paceline.config.nearest import MOST_UNKNOWN, nearest
+from paceline.config.reading import read_table
 from paceline.config.schema import SECTIONS, Config, field_of, fields
 from paceline.config.spelling import known_names
 from paceline.config.suggest import Suggestion, suggestion
-from paceline.config.synonyms import INSIDE, SYNONYMS
+from paceline.config.synonyms import synonyms
 
 SHORTEST = 5  # letters of a key for which each slip is found
 
@@ -57,7 +58,7 @@ def test_the_key_that_was_meant_is_suggested_for_every_slip() -> None:
             if f"'{name}'" not in hint.replace(f"{section}.", ""):
                 wrong.append((section, slip, hint))
     assert tried > 4000
-    others = [w for w in wrong if w[2] and w[1].lower().replace("_", "") not in map(_plain, SYNONYMS)]
+    others = [w for w in wrong if w[2] and w[1].lower().replace("_", "") not in map(_plain, synonyms())]
     assert len(wrong) <= tried * 0.01, wrong[:20]
     assert len(others) <= tried * 0.005, others[:20]
 
@@ -143,10 +144,10 @@ def test_a_key_of_another_program_is_answered_by_meaning(refuse, written: str, l
 
 def test_each_synonym_leads_to_a_key_and_is_none_itself() -> None:
     taken = {name for section in ("", *SECTIONS) for name in known_names(section)}
-    for table in (SYNONYMS, *INSIDE.values()):
+    for table in (synonyms(), *map(synonyms, read_table("synonyms")["inside"])):
         for written, meant in table.items():
             assert " " in meant or field_of(meant) is not None, (written, meant)
-            assert table is not SYNONYMS or written not in taken - {"train_path", "eval_path"}, written
+            assert table is not synonyms() or written not in taken - {"train_path", "eval_path"}, written
 
 
 def test_what_lies_further_than_its_slips_is_not_suggested() -> None:

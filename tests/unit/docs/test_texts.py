@@ -15,7 +15,7 @@ from paceline.cli.main import VERBS
 from paceline.config.aliases import ALIASES, SECTION_ALIASES
 from paceline.config.recognised import RECOGNISED
 from paceline.config.schema import SECTIONS, field_of, fields
-from paceline.config.synonyms import SYNONYMS
+from paceline.config.synonyms import synonyms
 from paceline.core.diagnostics import all_codes
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -214,4 +214,4 @@ def test_a_text_that_points_nowhere_is_found() -> None:
     assert _KEY.findall("write: training.no_such: 3") == ["training.no_such"]
     assert _FILE.findall("see docs/no-such.md for it") == ["docs/no-such.md"]
     assert not {"oracle"} & set(VERBS) and "--no-such" not in options() | FOREIGN_OPTIONS
-    assert "training.no_such" not in keys() and all(" " in m or field_of(m) for m in SYNONYMS.values())
+    assert "training.no_such" not in keys() and all(" " in m or field_of(m) for m in synonyms().values())
