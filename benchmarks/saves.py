@@ -35,8 +35,8 @@ from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
 from paceline.core.rundir import RunDir
 from paceline.protocols.shard import Shard
-from paceline.runtime.store_ranks import StoreRanks
-from paceline.runtime.world import RankEnv, World
+from paceline.runtime.process_group.store_barrier import StoreRanks
+from paceline.runtime.process_group.world import RankEnv, World
 
 TENSORS = 64
 SAVES = 10

@@ -50,7 +50,7 @@ from paceline.plan.strategies.job import Job
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
-from paceline.runtime.world import RankEnv, World, environment
+from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.strategies.registry import make_strategy
 
 HALF, WHOLE = 0.5, 0.3  # where several processes hold the same weights, and in the end their moments

@@ -22,7 +22,7 @@ from paceline.plan.strategies.job import Job
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.rules.planning import make_plan
-from paceline.runtime.world import RankEnv, World, environment
+from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
 

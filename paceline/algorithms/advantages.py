@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.protocols.rollout import Sum
-from paceline.runtime.device import widened
+from paceline.runtime.device.device import widened
 
 GROUP_EPSILON = 1e-4  # added to the std of a group's rewards, as in TRL
 WHITEN_EPSILON = 1e-8

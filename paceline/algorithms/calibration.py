@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from paceline.runtime.device import widened
+from paceline.runtime.device.device import widened
 
 BINS = 10
 _PREFIX = "calibration"

@@ -12,7 +12,7 @@ from paceline.algorithms.base import Algorithm
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
-from paceline.runtime.device import widened
+from paceline.runtime.device.device import widened
 
 TERM = "documents"
 LABEL = "label"  # in ``Batch.extras``: the class index of each document [D], or 0/1 for each class [D, K]

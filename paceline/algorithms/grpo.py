@@ -31,7 +31,7 @@ from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField
-from paceline.runtime.device import widened
+from paceline.runtime.device.device import widened
 
 
 class GRPO(OnPolicy):

@@ -14,7 +14,7 @@ from paceline.core.json_types import Json
 from paceline.protocols.algorithm import WindowMeans
 from paceline.protocols.batch import MISMATCHED, Batch
 from paceline.protocols.roles import Output, Role
-from paceline.runtime.device import widened
+from paceline.runtime.device.device import widened
 
 TERM = "answers"
 # in ``Batch.extras``: [D], the window's mean KL before clamping; 1 for a desirable answer, else 0

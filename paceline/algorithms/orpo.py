@@ -15,7 +15,7 @@ from paceline.config.sections.preference import OrpoOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
-from paceline.runtime.device import widened
+from paceline.runtime.device.device import widened
 
 _RATIO, _ODDS = f"log_odds_ratio/{TERM}", f"log_odds_chosen/{TERM}"
 

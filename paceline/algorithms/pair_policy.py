@@ -11,7 +11,7 @@ from paceline.algorithms.base import Algorithm
 from paceline.algorithms.pairs import document_labels, document_sums, halves, real_pairs, sum_of
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
-from paceline.runtime.device import widened
+from paceline.runtime.device.device import widened
 
 TERM, SFT_TERM = "pairs", "sft"
 _METRICS = (

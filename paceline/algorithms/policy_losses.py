@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.runtime.device import sum_dtype, widened
+from paceline.runtime.device.device import sum_dtype, widened
 
 NORMALISATIONS = ("grpo", "dapo", "bnpo", "dr_grpo", "cispo")
 

@@ -29,7 +29,7 @@ from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField, RolloutAnswers, Sum
-from paceline.runtime.device import widened
+from paceline.runtime.device.device import widened
 
 VALUE = "value"
 _POLICY = ("entropy", "kl", "ratio", "clip_low", "clip_high", "approx_kl", "sampling_gap")

@@ -30,7 +30,7 @@ from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField, RolloutAnswers
-from paceline.runtime.device import sum_dtype, widened
+from paceline.runtime.device.device import sum_dtype, widened
 
 _SEEN = ("entropy", "kl", "ratio", "clip_low", "clip_high", "sampling_gap")
 

@@ -20,7 +20,7 @@ from paceline.config.sections.preference import RewardOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
-from paceline.runtime.device import widened
+from paceline.runtime.device.device import widened
 
 TERM, CENTER = "pairs", "center"
 _TOLD = ("accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean", "reward_std")

@@ -25,7 +25,7 @@ from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField, RolloutAnswers
-from paceline.runtime.device import widened
+from paceline.runtime.device.device import widened
 
 _OF_TOKENS, _OF_ANSWERS = ("entropy", "sampling_gap"), ("ratio", "clip_low", "clip_high")
 

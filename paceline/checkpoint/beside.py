@@ -34,8 +34,8 @@ class SavedBeside:
 class SavesBeside:
     """Hash and write checkpoints in a thread, one at a time.
 
-    ``checkpointer`` must meet the other ranks without collectives (``runtime.store_ranks``): its saves run
-    while training's own do.
+    ``checkpointer`` must meet the other ranks without collectives (``process_group.store_barrier``), since
+    its saves run while training's own do.
     """
 
     def __init__(self, checkpointer: Checkpointer, ranks: CheckpointWorld, device: torch.device) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.checkpoint.contents import Contents
 from paceline.checkpoint.tensorfile import TensorEntry, in_order, starts_of
 from paceline.plan.hardware.kinds import kind_of
-from paceline.runtime.device import synchronize
+from paceline.runtime.device.device import synchronize
 
 
 class SnapshotMemory:

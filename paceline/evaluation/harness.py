@@ -28,8 +28,7 @@ from paceline.evaluation.rank import own_device
 from paceline.evaluation.straight import load_model
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
-from paceline.runtime.quiet import quiet_libraries
-from paceline.runtime.spared import spare_torchao
+from paceline.runtime.library_noise import quiet_libraries, spare_torchao
 
 _NAME = re.compile(r"^task:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
 _FACTS = ("name", "alias", "sample_len")

@@ -27,10 +27,9 @@ from paceline.generation.noise import stream_of
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 from paceline.models.special_tokens import end_tokens
-from paceline.runtime.cascade import is_cascade
-from paceline.runtime.leaving import leave
-from paceline.runtime.quiet import quiet_libraries
-from paceline.runtime.spared import spare_torchao
+from paceline.runtime.failures.root_cause import is_cascade
+from paceline.runtime.hard_exit import leave
+from paceline.runtime.library_noise import quiet_libraries, spare_torchao
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

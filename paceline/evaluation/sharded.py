@@ -31,9 +31,9 @@ from paceline.plan.mesh import Mesh
 from paceline.plan.strategies.options import FsdpOptions
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Role
-from paceline.runtime.mesh import device_mesh, sharding_mesh
+from paceline.runtime.process_group.device_mesh import device_mesh, sharding_mesh
+from paceline.runtime.process_group.world import World
 from paceline.runtime.rank_env import RankEnv
-from paceline.runtime.world import World
 from paceline.strategies.sharding import Dtypes, shard
 
 if TYPE_CHECKING:

@@ -26,16 +26,15 @@ from paceline.evaluation.sharded import open_world, shared_model
 from paceline.generation.answer import Agree, Sampling, Write, answer_streamed
 from paceline.launch.ending import EndedBySignal, ended
 from paceline.launch.outlet import redacted
-from paceline.runtime.cascade import is_cascade
-from paceline.runtime.leaving import leave
-from paceline.runtime.quiet import quiet_libraries
-from paceline.runtime.spared import spare_torchao
+from paceline.runtime.failures.root_cause import is_cascade
+from paceline.runtime.hard_exit import leave
+from paceline.runtime.library_noise import quiet_libraries, spare_torchao
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from paceline.protocols.model import HFModel
-    from paceline.runtime.world import World
+    from paceline.runtime.process_group.world import World
 
 _TURNS = "chat/turns"  # in the store: how many prompts (and one end) the first process has announced
 _POLL_SECONDS = 0.05

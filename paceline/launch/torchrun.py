@@ -1,8 +1,8 @@
 """The torchrun launcher: one elastic agent per node, static rendezvous, no restarts.
 
-The agent is ``paceline.runtime.agent``: torchrun's own code and flags, but it returns the worker's exit code
-and does not print its error box over the worker's message. Static rendezvous, since with c10d the store is
-shared across attempts and gloo connects to dead ports.
+The agent is ``paceline.runtime.torchrun_agent``: torchrun's own code and flags, but it returns the worker's
+exit code and does not print its error box over the worker's message. Static rendezvous, since with c10d the
+store is shared across attempts and gloo connects to dead ports.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from paceline.launch.ports import gloo_interface
 from paceline.launch.spec import Cluster, LaunchSpec, import_path, module_and_args, thread_count
 
-AGENT_MODULE = "paceline.runtime.agent"
+AGENT_MODULE = "paceline.runtime.torchrun_agent"
 
 
 def flags(cluster: Cluster) -> tuple[str, ...]:

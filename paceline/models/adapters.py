@@ -45,7 +45,7 @@ from paceline.models.selectors import selectors
 from paceline.plan.model.composite import text_name
 from paceline.plan.parts import AdapterSpec
 from paceline.plan.peft_settings import names_module, no_adapter_in, rank_of, scale_of, untied
-from paceline.runtime.seed import seed_for
+from paceline.runtime.random_seed import seed_for
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -30,7 +30,7 @@ from paceline.models.replace_forward import replace_forward
 from paceline.models.roles import RoleModule
 from paceline.models.swiglu import FusedSwiGLU
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule, Slices
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -24,7 +24,7 @@ from paceline.plan.strategies.replicated import SINGLE
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.simulate.counting import Collectives, FakeValues, Kept, gathered_bytes, held_bytes
 from paceline.simulate.model import FakeFactory
 from paceline.strategies.base import Strategy

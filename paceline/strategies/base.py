@@ -20,8 +20,8 @@ from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.shard import Shard, ShardReader
 from paceline.protocols.window import EvalSums, StepOutcome, UnreadResult
-from paceline.runtime.device import sum_dtype
-from paceline.runtime.world import World
+from paceline.runtime.device.device import sum_dtype
+from paceline.runtime.process_group.world import World
 from paceline.strategies import state
 from paceline.strategies.handle import Handle, Handles
 from paceline.strategies.norms import squares

@@ -19,7 +19,7 @@ from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.shard import ShardReader
 from paceline.protocols.window import StepOutcome
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle, Handles

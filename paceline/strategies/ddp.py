@@ -15,7 +15,7 @@ from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 

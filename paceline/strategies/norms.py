@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.runtime.device import sum_dtype
+from paceline.runtime.device.device import sum_dtype
 
 CHUNK = 1 << 16  # elements summed in the gradient's own dtype; the partial sums are added in float64
 

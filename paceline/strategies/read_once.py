@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.protocols.shard import ShardReader
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 
 
 class ReadOnce:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.core.errors import ConfigError
 from paceline.core.tables import STRATEGIES
 from paceline.plan.strategies.base import StrategySpec
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
 from paceline.strategies.base import Strategy
 

@@ -18,8 +18,8 @@ from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.window import EvalSums, StepOutcome, StepResult, UnreadResult
-from paceline.runtime.copied import CopiedToHost, stamp
-from paceline.runtime.device import sum_dtype
+from paceline.runtime.device.async_copy import CopiedToHost, stamp
+from paceline.runtime.device.device import sum_dtype
 from paceline.strategies import codes
 from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.copied_ahead import CopiedAhead

@@ -8,7 +8,7 @@ from paceline.core.errors import ConfigError
 from paceline.plan.plan import Plan
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
 from paceline.strategies.base import Strategy
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
-from paceline.runtime.device import sum_dtype
-from paceline.runtime.world import World
+from paceline.runtime.device.device import sum_dtype
+from paceline.runtime.process_group.world import World
 
 Scale = Tensor | float
 

@@ -16,7 +16,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.version import PACKAGE_VERSION
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.training import codes
 
 PLAN_LIMIT_BYTES = 1 << 20

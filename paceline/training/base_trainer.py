@@ -24,7 +24,7 @@ from paceline.plan.plan import Plan
 from paceline.protocols.model import ModelFactory, RootModule
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.ddp import DDP
 from paceline.strategies.handle import Handle
 from paceline.training.models_of import DTYPES

@@ -28,7 +28,7 @@ from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.noise import stream_of
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.training.no_prompts import nothing_to_answer

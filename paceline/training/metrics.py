@@ -10,7 +10,7 @@ from paceline.plan.hardware.catalogue import data_sheet_peak
 from paceline.plan.hardware.kinds import is_accelerator
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.parts import AdapterSpec
-from paceline.runtime.device import device_name, matmul_rate
+from paceline.runtime.device.device import device_name, matmul_rate
 
 
 @dataclass(frozen=True)

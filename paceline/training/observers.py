@@ -16,7 +16,7 @@ from paceline.runlog.lines import samples_lines
 from paceline.runlog.log import RunLog
 from paceline.runlog.place import Place
 from paceline.runlog.redact import Redactor
-from paceline.runtime.heartbeat import Heartbeat
+from paceline.runtime.failures.heartbeat import Heartbeat
 from paceline.training.cadence import every
 from paceline.training.callbacks import Callbacks, OwnPart
 from paceline.training.console import Console

@@ -15,8 +15,8 @@ from paceline.plan.hardware.peaks import peak_flops
 from paceline.plan.hardware.probe import Hardware, probe_hardware
 from paceline.plan.plan import Plan
 from paceline.plan.remedy import what_fits
-from paceline.runtime.device import device_memory, device_name, memory_bytes
-from paceline.runtime.world import World
+from paceline.runtime.device.device import device_memory, device_name, memory_bytes
+from paceline.runtime.process_group.world import World
 
 OUT_OF_MEMORY = "OutOfMemoryError"  # torch's, on CUDA; by name, so that torch need not be imported
 #: What devices, allocators and libraries print. Not: limits of locked or shared memory, and full disks.

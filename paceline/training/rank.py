@@ -25,7 +25,7 @@ from paceline.launch.secret import read_secret
 from paceline.runlog.redact import Redactor
 from paceline.runlog.stacks import stacks_to
 from paceline.runtime import codes
-from paceline.runtime.leaving import leave
+from paceline.runtime.hard_exit import leave
 from paceline.runtime.rank_env import RankEnv
 from paceline.training.print_diagnostics import print_diagnostics
 from paceline.training.start import looked_at, parse_start, plan_here, same_size
@@ -100,7 +100,7 @@ def _report_to_other_nodes(env: RankEnv, environ: Mapping[str, str], error: Pace
     """Tell the other nodes, whose launchers do not know of it, that this one does not come."""
     if env.num_nodes == 1:
         return
-    from paceline.runtime.meeting import refuse  # torch
+    from paceline.runtime.process_group.rendezvous import refuse  # torch
 
     try:
         secret = read_secret(environ)

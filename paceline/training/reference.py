@@ -23,7 +23,7 @@ from paceline.data.store import DERIVED
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.codec import to_json
 from paceline.protocols.roles import Output, Role
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
 from paceline.training.windows import BatchLayout

@@ -20,7 +20,7 @@ from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.core.rundir import RunDir
 from paceline.plan.plan import Plan
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.training import codes
 from paceline.training.agree import share_plan
 from paceline.training.continuity import (

@@ -18,7 +18,7 @@ from paceline.data.prepare import Prepared
 from paceline.plan.plan import Plan
 from paceline.protocols.shard import Shard
 from paceline.runlog import events
-from paceline.runtime.late_flag import LateFlag
+from paceline.runtime.process_group.delayed_flag import LateFlag
 from paceline.training.parts import Parts
 from paceline.training.saving import (
     adapter_of,

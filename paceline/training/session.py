@@ -45,11 +45,11 @@ from paceline.protocols.roles import Role
 from paceline.protocols.rollout import OnPolicyObjective
 from paceline.protocols.window import Window
 from paceline.runlog.events import Notice
-from paceline.runtime.device import memory_bytes, reserved_bytes
-from paceline.runtime.late_flag import LateFlag
-from paceline.runtime.seed import seed_for
-from paceline.runtime.store_ranks import StoreRanks
-from paceline.runtime.world import World
+from paceline.runtime.device.device import memory_bytes, reserved_bytes
+from paceline.runtime.process_group.delayed_flag import LateFlag
+from paceline.runtime.process_group.store_barrier import StoreRanks
+from paceline.runtime.process_group.world import World
+from paceline.runtime.random_seed import seed_for
 from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.handle import Handles
 from paceline.strategies.registry import make_strategy

@@ -47,19 +47,17 @@ from paceline.runlog import events
 from paceline.runlog.redact import Redactor
 from paceline.runlog.result import write_result
 from paceline.runlog.stacks import stacks_to
-from paceline.runtime.alarm import Alarm
-from paceline.runtime.cascade import is_cascade, is_timeout
-from paceline.runtime.determinism import use_deterministic_kernels
-from paceline.runtime.device import set_threads, threads_per_rank
-from paceline.runtime.flight import write_flight
-from paceline.runtime.heartbeat import Signs
-from paceline.runtime.leaving import leave
-from paceline.runtime.meeting import refuse
-from paceline.runtime.mesh import limit_groups
-from paceline.runtime.presence import own_address
-from paceline.runtime.quiet import quiet_libraries
-from paceline.runtime.spared import spare_torchao
-from paceline.runtime.world import RankEnv, World
+from paceline.runtime.device.device import set_threads, threads_per_rank, use_deterministic_kernels
+from paceline.runtime.failures.alarm import Alarm
+from paceline.runtime.failures.flight_recorder import write_flight
+from paceline.runtime.failures.heartbeat import Signs
+from paceline.runtime.failures.liveness_socket import own_address
+from paceline.runtime.failures.root_cause import is_cascade, is_timeout
+from paceline.runtime.hard_exit import leave
+from paceline.runtime.library_noise import quiet_libraries, spare_torchao
+from paceline.runtime.process_group.device_mesh import limit_groups
+from paceline.runtime.process_group.rendezvous import refuse
+from paceline.runtime.process_group.world import RankEnv, World
 from paceline.training import codes
 from paceline.training.agree import check_same, on_other_disks, share_plan
 from paceline.training.continuity import best_is_gone, nothing_left

@@ -16,9 +16,9 @@ TABLE = "paceline/plan/hardware/kinds.py"
 ALLOWED = {
     ("paceline/plan/hardware/nodes.py", "cuda"): "a name in torch/version.py",
     ("paceline/plan/hardware/nodes.py", "xpu"): "a name in torch/version.py",
-    ("paceline/runtime/probe.py", "xpu"): "the version that torch was built with",
+    ("paceline/runtime/device/probe.py", "xpu"): "the version that torch was built with",
     ("paceline/rules/backend.py", "xla"): "the config's key",
-    ("paceline/runtime/probe.py", "torch.cuda"): "NCCL's version has no other place",
+    ("paceline/runtime/device/probe.py", "torch.cuda"): "NCCL's version has no other place",
 }
 
 

@@ -33,7 +33,7 @@ ENVIRONMENT_READERS = (
     "paceline/cli/",
     "paceline/launch/",
     "paceline/doctor/",
-    "paceline/runtime/world.py",
+    "paceline/runtime/process_group/world.py",
 )
 
 
@@ -130,7 +130,7 @@ def test_one_place_opens_the_process_group() -> None:
         if name.endswith("init_process_group")
     ]
     assert len(places) == 1, places
-    assert places[0].startswith("paceline/runtime/world.py:")
+    assert places[0].startswith("paceline/runtime/process_group/world.py:")
 
 
 def test_the_environment_is_read_in_few_places() -> None:

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 
 from paceline.models.factory import HFModelFactory
 from paceline.plan.mesh import Mesh
-from paceline.runtime.world import RankEnv, World, environment
+from paceline.runtime.process_group.world import RankEnv, World, environment
 
 TRAINED = {"vocab_size": 12, "tie_word_embeddings": True}
 BOTH = {"sequence_parallel": True, "loss_parallel": True}

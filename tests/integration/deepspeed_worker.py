@@ -32,8 +32,8 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
-from paceline.runtime.seed import seed_for
-from paceline.runtime.world import RankEnv, World, environment
+from paceline.runtime.process_group.world import RankEnv, World, environment
+from paceline.runtime.random_seed import seed_for
 from paceline.strategies.base import Strategy
 from paceline.strategies.deepspeed.library import library
 from paceline.strategies.handle import Handle

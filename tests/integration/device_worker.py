@@ -37,8 +37,8 @@ from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.hardware.kinds import CPU, CUDA, KINDS, is_accelerator
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
-from paceline.runtime.leaving import leave
-from paceline.runtime.world import World
+from paceline.runtime.hard_exit import leave
+from paceline.runtime.process_group.world import World
 from paceline.strategies.deepspeed import partition
 from paceline.training.metrics import PeakFlops
 from paceline.training.rank import run_rank

@@ -36,7 +36,7 @@ from paceline.plan.model.family import families
 from paceline.plan.parts import DdpOptions
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
-from paceline.runtime.world import RankEnv, World, environment
+from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
 

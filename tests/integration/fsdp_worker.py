@@ -29,7 +29,7 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
-from paceline.runtime.world import RankEnv, World, environment
+from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy

@@ -8,17 +8,18 @@ import time
 from pathlib import Path
 
 from paceline.core.errors import PacelineError
-from paceline.runtime import codes, first_reduce, meeting, peers, world
-from paceline.runtime.leaving import leave
+from paceline.runtime import codes
+from paceline.runtime.hard_exit import leave
+from paceline.runtime.process_group import first_all_reduce, rank_agreement, rendezvous, world
 from paceline.runtime.rank_env import RankEnv
 
 scenario, out = sys.argv[1], Path(sys.argv[2])
 env = RankEnv.from_environ(world.environment())
 if env.rank == 1 and scenario == "differs":
-    facts = peers.own_facts
+    facts = rank_agreement.own_facts
     world.own_facts = lambda device: {**facts(device), "torch": "1.0"}  # type: ignore[attr-defined]
 if scenario == "absent":
-    first_reduce.first_reduce.__defaults__ = (3.0,)  # type: ignore[misc]
+    first_all_reduce.first_reduce.__defaults__ = (3.0,)  # type: ignore[misc]
     if env.rank == 1:
         world.World.try_links = lambda *_: time.sleep(600)  # type: ignore[assignment,method-assign]
 me, secret = f"rank {env.rank}", b""
@@ -32,7 +33,7 @@ if scenario.startswith("refused"):  # with which secrets, by rank
     if env.rank == int(whose):
         world.pick_device = refused  # type: ignore[attr-defined]
 if scenario.startswith("late"):
-    for call in (meeting.connect_store, meeting.arrive):
+    for call in (rendezvous.connect_store, rendezvous.arrive):
         assert call.__kwdefaults__ is not None
         call.__kwdefaults__["report_seconds"] = 0.2
     if env.rank == int(scenario.split()[1]):

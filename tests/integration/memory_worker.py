@@ -29,7 +29,7 @@ from paceline.plan.strategies.job import Job
 from paceline.protocols.roles import Role
 from paceline.protocols.window import StepOutcome
 from paceline.rules.planning import make_plan
-from paceline.runtime.world import RankEnv, World, environment
+from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner

@@ -26,7 +26,7 @@ from paceline.config.load import load_config
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.protocols.roles import Role
-from paceline.runtime.world import RankEnv, World, environment
+from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.optimizer import build_optimizer, set_learning_rate

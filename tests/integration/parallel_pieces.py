@@ -28,7 +28,7 @@ from paceline.models.token_stats import Wanted
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 
 NLL = frozenset({Output.NLL, Output.CORRECT})
 EVERYTHING = frozenset(Output) - {

@@ -23,8 +23,8 @@ from paceline.plan.mesh import Mesh
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
-from paceline.runtime.seed import seed_for
-from paceline.runtime.world import RankEnv, World, environment
+from paceline.runtime.process_group.world import RankEnv, World, environment
+from paceline.runtime.random_seed import seed_for
 from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy

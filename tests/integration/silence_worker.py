@@ -12,12 +12,12 @@ from pathlib import Path
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode
 from paceline.launch.secret import read_secret
-from paceline.runtime import alarm as alarms
-from paceline.runtime.alarm import Alarm
-from paceline.runtime.cascade import is_cascade, is_timeout
-from paceline.runtime.heartbeat import Heartbeat, Signs
-from paceline.runtime.leaving import leave
-from paceline.runtime.world import RankEnv, World, environment
+from paceline.runtime.failures import alarm as alarms
+from paceline.runtime.failures.alarm import Alarm
+from paceline.runtime.failures.heartbeat import Heartbeat, Signs
+from paceline.runtime.failures.root_cause import is_cascade, is_timeout
+from paceline.runtime.hard_exit import leave
+from paceline.runtime.process_group.world import RankEnv, World, environment
 
 out, timeout, least, quiet = Path(sys.argv[1]), *map(float, sys.argv[2:])
 alarms.LEAST_LIMIT_SECONDS = least

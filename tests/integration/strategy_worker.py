@@ -20,11 +20,11 @@ from paceline.core.errors import ExitCode, PacelineError
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
-from paceline.runtime.alarm import Alarm
-from paceline.runtime.cascade import is_cascade
-from paceline.runtime.leaving import leave
-from paceline.runtime.seed import seed_for
-from paceline.runtime.world import RankEnv, World, environment
+from paceline.runtime.failures.alarm import Alarm
+from paceline.runtime.failures.root_cause import is_cascade
+from paceline.runtime.hard_exit import leave
+from paceline.runtime.process_group.world import RankEnv, World, environment
+from paceline.runtime.random_seed import seed_for
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy

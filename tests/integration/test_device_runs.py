@@ -112,7 +112,7 @@ def test_a_program_waits_for_no_window_whatever_it_logs(
 def _of_json(place: str) -> bool:
     what, _, where = place.rpartition(" ")
     return where.startswith("training/same_weights") or (
-        where.startswith("runtime/world.py") and what != "tolist"
+        where.startswith("runtime/process_group/world.py") and what != "tolist"
     )
 
 

@@ -16,7 +16,7 @@ from tiny_parts import MemoryReader, TinyObjective, TinyRoot, make_batch, plan, 
 
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
-from paceline.runtime.world import RankEnv, World, environment
+from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy

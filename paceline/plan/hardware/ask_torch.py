@@ -25,7 +25,7 @@ from paceline.plan.hardware.nodes import driver_version
 from paceline.plan.hardware.seen import TorchAnswer, Wheel
 
 TORCH_SECONDS = 120.0  # eight cards without the persistence daemon take half a minute
-PROBE_MODULE = "paceline.runtime.probe"
+PROBE_MODULE = "paceline.runtime.device.probe"
 _BESIDE = (
     "NVIDIA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",

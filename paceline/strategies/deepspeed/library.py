@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.errors import ConfigError
 from paceline.launch.deepspeed import publish
 from paceline.launch.op_build import await_build
-from paceline.runtime.world import World, environment
+from paceline.runtime.process_group.world import World, environment
 from paceline.strategies import codes
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from paceline.core.json_types import JsonObject
 from paceline.models.materialise import Read, fill, replace_tensors
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.deepspeed.parts import ParameterSlice, is_managed
 from paceline.strategies.deepspeed.start import opened, refusals, sequence_groups
 

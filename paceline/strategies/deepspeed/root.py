@@ -12,7 +12,7 @@ import torch
 from paceline.core.json_types import JsonObject
 from paceline.models.materialise import build_on_meta
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.deepspeed.partition import fill_partitions, fill_shards, fill_whole, without_storage
 from paceline.strategies.deepspeed.start import engine_dtype, offload_devices
 from paceline.strategies.deepspeed.tensor_parallel import prepare_root

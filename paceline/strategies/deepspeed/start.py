@@ -13,7 +13,7 @@ from torch import nn
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.plan.strategies.deepspeed.written import whole
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
 from paceline.strategies.deepspeed.library import library, need_async_io, without_shared_memory_op
 from paceline.strategies.deepspeed.parts import is_managed

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from paceline.core.errors import CheckpointError
 from paceline.plan.mesh import Mesh
 from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies import codes, state
 from paceline.strategies.deepspeed.parts import ParameterSlice, Part, finish_import, is_managed, local_parts
 from paceline.strategies.handle import Handle

@@ -26,7 +26,7 @@ from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard, ShardReader
 from paceline.protocols.window import StepOutcome
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
 from paceline.strategies.base import Strategy, evaluating
 from paceline.strategies.deepspeed import measure, profile, state, zero3

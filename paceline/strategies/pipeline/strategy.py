@@ -25,9 +25,9 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import ShardReader
-from paceline.runtime.device import sum_dtype
-from paceline.runtime.mesh import sharding_mesh
-from paceline.runtime.world import World
+from paceline.runtime.device.device import sum_dtype
+from paceline.runtime.process_group.device_mesh import sharding_mesh
+from paceline.runtime.process_group.world import World
 from paceline.strategies import codes, sharded_state
 from paceline.strategies.base import Strategy
 from paceline.strategies.fixed_shape import MULTIPLE, FixedShape

@@ -22,7 +22,7 @@ from paceline.models.products import attention_products, is_trained, multiply_ad
 from paceline.plan.plan import Plan
 from paceline.protocols.batch import Batch
 from paceline.protocols.window import Window
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.handle import Handle, Handles
 from paceline.training import codes
 from paceline.training.profiles import words

@@ -15,7 +15,7 @@ from paceline.data.source import PackedSource
 from paceline.data.table import TokenTable
 from paceline.generation.engine import Completion, GenerationEngine, Request, RolloutSampling
 from paceline.protocols.model import RootModule
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.training.rollout.reward_model import RewardModel

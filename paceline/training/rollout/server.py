@@ -12,7 +12,7 @@ from paceline.config.sections.rollout import ServerOptions
 from paceline.core.errors import ConfigError
 from paceline.generation.remote import Server, ServerEngine
 from paceline.protocols.model import RootModule
-from paceline.runtime.world import World, environment
+from paceline.runtime.process_group.world import World, environment
 from paceline.training.rollout.named import missing_key
 from paceline.training.rollout.server_weights import WeightSync
 

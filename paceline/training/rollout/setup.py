@@ -29,8 +29,8 @@ from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
 from paceline.protocols.rollout import OnPolicyObjective
 from paceline.protocols.shard import ShardReader
-from paceline.runtime.device import threads_per_rank
-from paceline.runtime.world import World
+from paceline.runtime.device.device import threads_per_rank
+from paceline.runtime.process_group.world import World
 from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.handle import Handles
 from paceline.training import codes

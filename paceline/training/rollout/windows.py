@@ -22,7 +22,7 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.rollout import OnPolicyObjective, RolloutAnswers
 from paceline.protocols.shard import Shard, ShardReader
 from paceline.protocols.window import Report, Window
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
 from paceline.training import codes

@@ -21,8 +21,8 @@ from paceline.launch.ending import EndedBySignal
 ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = {  # programs with rules of their own
     "paceline/training/rank.py": "saves at a stop",
-    "paceline/runtime/agent.py": "torchrun's own rules",
-    "paceline/runtime/probe.py": "a part of the plan, ended with it",
+    "paceline/runtime/torchrun_agent.py": "torchrun's own rules",
+    "paceline/runtime/device/probe.py": "a part of the plan, ended with it",
     "paceline/__main__.py": "the console script's main",
     "paceline/algorithms/rewards/sandbox/__main__.py": "ended by who asked it",
     "paceline/simulate/__main__.py": "a part of verify, ended with it",

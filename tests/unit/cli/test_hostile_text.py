@@ -25,9 +25,9 @@ from paceline.data.main import main as prepare
 from paceline.launch.outlet import Outlet, redacted, terminal
 from paceline.runlog.redact import Redactor
 from paceline.runlog.textlog import TextLog
-from paceline.runtime.alarm import print_foreign
-from paceline.runtime.message import failure_message, parsed_failure
-from paceline.runtime.signed import SignedStore
+from paceline.runtime.failures.alarm import print_foreign
+from paceline.runtime.failures.message import failure_message, parsed_failure
+from paceline.runtime.process_group.signed_store import SignedStore
 from paceline.training.print_diagnostics import print_diagnostics
 
 # colours, title of the window, cursor up and erase, C1's CSI, bell, backspace, carriage return, bidi override

@@ -32,7 +32,7 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Role
 from paceline.protocols.window import UnreadResult
 from paceline.rules.planning import make_plan
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handles
 from paceline.strategies.registry import make_strategy

@@ -47,7 +47,7 @@ from paceline.plan.model.catalogue import named_config
 from paceline.plan.model.head_chunk import head_chunk_bytes
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Role
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.simulate.counting import FakeValues
 from paceline.simulate.model import FakeFactory
 from paceline.simulate.run import another_machine

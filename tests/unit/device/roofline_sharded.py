@@ -38,7 +38,7 @@ from paceline.plan.strategies.job import Job
 from paceline.protocols.model import BuildOptions, RootModule
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.simulate.counting import Collectives, FakeValues
 from paceline.simulate.model import FakeFactory
 from paceline.simulate.run import another_machine

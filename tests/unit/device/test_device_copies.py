@@ -10,7 +10,7 @@ import torch
 from device_steps import LLAMA, micro_batches, planned, prepared
 from emulated_device import emulated
 
-from paceline.runtime.copied import CopiedToHost
+from paceline.runtime.device.async_copy import CopiedToHost
 from paceline.strategies.copied_ahead import CopiedAhead
 from paceline.strategies.runner import make_runner
 

@@ -13,7 +13,7 @@ from emulated_device import emulated
 
 from paceline.models.factory import HFModelFactory
 from paceline.protocols.roles import Role
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.registry import make_strategy
 
 WIDE = {**LLAMA, "hidden_size": 64, "intermediate_size": 192}

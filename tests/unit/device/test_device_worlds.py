@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
+from paceline.runtime.process_group.world import World
 from paceline.runtime.rank_env import RankEnv
-from paceline.runtime.world import World
 
 
 @pytest.fixture
@@ -57,6 +57,8 @@ def test_a_backend_of_another_device_is_refused(
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device(kind))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
-    monkeypatch.setattr("paceline.runtime.world.bind_to_card", lambda device: "")  # asks the card's driver
+    monkeypatch.setattr(
+        "paceline.runtime.process_group.world.bind_to_card", lambda device: ""
+    )  # asks the card's driver
     with pytest.raises(PacelineError, match="runtime.backend"):
         World.open(RankEnv(world_size=2), device=kind, backend=backend)

@@ -31,7 +31,7 @@ from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.registry import make_strategy
 
 sys.path.append(str(Path(__file__).parents[1] / "models"))

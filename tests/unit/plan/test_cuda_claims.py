@@ -20,8 +20,8 @@ from paceline.plan.hardware.probe import Hardware
 from paceline.plan.strategies.job import Job
 from paceline.protocols.batch import Batch
 from paceline.rules.planning import make_plan
-from paceline.runtime import device as device_room
-from paceline.runtime import world as world_room
+from paceline.runtime.device import device as device_room
+from paceline.runtime.process_group import world as world_room
 from paceline.strategies import data_parallel, sharding
 from paceline.training.models_of import DTYPES
 

@@ -2,7 +2,7 @@
 refusal.
 
 ``machines/``: the tools' outputs in the form that they print (public reports of such machines; none was at
-hand here), and torch's answer as ``paceline.runtime.probe`` prints it.
+hand here), and torch's answer as ``paceline.runtime.device.probe`` prints it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
-from paceline.runtime.cascade import CASCADE_WORDS, ROOT_WORDS, is_cascade, is_timeout
+from paceline.runtime.failures.root_cause import CASCADE_WORDS, ROOT_WORDS, is_cascade, is_timeout
 
 # Other people's failures, with what their texts stand for: root, cascade, or either of the two
 CATALOGUE = [
@@ -276,7 +276,7 @@ def raised_in(file: str) -> Exception:
         (RuntimeError("Timed out waiting 6000ms for recv operation to complete"), True, True),
         (dist.DistStoreError("wait timeout after 20000ms, keys: /x"), True, True),
         (ConnectionResetError(), False, False),  # of a pipe, or a server of the user's
-        (raised_in("paceline/runtime/signed.py"), True, False),
+        (raised_in("paceline/runtime/process_group/signed_store.py"), True, False),
         (raised_in("torch/distributed/rendezvous.py"), True, False),
         (raised_in("rich/console.py"), False, False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False, False),

@@ -14,7 +14,7 @@ from paceline.core.rundir import RunDir
 from paceline.launch import device_settings as settings_module
 from paceline.launch.device_settings import device_settings
 from paceline.plan.hardware.seen import Wheel
-from paceline.runtime.determinism import use_deterministic_kernels
+from paceline.runtime.device.device import use_deterministic_kernels
 from paceline.training import worker
 
 

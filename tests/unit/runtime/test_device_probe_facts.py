@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.plan.hardware.cards import runs_on
-from paceline.runtime import probe
+from paceline.runtime.device import probe
 
 GIB = 2**30
 

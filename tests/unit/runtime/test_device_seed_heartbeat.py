@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from paceline.core.errors import PacelineError
-from paceline.runtime.device import matmul_rate, memory_bytes, pick_device, sum_dtype, threads_per_rank
-from paceline.runtime.heartbeat import Heartbeat, read_heartbeat
-from paceline.runtime.seed import seed_for
+from paceline.runtime.device.device import matmul_rate, memory_bytes, pick_device, sum_dtype, threads_per_rank
+from paceline.runtime.failures.heartbeat import Heartbeat, read_heartbeat
+from paceline.runtime.random_seed import seed_for
 
 
 def test_pick_device() -> None:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
 from paceline.launch.ports import free_port
-from paceline.runtime import meeting
-from paceline.runtime.meeting import arrive, connect_store, listener
+from paceline.runtime.process_group import rendezvous
+from paceline.runtime.process_group.rendezvous import arrive, connect_store, listener
 from paceline.runtime.rank_env import RankEnv
 
 
@@ -100,7 +100,7 @@ def test_a_rank_tries_as_often_as_at_first_to_reach_rank_0(monkeypatch: pytest.M
         return real(address, timeout)
 
     monkeypatch.setattr(socket, "create_connection", connected)
-    monkeypatch.setattr(meeting, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(rendezvous, "RETRY_SECONDS", 0.01)
     port = free_port()
     store = connect_store(env(0, port), 20)
     other = connect_store(env(1, port), 20)

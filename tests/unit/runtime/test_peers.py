@@ -8,9 +8,9 @@ import pytest
 
 from paceline.core.errors import PacelineError
 from paceline.launch.ports import free_port
-from paceline.runtime.first_reduce import Timed, summary
-from paceline.runtime.meeting import connect_store
-from paceline.runtime.peers import agree_on_devices, compare
+from paceline.runtime.process_group.first_all_reduce import Timed, summary
+from paceline.runtime.process_group.rank_agreement import agree_on_devices, compare
+from paceline.runtime.process_group.rendezvous import connect_store
 from paceline.runtime.rank_env import RankEnv
 
 GPU = {

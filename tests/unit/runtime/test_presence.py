@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.runtime.presence import Presence, own_address
+from paceline.runtime.failures.liveness_socket import Presence, own_address
 
 SECRET = b"s" * 32
 Dead = queue.Queue[tuple[int, int]]  # (who noticed, who is gone)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.process import ROOT
-from paceline.runtime.quiet import quiet_libraries
+from paceline.runtime.library_noise import quiet_libraries
 
 
 @pytest.fixture

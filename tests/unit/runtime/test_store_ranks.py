@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from paceline.runtime.signed import SignedStore
-from paceline.runtime.store_ranks import StoreRanks
-from paceline.runtime.world import World
+from paceline.runtime.process_group.signed_store import SignedStore
+from paceline.runtime.process_group.store_barrier import StoreRanks
+from paceline.runtime.process_group.world import World
 
 
 @pytest.mark.parametrize("secret", [b"", b"0123456789abcdef"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.runtime.vigil import Beat, Pulse, Vigil
+from paceline.runtime.failures.last_heard import Beat, Pulse, Vigil
 
 
 def codes(found: list[Diagnostic]) -> list[tuple[str, str]]:

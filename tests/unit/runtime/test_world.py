@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
-from paceline.runtime.alarm import Alarm
-from paceline.runtime.world import RankEnv, World, environment
+from paceline.runtime.failures.alarm import Alarm
+from paceline.runtime.process_group.world import RankEnv, World, environment
 
 
 def test_a_world_of_one_needs_no_process_group() -> None:

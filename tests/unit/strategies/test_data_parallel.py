@@ -20,7 +20,7 @@ from paceline.core.errors import ConfigError
 from paceline.plan.strategies.options import ThreadOptions
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.base import Strategy
 from paceline.strategies.data_parallel import DataParallel
 from paceline.strategies.registry import make_strategy

@@ -22,7 +22,7 @@ from paceline.plan.model.family import families
 from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.options import DeepSpeedOptions
 from paceline.protocols.optimizer import OptimizerSpec
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.deepspeed.config import asking_config, averages_gradients, engine_config, options_of
 from paceline.strategies.deepspeed.library import library, load_async_io
 from paceline.strategies.deepspeed.parts import ParameterSlice

@@ -18,7 +18,7 @@ from paceline.protocols.algorithm import WindowMeans
 from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Output, Role
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy, strategy_class

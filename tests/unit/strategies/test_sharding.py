@@ -11,7 +11,7 @@ from paceline.models.replace_forward import replace_forward
 from paceline.models.swiglu import FusedSwiGLU
 from paceline.plan.strategies.options import FsdpOptions, Wrap
 from paceline.protocols.optimizer import OptimizerSpec
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.fsdp import check_optimizer
 from paceline.strategies.measure import storage_bytes
 from paceline.strategies.registry import make_strategy

@@ -12,8 +12,8 @@ from tiny_parts import MemoryReader, TinyObjective, TinyRoot, make_batch, plan, 
 from paceline.core.errors import CheckpointError, ConfigError, PacelineError
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Output, Role
+from paceline.runtime.process_group.world import World
 from paceline.runtime.rank_env import RankEnv
-from paceline.runtime.world import World
 from paceline.strategies.base import Strategy
 from paceline.strategies.ddp import DDP
 from paceline.strategies.handle import Handle

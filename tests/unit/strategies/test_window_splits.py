@@ -21,7 +21,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.plan.parts import OptimizerSpec
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.window import StepResult
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
 from paceline.training.evaluate import evaluate

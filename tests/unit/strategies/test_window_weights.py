@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 from paceline.strategies.window_weights import WindowWeights, scaled
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan.limits import START, WaitLimits
-from paceline.runtime.flight import Collective, active
-from paceline.runtime.silence import collective_stuck, rank_late
-from paceline.runtime.vigil import Beat
+from paceline.runtime.failures.flight_recorder import Collective, active
+from paceline.runtime.failures.hang_report import collective_stuck, rank_late
+from paceline.runtime.failures.last_heard import Beat
 
 FLIGHT_SECONDS = 5.0  # between looks at the collectives under way; less where a limit is short
 _LEAST_SECONDS = 0.5

@@ -20,13 +20,13 @@ from paceline.core.json_types import NO_UTF8
 from paceline.launch.managers import OWN_DEVICES
 from paceline.plan.hardware.kinds import CPU, CUDA, KINDS, is_accelerator, kind_of
 from paceline.runtime import codes
-from paceline.runtime.affinity import bind_to_card
-from paceline.runtime.bounded import within
-from paceline.runtime.device import free_memory, pick_device, synchronize
-from paceline.runtime.first_reduce import first_reduce
-from paceline.runtime.meeting import arrive, connect_store, refuse
-from paceline.runtime.peers import agree_on_devices, own_facts
+from paceline.runtime.device.cpu_affinity import bind_to_card
+from paceline.runtime.device.device import free_memory, pick_device, synchronize
+from paceline.runtime.process_group.first_all_reduce import first_reduce
+from paceline.runtime.process_group.rank_agreement import agree_on_devices, own_facts
+from paceline.runtime.process_group.rendezvous import arrive, connect_store, refuse
 from paceline.runtime.rank_env import RankEnv
+from paceline.runtime.time_limit import within
 
 __all__ = ["RankEnv", "World", "environment"]
 
@@ -43,7 +43,7 @@ class World:
     Every method that takes or returns values is a collective: all ranks call it, in the same order. Nothing
     is pickled: JSON bytes travel in uint8 tensors with a size limit. In a world of one nothing is sent and
     there is no process group. ``timeout_seconds``: how long ranks wait for one of them, in the start until
-    ``runtime.mesh.limit_groups`` says otherwise. ``notes``: warnings about the ranks and their links;
+    ``device_mesh.limit_groups`` says otherwise. ``notes``: warnings about the ranks and their links;
     ``links``: their speed; ``free_bytes``: of the accelerator as the world opened; ``bound``: to which
     processors this rank is bound.
     """

@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
 from paceline.runtime import codes
-from paceline.runtime.bounded import within
+from paceline.runtime.process_group.refusal import HEAR_SECONDS, Refusals, other_secret
+from paceline.runtime.process_group.signed_store import SignedStore, fingerprint
 from paceline.runtime.rank_env import RankEnv
-from paceline.runtime.refusal import HEAR_SECONDS, Refusals, other_secret
-from paceline.runtime.signed import SignedStore, fingerprint
+from paceline.runtime.time_limit import within
 
 T = TypeVar("T")
 REPORT_SECONDS = 30.0  # how often a node says for whom it waits

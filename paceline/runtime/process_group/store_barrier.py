@@ -10,9 +10,9 @@ import time
 from typing import TypeVar
 
 from paceline.core.json_types import NO_UTF8
-from paceline.runtime.meeting import connect_store, name_of
-from paceline.runtime.signed import SignedStore
-from paceline.runtime.world import World
+from paceline.runtime.process_group.rendezvous import connect_store, name_of
+from paceline.runtime.process_group.signed_store import SignedStore
+from paceline.runtime.process_group.world import World
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.02  # at first, while the ranks are about to meet; then longer, as one of them writes

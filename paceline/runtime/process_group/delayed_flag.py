@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.plan.hardware.kinds import is_accelerator, kind_of
-from paceline.runtime.world import World
+from paceline.runtime.process_group.world import World
 
 
 class LateFlag:

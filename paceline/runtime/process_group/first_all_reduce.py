@@ -22,11 +22,11 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
 from paceline.plan.hardware.kinds import CPU
 from paceline.runtime import codes
-from paceline.runtime.bounded import within
-from paceline.runtime.device import synchronize
+from paceline.runtime.device.device import synchronize
+from paceline.runtime.time_limit import within
 
 if TYPE_CHECKING:
-    from paceline.runtime.world import World
+    from paceline.runtime.process_group.world import World
 
 LIMIT_SECONDS = 60.0  # ranks have just met: what takes longer is no delay
 LATE_SECONDS = 5.0

@@ -6,7 +6,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from paceline.plan.mesh import AXES, Mesh
-from paceline.runtime.world import World, group_timeout
+from paceline.runtime.process_group.world import World, group_timeout
 
 SHARD_AXIS = "dp_shard"
 FLAT_AXIS = "dp_shard_cp"

@@ -23,12 +23,12 @@ from paceline.core.errors import PacelineError
 from paceline.plan.hardware.kinds import is_accelerator
 from paceline.plan.hardware.nodes import driver_version
 from paceline.runtime import codes
-from paceline.runtime.bounded import within
-from paceline.runtime.device import device_name
-from paceline.runtime.meeting import name_of
-from paceline.runtime.probe import nccl_version
+from paceline.runtime.device.device import device_name
+from paceline.runtime.device.probe import nccl_version
+from paceline.runtime.process_group.rendezvous import name_of
+from paceline.runtime.process_group.signed_store import SignedStore
 from paceline.runtime.rank_env import RankEnv
-from paceline.runtime.signed import SignedStore
+from paceline.runtime.time_limit import within
 
 #: What has to be equal on all ranks, and what may differ with a warning.
 SAME = {"device": "kind of device", "torch": "torch", "comm": "NCCL", "compiled_for": "torch's CUDA or ROCm"}

@@ -1,9 +1,11 @@
-"""Silence progress bars of libraries, and warnings about kernels and weights that say nothing here."""
+"""Noise and cost of libraries that say and do nothing here: progress bars, warnings, torchao's import."""
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
+from importlib import import_module
 
 import torch
 
@@ -14,6 +16,10 @@ _OF_LOADING = {"transformers.modeling_utils": ("LOAD REPORT",)}
 #: Kernels that no CPU could use.
 _OF_DEVICES = {"transformers.integrations.hub_kernels": ("is falling back to its reference PyTorch",)}
 _PACKS = "bitsandbytes"  # importing it logs about kernels for 4-bit weights in every process
+
+_QUANTIZER = "transformers.quantizers.quantizer_torchao"
+_ASKED, _FLATTEN = "is_torchao_available", "flatten_tensor_state_dict"
+_PACKED = "torchao.prototype.safetensors.safetensors_support"
 
 
 def quiet_libraries(quantised: bool, *, checks_weights: bool = True) -> None:
@@ -33,3 +39,26 @@ def quiet_libraries(quantised: bool, *, checks_weights: bool = True) -> None:
         drop(_OF_DEVICES)
     if not quantised:
         logging.getLogger(_PACKS).setLevel(logging.ERROR)
+
+
+def spare_torchao() -> None:
+    """Import Transformers' quantizers without torchao, which they need to write folders in its formats.
+
+    It costs half a second of CPU a process. For a process of ours, before a model is built: nothing changes
+    in one that has imported either. torchao itself can be imported afterwards as ever.
+    """
+    if _QUANTIZER in sys.modules or "torchao" in sys.modules:
+        return
+    utils = vars(import_module("transformers.utils"))
+    is_available = utils[_ASKED]
+    utils[_ASKED] = _no
+    try:
+        quantizer = vars(import_module(_QUANTIZER))
+    finally:
+        utils[_ASKED] = is_available
+    quantizer[_ASKED] = is_available
+    quantizer[_FLATTEN] = lambda state: getattr(import_module(_PACKED), _FLATTEN)(state)
+
+
+def _no() -> bool:
+    return False

@@ -1,4 +1,4 @@
-"""``python -m paceline.runtime.probe``: print what torch knows of this machine's accelerators, as JSON.
+"""``python -m paceline.runtime.device.probe``: print what torch knows of accelerators, as JSON.
 
 Started by ``plan.hardware.ask_torch``, so that planning itself needs no torch, and a driver that hangs or
 crashes takes this process alone with it.
@@ -20,7 +20,7 @@ from paceline.launch.outlet import redacted
 from paceline.plan.codec import to_json
 from paceline.plan.hardware.kinds import CUDA, KINDS, kind_of
 from paceline.plan.hardware.seen import SeenDevice, TorchAnswer
-from paceline.runtime.device import import_device_packages
+from paceline.runtime.device.device import import_device_packages
 
 
 @redacted

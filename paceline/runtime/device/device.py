@@ -203,3 +203,11 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done what was queued; nothing on a CPU."""
     if is_accelerator(device.type):
         torch.accelerator.synchronize(device)
+
+
+def use_deterministic_kernels() -> None:
+    """Make every operation of this process deterministic; one that has no such kernel raises RuntimeError by
+    name. What libraries read before torch is imported is set by ``launch.device_settings``.
+    """
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False

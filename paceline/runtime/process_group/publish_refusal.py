@@ -1,4 +1,4 @@
-"""Publish to other nodes that this one does not start: ``python -m paceline.runtime.publish_refusal``."""
+"""``python -m paceline.runtime.process_group.publish_refusal``: tell other nodes that this one is refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from paceline.launch.ending import ended
 from paceline.launch.environ import current
 from paceline.launch.outlet import redacted
 from paceline.launch.secret import read_secret
-from paceline.runtime.meeting import refuse
-from paceline.runtime.message import parsed_failure
+from paceline.runtime.failures.message import parsed_failure
+from paceline.runtime.process_group.rendezvous import refuse
 from paceline.runtime.rank_env import RankEnv
 
 HOST_SECONDS = 60.0  # node 0 answers for the others, which may still start; it ends once all have heard

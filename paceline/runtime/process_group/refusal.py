@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.runtime import codes
-from paceline.runtime.message import failure_message, parsed_failure
-from paceline.runtime.signed import SignedStore
+from paceline.runtime.failures.message import failure_message, parsed_failure
+from paceline.runtime.process_group.signed_store import SignedStore
 
 _ERROR, _OTHER_SECRET, _HEARD = "refused", "refused/secret", "refused/heard"
 HEAR_SECONDS = 20.0  # how long the store's host stays for ranks that are on their way

@@ -1,0 +1,1 @@
+"""The device of a process: selection, probe, cores, copies."""

@@ -1,0 +1,1 @@
+"""How a rank that hangs, dies or is late is found and named on all ranks."""

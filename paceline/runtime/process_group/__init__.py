@@ -1,0 +1,1 @@
+"""How ranks meet and agree: rendezvous, signed store, device mesh, collectives on JSON."""
