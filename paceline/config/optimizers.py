@@ -6,7 +6,7 @@ Rules, the planner's memory model and ``strategies.optimizer`` all read this tab
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from paceline.config import optimizer_bytes
@@ -114,6 +114,18 @@ def _bnb(cls: str, moments: int, bits: int, unpaged: str = "") -> Optimizer:
     )
 
 
+def _bnb_rmsprop(bits: int) -> Optimizer:
+    """RMSprop of bitsandbytes, not paged; as in Transformers, ``optim_args`` alone make its arguments."""
+    small: dict[str, Kind] = {"min_8bit_size": "whole"} if bits == 8 else {}
+    return replace(
+        _bnb("RMSprop", 1, bits),
+        options={"alpha": "size", "eps": "size", "momentum": "size", **small},
+        fixed={"optim_bits": bits},
+        takes=(),
+        largest_rate=0.3,
+    )
+
+
 def _torchao(cls: str, bits: int, block: int) -> Optimizer:
     return Optimizer(
         f"torchao.optim:{cls}",
@@ -173,6 +185,9 @@ BUILT: dict[str, Optimizer] = {
     "lion_8bit": _bnb("Lion", 1, 8),
     "paged_lion_32bit": _bnb("Lion", 1, 32, "lion_32bit"),
     "paged_lion_8bit": _bnb("Lion", 1, 8, "lion_8bit"),
+    "rmsprop_bnb": _bnb_rmsprop(32),
+    "rmsprop_bnb_8bit": _bnb_rmsprop(8),
+    "rmsprop_bnb_32bit": _bnb_rmsprop(32),
     "adamw_bf16_rounding": Optimizer(
         "paceline.strategies.rounded_adamw:RoundedAdamW",
         {"betas": "betas", "eps": "size", "seed": "whole"},

@@ -8,7 +8,6 @@ from paceline.config.optimizers import BUILT
 
 # (pattern of names, reason, alternative)
 _NOT_BUILT: tuple[tuple[str, str, str], ...] = (
-    ("rmsprop_bnb.*", "RMSprop of bitsandbytes is not supported", "rmsprop"),
     ("(paged_)?ademamix.*", "AdEMAMix is not supported", "adamw_torch_fused"),
     (
         "galore_adamw_layerwise",
@@ -45,9 +44,6 @@ KNOWN = (
     "ademamix_8bit",
     "paged_ademamix_32bit",
     "paged_ademamix_8bit",
-    "rmsprop_bnb",
-    "rmsprop_bnb_8bit",
-    "rmsprop_bnb_32bit",
     "galore_adamw_8bit",
     "galore_adafactor",
     "galore_adamw_layerwise",

@@ -30,10 +30,14 @@ def case(optim: str, ways: list[str], crossed: list[list[str]] = CROSSED, **more
 QUANTISED = {
     "bnb 8 bit": case("adamw_bnb_8bit", ["single", "zero_redundancy", "fsdp", "tp"], shadow=True),
     "lion 8 bit": case("lion_8bit", ["single", "fsdp"], [], shadow=True),
+    "rmsprop 8 bit": case("rmsprop_bnb_8bit", ["single", "fsdp"], [], shadow=True),
     "torchao 8 bit": case("adamw_torch_8bit", ["single", "zero_redundancy"], [], shadow=True),
     "torchao 4 bit": case("adamw_torch_4bit", ["single", "fsdp"], [["fsdp", "single"]], shadow=True),
 }
-EXACT = {"lion": case("lion_32bit", ["single", "fsdp", "pipeline", "zero2"], [])}
+EXACT = {
+    "lion": case("lion_32bit", ["single", "fsdp", "pipeline", "zero2"], []),
+    "rmsprop": case("rmsprop_bnb_32bit", ["single", "ddp", "fsdp", "zero2"]),
+}
 
 
 MUON = {
@@ -181,15 +185,16 @@ def check_resumed(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_lion_in_32_bits(found: Found) -> None:
+@pytest.mark.parametrize("name", EXACT)
+def test_bitsandbytes_in_32_bits(found: Found, name: str) -> None:
     """Under every strategy as in one process; a sign may differ where a gradient is rounding alone."""
     cases = installed(EXACT)
     if not cases:
         pytest.skip("bitsandbytes is not installed")
     for rank in found.of("exact", cases):
-        check_resumed(rank["lion"])
-    made = found["exact"][0]["lion"]
-    for way in cases["lion"]["ways"]:
+        check_resumed(rank[name])
+    made = found["exact"][0][name]
+    for way in cases[name]["ways"]:
         assert made[way]["losses"] == pytest.approx(made["single"]["losses"], rel=1e-3), way
         assert made[way]["losses"][-1] < 0.8 * made[way]["losses"][0], way
 

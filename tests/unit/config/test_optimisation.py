@@ -55,7 +55,7 @@ def test_a_name_that_is_not_built_is_refused_with_what_to_write(refuse: Refuse, 
 
 #: Arguments of a library's classes that are fixed by the name, without effect, or objects
 NOT_OFFERED = {
-    "bitsandbytes": {"amsgrad", "optim_bits", "args", "is_paged"},
+    "bitsandbytes": {"amsgrad", "optim_bits", "args", "is_paged", "centered"},
     "torchao": {"bf16_stochastic_round"},
 }
 

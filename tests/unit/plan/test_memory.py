@@ -178,6 +178,7 @@ def test_the_table_stands_in_the_plan_s_text_and_in_its_json(plan_of: Any) -> No
         ({"name": "adagrad"}, 24),
         ({"name": "adafactor"}, 10),
         ({"name": "lion_32bit"}, 24),
+        ({"name": "rmsprop_bnb_32bit"}, 24),
     ],
 )
 def test_moments_are_those_that_the_optimizers_make(optimizer: dict[str, Any], found: int) -> None:

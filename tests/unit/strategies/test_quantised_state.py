@@ -15,7 +15,7 @@ from paceline.strategies import state
 from paceline.strategies.optimizer import build_optimizer, set_learning_rate
 from paceline.strategies.quantised_state import codec_of, is_of_shard, shard_suffix
 
-NAMES = ["adamw_bnb_8bit", "lion_8bit", "adamw_torch_8bit", "adamw_torch_4bit"]
+NAMES = ["adamw_bnb_8bit", "lion_8bit", "rmsprop_bnb_8bit", "adamw_torch_8bit", "adamw_torch_4bit"]
 SHAPE = (128, 64)
 
 
@@ -124,8 +124,9 @@ def test_the_library_itself_on_the_same_tensors(name: str) -> None:
     else:
         import bitsandbytes.optim as bnb
 
-        cls = bnb.Lion if "lion" in name else bnb.AdamW
-        steps(cls([theirs], lr=1e-3, weight_decay=0.1, betas=(0.9, 0.999), optim_bits=8), theirs)
+        cls = {"lion_8bit": bnb.Lion, "rmsprop_bnb_8bit": bnb.RMSprop}.get(name, bnb.AdamW)
+        betas = {} if "rmsprop" in name else {"betas": (0.9, 0.999)}
+        steps(cls([theirs], lr=1e-3, weight_decay=0.1, optim_bits=8, **betas), theirs)
     assert torch.equal(ours, theirs) and not torch.equal(ours, start)
 
 
