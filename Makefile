@@ -55,9 +55,9 @@ moves: setup
 
 # Every causal family of Transformers in small; writes docs/family-matrix.json and docs/family-matrix.md.
 families: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/unit/models/family_matrix.py $(ONLY)
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/unit/models/family_matrix.py --ranks $(ONLY)
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/unit/models/family_matrix.py --towers
+	@PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/unit/models/family_matrix.py $(ONLY)
+	@PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/unit/models/family_matrix.py --ranks $(ONLY)
+	@PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/unit/models/family_matrix.py --towers
 
 # Training on the GPUs of this machine, held to the CPU's losses; writes docs/gpu_support.md.
 gpu-check: setup
