@@ -9,7 +9,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -51,6 +51,16 @@ TINY_LLAMA: dict[str, object] = {  # with the vocabulary of ``write_tokenizer``
     "vocab_size": 320,
     "max_position_embeddings": 256,
 }
+
+
+def swept(cases: Iterable[Any], every: int, first: int = 0) -> list[Any]:
+    """Return the cases of a sweep: each ``every``-th from ``first`` on is in the fast tier, the others in
+    ``full``.
+    """
+    return [
+        pytest.param(*case, marks=() if i % every == first else pytest.mark.full)
+        for i, case in enumerate(case if isinstance(case, tuple) else (case,) for case in cases)
+    ]
 
 
 def instruction_rows(count: int, seed: int = 0) -> list[dict[str, str]]:

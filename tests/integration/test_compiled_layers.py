@@ -14,7 +14,8 @@ from ranks import run_ranks
 pytestmark = [pytest.mark.integration]
 WORKER = Path(__file__).with_name("compile_worker.py")
 BOUNDS = {"float64": 1e-10, "bfloat16": 5e-3}
-TRACED = ("ddp/float64/eager", "fsdp_recompute/float64/eager", "tp_sp_lp/float64/eager")
+TRACED = ("fsdp_recompute/float64/eager", "tp_sp_lp/float64/eager")
+DDP = ("ddp/float64/eager",)
 DIFFERENTIATED = ("fsdp/bfloat16/aot_eager", "tp/float64/aot_eager", "tp_sp_lp/float64/aot_eager")
 
 
@@ -22,7 +23,14 @@ def _largest(a: Any, b: Any) -> float:
     return max(abs(x - y) for name in a for x, y in zip(a[name], b[name], strict=True))
 
 
-@pytest.mark.parametrize("cases", [TRACED, pytest.param(DIFFERENTIATED, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "cases",
+    [
+        TRACED,
+        pytest.param(DDP, marks=pytest.mark.full),
+        pytest.param(DIFFERENTIATED, marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_layers_train_as_uncompiled_ones(cases: tuple[str, ...], tmp_path: Path) -> None:
     codes, output = run_ranks("+".join(cases), 2, tmp_path / "out", deadline=450, script=WORKER)
     assert codes == [0, 0], "\n".join(output)

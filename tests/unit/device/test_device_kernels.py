@@ -10,6 +10,7 @@ import pytest
 import torch
 from device_steps import LLAMA, train
 from emulated_device import emulated
+from support import swept
 
 from paceline.models.attention import document_attention
 from paceline.models.attention_context import PackedSequenceInfo
@@ -48,7 +49,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("precision", "capability", "model", "kernel"), CASES)
+@pytest.mark.parametrize(("precision", "capability", "model", "kernel"), swept(CASES, 2, first=1))
 def test_the_kernel_that_the_plan_names_is_the_one_that_runs(
     precision: str, capability: tuple[int, int], model: dict, kernel: str
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ROOT, write_tokenizer
+from support import ROOT, swept, write_tokenizer
 
 sys.path.insert(0, str(ROOT / "tests/unit/data"))
 from conversation_templates import PARTS, PLAIN, STRINGS, THINKS  # noqa: E402
@@ -195,7 +195,7 @@ def by_transformers(tokenizer: Any, messages: list[Body]) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-@pytest.mark.parametrize("name", sorted(TEMPLATES))
+@pytest.mark.parametrize("name", swept(sorted(TEMPLATES), 3))
 def test_a_conversation_has_one_prompt(name: str, model: Any, tmp_path: Path) -> None:
     from starlette.testclient import TestClient
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from model_families import FAMILIES, Source
+from support import swept
 from torch import Tensor, nn
 
 from paceline.models import factory, precision
@@ -72,7 +73,7 @@ def same(one: RoleModule, two: RoleModule) -> None:
     assert one.hf.config.to_dict() == two.hf.config.to_dict()
 
 
-@pytest.mark.parametrize("family", EVERY)
+@pytest.mark.parametrize("family", swept(EVERY, 3))
 def test_every_family_is_the_same_read_in_its_own_dtype(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +84,7 @@ def test_every_family_is_the_same_read_in_its_own_dtype(
 
 
 @pytest.mark.parametrize("spec", [LORA, SOME, QLORA], ids=["all-linear", "one and the head", "4 bits"])
-@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("compute", swept([torch.bfloat16, torch.float32], 2))
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_adapters_are_drawn_in_fp32_over_a_base_of_16_bits(
     family: str, compute: torch.dtype, spec: AdapterSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

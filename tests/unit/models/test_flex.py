@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
+from support import swept
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention as torch_flex
@@ -55,7 +56,7 @@ def _dense(counts: Tensor, places: Tensor) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", swept(range(24), 5))
 def test_what_a_query_sees_and_its_blocks_are_those_of_the_whole_mask(seed: int) -> None:
     draw = random.Random(seed)
     layout, window = _packing(draw, seed % 3 == 2), WINDOWS[seed % len(WINDOWS)]

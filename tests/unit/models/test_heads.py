@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
 from model_families import FAMILIES, build_family, make_batch, reference_logits
+from support import swept
 from torch import Tensor
 
 from paceline.models import head_kernels
@@ -160,8 +163,7 @@ def test_a_batch_without_labels_touches_every_parameter(family: str, ask: frozen
         assert not parameter.grad.any(), name
 
 
-@pytest.mark.parametrize("labels", ["all", "some", "none"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "labels"), swept(product(FAMILIES, ["all", "some", "none"]), 4))
 def test_generic_head_equals_the_fused_one(family: str, labels: str) -> None:
     module, batch = build_family(family), make_batch(labels=labels)
     assert module.head.fused, module.head.reason

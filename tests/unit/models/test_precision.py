@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from model_families import FAMILIES, Source, build_family, make_batch, reference_logprobs
+from support import swept
 from tiny_families import tiny_config
 
 from paceline.models.factory import HFModelFactory
@@ -56,7 +57,7 @@ def test_bf16_is_as_near_to_fp32_as_autocast(instructions: str, family: str) -> 
         assert error < 0.12, f"{name}: {error}"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", swept(FAMILIES, 3))
 def test_every_family_runs_in_bf16(family: str) -> None:
     module = build_family(family, compute_dtype=torch.bfloat16)
     out = module(make_batch(), NLL)["nll"]
@@ -107,7 +108,7 @@ def test_a_model_of_unknown_parts_runs_under_autocast() -> None:
 KEPT = ("gpt_oss", "mixtral", "qwen3_moe", "deepseek_v3", "llama4_text", "cohere", "falcon")
 
 
-@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize("kind", swept(KEPT, 2))
 def test_a_kept_forward_reads_copies_and_its_masters_get_the_gradients(kind: str, instructions: str) -> None:
     """Fused experts, routers, sinks, norms and linear layers of a family's own."""
     source, batch = Source(config=tiny_config(kind)), make_batch(labels="some")

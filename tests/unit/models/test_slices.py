@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from model_families import FAMILIES, Source, build_family
+from support import swept
 from tiny_families import tiny_config
 from torch import Tensor
 
@@ -26,6 +28,9 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 PARTS = BuildOptions(device=CPU, by_slices=True)
 
 
+DTYPES = [torch.float32, torch.bfloat16]
+
+
 def saved(family: str, folder: Path, dtype: torch.dtype = torch.float32) -> HFModelFactory:
     model = build_family(family).hf.to(dtype)
     model.generation_config.max_new_tokens = 7
@@ -37,8 +42,7 @@ def values(module: RoleModule) -> dict[str, Tensor]:
     return dict(tensors_of(module))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "dtype"), swept(product(FAMILIES, DTYPES), 3), ids=str)
 def test_parts_are_the_wholes(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     factory = saved(family, tmp_path, dtype)
     whole, empty, other = factory(), factory(PARTS), factory(BuildOptions(device=META))
@@ -60,8 +64,9 @@ def test_parts_are_the_wholes(family: str, dtype: torch.dtype, tmp_path: Path) -
         assert block.dtype == dtype and torch.equal(block.to(tensor.dtype), tensor[first : first + 2]), name
 
 
-@pytest.mark.parametrize("family", ["llama", "llama_tied", "gemma2", "phi", "gpt2"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("family", "dtype"), swept(product(["llama", "llama_tied", "gemma2", "phi", "gpt2"], DTYPES), 3), ids=str
+)
 def test_a_larger_vocabulary_has_the_wholes_rows(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Blocks below, across and beyond the rows of the files; Phi's head has a bias."""
     saved(family, tmp_path, dtype)
@@ -94,8 +99,9 @@ def test_rows_of_many_columns_are_the_same_in_blocks() -> None:
     torch.testing.assert_close(found.std(0), 1e-3 * old.std(0), rtol=0.1, atol=0)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
-@pytest.mark.parametrize("role", [Role.REWARD, Role.CLASSIFIER])
+@pytest.mark.parametrize(
+    ("role", "family"), swept(product([Role.REWARD, Role.CLASSIFIER], ["llama", "gemma2", "gpt2"]), 4)
+)
 def test_a_new_head_is_drawn_and_the_rest_is_read_in_parts(role: Role, family: str, tmp_path: Path) -> None:
     """The drawn values are the whole load's; a head that the folder has is read like the rest."""
     saved(family, tmp_path)
