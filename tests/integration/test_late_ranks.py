@@ -54,7 +54,10 @@ def begin(tiny: Tiny, folder: Path, strategy: str, where: str, **training: Any) 
         SLEEPING.format(module=strategy, base=base, where=where, limit=OF_STEP)
     )
     config = tiny(
-        distributed_strategy="sleeping:Sleeping", start_timeout=OF_START, step_timeout=OF_STEP, **training
+        distributed_strategy="sleeping:Sleeping",
+        start_timeout=OF_START if where == "start" else 240,  # on a busy machine, too
+        step_timeout=OF_STEP,
+        **training,
     )
     return start(config, folder, 2, {"PYTHONPATH": f"{folder}:{worker_environment()['PYTHONPATH']}"})
 

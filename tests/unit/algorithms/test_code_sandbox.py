@@ -293,7 +293,7 @@ def test_a_lost_server_is_started_again() -> None:
     from paceline.algorithms.rewards.code import CodeReward
     from paceline.algorithms.rewards.sample import Sample
 
-    reward = CodeReward(seconds=2)
+    reward = CodeReward(seconds=60)
     sample = Sample("", "def f(x): return x", {"tests": "assert f(1) == 1"})
     lost = reward._free.get()
     lost._peer.close()
@@ -308,7 +308,7 @@ def test_answers_are_judged_side_by_side_and_each_gets_its_own_verdict() -> None
     from paceline.algorithms.rewards.code import CodeReward
     from paceline.algorithms.rewards.sample import Sample
 
-    reward = CodeReward(False, 4, seconds=2)
+    reward = CodeReward(False, 4, seconds=60)
     tests = "assert f(1) == {0}\nassert f(2) == {0}"
     samples = [
         Sample("", f"def f(x): return {i}", {"tests": tests.format(i if i % 3 else -1)}) for i in range(24)
