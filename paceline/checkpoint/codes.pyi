@@ -241,6 +241,19 @@ class _CHECKPOINT_OTHER_RUN(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _RESUME_SKIPPED_INCOMPLETE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        checkpoint: object,
+        why: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _EXPORT_ADAPTER(CodeName):
     def __call__(
         self,
@@ -460,7 +473,7 @@ CHECKPOINT_OTHER_RUN: _CHECKPOINT_OTHER_RUN
 RESUME_CHOSEN: Code
 RESUME_FRESH_START: Code
 RESUME_NOT_A_CHECKPOINT: Code
-RESUME_SKIPPED_INCOMPLETE: Code
+RESUME_SKIPPED_INCOMPLETE: _RESUME_SKIPPED_INCOMPLETE
 EXPORT_ADAPTER: _EXPORT_ADAPTER
 EXPORT_BASE_MODEL: Code
 EXPORT_CARRIED: _EXPORT_CARRIED

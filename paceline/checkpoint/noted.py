@@ -23,12 +23,11 @@ class Noted:
     ) -> bool:
         if not isinstance(exc, OSError):
             return False
-        self._notes.append(
-            codes.CHECKPOINT_HOUSEKEEPING(
-                "the checkpoint is published, but a later operation failed",
-                str(self._where),
-                str(exc),
-                severity=Severity.WARNING,
-            )
-        )
+        what = "the checkpoint is published, but a later operation failed"
+        self._notes.append(housekeeping_failed(what, self._where, exc))
         return True
+
+
+def housekeeping_failed(what: str, where: Path, error: OSError) -> Diagnostic:
+    """Return the warning that something beside a sound checkpoint could not be done."""
+    return codes.CHECKPOINT_HOUSEKEEPING(what, str(where), str(error), severity=Severity.WARNING)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.checkpoint import codes
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 
 _SHARD = re.compile(r"shard-(\d+)-of-\d+\.safetensors")
@@ -92,3 +93,17 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
 def foreign_file(path: Path) -> CheckpointError:
     """Return the error for a file type that can carry code."""
     return CheckpointError(codes.CHECKPOINT_FOREIGN_FILE(str(path.parent), path.name, name=path.name))
+
+
+def skipped(
+    checkpoint: str, why: str, where: str, hint: str, problem: Diagnostic | None = None
+) -> Diagnostic:
+    """Return the warning that a checkpoint is not taken; ``problem``: None for an incomplete one."""
+    return codes.RESUME_SKIPPED_INCOMPLETE(
+        where,
+        problem.found if problem is not None else "",
+        checkpoint=checkpoint,
+        why=why,
+        hint=hint,
+        evidence={"cause": problem.code if problem is not None else codes.CHECKPOINT_INCOMPLETE.name},
+    )

@@ -11,6 +11,7 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.layout import LATEST, Found, is_step_name, leftovers, read_hint, scan
 from paceline.checkpoint.manifest import read_manifest, verify
 from paceline.checkpoint.manifest_format import MANIFEST, Manifest
+from paceline.checkpoint.refused import skipped
 from paceline.checkpoint.ties import check_name, check_state, read_state
 from paceline.config.object_url import is_url, parse_url
 from paceline.core.diagnostics import Diagnostic, Severity
@@ -240,14 +241,8 @@ def problem_of(found: Found, most_bytes: int | None) -> CheckpointError | None:
 def _passed_over(found: Found, problem: CheckpointError, taken: Found) -> Diagnostic:
     first, again = problem.diagnostics[0], found.step - taken.step
     steps = f"; {again} step{'s are' if again > 1 else ' is'} trained again" if again > 0 else ""
-    return codes.RESUME_SKIPPED_INCOMPLETE(
-        f"{found.name} is skipped: {first.what}",
-        str(found.path),
-        first.found,
-        f"check it, then remove it by hand; resuming from {taken.name} instead{steps}",
-        Severity.WARNING,
-        {"cause": first.code},
-    )
+    hint = f"check it, then remove it by hand; resuming from {taken.name} instead{steps}"
+    return skipped(found.name, first.what, str(found.path), hint, first)
 
 
 def _took(found: Found, hint: str | None) -> Diagnostic:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from paceline.config import codes
 from paceline.config.optimizer_bytes import Arguments, on
 from paceline.config.optimizers import BUILT
+from paceline.config.options import misfits
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 
@@ -28,6 +31,19 @@ def contradictions(name: str, args: Arguments) -> list[str]:
             " warmup_init would derive it from the step"
         )
     return found
+
+
+def optim_args_problems(name: str, given: Json) -> Iterator[Diagnostic]:
+    """Yield what is wrong with the ``optim_args`` of the optimizer ``name``."""
+    try:
+        args = parse_optim_args(given)
+    except ConfigError as error:
+        yield replace(error.diagnostics[0], found="")
+        return
+    for what, found, hint in misfits(args, BUILT[name].options):
+        yield codes.TRAIN_OPTIM_ARGS(f"the optimizer {name} {what}", "", found, hint)
+    for words in contradictions(name, args):
+        yield codes.TRAIN_OPTIM_ARGS(f"the optimizer {name}: {words}", hint="remove one of them")
 
 
 def parse_optim_args(given: Json) -> JsonObject:

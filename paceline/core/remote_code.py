@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core import codes
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.files import open_file, read_text
+from paceline.core.files import MAX_CONFIG_BYTES, open_file, read_text
 from paceline.core.json_types import Json
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST_FILES = 5000
-_CONFIG_BYTES = 16 << 20
 _SHOWN = 8
 
 
@@ -36,16 +36,7 @@ class RemoteCode:
     elsewhere: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Unpinned:
-    """Why code may not run: the problem, the value found, and what to write instead."""
-
-    what: str
-    found: str
-    hint: str
-
-
-def unpinned(name: str, revision: str | None) -> Unpinned | None:
+def unpinned(name: str, revision: str | None) -> Diagnostic | None:
     """Return why the code of model ``name`` may not run with ``revision`` as its pin; None when it may.
 
     A hub name is pinned by its commit, a local folder by the digest of its code, since a commit does not
@@ -58,7 +49,7 @@ def unpinned(name: str, revision: str | None) -> Unpinned | None:
             return None
         what = "code from the hub runs only from a pinned commit, because a branch can change"
         hint = "set revision to the 40-digit commit that you have reviewed, or trust_remote_code: false"
-        return Unpinned(what, f"revision: {revision or 'none'}", hint)
+        return codes.SEC_TRUST_REMOTE_CODE(what, "model.revision", f"revision: {revision or 'none'}", hint)
     # A folder: pinned by the digest of its code, all of which must be inside it
     code = read_code(folder)
     if code.elsewhere:
@@ -67,7 +58,9 @@ def unpinned(name: str, revision: str | None) -> Unpinned | None:
             "use a folder that contains all of its code (auto_map without --), or set"
             " trust_remote_code: false"
         )
-        return Unpinned(what, f"auto_map: {', '.join(code.elsewhere)}", hint)
+        return codes.SEC_TRUST_REMOTE_CODE(
+            what, "model.revision", f"auto_map: {', '.join(code.elsewhere)}", hint
+        )
     if not code.files or revision == code.digest:
         return None
     listed = ", ".join(code.files[:_SHOWN]) + (
@@ -79,8 +72,9 @@ def unpinned(name: str, revision: str | None) -> Unpinned | None:
         "runs only after review: its digest must be pinned",
     )
     what = f"the code in {name} {other if changed else unread}"
-    return Unpinned(
+    return codes.SEC_TRUST_REMOTE_CODE(
         what,
+        "model.revision",
         f"revision: {revision or 'none'}; the folder contains {listed}",
         f"revision: {code.digest}  (after you have reviewed these files), or trust_remote_code: false",
     )
@@ -93,7 +87,7 @@ def check_code(name: str, revision: str | None) -> None:
     """
     wrong = unpinned(name, revision)
     if wrong is not None:
-        raise ConfigError(codes.SEC_TRUST_REMOTE_CODE(wrong.what, "model.revision", wrong.found, wrong.hint))
+        raise ConfigError(wrong)
 
 
 def read_code(folder: Path) -> RemoteCode:
@@ -143,7 +137,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
 def _auto_maps(path: Path) -> Iterator[Json]:
     """Yield every non-empty ``auto_map`` in a JSON file, at any depth; nothing when it cannot be parsed."""
     try:
-        todo: list[Json] = [json.loads(read_text(path))] if path.stat().st_size <= _CONFIG_BYTES else []
+        todo: list[Json] = [json.loads(read_text(path))] if path.stat().st_size <= MAX_CONFIG_BYTES else []
     except (OSError, ValueError, RecursionError):
         return  # not a model's config
     while todo:

@@ -207,11 +207,4 @@ def _sync(path: Path) -> None:
 
 def cannot_write(path: Path, exc: OSError) -> DataError:
     """Return the error for a cache on a full, read-only or missing disk."""
-    return DataError(
-        launch_codes.DATA_CACHE_WRITE(
-            "prepared data cannot be written",
-            str(path),
-            exc.strerror or str(exc),
-            "set data.cache_dir to a writable folder with free space",
-        )
-    )
+    return DataError(launch_codes.DATA_CACHE_WRITE(str(path), exc.strerror or str(exc)))

@@ -15,6 +15,20 @@ class _EVALUATION_LOSS(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _EVALUATION_METRIC_FAILED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        share: object,
+        outcome: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _EVALUATION_NO_EXPECTED(CodeName):
     def __call__(
         self,
@@ -54,7 +68,7 @@ class _EVALUATION_JUDGE(CodeName):
 EVALUATION_JOB: Code
 EVALUATION_LOSS: _EVALUATION_LOSS
 EVALUATION_METRIC: Code
-EVALUATION_METRIC_FAILED: Code
+EVALUATION_METRIC_FAILED: _EVALUATION_METRIC_FAILED
 EVALUATION_METRIC_PACKAGE: Code
 EVALUATION_NO_EXPECTED: _EVALUATION_NO_EXPECTED
 EVALUATION_NO_ROOM: _EVALUATION_NO_ROOM

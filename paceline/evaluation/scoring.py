@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.evaluation import codes
 from paceline.evaluation.metrics import METRICS, PerAnswer, metric_named
 from paceline.launch.environ import current
@@ -51,12 +51,10 @@ class Scores:
         if not self.failed:
             return None
         count = len(self.failed)
-        what = (
-            f"the metric {name} gave no value for {count:,} of {len(self.values):,} answers; they count as 0"
-        )
+        share = f"{count:,} of {len(self.values):,}"
         first = "; ".join(f"{wheres[at]}: {reason}" for at, reason in self.failed[:3])
         return codes.EVALUATION_METRIC_FAILED(
-            what, wheres[self.failed[0][0]], first, severity=Severity.WARNING
+            wheres[self.failed[0][0]], first, name=name, share=share, outcome="they count as 0"
         )
 
 

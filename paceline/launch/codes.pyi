@@ -15,6 +15,16 @@ class _PROGRAM_SYSTEM_REFUSED(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _DATA_CACHE_WRITE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _LAUNCH_OP_LOCK(CodeName):
     def __call__(
         self,
@@ -273,7 +283,7 @@ class _RUN_OPEN(CodeName):
 
 PROGRAM_SYSTEM_REFUSED: _PROGRAM_SYSTEM_REFUSED
 DATA_OFFLINE: Code
-DATA_CACHE_WRITE: Code
+DATA_CACHE_WRITE: _DATA_CACHE_WRITE
 MODEL_REVISION_UNREAD: Code
 TRIAL_UNFINISHED: Code
 LAUNCH_OP_LOCK: _LAUNCH_OP_LOCK

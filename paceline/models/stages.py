@@ -25,8 +25,8 @@ from paceline.models.attention_context import PackedSequenceInfo
 from paceline.models.heads import Head
 from paceline.models.precision import LowPrecisionCopies
 from paceline.models.roles import RoleModule
-from paceline.plan import codes as plan_codes
 from paceline.plan.cost.pieces import layer_ranges
+from paceline.plan.strategies.pipeline.engine import no_stages
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output
 
@@ -321,9 +321,4 @@ def _untie(hf: HFModel, stages: Sequence[StageModule]) -> None:
 
 
 def _refusal(hf: HFModel, why: str) -> Diagnostic:
-    return plan_codes.MODELS_NO_STAGES(
-        what="this model class cannot be split into pipeline stages",
-        where="training.parallelism.pp_size",
-        found=f"{type(hf).__name__}: {why}",
-        hint="use distributed_strategy: fsdp (or zero3), which shards it without splitting it",
-    )
+    return no_stages(f"{type(hf).__name__}: {why}")

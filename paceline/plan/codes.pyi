@@ -419,6 +419,44 @@ class _ROLLOUT_CORRECTION(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PAR_TP_HEADS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        heads: object,
+        size: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PAR_TP_NODE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        size: object,
+        per_node: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PAR_CP_HEADS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        heads: object,
+        size: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _STRATEGY_SPEC_TORCH(CodeName):
     def __call__(
         self,
@@ -426,6 +464,17 @@ class _STRATEGY_SPEC_TORCH(CodeName):
         found: str = "",
         *,
         module: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _STRATEGY_DEEPSPEED_TP_STAGE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -449,6 +498,16 @@ class _SPEC_CHECK(CodeName):
         method: object,
         getattr: object,
         base: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _MODELS_NO_STAGES(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -522,6 +581,17 @@ class _DPO_LABEL_SMOOTHING(CodeName):
         found: str = "",
         *,
         loss_type: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SAVE_OBJECTS_PACKAGE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        extra: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -620,10 +690,10 @@ PAR_PP_STAGES: Code
 PAR_SHARDING: Code
 PAR_TP_WIDTH: Code
 PAR_PRODUCT: Code
-PAR_TP_HEADS: Code
+PAR_TP_HEADS: _PAR_TP_HEADS
 PAR_TP_KV_HEADS: Code
-PAR_TP_NODE: Code
-PAR_CP_HEADS: Code
+PAR_TP_NODE: _PAR_TP_NODE
+PAR_CP_HEADS: _PAR_CP_HEADS
 FSDP2_LOCAL_STATE: Code
 ZERO_HPZ: Code
 ZERO_NOT_SUPPORTED: Code
@@ -634,13 +704,13 @@ ZERO_QUANTISED: Code
 STRATEGY_DEEPSPEED_FP16: Code
 STRATEGY_SPEC_TORCH: _STRATEGY_SPEC_TORCH
 STRATEGY_DEEPSPEED_TP_PLAN: Code
-STRATEGY_DEEPSPEED_TP_STAGE: Code
+STRATEGY_DEEPSPEED_TP_STAGE: _STRATEGY_DEEPSPEED_TP_STAGE
 STRATEGY_COMPILE: Code
 STRATEGY_ADAFACTOR: Code
 STRATEGY_OPTIMIZER_SPLIT: Code
 STRATEGY_FP16_OFFLOAD: _STRATEGY_FP16_OFFLOAD
 SPEC_CHECK: _SPEC_CHECK
-MODELS_NO_STAGES: Code
+MODELS_NO_STAGES: _MODELS_NO_STAGES
 MODELS_TP_NO_PLAN: Code
 MODELS_TP_STYLE: Code
 BATCH_TRIPLE: Code
@@ -651,3 +721,4 @@ PPO_KL_ESTIMATOR: _PPO_KL_ESTIMATOR
 PPO_ADAPTIVE_KL: _PPO_ADAPTIVE_KL
 DPO_REFERENCE: _DPO_REFERENCE
 DPO_LABEL_SMOOTHING: _DPO_LABEL_SMOOTHING
+SAVE_OBJECTS_PACKAGE: _SAVE_OBJECTS_PACKAGE

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 
 from paceline.config.sections.training_scale import Parallelism
+from paceline.core.diagnostics import Diagnostic
+from paceline.plan import codes
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
@@ -77,3 +80,21 @@ def mesh_for(parallelism: Parallelism, world_size: int) -> Mesh:
 def divisors(number: int) -> list[int]:
     """Return all divisors in ascending order."""
     return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def tp_heads(heads: int, size: int) -> Diagnostic | None:
+    """Return the refusal of a tensor-parallel size that does not divide the attention heads."""
+    return codes.PAR_TP_HEADS(heads=heads, size=size) if heads % size else None
+
+
+def cp_heads(heads: int, size: int, hint: str) -> Diagnostic | None:
+    """Return the refusal of a Ulysses size that does not divide the heads of a rank."""
+    return codes.PAR_CP_HEADS(heads=heads, size=size, hint=hint) if heads % size else None
+
+
+def tp_inside_node(per_node: int, size: int, key: str, why: str = "") -> Diagnostic | None:
+    """Return the refusal of tensor-parallel groups that span nodes; ``key``: names the size in the hint."""
+    if per_node % size == 0:
+        return None
+    hint = f"{key}: {math.gcd(per_node, size)}{why}"
+    return codes.PAR_TP_NODE(per_node=per_node, size=size, hint=hint)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import util
 from pathlib import Path
 
+from paceline.config.object_url import EXTRA, PACKAGE
 from paceline.config.optimizers import BUILT
 from paceline.config.schema import Config
 from paceline.config.source import DEFAULTS, Source
@@ -131,3 +132,8 @@ def _data(config: Config, find: Find) -> Iterator[Diagnostic]:
 
 def _missing(what: str, where: str, package: str, hint: str) -> Diagnostic:
     return codes.PLAN_PACKAGE(what, where, f"{package} is not installed", hint)
+
+
+def missing_object_store(where: str) -> Diagnostic | None:
+    """Return that the package of object storage is not installed; None if it is."""
+    return None if installed(PACKAGE) else codes.SAVE_OBJECTS_PACKAGE(where, PACKAGE, extra=EXTRA)

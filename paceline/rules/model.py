@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from paceline.config import codes as config_codes
 from paceline.config.nearest import nearest
-from paceline.core import codes as core_codes
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.patterns import is_pattern
 from paceline.core.remote_code import COMMIT, unpinned
@@ -93,10 +92,7 @@ def remote_code(c: Context) -> Iterator[Diagnostic]:
     m = c.config.model
     wrong = unpinned(m.name_or_path or "", m.revision) if m.trust_remote_code else None
     if wrong is not None:
-        keys = ("model.trust_remote_code", "model.revision")
-        yield c.problem(
-            core_codes.SEC_TRUST_REMOTE_CODE, wrong.what, *keys, found=wrong.found, hint=wrong.hint
-        )
+        yield c.at(wrong, "model.trust_remote_code", "model.revision")
 
 
 def dtype(c: Context) -> Iterator[Diagnostic]:

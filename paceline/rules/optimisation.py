@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config import codes as config_codes
 from paceline.config.metrics import evaluation_metrics
-from paceline.config.optim_args import contradictions, parse_optim_args
+from paceline.config.optim_args import optim_args_problems
 from paceline.config.optimizers import BUILT
 from paceline.config.optimizers_not_built import not_built
 from paceline.config.options import misfits
 from paceline.config.schedules import OPTIONS, STATEFUL, unmet
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.errors import ConfigError
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
@@ -68,24 +66,9 @@ def schedule_free(c: Context) -> Iterator[Diagnostic]:
 
 def optimizer_options(c: Context) -> Iterator[Diagnostic]:
     """train.optim_args"""
-    name = c.config.training.optim
-    if name not in BUILT:
-        return
-    try:
-        given = parse_optim_args(c.config.training.optim_args)
-    except ConfigError as error:
-        yield c.problem(
-            config_codes.TRAIN_OPTIM_ARGS, error.diagnostics[0].what, _ARGS, hint=error.diagnostics[0].hint
-        )
-        return
-    for what, found, hint in misfits(given, BUILT[name].options):
-        yield c.problem(
-            config_codes.TRAIN_OPTIM_ARGS, f"the optimizer {name} {what}", _ARGS, found=found, hint=hint
-        )
-    for words in contradictions(name, given):
-        yield c.problem(
-            config_codes.TRAIN_OPTIM_ARGS, f"the optimizer {name}: {words}", _ARGS, hint="remove one of them"
-        )
+    t = c.config.training
+    if t.optim in BUILT:
+        yield from (c.at(problem, _ARGS) for problem in optim_args_problems(t.optim, t.optim_args))
 
 
 def projected_modules(c: Context) -> Iterator[Diagnostic]:

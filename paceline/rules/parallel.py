@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from paceline.config.sections.training_scale import MESH_SIZES, Parallelism
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes as plan_codes
+from paceline.plan.mesh import cp_heads, tp_heads, tp_inside_node
 from paceline.plan.strategies.base import strategy_specs
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
@@ -83,32 +84,20 @@ def heads(c: Context) -> Iterator[Diagnostic]:
     sizes, count, kv = _usable(c), c.facts.num_attention_heads, c.facts.num_key_value_heads
     if sizes is None or count is None:
         return
-    if count % sizes.tp_size:
-        yield c.problem(
-            plan_codes.PAR_TP_HEADS,
-            f"{count} attention heads are not divisible by {sizes.tp_size}",
-            f"{_SIZES}.tp_size",
-            hint=f"a divisor of {count}",
-        )
-    elif kv is not None and kv % sizes.tp_size:
+    if wrong := tp_heads(count, sizes.tp_size):
+        yield c.at(wrong, f"{_SIZES}.tp_size")
+        return
+    if kv is not None and kv % sizes.tp_size:
         yield c.problem(
             plan_codes.PAR_TP_KV_HEADS,
             f"{kv} key-value heads are not divisible by {sizes.tp_size}",
             f"{_SIZES}.tp_size",
             hint=f"set tp_size: {math.gcd(kv, sizes.tp_size)}, and use the other ranks for dp_shard_size",
         )
-    if (
-        sizes.cp_method == "ulysses"
-        and count % (sizes.cp_size * sizes.tp_size)
-        and count % sizes.tp_size == 0
-    ):
-        yield c.problem(
-            plan_codes.PAR_CP_HEADS,
-            f"Ulysses cannot divide {count // sizes.tp_size} attention heads evenly among"
-            f" {sizes.cp_size} ranks",
-            f"{_SIZES}.cp_size",
-            hint="set cp_method: allgather, or a cp_size that divides the heads",
-        )
+    hint = "set cp_method: allgather, or a cp_size that divides the heads"
+    wrong = cp_heads(count // sizes.tp_size, sizes.cp_size, hint)
+    if wrong and sizes.cp_method == "ulysses":
+        yield c.at(wrong, f"{_SIZES}.cp_size")
 
 
 def inside_nodes(c: Context) -> Iterator[Diagnostic]:
@@ -116,17 +105,9 @@ def inside_nodes(c: Context) -> Iterator[Diagnostic]:
     sizes, world, nodes = _usable(c), c.facts.world_size, c.facts.num_nodes
     if sizes is None or world is None or nodes is None or nodes < 2 or world % nodes:
         return
-    per_node = world // nodes
-    if per_node % sizes.tp_size:
-        yield c.problem(
-            plan_codes.PAR_TP_NODE,
-            f"a tensor-parallel group of {sizes.tp_size} would span nodes of {per_node} processes,"
-            " although it communicates in every layer",
-            f"{_SIZES}.tp_size",
-            hint=(
-                f"tp_size: {math.gcd(per_node, sizes.tp_size)}, a divisor of the number of processes per node"
-            ),
-        )
+    why = ", a divisor of the number of processes per node"
+    if wrong := tp_inside_node(world // nodes, sizes.tp_size, "tp_size", why):
+        yield c.at(wrong, f"{_SIZES}.tp_size")
 
 
 def _strategy_with(axes: set[str]) -> str:

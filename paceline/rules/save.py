@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 
-from paceline.config.object_url import EXTRA, PACKAGE, is_url, parse_url
+from paceline.config.object_url import is_url, parse_url
 from paceline.config.trackers import TRACKERS, names_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes
+from paceline.plan.packages import missing_object_store
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
@@ -242,14 +242,10 @@ def object_storage(c: Context) -> Iterator[Diagnostic]:
             yield c.problem(codes.SAVE_CHECKPOINT_URL, f"this URL cannot be used: {wrong}", key, hint=hint)
     if t.upload_timeout is not None and t.checkpoint_url is None:
         yield c.at(codes.SAVE_UPLOAD_TIMEOUT(), "training.upload_timeout")
-    if named and c.starting and find_spec(PACKAGE) is None:
-        yield c.problem(
-            codes.SAVE_OBJECTS_PACKAGE,
-            "object storage needs a package that is not installed",
-            "training.checkpoint_url" if t.checkpoint_url else "training.resume_from_checkpoint",
-            found=PACKAGE,
-            hint=f"pip install '{EXTRA}'",
-        )
+    key = "training.checkpoint_url" if t.checkpoint_url else "training.resume_from_checkpoint"
+    missing = missing_object_store(key) if named and c.starting else None
+    if missing is not None:
+        yield c.at(missing, key)
 
 
 SAVE_RULES: tuple[Rule, ...] = (

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from paceline.config.answer_metrics import OF_LENGTH, labels_of, written_out
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.json_types import Json
 from paceline.data.prepare import Prepared
@@ -188,10 +188,9 @@ class AnswersMeasured:
             self._report(name, f"{len(own):,} of {count:,}", first, "they count as 0")
 
     def _report(self, name: str, share: str, found: str, outcome: str) -> None:
-        what = f"the metric {name} gave no value for {share} answers; {outcome}"
         self.report(
             evaluation_codes.EVALUATION_METRIC_FAILED(
-                what, "training.eval_metrics", found, severity=Severity.WARNING
+                "training.eval_metrics", found, name=name, share=share, outcome=outcome
             )
         )
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from paceline.checkpoint import codes as codes_of_checkpoints
 from paceline.checkpoint.manifest import read_manifest
 from paceline.checkpoint.manifest_format import MAX_MANIFEST_BYTES, Manifest
 from paceline.checkpoint.nodes.resume import NodesResume
+from paceline.checkpoint.noted import housekeeping_failed
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.resume import find_checkpoint, same_run
 from paceline.checkpoint.ties import MAX_STATE_BYTES, read_config, read_state
@@ -176,10 +176,7 @@ class Resumes:
             mark_verified(self.reader.path)
         except OSError as exc:
             what = "the checkpoint is sound, but that could not be recorded beside it"
-            found = codes_of_checkpoints.CHECKPOINT_HOUSEKEEPING(
-                what, str(self.reader.path.parent), str(exc), severity=Severity.WARNING
-            )
-            self._note(found)
+            self._note(housekeeping_failed(what, self.reader.path.parent, exc))
 
     def _open(self) -> Resumed:
         found = self._open_with(self._damaged)

@@ -9,6 +9,7 @@ from typing import TypedDict
 from paceline.checkpoint import codes
 from paceline.checkpoint.manifest import read_manifest
 from paceline.checkpoint.nodes.survey import DiskPart, Lacking, Whole, files_of
+from paceline.checkpoint.refused import skipped
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
@@ -51,15 +52,11 @@ def passed_over(one: Lacking, why: str, taken: Whole) -> Diagnostic:
     """Return the warning that a newer checkpoint is not taken."""
     again = one.step - taken.step
     steps = f"; {again} step{'s are' if again > 1 else ' is'} trained again" if again > 0 else ""
-    return codes.RESUME_SKIPPED_INCOMPLETE(
-        f"{one.name} is skipped: {why}",
-        one.name,
-        one.problem.found if one.problem else "",
+    hint = (
         "start with the node that has the files, or copy its step folder to one of these nodes;"
-        f" resuming from {taken.name} instead{steps}",
-        Severity.WARNING,
-        {"cause": one.problem.code if one.problem else codes.CHECKPOINT_INCOMPLETE.name},
+        f" resuming from {taken.name} instead{steps}"
     )
+    return skipped(one.name, why, one.name, hint, one.problem)
 
 
 def chosen_note(one: Whole, path: Path, num_disks: int) -> Diagnostic:

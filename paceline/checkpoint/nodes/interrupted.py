@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.checkpoint import codes
 from paceline.checkpoint.layout import trash_name
 from paceline.checkpoint.nodes.found import NodeLook
 from paceline.checkpoint.nodes.survey import Lacking, Survey
+from paceline.checkpoint.refused import skipped
 from paceline.checkpoint.retain import discard, is_being_read
 from paceline.checkpoint.together import CheckpointWorld, together
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 
 
 def remove_interrupted(
@@ -49,11 +49,5 @@ def _removed(path: Path) -> bool:
 
 
 def _note(one: Lacking, folder: Path) -> Diagnostic:
-    return codes.RESUME_SKIPPED_INCOMPLETE(
-        f"{one.name} is skipped: its save was interrupted before all nodes had it; what it left was removed",
-        str(folder),
-        "",
-        "an earlier one is taken",
-        Severity.WARNING,
-        {"cause": codes.CHECKPOINT_INCOMPLETE.name},
-    )
+    why = "its save was interrupted before all nodes had it; what it left was removed"
+    return skipped(one.name, why, str(folder), "an earlier one is taken")

@@ -17,12 +17,12 @@ from paceline.checkpoint.objects.catalogue import StoredCheckpoint, read_head
 from paceline.checkpoint.objects.files import download, read_stored_manifest
 from paceline.checkpoint.objects.here import is_sound, look_here
 from paceline.checkpoint.objects.store import ObjectStore
-from paceline.checkpoint.refused import incomplete
+from paceline.checkpoint.refused import incomplete, skipped
 from paceline.checkpoint.retain import discard
 from paceline.checkpoint.staging import Stage
 from paceline.checkpoint.ties import check_name
 from paceline.config.object_url import ObjectUrl
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.units import human_bytes, human_seconds
 from paceline.rules import codes as rules_codes
@@ -155,11 +155,6 @@ _DAMAGE = frozenset(
 
 def _passed_over(one: StoredCheckpoint, url: ObjectUrl, problem: CheckpointError) -> Diagnostic:
     first = problem.diagnostics[0]
-    return codes.RESUME_SKIPPED_INCOMPLETE(
-        f"{one.name} of the URL is skipped: {first.what}",
-        f"{url}/{one.folder}",
-        first.found,
-        "an earlier one is taken",
-        Severity.WARNING,
-        {"cause": first.code},
+    return skipped(
+        f"{one.name} of the URL", first.what, f"{url}/{one.folder}", "an earlier one is taken", first
     )

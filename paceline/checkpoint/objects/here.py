@@ -9,8 +9,9 @@ from pathlib import Path
 from paceline.checkpoint import codes
 from paceline.checkpoint.layout import Found, scan
 from paceline.checkpoint.manifest import verify
+from paceline.checkpoint.refused import skipped
 from paceline.checkpoint.resume import BEFORE_BYTES, lies_elsewhere, problem_of
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 
 
@@ -26,13 +27,12 @@ class Here:
     def replaced(self, name: str, where: str) -> list[Diagnostic]:
         """Return the warning that a damaged checkpoint of this disk gives way to that of a URL."""
         return [
-            codes.RESUME_SKIPPED_INCOMPLETE(
-                f"{name} of this disk is skipped: {problem.diagnostics[0].what}",
+            skipped(
+                f"{name} of this disk",
+                problem.diagnostics[0].what,
                 str(found.path),
-                problem.diagnostics[0].found,
                 f"the one of {where} is taken in its place",
-                Severity.WARNING,
-                {"cause": problem.diagnostics[0].code},
+                problem.diagnostics[0],
             )
             for found, problem in self.damaged
             if found.name == name

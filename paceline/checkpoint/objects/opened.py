@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.objects.store import ObjectFacts, ReadBack, StoreRefused, StoreUnavailable
-from paceline.config.object_url import EXTRA, PACKAGE, ObjectUrl
+from paceline.config.object_url import ObjectUrl
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.launch.environ import current
-from paceline.rules import codes as rules_codes
+from paceline.plan.packages import missing_object_store
 
 if TYPE_CHECKING:
     from obstore.auth.boto3 import Boto3CredentialProvider
@@ -39,9 +39,8 @@ def open_store(url: ObjectUrl, *, patient: bool = True) -> ObstoreStore:
 
     Without ``patient`` a request is given up after seconds, as before a start. Raises StoreRefused.
     """
-    if find_spec(PACKAGE) is None:
-        what, hint = "object storage needs a package that is not installed", f"pip install '{EXTRA}'"
-        raise StoreRefused(rules_codes.SAVE_OBJECTS_PACKAGE(what, str(url), PACKAGE, hint))
+    if missing := missing_object_store(str(url)):
+        raise StoreRefused(missing)
     with _named(url, "the store cannot be opened"):
         return ObstoreStore(_opened(url, patient), url)
 

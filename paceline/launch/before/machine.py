@@ -112,8 +112,4 @@ def _cache(loaded: Loaded) -> Iterator[Diagnostic]:
     named = loaded.config.data.cache_dir
     folder = Path(named).expanduser() if named else cache_folder(os.environ)
     if wrong := not_writable(folder):
-        what, hint = (
-            "prepared data cannot be written",
-            "set data.cache_dir to a writable folder with free space",
-        )
-        yield codes.DATA_CACHE_WRITE(what, "data.cache_dir", f"{folder}: {wrong}"[:600], hint)
+        yield codes.DATA_CACHE_WRITE("data.cache_dir", f"{folder}: {wrong}"[:600])

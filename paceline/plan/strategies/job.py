@@ -103,6 +103,11 @@ class Findings:
         """Add a problem."""
         self.problems.append(code(what, where, found, hint))
 
+    def refuse_at(self, problem: Diagnostic | None, where: str, found: str) -> None:
+        """Add a problem, if there is one, with its place and the value found there."""
+        if problem is not None:
+            self.problems.append(replace(problem, where=where, found=found))
+
     def raise_if_refused(self) -> None:
         """Raise ConfigError with all problems, if there are any."""
         if self.problems:

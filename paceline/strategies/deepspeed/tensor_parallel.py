@@ -14,7 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.models.kept_forwards import own_class
 from paceline.models.tensor_parallel import ROWWISE
 from paceline.models.tp_adapters import adapted_plan, is_adapted, share_dropout
-from paceline.plan import codes as plan_codes
+from paceline.plan.strategies.deepspeed.engine import no_tensor_plan, tensor_plan_without_zero
 from paceline.protocols.model import RootModule
 
 
@@ -33,12 +33,7 @@ def prepare_root(root: RootModule, stage: int) -> None:
     setattr(config, "base_model_tp_plan", adapted_plan(root.hf.base_model, plan))  # noqa: B010
     if not stage:
         raise ConfigError(
-            plan_codes.STRATEGY_DEEPSPEED_TP_STAGE(
-                "AutoTP without ZeRO clips each rank's part of the model separately",
-                "zero_optimization.stage",
-                "0 with tensor_parallel",
-                '"stage": 1',
-            )
+            tensor_plan_without_zero("zero_optimization.stage", "0 with tensor_parallel", '"stage": 1')
         )
     _open_adapters(root, plan)
     # a plain attribute, which a Module's own type does not declare
@@ -89,11 +84,9 @@ def check_tp_plan(config: PretrainedConfig) -> None:
     """Raise ConfigError for a Hugging Face config without a tensor-parallel plan."""
     if not getattr(config, "base_model_tp_plan", None):
         raise ConfigError(
-            plan_codes.STRATEGY_DEEPSPEED_TP_PLAN(
-                "AutoTP needs the model's own tensor-parallel plan, but this model has none",
+            no_tensor_plan(
                 "training.deepspeed",
                 f"model_type {getattr(config, 'model_type', None)} with tensor_parallel.autotp_size",
-                "use a model that has one (llama, qwen2, mistral, gemma2, …), or autotp_size: 1",
             )
         )
 

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 from paceline.plan.batch import BatchSplit
-from paceline.plan.mesh import Mesh
+from paceline.plan.mesh import Mesh, cp_heads, tp_heads, tp_inside_node
 from paceline.plan.plan import Precision
 from paceline.plan.strategies.deepspeed.config import compile_config
 from paceline.plan.strategies.deepspeed.written import (
@@ -81,44 +82,33 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
     """Check sizes named in the DeepSpeed file like the config rules check ``training.parallelism``."""
     # AutoTP: heads, the family's plan, KV heads.
     heads = job.shape.heads if job.shape else None
-    if heads is not None and heads % tp and job.axis("tp") == 1:
-        findings.refuse(
-            codes.PAR_TP_HEADS,
-            f"{heads} attention heads are not divisible by {tp}",
-            KEY,
-            f"autotp_size: {tp}",
-            f"a divisor of {heads}",
-        )
+    if heads is not None and job.axis("tp") == 1:
+        findings.refuse_at(tp_heads(heads, tp), KEY, f"autotp_size: {tp}")
     if job.shape is not None and tp > 1 and not job.shape.family.tensor_plan:
-        findings.refuse(
-            codes.STRATEGY_DEEPSPEED_TP_PLAN,
-            "AutoTP needs the model's own tensor-parallel plan, but this model has none",
-            KEY,
-            f"model_type {job.shape.model_type} with autotp_size {tp}",
-            "use a model that has one (llama, qwen2, mistral, gemma2, …), or autotp_size: 1",
+        findings.problems.append(
+            no_tensor_plan(KEY, f"model_type {job.shape.model_type} with autotp_size {tp}")
         )
     _check_kv_heads(tp, job, findings)
     # Ulysses divides heads; AutoTP groups stay inside a node.
-    if heads is not None and heads % cp and job.axis("cp") == 1:
-        findings.refuse(
-            codes.PAR_CP_HEADS,
-            f"Ulysses cannot divide {heads} attention heads evenly among {cp} ranks",
-            KEY,
-            f"sequence_parallel_size: {cp}",
-            f"a divisor of {heads}",
-        )
-    if job.num_nodes > 1 and job.ranks_per_node % tp and job.axis("tp") == 1:
-        findings.refuse(
-            codes.PAR_TP_NODE,
-            f"a tensor-parallel group of {tp} would span nodes of {job.ranks_per_node} processes,"
-            " although it communicates in every layer",
-            KEY,
-            f"autotp_size: {tp}",
-            f"autotp_size: {math.gcd(tp, job.ranks_per_node)}",
-        )
+    if heads is not None and job.axis("cp") == 1:
+        findings.refuse_at(cp_heads(heads, cp, f"a divisor of {heads}"), KEY, f"sequence_parallel_size: {cp}")
+    if job.num_nodes > 1 and job.axis("tp") == 1:
+        findings.refuse_at(tp_inside_node(job.ranks_per_node, tp, "autotp_size"), KEY, f"autotp_size: {tp}")
     if cp > 1 and job.parallelism.cp_method == "allgather":
         why = "under DeepSpeed, Ulysses shards sequences; distributed_strategy: fsdp has allgather"
         findings.explain(f"{PARALLELISM}.cp_method", "ulysses", why, granted=False)
+
+
+def no_tensor_plan(where: str, found: str) -> Diagnostic:
+    """Return the refusal of AutoTP for a model without a tensor-parallel plan."""
+    what = "AutoTP needs the model's own tensor-parallel plan, but this model has none"
+    hint = "use a model that has one (llama, qwen2, mistral, gemma2, …), or autotp_size: 1"
+    return codes.STRATEGY_DEEPSPEED_TP_PLAN(what, where, found, hint)
+
+
+def tensor_plan_without_zero(where: str, found: str, hint: str) -> Diagnostic:
+    """Return the refusal of AutoTP at stage 0."""
+    return codes.STRATEGY_DEEPSPEED_TP_STAGE(where, found, hint=hint)
 
 
 def _own_partitions(user: Mapping[str, Json]) -> bool:
@@ -270,13 +260,8 @@ def _stage_that_counts(stage: int, mesh: Mesh, precision: Precision, findings: F
 def _check_stage(stage: int, tp: int, job: Job, precision: Precision, findings: Findings) -> None:
     """Refuse what DeepSpeed rejects or computes incorrectly at this stage."""
     if tp > 1 and not stage:
-        findings.refuse(
-            codes.STRATEGY_DEEPSPEED_TP_STAGE,
-            "AutoTP without ZeRO clips each rank's part of the model separately",
-            KEY,
-            f"stage 0 with autotp_size {tp}",
-            'set "zero_optimization": {"stage": 1}',
-        )
+        hint = 'set "zero_optimization": {"stage": 1}'
+        findings.problems.append(tensor_plan_without_zero(KEY, f"stage 0 with autotp_size {tp}", hint))
     hardware = job.hardware
     if (
         stage

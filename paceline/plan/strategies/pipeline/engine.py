@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
@@ -29,14 +30,8 @@ def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings)
             f"set pp_size: {min(2, job.world_size)} or more, or distributed_strategy: fsdp",
         )
     if job.shape is not None and not job.shape.family.stages:
-        findings.refuse(
-            codes.MODELS_NO_STAGES,
-            "this model class cannot be split into pipeline stages",
-            f"{PARALLELISM}.pp_size",
-            f"model_type {job.shape.model_type}: its stages would compute other results than the"
-            " complete model",
-            "use distributed_strategy: fsdp (or zero3), which shards it without splitting it",
-        )
+        why = "its stages would compute other results than the complete model"
+        findings.problems.append(no_stages(f"model_type {job.shape.model_type}: {why}"))
     _check_stages(schedule, stages, findings)
     _check_layers(job, mesh, stages, findings)
     bubble = (mesh.pp - 1) / (mesh.pp - 1 + batch.accumulation * (stages if schedule == "interleaved" else 1))
@@ -84,3 +79,8 @@ def _check_layers(job: Job, mesh: Mesh, stages: int, findings: Findings) -> None
         f"pp_size: {mesh.pp} × {stages} stage(s) per process",
         f"at most {job.shape.layers} stages in total",
     )
+
+
+def no_stages(found: str) -> Diagnostic:
+    """Return the refusal of a model class that has no pipeline stages; ``found``: the class and why."""
+    return codes.MODELS_NO_STAGES(f"{PARALLELISM}.pp_size", found)
