@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.core.package import PACKAGE, ROOT
+from paceline.core.package import ROOT
+from paceline.core.registry import source_of
 from paceline.plan.codec import from_json, to_json
 from paceline.plan.hardware.kinds import KINDS
 from paceline.plan.hardware.nodes import driver_version
@@ -26,6 +27,7 @@ from paceline.plan.hardware.seen import TorchAnswer, Wheel
 
 TORCH_SECONDS = 120.0  # eight cards without the persistence daemon take half a minute
 PROBE_MODULE = "paceline.runtime.device.probe"
+ASKERS = (PROBE_MODULE, TorchAnswer.__module__)  # by name, so that they are found wherever they move
 _BESIDE = (
     "NVIDIA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -105,8 +107,7 @@ def _kept(record: Path) -> TorchAnswer | None:
 
 def asker_identity() -> str:
     """What asks, and in which words it answers: another release's answer may be a wrong one."""
-    sources = (PACKAGE / "runtime" / "probe.py", PACKAGE / "plan" / "hardware" / "seen.py")
-    return hashlib.sha256("".join(map(_text, sources)).encode()).hexdigest()
+    return hashlib.sha256("".join(_text(source_of(name)) for name in ASKERS).encode()).hexdigest()
 
 
 def _key(environ: Mapping[str, str], wheel: Wheel) -> str:
@@ -128,8 +129,8 @@ def _key(environ: Mapping[str, str], wheel: Wheel) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _text(path: Path) -> str:
+def _text(path: Path | None) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8").strip() if path else ""
     except OSError:
         return ""

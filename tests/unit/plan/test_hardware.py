@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.registry import source_of
 from paceline.plan.codec import from_json, to_json
 from paceline.plan.hardware import ask_torch as ask
 from paceline.plan.hardware import probe as hardware
@@ -176,6 +177,7 @@ def test_an_answer_with_devices_is_kept_for_what_it_depends_on_and_free_memory_n
     assert len(replies) == 2, "another selection of devices is another question"
     ask.ask_torch({}, Wheel("2.14.0+cu130", cuda="13.0"), tmp_path)
     assert len(replies) == 1, "so is another torch"
+    assert all((source_of(name) or Path()).is_file() for name in ask.ASKERS), "its sources are not found"
     monkeypatch.setattr(ask, "asker_identity", lambda: "another release of Paceline, whose probe was mended")
     ask.ask_torch({}, wheel, tmp_path)
     assert replies == [], "and another probe"
