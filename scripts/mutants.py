@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,11 +141,16 @@ def mutants_of(file: str, source: str) -> dict[int, list[Mutant]]:
 
 @dataclass
 class Seen:
-    """What ``cover`` has recorded: the tests of each executed line, their seconds, which are ``full``."""
+    """What ``cover`` has recorded: the tests of each executed line, their seconds, which are ``full``.
+
+    ``others``: by file, tests that were not recorded (cut short, or without ``--full``). They count as
+    executing what the tests of their file execute.
+    """
 
     lines: Mapping[tuple[str, int], frozenset[str]]
     seconds: Mapping[str, float]
     full: frozenset[str]
+    others: Mapping[str, Sequence[str]]
 
     @classmethod
     def read(cls) -> Seen:
@@ -154,22 +159,31 @@ class Seen:
         data = CoverageData(str(HERE / "coverage"))
         data.read()
         recorded, lines = json.loads((HERE / "tests.json").read_text()), {}
-        full = frozenset(collected(FULL))
-        passed = {t: recorded["passed"][t] for t in (*collected(FAST), *full) if t in recorded["passed"]}
+        full, others = collected(FULL), defaultdict(list)
+        passed = {}
+        for test in (*collected(FAST), *full):
+            if test in recorded["passed"]:
+                passed[test] = recorded["passed"][test]
+            else:
+                others[file_of(test)].append(test)
         changed = git("diff", "--name-only", recorded["commit"], "HEAD", "--", "paceline").splitlines()
         for file in data.measured_files() - {*changed}:  # lines have moved there
             for line, contexts in data.contexts_by_lineno(file).items():
                 tests = {test if test in passed else test.rpartition(" (")[0] for test in contexts}
                 lines[file, line] = frozenset(tests & passed.keys())
-        return cls(lines, passed, full)
+        return cls(lines, passed, frozenset(full), others)
 
     def of(self, mutant: Mutant) -> list[str]:
         """Return the tests that execute the line, those first that execute little else and are short."""
         tests = self.lines.get((mutant.file, mutant.start[0]), frozenset())
         near = sorted(tests, key=lambda test: (self._width()[test], test))[:30]
         cheapest = sorted(tests, key=lambda test: self.seconds[test])
-        by_file = {test.partition("::")[0]: test for test in reversed(cheapest)}
-        return [*dict.fromkeys([*near, *by_file.values(), *cheapest])]
+        by_file = {file_of(test): test for test in reversed(cheapest)}
+        others = (test for file in by_file for test in self.others.get(file, ()))
+        return [*dict.fromkeys([*near, *by_file.values(), *cheapest, *others])]
+
+    def sum(self, tests: Iterable[str]) -> float:
+        return sum(self.seconds.get(test, 5.0) for test in tests)
 
     def _width(self) -> dict[str, int]:
         if not hasattr(self, "_widths"):
@@ -178,6 +192,10 @@ class Seen:
                 for test in tests:
                     self._widths[test] += 1
         return self._widths
+
+
+def file_of(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def collected(select: str) -> list[str]:
@@ -290,8 +308,8 @@ class Sandbox:
         return (failed or [f"exit {found['code']}: {found['out'][-200:]!r}"])[0]
 
 
-def judged(sandbox: Sandbox, mutant: Mutant, seen: Seen) -> dict[str, object]:
-    """Run the tests of one mutant; return where it died."""
+def judged(sandbox: Sandbox, mutant: Mutant, seen: Seen, lives: bool) -> dict[str, object]:
+    """Run the tests of one mutant; return where it died. ``lives``: the fast tier has let it pass before."""
     began, path = time.monotonic(), sandbox.tree / mutant.file
     source = path.read_text("utf-8")
     path.write_text(mutant.text(source), encoding="utf-8")
@@ -300,16 +318,16 @@ def judged(sandbox: Sandbox, mutant: Mutant, seen: Seen) -> dict[str, object]:
         fast = [test for test in tests if test not in seen.full]
         first, spent = [], 0.0
         for test in fast:
-            spent += seen.seconds[test]
+            spent += seen.sum([test])
             if spent > FAST_SECONDS and first:
                 break
             first.append(test)
         rest, tier = fast[len(first) :], "fast"
-        dead = sandbox.killer(first, FAST, FAST_SECONDS)
+        dead = None if lives else sandbox.killer(first, FAST, FAST_SECONDS)
         if dead is None:
             full = [test for test in tests if test in seen.full]
-            dead, tier = sandbox.killer(full, FULL, sum(seen.seconds[test] for test in full)), "full"
-            if dead is not None and (by := sandbox.killer(rest, FAST, sum(seen.seconds[t] for t in rest))):
+            dead, tier = sandbox.killer(full, FULL, seen.sum(full)), "full"
+            if dead is not None and (by := sandbox.killer(rest, FAST, seen.sum(rest))):
                 dead, tier = by, "fast"
     finally:
         path.write_text(source, encoding="utf-8")
@@ -321,14 +339,19 @@ def judged(sandbox: Sandbox, mutant: Mutant, seen: Seen) -> dict[str, object]:
 def run(arguments: argparse.Namespace) -> None:
     """Judge the mutants, ``--workers`` at a time; print a line each and the sums."""
     seen = Seen.read()
-    mutants = draw(seen, arguments.seed, arguments.count)[arguments.skip :]
+    mutants = draw(seen, arguments.seed, arguments.count)
+    lines = arguments.known.read_text().splitlines() if arguments.known else []
+    known = {result["mutant"]: result for result in map(json.loads, lines) if "mutant" in result}
     free = [Sandbox(HERE / f"worker{number}") for number in range(arguments.workers)]
     results = []
 
     def one(mutant: Mutant) -> dict[str, object]:
+        before = known.get(str(mutant))
+        if before is not None and before["where"] != "lives":
+            return before
         sandbox = free.pop()
         try:
-            return judged(sandbox, mutant, seen)
+            return judged(sandbox, mutant, seen, lives=before is not None)
         finally:
             free.append(sandbox)
 
@@ -349,7 +372,7 @@ def main() -> None:
     runs = verbs.add_parser("run", help="judge mutants")
     runs.add_argument("--seed", type=int, default=1)
     runs.add_argument("--count", type=int, default=200)
-    runs.add_argument("--skip", type=int, default=0, help="the first ones are known")
+    runs.add_argument("--known", type=Path, help="the lines of a run before: what died there is dead")
     runs.add_argument("--workers", type=int, default=2)
     runs.set_defaults(act=run)
     arguments = parser.parse_args()
