@@ -31,6 +31,7 @@ def mover(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mover]:
     yield Mover(folder, *data_in(folder))
 
 
+@pytest.mark.full
 def test_a_move(mover: Mover, tmp_path: Path) -> None:
     moved = mover.move(QUICK)
     assert (moved.result, moved.reason) == ("works", "")

@@ -64,6 +64,7 @@ def reads_little(line: Line) -> bool:
     )
 
 
+@pytest.mark.full
 def test_commands_about_a_config_or_a_machine_run(place: Path) -> None:
     little = dict.fromkeys(line.command for page in CHAPTERS for line in commands(page) if reads_little(line))
     assert len(little) > 8

@@ -58,7 +58,7 @@ elif mode == "code":
 elif mode == "wait":
     graceful(); up(); until_stopped(); line("saved"); sys.exit(75)
 elif mode == "slow-save":  # rank 1 saves for a while after rank 0 has ended
-    graceful(); up(); until_stopped(); time.sleep(3.0 * rank); line("saved"); sys.exit(75)
+    graceful(); up(); until_stopped(); time.sleep(1.0 * rank); line("saved"); sys.exit(75)
 elif mode == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN); up(); time.sleep(3600)
 elif mode == "deaf-unless-killed":

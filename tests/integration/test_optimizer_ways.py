@@ -216,6 +216,7 @@ def test_muon(found: Found, name: str) -> None:
         assert apart(run["parameters"], alone["parameters"]) < (1e-10 if exact else 1e-4), way
 
 
+@pytest.mark.full
 def test_projected_gradients(found: Found) -> None:
     """Every strategy makes the steps of one process; a resume takes the saved bases. Where singular values
     lie close, the last digit of a gradient chooses the basis, and errors grow by orders of magnitude.

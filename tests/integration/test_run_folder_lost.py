@@ -70,6 +70,7 @@ def run_with(limit: int, config: dict[str, Any], folder: Path) -> Run:
     return Run(done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.full
 @pytest.mark.fresh  # its limit is set between fork and exec
 def test_logs_that_cannot_grow_are_said_once_and_the_run_goes_on(
     tiny: Tiny, tmp_path: Path, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch

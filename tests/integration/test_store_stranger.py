@@ -59,18 +59,16 @@ def test_a_stranger_on_the_port_neither_ends_the_run_nor_writes_on_the_console(
         "--master-port",
         str(port),
     ]
+    pipe = subprocess.PIPE  # it tries until the port is open; its imports take longer than a run's start
+    command = [sys.executable, "-c", STRANGER, str(port)]
+    stranger = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+    time.sleep(2)
     run = warm.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=worker_environment()
     )
     try:
-        stranger = subprocess.run(
-            [sys.executable, "-c", STRANGER, str(port)],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert "written" in stranger.stdout, stranger.stderr[-2000:]
+        written, errors = stranger.communicate(timeout=240)
+        assert "written" in written, errors[-2000:]
         assert listening(port) == {"0100007F"}, "the store listens beyond this machine"
         events = Path(config["training"]["output_dir"]) / "events" / "rank-00000.events.jsonl"
         deadline, done = time.monotonic() + 240, 0
@@ -82,8 +80,9 @@ def test_a_stranger_on_the_port_neither_ends_the_run_nor_writes_on_the_console(
         run.terminate()
         out = run.communicate(timeout=240)[0]
     finally:
-        run.kill()
-        run.wait()
+        for process in (run, stranger):
+            process.kill()
+            process.wait()
     assert run.returncode == 75, out
     assert out.count("runtime.store_forged") == 1, out
     assert "STRANGER" not in out and "\x1b" not in out and "evil" not in out

@@ -99,7 +99,7 @@ LORA = AdapterSpec(r=4, alpha=8, target_modules=("all-linear",))
 
 @pytest.mark.parametrize(
     "options",
-    [{"recompute": True}, {"role": Role.REWARD}, {"adapter": LORA}],
+    [{"recompute": True}, {"role": Role.REWARD}, pytest.param({"adapter": LORA}, marks=full)],
     ids=["again", "reward", "lora"],
 )
 def test_with_recomputation_a_scalar_head_and_adapters(options: dict[str, Any]) -> None:

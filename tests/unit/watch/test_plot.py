@@ -117,6 +117,7 @@ def test_the_picture_shows_all_four_panels(run: RunDir) -> None:
     assert all(len(ax.lines) >= 1 for ax in figure.axes)
 
 
+@pytest.mark.full
 def test_no_title_runs_into_the_words_at_its_right(run: RunDir) -> None:
     """In every panel of every story, as drawn; a CPU's utilisation has the longest words."""
     from paceline.watch import plot
