@@ -87,6 +87,7 @@ class HFModelFactory:
                   so)
     restored      parameters that a checkpoint brings before anything is computed: if it has all of them,
                   the model's own files are not read
+    dropout       False: dropout layers, adapters' too, do nothing (TRL's ``disable_dropout_in_model``)
 
     Raises ConfigError with a ``models.*`` code for anything the model cannot do.
     """
@@ -113,6 +114,7 @@ class HFModelFactory:
         freeze_router: bool = False,
         fp8: bool = False,
         restored: Collection[str] = (),
+        dropout: bool = True,
     ) -> None:
         self.role = role
         self.frozen = frozen
@@ -126,7 +128,7 @@ class HFModelFactory:
         self._compile_options = dict(compile_options or {})
         self._adapter, self._temperature, self._classes = adapter, temperature, classes
         self._fp8 = fp8 and not frozen
-        self._restored = restored
+        self._restored, self._dropout = restored, dropout
         self._whole_because = ""  # the model was not read in parts
         self._chunk_bytes = (
             head_chunk_bytes(device_memory(self._device)) if chunk_bytes is None else chunk_bytes
@@ -192,6 +194,8 @@ class HFModelFactory:
         if streamed and slices is not None:
             read_rest(hf, slices)
             slices, empty = None, False
+        if not self._dropout:
+            _disable_dropout(hf)
         if self._freeze_router:
             freeze_routers(hf)
         selectors = freeze_selectors(hf)
@@ -529,3 +533,9 @@ def _model_class(config: PreTrainedConfig, model: ModelSource, role: Role) -> ty
                 )
             ) from error
         raise ConfigError(codes.MODELS_NOT_CAUSAL("model", str(config.model_type))) from error
+
+
+def _disable_dropout(hf: HFModel) -> None:
+    for module in hf.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0

@@ -138,7 +138,12 @@ class Models:
             classes=self.classes if role is Role.CLASSIFIER else None,
             fp8=precision.fp8,
             restored=restored,
+            dropout=not self._disables_dropout(),
         )
+
+    def _disables_dropout(self) -> bool:
+        asked = self.config.training.disable_dropout
+        return algorithm_spec(self.plan.algorithm).disable_dropout if asked is None else asked
 
     def _temperature(self) -> float:
         """Return the sampling temperature that on-policy log-probabilities use; 1 for greedy."""

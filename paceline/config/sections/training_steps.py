@@ -93,6 +93,13 @@ class OptimisationFields(Section):
     max_grad_norm: Float = Field(
         default=1.0, ge=0, description="Clip gradients to this global norm; 0: no clipping."
     )
+    disable_dropout: OptBool = Field(
+        default=None,
+        description=(
+            "Switch off the model's and the adapters' dropout. When empty: true for reward models, DPO, KTO,"
+            " CPO, SimPO and ORPO, as in TRL; false otherwise."
+        ),
+    )
     optim: Annotated[str, Word(*BUILT, known=KNOWN)] = Field(
         default="adamw_torch_fused",
         description="Optimizer by its Transformers name; unsupported ones are refused with an alternative.",

@@ -42,9 +42,10 @@ class AlgorithmSpec:
 
     ``rows``: row kind, a name of ``core.tables.ROW_KINDS`` or ``module:KIND``. ``trains``: role of the model
     that training starts from. ``outputs``: what its forward must compute (values of
-    ``protocols.roles.Output``). ``whole_answers``: the loss is per answer, not a sum over tokens. ``named``:
-    role → option that names the role's model. ``evaluated``: names of the evaluation metrics (empty: those of
-    its rewards). ``frozen_beside``, ``trained_beside``: number of further models, for predictions;
+    ``protocols.roles.Output``). ``whole_answers``: the loss is per answer, not a sum over tokens.
+    ``disable_dropout``: the default of ``training.disable_dropout``. ``named``: role → option that names the
+    role's model. ``evaluated``: names of the evaluation metrics (empty: those of its rewards).
+    ``frozen_beside``, ``trained_beside``: number of further models, for predictions;
     ``further_forwards``: forwards over all rows of a step in addition to each model's own. ``value_model``: a
     value model is trained, too. ``group_relative``: answers to one prompt are compared with each other
     (``group_option``: if this option is on); ``num_generations``: default number of answers per prompt.
@@ -62,6 +63,7 @@ class AlgorithmSpec:
     trains: str = "policy"
     outputs: tuple[str, ...] = ("nll", "correct")
     whole_answers: bool = False
+    disable_dropout: bool = False
     named: Mapping[str, str] = field(default_factory=dict)
     evaluated: tuple[str, ...] = ()
     frozen_beside: int = 0

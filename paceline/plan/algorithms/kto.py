@@ -42,6 +42,7 @@ KTO = Kto(
     "labelled",
     outputs=("logprobs",),
     whole_answers=True,
+    disable_dropout=True,
     named={"reference": "ref_model"},
     frozen_beside=1,
     further_forwards=2,

@@ -56,6 +56,7 @@ REWARD = AlgorithmSpec(
     "pairs",
     trains="reward",
     outputs=("scores",),
+    disable_dropout=True,
     evaluated=(
         "eval_loss",
         "eval_accuracy",
@@ -82,14 +83,16 @@ DPO = Dpo(
     outputs=("logprobs",),
     named={"reference": "ref_model"},
     frozen_beside=1,
+    disable_dropout=True,
     beside=("precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights"),
     evaluated=_STATISTICS,
 )
-CPO = AlgorithmSpec("cpo", "pairs", outputs=("logprobs",), evaluated=_STATISTICS)
+CPO = AlgorithmSpec("cpo", "pairs", outputs=("logprobs",), disable_dropout=True, evaluated=_STATISTICS)
 ORPO = AlgorithmSpec(
     "orpo",
     "pairs",
     outputs=("logprobs",),
+    disable_dropout=True,
     evaluated=(*_STATISTICS, "eval_log_odds_ratio", "eval_log_odds_chosen"),
 )
-SIMPO = AlgorithmSpec("simpo", "pairs", outputs=("logprobs",), evaluated=_STATISTICS)
+SIMPO = AlgorithmSpec("simpo", "pairs", outputs=("logprobs",), disable_dropout=True, evaluated=_STATISTICS)

@@ -315,6 +315,7 @@ TABLE: dict[str, Key | Read] = {
         True,
         {"model.config": {**p.MODEL, "model_type": "mixtral", "num_local_experts": 2}},
     ),
+    "training.disable_dropout": Key(p.factory, True, {}),
     "training.torch_compile_backend": Key(p.factory, "eager", COMPILED),
     "training.torch_compile_mode": Key(p.factory, "max-autotune", COMPILED),
     "training.optim_args": Key(p.plan(), "momentum=0.9", {"training.optim": "sgd"}),

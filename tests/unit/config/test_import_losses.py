@@ -11,10 +11,12 @@ import pytest
 from paceline.config.exchange.accepted import accepted, left_over, stands
 from paceline.config.exchange.command_line import is_command, read_command
 from paceline.config.exchange.importing import flat, import_command, import_config, import_data
+from paceline.config.exchange.tables import table
 from paceline.config.exchange.verdicts import Imported, KeyVerdict
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.rules import of_config
 
 LOST, MAPPED, NOTHING, DIFFERS = KeyVerdict.LOST, KeyVerdict.MAPPED, KeyVerdict.NO_EFFECT, KeyVerdict.DIFFERS
@@ -426,3 +428,9 @@ def test_axolotl_keys_that_change_the_training_are_lost_by_name(more: dict[str, 
     given = {"base_model": "m", "datasets": [{"path": "a.jsonl", "type": "completion"}], **more}
     found = import_data(given, dict.fromkeys(flat(given), 1), "a.yaml", "axolotl")
     assert found.findings[key].verdict is LOST
+
+
+@pytest.mark.parametrize("trainer", ["DPO", "KTO", "Reward", "GRPO", "RLOO", "SFT"])
+def test_dropout_is_off_where_trl_switches_it_off(trainer: str) -> None:
+    theirs = table("trl")["classes"][f"{trainer}Config"].get("disable_dropout", False)
+    assert algorithm_spec(trainer.lower()).disable_dropout is theirs

@@ -15,6 +15,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.norms import FusedRMSNorm
 from paceline.models.qkv import FusedAttention
 from paceline.models.swiglu import FusedSwiGLU, fuse_mlps
+from paceline.plan.parts import AdapterSpec
 from paceline.protocols.roles import Output
 
 NLL = frozenset({Output.NLL})
@@ -38,6 +39,16 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
     for (name, a), (_, b) in zip(one.plain_named_parameters(), two.plain_named_parameters(), strict=True):
         assert torch.equal(a, b), name
     assert not torch.equal(one.hf.lm_head.weight, other.hf.lm_head.weight)
+
+
+@pytest.mark.parametrize("dropout", [True, False])
+def test_dropout_is_off_where_it_is_disabled(dropout: bool) -> None:
+    """The model's own layers and those of adapters, as TRL's ``disable_dropout_in_model``."""
+    adapter = AdapterSpec(2, 4.0, dropout=0.5, target_modules=("c_attn",))
+    source = Source(config={**FAMILIES["gpt2"], "resid_pdrop": 0.4})
+    model = HFModelFactory(source, adapter=adapter, dropout=dropout)()
+    rates = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
+    assert rates == ({0.0} if not dropout else rates) and ({0.4, 0.5} <= rates) is dropout
 
 
 def test_a_folder_round_trips_under_its_own_names(folder: Path) -> None:
