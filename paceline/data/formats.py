@@ -10,7 +10,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.json_types import Json, JsonObject
 from paceline.data import codes
-from paceline.data.cells import Row, RowError, as_text
+from paceline.data.cells import Cell, Row, RowError, as_text
 from paceline.data.turns import (
     Message,
     is_answer,
@@ -209,6 +209,11 @@ def _first_turn(rows: Sequence[Row], column: str) -> Row | None:
     return None
 
 
+def _is_struct_of_lists(value: Cell) -> bool:
+    """Whether it is what ``datasets`` before 4 writes for ``Sequence({"role": …, "content": …})``."""
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(v, list) for v in value.values())
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) if names else "none"
 
@@ -239,6 +244,11 @@ def _unknown(found: Sequence[str], where: str, rows: Sequence[Row] = ()) -> Diag
             "set data.converter to a function that returns messages with role and content (docs/library.md)"
         )
         return codes.DATA_FORMAT_UNKNOWN(what, where, f"a turn's keys: {_listed(list(turn[1]))}", hint)
+    lists = next((name for name in found if any(_is_struct_of_lists(row.get(name)) for row in rows)), None)
+    if lists is not None:
+        what = f"the turns in column '{lists}' are an object of lists, not a list of turns"
+        hint = "write each row's turns as a list of objects, or set data.converter (docs/library.md)"
+        return codes.DATA_FORMAT_UNKNOWN(what, where, f"columns {_listed(found)}", hint)
     hint = (
         "name the columns next to path:, for example columns: {prompt: X, completion: Y}; the"
         f" formats need — {needs}"

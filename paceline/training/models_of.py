@@ -142,8 +142,8 @@ class Models:
         )
 
     def _disables_dropout(self) -> bool:
-        asked = self.config.training.disable_dropout
-        return algorithm_spec(self.plan.algorithm).disable_dropout if asked is None else asked
+        disables = self.config.training.disable_dropout
+        return algorithm_spec(self.plan.algorithm).disable_dropout if disables is None else disables
 
     def _temperature(self) -> float:
         """Return the sampling temperature that on-policy log-probabilities use; 1 for greedy."""

@@ -12,6 +12,7 @@ _TEXT = ("completion", "pretrain", "text")
 _NO_MATTER = ("ds_type", "preprocess_shards", "trust_remote_code", "conversation")
 _TURNS = ("message_field_role", "message_field_content", "message_property_mappings")
 #: names of turns that are recognised here, by axolotl's roles
+_TRAINED = ("train", "training", "trainable", "train_on_turn")  # as turns have them here
 _ROLES: dict[str, tuple[str, ...]] = {
     "assistant": ("assistant", "gpt", "model"),
     "user": ("user", "human"),
@@ -118,6 +119,11 @@ def _turns(reading: KeyReader, at: str, item: JsonObject) -> None:
             reading.lose(f"{at}.{key}", why)
         else:
             reading.nothing([f"{at}.{key}"], "off, as here")
+    if item.get("message_field_training") in _TRAINED:
+        reading.mapped([f"{at}.message_field_training"], ("data.train",))
+    elif item.get("message_field_training"):
+        says = f"{item['message_field_training']}: name the turns' field train"
+        reading.lose(f"{at}.message_field_training", says)
     named = dict(as_object(item.get("message_property_mappings")))
     named |= {key: item[f"message_field_{key}"] for key in _FIELDS if item.get(f"message_field_{key}")}
     wrong = [f"{key}: {name}" for key, name in named.items() if name not in (key, *_FIELDS.get(key, ()))]

@@ -81,6 +81,7 @@ def test_alpaca_input_system_and_history() -> None:
         ({"foo": "x", "bar": "y"}, {}, "data.format_unknown", "foo, bar"),
         ({"foo": "x", "bar": "y"}, {}, "data.format_unknown", "alpaca: instruction + output"),
         ({"dialog": [{"speaker": "a", "said": "b"}]}, {}, "data.format_unknown", "keys: speaker, said"),
+        ({"messages": {"role": ["user"], "content": ["a"]}}, {}, "data.format_unknown", "an object of lists"),
         ({"instruction;output": "x;y"}, {}, "data.format_unknown", "sep=';'"),
         (
             {"instruction": "x", "output": "y", "prompt": "a", "completion": "b"},
