@@ -208,34 +208,19 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
 
 
 def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
-    """Return the exact number of trained parameters; None for an unlisted family, or with trained biases."""
-    if shape.listing is not None:
-        return _of_listing(shape, adapter)
-    of_layer = linears(shape)
-    if of_layer is None or adapter.bias != "none":
-        return None
-    count = 0
-    for layer in range(shape.layers):
-        for name, (inside, outside) in of_layer.items():
-            if is_target(adapter, full := f"model.layers.{layer}.{name}"):
-                count += rank_of(adapter, full) * (inside + outside)
-    count += expert_parameters(shape, adapter) if adapter.target_parameters else 0
-    saved = {"embed_tokens", "lm_head"} & set(adapter.modules_to_save)
-    if set(adapter.modules_to_save) - saved:
-        return None
-    head = shape.head_outputs * shape.hidden_size if shape.scalar_head else 0  # new: trained in full
-    return head + count + shape.vocab * shape.hidden_size * (min(len(saved), 1) if shape.tied else len(saved))
-
-
-def _of_listing(shape: ModelShape, adapter: AdapterSpec) -> int | None:
-    """Return the trained parameters of a model whose class listed its own."""
-    if adapter.modules_to_save or adapter.bias != "none":
+    """Return the exact number of trained parameters; None for an unlisted family, with trained biases, or
+    with other ``modules_to_save`` than the two tables of a family whose class was not asked.
+    """
+    listed, whole = shape.listing is not None, set(adapter.modules_to_save)
+    unknown = whole - (set() if listed else {"embed_tokens", "lm_head"})
+    if unknown or adapter.bias != "none" or not (listed or linears(shape)):
         return None
     linear = ((p, p.name.rpartition(".")[0]) for p in parameters_of(shape) if is_linear(shape, p))
     adapted = (rank_of(adapter, name) * sum(p.shape) for p, name in linear if is_target(adapter, name))
-    head = shape.head_outputs * shape.hidden_size if shape.scalar_head else 0  # new: trained in full
     experts = expert_parameters(shape, adapter) if adapter.target_parameters else 0
-    return head + experts + sum(adapted)
+    head = shape.head_outputs * shape.hidden_size if shape.scalar_head else 0  # new: trained in full
+    tables = min(len(whole), 1) if shape.tied else len(whole)
+    return head + experts + sum(adapted) + tables * shape.vocab * shape.hidden_size
 
 
 def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
