@@ -26,7 +26,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
     spec = algorithm_spec(name)
     cls: object = load_attr(spec.implementation) if spec.own else ALGORITHMS.load(name)
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
-        hint = "name a class that inherits from paceline.algorithms.base:Algorithm (or SFT, DPO)"
+        hint = "name a class that inherits from paceline.extend:Algorithm (or SFT)"
         what = f"the implementation of '{name}' is not an algorithm"
         raise ConfigError(codes.ALGORITHM_NOT_AN_ALGORITHM(what, "training.algorithm", repr(cls), hint))
     renamed = {old: new for old, new in _RENAMED.items() if any(old in vars(base) for base in cls.__mro__)}

@@ -43,7 +43,7 @@ def strategy_class(name: str) -> type[Strategy]:
             codes.STRATEGY_NOT_A_STRATEGY(
                 f"'{name}' is not a strategy",
                 found=repr(cls),
-                hint="name a class that inherits from paceline.strategies.base:Strategy (or DDP, Single)",
+                hint="name a class that inherits from paceline.extend:Strategy (or DDP)",
             )
         )
     moved = [name for name in _REPLACED if any(name in vars(base) for base in cls.__mro__)]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from sources import PACKAGE, sources
 from support import load_script
 
 from paceline.core.tables import ALGORITHMS, CHOOSERS, STRATEGIES
@@ -83,3 +86,18 @@ def test_the_measures_hold_what_was_asked(house: ModuleType, package: Any) -> No
     assert len(rows) == 8
     over = [f"{what}: {now}, at most {most}" for what, _, most, now in rows if now > most]
     assert [line for line in over if not line.startswith(GROWING)] == []
+
+
+def test_no_message_names_a_module_that_may_move() -> None:
+    """What users derive from is ``paceline.extend``'s; programs are named as ``python -m …``."""
+    ours = re.compile(r"(?<!-m )paceline(?!\.extend)(?:\.[a-z_]+)+(?:[:.][A-Z]\w+|$)")
+    texts = [
+        (source.path, node.value)
+        for source in sources()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value
+    ]
+    told = [file.read_text(encoding="utf-8") for file in PACKAGE.rglob("codes.toml")]
+    texts += [("codes.toml", line) for text in told for line in text.splitlines()]
+    assert len(texts) > 10_000
+    assert [(where, text) for where, text in texts if " " in text and ours.search(text)] == []

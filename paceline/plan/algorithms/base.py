@@ -256,7 +256,7 @@ def _own_spec(name: str) -> AlgorithmSpec:
     if not isinstance(found, AlgorithmSpec):
         hint = (
             "write SPEC = AlgorithmSpec(implementation='my_module:MyAlgorithm'), with AlgorithmSpec"
-            " from paceline.plan.algorithms.base"
+            " from paceline.extend"
         )
         raise ConfigError(codes.ALGORITHM_NO_SPEC(where, repr(found)[:99], name=name, hint=hint))
     module = name.partition(":")[0]
