@@ -43,7 +43,7 @@ def _two_for_one(steps: float) -> float:
 def _part(reading: KeyReader, key: str) -> float | None:
     """Return a number of times per epoch as a fraction of all steps, as axolotl computes it."""
     times, epochs = reading.given.get(key), reading.value("num_epochs")
-    if not isinstance(times, (int, float)) or not times or not isinstance(epochs, (int, float)):
+    if not isinstance(times, (int, float)) or not isinstance(epochs, (int, float)) or not times * epochs:
         return None
     return 1.0 / (times * epochs)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pydantic_core import PydanticCustomError
+
 from paceline.config.aliases import ALIASES, SKIP, Alias, Learnt, NoTranslation, Skip
 from paceline.config.exchange.decide import SENTENCES, decide
 from paceline.config.exchange.low_rank import transformers_galore
 from paceline.config.exchange.reading import KeyReader
+from paceline.config.exchange.tables import NO_TRACKERS, defaults
 from paceline.config.recognised import RECOGNISED
-from paceline.config.schema import field_of, homes_of
+from paceline.config.schema import field_of, homes_of, nested_model
 from paceline.config.spelling import same
 from paceline.core.json_types import Json
 from paceline.core.tables import ALGORITHMS
@@ -23,6 +26,17 @@ _PROJECTS = {
 }
 _NOT_WRITTEN = ("log_level", "model_revision", "eval_dataset", "train_dataset", "eval_strategy_")
 _HOMES = ("training", "model", "data")
+
+
+def transformers_defaults() -> dict[str, object]:
+    """Return the defaults of Transformers' own arguments."""
+    return {**defaults("transformers"), **NO_TRACKERS}
+
+
+def transformers(reading: KeyReader) -> None:
+    """Decide every key of a file of Transformers' own arguments."""
+    reading.set("training.algorithm", reading.facts["job"])
+    transformers_keys(reading)
 
 
 def transformers_keys(reading: KeyReader) -> None:
@@ -80,8 +94,8 @@ def by_alias(reading: KeyReader, key: str) -> None:
     if value is None:
         reading.nothing(key, "it has no value")
         return
-    if isinstance(value, dict) and key not in reading.defaults and "." not in key:
-        # a block that only has a name of ours: what its keys mean there is not known
+    if key not in reading.defaults and "." not in key and (isinstance(value, dict) or _is_section(key)):
+        # a name of ours alone: what the program would mean by it is not known
         for name in (key, *(inner for inner in reading.given if inner.startswith(f"{key}."))):
             reading.lose(
                 name, f"{reading.result.system} has no block {key}: write its keys at the left margin"
@@ -112,11 +126,19 @@ def by_alias(reading: KeyReader, key: str) -> None:
         reading.lose(key, f"{reading.result.system} has no such argument, and neither has Paceline")
 
 
+def _is_section(key: str) -> bool:
+    info = field_of(f"training.{key}")
+    return info is not None and nested_model(info) is not None
+
+
 def _through(reading: KeyReader, key: str, alias: Alias, value: Json) -> None:
     try:
         converted: Json | Skip = alias.value(value) if alias.value else value
     except NoTranslation as exc:
         reading.lose(key, f"{exc.what}: {exc.hint}")
+        return
+    except PydanticCustomError as exc:
+        reading.lose(key, exc.message())
         return
     if converted is SKIP:
         reading.nothing(key, "it is switched off")

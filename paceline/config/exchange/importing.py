@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.config import codes
 from paceline.config.exchange import axolotl, llamafactory, swift, trl
 from paceline.config.exchange.accelerate_options import AccelerateJob, accelerate_job, joined, outranked
 from paceline.config.exchange.command_line import Command
-from paceline.config.exchange.common import transformers_keys
+from paceline.config.exchange.common import transformers, transformers_defaults
 from paceline.config.exchange.detect import SYSTEMS, system_of
 from paceline.config.exchange.flags import as_parsed
 from paceline.config.exchange.job_files import import_job
@@ -19,7 +19,7 @@ from paceline.config.exchange.launcher_options import options as launch_options
 from paceline.config.exchange.launcher_options import variables as launch_variables
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.swift_machine import ENVIRONMENT
-from paceline.config.exchange.tables import NO_TRACKERS, Defaults, defaults
+from paceline.config.exchange.tables import Defaults
 from paceline.config.exchange.verdicts import Imported, KeyVerdict
 from paceline.config.foreign.json_text import json_lines, parse_json
 from paceline.config.foreign.programs import not_imported, program_of
@@ -27,6 +27,33 @@ from paceline.config.reading import read_text
 from paceline.config.yaml_tree import parse_yaml
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject, as_object
+
+
+@dataclass(frozen=True)
+class Translator:
+    """A program whose files are imported.
+
+    ``job``: which of its trainers or commands a file is for: the algorithm that the user names, or its keys;
+    ``defaults``: of that one; ``parsed``: its command lines are read by Transformers' HfArgumentParser.
+    """
+
+    name: str
+    translate: Callable[[KeyReader], None]
+    defaults: Callable[[str], Defaults]
+    job: Callable[[JsonObject, str | None], str] = lambda data, named: named or "sft"
+    parsed: bool = True
+
+
+TRANSLATORS = {
+    "trl": Translator("TRL", trl.translate, trl.trl_defaults, trl.trainer_of),
+    "llamafactory": Translator(
+        "LLaMA-Factory", llamafactory.translate, lambda job: llamafactory.llamafactory_defaults()
+    ),
+    "axolotl": Translator("axolotl", axolotl.translate, lambda job: axolotl.axolotl_defaults(), parsed=False),
+    "swift": Translator("ms-swift", swift.translate, swift.swift_defaults, swift.command_of),
+    "hf": Translator("Transformers", transformers, lambda job: transformers_defaults()),
+}
+_JOBS = ("deepspeed", "accelerate")
 
 
 def read_foreign(path: str) -> tuple[JsonObject, dict[str, int]]:
@@ -68,7 +95,12 @@ def import_command(command: Command, system: str | None = None, algorithm: str |
         lines, name = places | lines, f"{command.config} and {name}"
     chosen = system or command.system or system_of(below | data)
     algorithm = algorithm or command.algorithm
-    known = _defaults(chosen, below | data, algorithm)
+    translator = TRANSLATORS.get(chosen or "")
+    known = (
+        translator.defaults(translator.job(below | data, algorithm))
+        if translator and translator.parsed
+        else {}
+    )
     data, renamed = as_parsed(data, known) if known else (data, {})
     lines |= {key: lines[given] for key, given in renamed.items()}
     launched, job = Imported("", ""), _accelerate(command)
@@ -140,7 +172,12 @@ def import_data(
         raise ConfigError(codes.CONFIG_IMPORT_SYSTEM(what, f"{path}:1", keys, hint))
     if chosen in _JOBS:
         return import_job(data, lines, path, chosen)
-    found = TRANSLATORS[chosen](data, lines, path, algorithm, engine)
+    translator = TRANSLATORS[chosen]
+    job = translator.job(data, algorithm)
+    reading = KeyReader(translator.name, path, flat(data), lines, translator.defaults(job), engine)
+    reading.facts |= {"job": job, "named": algorithm}
+    translator.translate(reading)
+    found = reading.result
     _rolled_up(found)
     _attention(found)
     return found
@@ -167,74 +204,6 @@ def _rolled_up(found: Imported) -> None:
             continue
         if outer.verdict in (KeyVerdict.MAPPED, KeyVerdict.NO_EFFECT):
             found.findings[outer.key] = replace(outer, verdict=finding.verdict, says=f"{key}: {finding.says}")
-
-
-def _trl(
-    data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None, engine: str
-) -> Imported:
-    chosen = algorithm or trl.algorithm_of(data)
-    reading = KeyReader("TRL", path, flat(data), lines, trl.trl_defaults(chosen), engine)
-    trl.translate(reading, chosen)
-    return reading.result
-
-
-def _llamafactory(
-    data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None, engine: str
-) -> Imported:
-    reading = KeyReader(
-        "LLaMA-Factory", path, flat(data), lines, llamafactory.llamafactory_defaults(), engine
-    )
-    llamafactory.translate(reading)
-    return reading.result
-
-
-def _axolotl(
-    data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None, engine: str
-) -> Imported:
-    reading = KeyReader("axolotl", path, flat(data), lines, axolotl.axolotl_defaults(), engine)
-    axolotl.translate(reading)
-    return reading.result
-
-
-def _swift(
-    data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None, engine: str
-) -> Imported:
-    command = swift.command_of(data, algorithm)
-    reading = KeyReader("ms-swift", path, flat(data), lines, swift.swift_defaults(command), engine)
-    swift.translate(reading, command, algorithm)
-    return reading.result
-
-
-def _hf(
-    data: JsonObject, lines: Mapping[str, int], path: str, algorithm: str | None, engine: str
-) -> Imported:
-    known = {**defaults("transformers"), **NO_TRACKERS}
-    reading = KeyReader("Transformers", path, flat(data), lines, known, engine)
-    reading.set("training.algorithm", algorithm or "sft")
-    transformers_keys(reading)
-    return reading.result
-
-
-Translator = Callable[[JsonObject, Mapping[str, int], str, str | None, str], Imported]
-TRANSLATORS: dict[str, Translator] = {
-    "trl": _trl,
-    "llamafactory": _llamafactory,
-    "axolotl": _axolotl,
-    "swift": _swift,
-    "hf": _hf,
-}
-_JOBS = ("deepspeed", "accelerate")
-
-
-def _defaults(system: str | None, data: JsonObject, algorithm: str | None) -> Defaults:
-    """Return the arguments that a system's command line has, with their defaults; empty for others."""
-    if system == "trl":
-        return trl.trl_defaults(algorithm or trl.algorithm_of(data))
-    if system == "swift":
-        return swift.swift_defaults(swift.command_of(data, algorithm))
-    if system == "llamafactory":
-        return llamafactory.llamafactory_defaults()
-    return defaults("transformers") if system == "hf" else {}
 
 
 def flat(data: JsonObject, prefix: str = "") -> JsonObject:

@@ -46,10 +46,10 @@ def swift_defaults(command: str) -> dict[str, object]:
     return {**defaults("transformers"), **defaults("swift", COMMANDS[command]), **NO_TRACKERS, **own}
 
 
-def translate(reading: KeyReader, command: str, wanted: str | None = None) -> None:
-    """Decide every key of an ms-swift file or command line; ``wanted``: the algorithm that the user names."""
-    older = _older(reading)
-    word = _algorithm(reading, command, wanted)
+def translate(reading: KeyReader) -> None:
+    """Decide every key of an ms-swift file or command line."""
+    older, command = _older(reading), str(reading.facts["job"])
+    word = _algorithm(reading, command)
     tuner = reading.text("tuner_type") or "lora"
     facts = {
         "command": command,
@@ -79,7 +79,7 @@ def _older(reading: KeyReader) -> list[tuple[str, str]]:
     return found
 
 
-def _algorithm(reading: KeyReader, command: str, wanted: str | None) -> str:
+def _algorithm(reading: KeyReader, command: str) -> str:
     """Set the algorithm and return ms-swift's word for it: its ``rlhf_type``, or the command."""
     if command != "rlhf":
         note = "`swift pt` is SFT with loss on every token" if command == "pt" else f"`swift {command}`"
@@ -90,7 +90,11 @@ def _algorithm(reading: KeyReader, command: str, wanted: str | None) -> str:
             reading.lose("task_type", f"the task {reading.text('task_type')} is not supported")
         return command
     theirs = {ours: word for word, ours in ALGORITHMS.items()}
-    word = reading.text("rlhf_type") if reading.is_given("rlhf_type") else theirs.get(str(wanted), "dpo")
+    word = (
+        reading.text("rlhf_type")
+        if reading.is_given("rlhf_type")
+        else theirs.get(str(reading.facts["named"]), "dpo")
+    )
     ours = ALGORITHMS.get(word)
     if ours is None:
         reading.lose("rlhf_type", f"{word} is not supported; {', '.join(ALGORITHMS)} are")

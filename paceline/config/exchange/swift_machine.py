@@ -82,7 +82,7 @@ def batch(reading: KeyReader) -> None:
     count, rows = processes(reading), reading.value("per_device_train_batch_size")
     if not reading.is_given("gradient_accumulation_steps"):
         steps, note = 1, ""
-        if reading.facts["word"] != "grpo" and isinstance(rows, int):
+        if reading.facts["word"] != "grpo" and isinstance(rows, int) and rows > 0:
             steps = max(1, math.ceil(_ROWS / rows / count))
             note = f"16 rows a step over {count} process{'es' * (count > 1)}, as ms-swift starts it"
         reading.set("training.gradient_accumulation_steps", steps, "gradient_accumulation_steps", note)

@@ -81,7 +81,12 @@ def generations(reading: KeyReader) -> None:
         steps = reading.given["steps_per_generation"]
         reading.keep("steps_per_generation", "training.rollout.steps_per_generation", steps)
         reading.mapped("generation_batch_size", ("training.rollout.steps_per_generation",))
-    elif isinstance(whole, int) and isinstance(rows, int) and whole % (rows * processes(reading)) == 0:
+    elif (
+        isinstance(whole, int)
+        and isinstance(rows, int)
+        and rows > 0
+        and whole % (rows * processes(reading)) == 0
+    ):
         steps = whole // (rows * processes(reading))
         reading.keep("generation_batch_size", "training.rollout.steps_per_generation", steps)
     elif whole:

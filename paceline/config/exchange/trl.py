@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from paceline.config import codes
 from paceline.config.exchange.common import transformers_keys, whole_weights_in
 from paceline.config.exchange.decide import SENTENCES, decide
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.tables import NO_TRACKERS, defaults
 from paceline.config.exchange.trl_data import datasets
 from paceline.config.exchange.trl_rollouts import lengths, rewards, server
-from paceline.core.json_types import Json
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import JsonObject
 
 #: algorithm here → the config class of the trainer
 TRAINERS = {
@@ -29,7 +31,17 @@ def trl_defaults(algorithm: str) -> dict[str, object]:
     return {**found, **NO_TRACKERS, "bf16": True}  # bf16: TRL's, unless fp16 is set
 
 
-def algorithm_of(given: dict[str, Json]) -> str:
+def trainer_of(given: JsonObject, named: str | None) -> str:
+    """Return the trainer that a file is for: the one that is named, or by its keys. Raises ConfigError."""
+    if named is not None and named not in TRAINERS:
+        hint = f"one of {', '.join(TRAINERS)}"
+        raise ConfigError(
+            codes.CONFIG_VALUE(f"no trainer of TRL for {named} is imported", "--algorithm", named, hint)
+        )
+    return named or algorithm_of(given)
+
+
+def algorithm_of(given: JsonObject) -> str:
     """Return the trainer that a file is for, by its keys; files of TRL do not name it."""
     keys = set(given)
     if keys & {"num_generations", "reward_funcs", "max_completion_length", "use_vllm", "scale_rewards"}:
@@ -41,9 +53,9 @@ def algorithm_of(given: dict[str, Json]) -> str:
     return "reward" if "center_rewards_coefficient" in keys else "sft"
 
 
-def translate(reading: KeyReader, algorithm: str) -> None:
-    """Decide every key of a TRL file for ``algorithm``."""
-    reading.facts["algorithm"] = algorithm
+def translate(reading: KeyReader) -> None:
+    """Decide every key of a TRL file."""
+    algorithm = reading.facts["algorithm"] = reading.facts["job"]
     reading.set("training.algorithm", algorithm)
     decide(reading, "trl", CODE)
     transformers_keys(reading)

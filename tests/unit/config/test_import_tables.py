@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 from paceline.config.exchange import axolotl, common, decide, llamafactory, swift, tables, trl
+from paceline.config.exchange.compose import compose
+from paceline.config.exchange.importing import flat, import_data
+from paceline.config.exchange.verdicts import KeyVerdict
 from paceline.config.schema import SECTIONS, field_of
+from paceline.core.errors import ConfigError
 from paceline.core.tables import ALGORITHMS
 
 TABLES = sorted(path.stem for path in (Path(decide.__file__).parent / "keys").glob("*.toml"))
@@ -75,3 +79,24 @@ def test_every_row_says_what_it_does_and_sets_a_key_of_ours(program: str) -> Non
                 assert set(row) <= OF_A_ROW and row.get("as", "switch") in {"switch", *decide.CONVERTERS}, row
         named |= {step["code"]} if "code" in step else set()
     assert named == set(CODE.get(program, ()))
+
+
+@pytest.mark.parametrize(
+    ("system", "given", "lost"),
+    [
+        ("trl", {"add_tokens": 5, "learning_rate": 1e-4}, "add_tokens"),
+        ("trl", {"grpo": False, "reward_funcs": ["f"]}, "grpo"),
+        ("llamafactory", {"stage": "sft", "new_special_tokens": {"a": 1}}, "new_special_tokens"),
+        ("swift", {"per_device_train_batch_size": 0, "model": "m", "generation_batch_size": 8}, ""),
+        ("axolotl", {"base_model": "m", "num_epochs": 0, "evals_per_epoch": 2, "val_set_size": 0.1}, ""),
+    ],
+)
+def test_a_value_that_cannot_be_is_lost_by_name(system: str, given: dict[str, Any], lost: str) -> None:
+    found = import_data(given, dict.fromkeys(flat(given), 1), "a.yaml", system)
+    assert compose(found, "t").text
+    assert not lost or found.findings[lost].verdict is KeyVerdict.LOST
+
+
+def test_an_algorithm_without_a_trainer_of_trl_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="no trainer of TRL for ppo is imported"):
+        import_data({"model_name_or_path": "m"}, {}, "a.yaml", "trl", "ppo")
