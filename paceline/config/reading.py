@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from paceline.config import codes
 from paceline.core.diagnostics import Code
 from paceline.core.errors import ConfigError
 from paceline.core.files import open_file
-from paceline.core.json_types import JsonObject
+from paceline.core.json_types import Json, JsonObject, as_object
 
 MAX_BYTES = 1 << 20
 _OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
@@ -81,5 +83,29 @@ def _nearby(file: Path) -> str:
 
 @cache
 def read_table(name: str, room: str = "") -> JsonObject:
-    """Return ``keys/NAME.toml`` of this room, or of one inside it: other programs' keys, as data."""
-    return tomllib.loads((Path(__file__).parent / room / "keys" / f"{name}.toml").read_text(encoding="utf-8"))
+    """Return ``keys/NAME.toml`` of this room, or of one inside it: other programs' keys, as data.
+
+    ``$NAME`` in a text stands for one of the table's ``sentences``.
+    """
+    file = Path(__file__).parent / room / "keys" / f"{name}.toml"
+    table: JsonObject = tomllib.loads(file.read_text(encoding="utf-8"))
+    sentences = texts(table.pop("sentences", None))
+    return as_object(_filled(table, sentences)) if sentences else table
+
+
+def _filled(value: Json, sentences: Mapping[str, str]) -> Json:
+    if isinstance(value, dict):
+        return {key: _filled(inner, sentences) for key, inner in value.items()}
+    if isinstance(value, str) and "$" in value:
+        return re.sub(r"\$([A-Z_]+)", lambda match: sentences[match[1]], value)
+    return value
+
+
+def texts(value: Json) -> dict[str, str]:
+    """Return a table of texts, as ``read_table`` has them."""
+    return {key: str(text) for key, text in as_object(value).items()}
+
+
+def names(value: Json) -> tuple[str, ...]:
+    """Return a list of names, as ``read_table`` has them."""
+    return tuple(map(str, value)) if isinstance(value, list) else ()

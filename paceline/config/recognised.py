@@ -44,15 +44,12 @@ def _listed(value: Json) -> tuple[Json, ...]:
 
 
 def _keys() -> dict[str, Recognised]:
-    table, found = read_table("recognised"), dict[str, Recognised]()
-    sentences = as_object(table["sentences"])
-    for name, given in as_object(table["keys"]).items():
+    found = dict[str, Recognised]()
+    for name, given in as_object(read_table("recognised")["keys"]).items():
         row: JsonObject = as_object(given)
         verb = next(verb for verb in ("note", "warn", "refuse") if verb in row)
-        says = str(row[verb])
         fine, known = _listed(row.get("fine", [])), tuple(map(str, _listed(row.get("known", []))))
-        message = str(sentences[says[1:]]) if says.startswith("$") else says
-        found[name] = Recognised(message, fine, verb == "refuse", known, any_value=verb == "note")
+        found[name] = Recognised(str(row[verb]), fine, verb == "refuse", known, any_value=verb == "note")
     return found
 
 

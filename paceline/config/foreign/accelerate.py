@@ -11,138 +11,19 @@ from paceline.config import codes
 from paceline.config.foreign import accelerate_blocks as blocks
 from paceline.config.foreign.layer import Document, Foreign
 from paceline.config.nearest import nearest
+from paceline.config.reading import names, read_table, texts
 from paceline.config.source import shown
 from paceline.core.diagnostics import Severity
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, as_object
 
-# Fields of accelerate 1.15's ClusterConfig, blocks written by its questionnaire, and keys of older versions.
-KNOWN = frozenset(
-    [
-        "compute_environment",
-        "debug",
-        "distributed_type",
-        "downcast_bf16",
-        "dynamo_config",
-        "dynamo_backend",
-        "deepspeed_config",
-        "fsdp_config",
-        "megatron_lm_config",
-        "ipex_config",
-        "mpirun_config",
-        "parallelism_config",
-        "fp8_config",
-        "enable_cpu_affinity",
-        "gpu_ids",
-        "machine_rank",
-        "main_process_ip",
-        "main_process_port",
-        "main_training_function",
-        "mixed_precision",
-        "fp16",
-        "num_machines",
-        "num_processes",
-        "rdzv_backend",
-        "same_network",
-        "tpu_env",
-        "tpu_name",
-        "tpu_zone",
-        "tpu_use_cluster",
-        "tpu_use_sudo",
-        "tpu_vm",
-        "tpu_command_file",
-        "commands",
-        "command_file",
-        "use_cpu",
-        "use_xpu",
-        "use_mps_device",
-        "log_level",
-        "gradient_accumulation_steps",
-        "deepspeed_hostfile",
-        "deepspeed_multinode_launcher",
-        "fsdp",
-        "main_process_ip_address",
-    ]
-)
-_STRATEGY = {
-    "NO": "single",
-    "MPS": "single",
-    "MULTI_GPU": "ddp",
-    "MULTI_CPU": "ddp",
-    "MULTI_XPU": "ddp",
-    "MULTI_HPU": "ddp",
-    "MULTI_NPU": "ddp",
-    "MULTI_MLU": "ddp",
-    "MULTI_MUSA": "ddp",
-    "MULTI_SDAA": "ddp",
-    "MULTI_NEURON": "ddp",
-    "DEEPSPEED": "deepspeed",
-    "FSDP": "fsdp",
-    "MEGATRON_LM": "",
-}
-_NOT_DRIVEN = ("MULTI_HPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_NEURON")
-REFUSED = {
-    "TPU": "TPUs and other XLA devices are not supported; accelerate's own launcher starts torch_xla",
-    "XLA": "TPUs and other XLA devices are not supported; accelerate's own launcher starts torch_xla",
-    "SAGEMAKER": "jobs are not sent to SageMaker; start `paceline train` inside the job",
-}
+_TABLE = read_table("accelerate", "foreign")
+KNOWN, _NOT_DRIVEN = frozenset(names(_TABLE["keys"])), names(_TABLE["not_driven"])
+_STRATEGY, REFUSED, _PLAIN = (texts(_TABLE[name]) for name in ("strategies", "refused", "plain"))
 #: key → (the note if its value requests something, values besides null, false and "" that do not)
-SAID: dict[str, tuple[str, tuple[Json, ...]]] = {
-    "debug": (
-        (
-            "accelerate checks the shapes before each of its own collectives;"
-            " TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch check those of a run"
-        ),
-        (),
-    ),
-    "downcast_bf16": ("it converts float32 to bf16 on TPUs only", ("no",)),
-    "enable_cpu_affinity": (
-        "this key does not bind processes to cores; `deepspeed --bind_cores_to_rank` or numactl does",
-        (),
-    ),
-    "gpu_ids": (
-        "each process uses the device of its local rank; set CUDA_VISIBLE_DEVICES to choose devices",
-        ("all",),
-    ),
-    "main_training_function": ("the program is always `paceline train`", ("main",)),
-    "rdzv_backend": ("processes always connect through main_process_ip:main_process_port", ("static",)),
-    "log_level": ("set training.log_level instead", ()),
-    "ipex_config": ("Intel's extension is not used; torch itself computes on the CPU", ()),
-    "mpirun_config": ("processes are started by `paceline train`, torchrun, srun, mpirun or deepspeed", ()),
-    "deepspeed_hostfile": ("pass it to the launcher: `deepspeed --hostfile FILE main.py …`", ()),
-    "deepspeed_multinode_launcher": (
-        (
-            "run one command per node (`paceline train` with launch.node_rank), or `deepspeed` with its"
-            " own launcher"
-        ),
-        ("standard",),
-    ),
-    "use_xpu": ("devices are detected automatically", ()),
-    **dict.fromkeys(
-        (
-            "tpu_env",
-            "tpu_name",
-            "tpu_zone",
-            "tpu_use_cluster",
-            "tpu_use_sudo",
-            "tpu_vm",
-            "tpu_command_file",
-            "commands",
-            "command_file",
-        ),
-        ("it is for TPU pods, which are not supported", ()),
-    ),
+SAID = {
+    key: (str(row["says"]), names(row.get("silent")))
+    for key, row in ((key, as_object(row)) for key, row in as_object(_TABLE["said"]).items())
 }
-_PLAIN = (
-    ("mixed_precision", "training.mixed_precision"),
-    ("use_cpu", "training.use_cpu"),
-    ("gradient_accumulation_steps", "training.gradient_accumulation_steps"),
-    ("num_machines", "launch.nnodes"),
-    ("machine_rank", "launch.node_rank"),
-    ("main_process_ip", "launch.master_addr"),
-    ("main_process_ip_address", "launch.master_addr"),
-    ("main_process_port", "launch.master_port"),
-    ("fp16", "training.fp16"),
-)
 _BLOCKS: dict[str, tuple[str, Callable[[Document, Foreign, JsonObject], None]]] = {
     "deepspeed_config": ("DEEPSPEED", blocks.deepspeed_block),
     "fsdp_config": ("FSDP", blocks.fsdp_block),
@@ -201,7 +82,7 @@ def _plain_keys(document: Document, found: Foreign) -> None:
         found.notes.append(document.note(path, what, "mixed_precision: bf16", Severity.WARNING))
         if eight_bits:
             found.entries.append(document.entry("training.mixed_precision", "bf16", path))
-    for key, to in _PLAIN:
+    for key, to in _PLAIN.items():
         if data.get(key) not in (None, "") and not (key == "mixed_precision" and eight_bits):
             found.entries.append(document.entry(to, data[key], key))
 

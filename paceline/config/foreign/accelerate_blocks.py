@@ -8,31 +8,12 @@ from paceline.config import codes
 from paceline.config.foreign.deepspeed_normal import table
 from paceline.config.foreign.layer import Document, Foreign
 from paceline.config.nearest import nearest
+from paceline.config.reading import read_table, texts
 from paceline.core.json_types import Json, JsonObject
 
-# Field of Accelerate's DeepSpeedPlugin → path in DeepSpeed's JSON.
-_DEEPSPEED = {
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "gradient_clipping": "gradient_clipping",
-    "zero_stage": "zero_optimization.stage",
-    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
-    "offload_param_device": "zero_optimization.offload_param.device",
-    "offload_optimizer_nvme_path": "zero_optimization.offload_optimizer.nvme_path",
-    "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
-    "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-    "seq_parallel_communication_data_type": "seq_parallel_communication_data_type",
-}
-_DEEPSPEED_SAID = {
-    "zero3_init_flag": "ZeRO-3 always initialises sharded weights: no process holds the whole model",
-    "is_train_batch_min": "the batch size comes from training",
-    "deepspeed_hostfile": "pass it to the launcher: `deepspeed --hostfile FILE main.py …`",
-    "deepspeed_multinode_launcher": (
-        "run one command per node (`paceline train` with launch.node_rank), or `deepspeed` with its"
-        " own launcher"
-    ),
-    "deepspeed_inclusion_filter": "pass it to the launcher: `deepspeed --include …`",
-    "deepspeed_exclusion_filter": "pass it to the launcher: `deepspeed --exclude …`",
-}
+_TABLE = read_table("accelerate", "foreign")
+_DEEPSPEED, _DEEPSPEED_SAID = texts(_TABLE["deepspeed"]), texts(_TABLE["deepspeed_said"])
+_PARALLEL_SAID, _MEGATRON = texts(_TABLE["parallelism_said"]), texts(_TABLE["megatron"])
 # filled in from the training arguments by Accelerate
 _OPEN = (
     "train_batch_size",
@@ -42,25 +23,6 @@ _OPEN = (
 )
 _MOE = ("deepspeed_moe_layer_cls_names", "transformer_moe_cls_names")
 _AXES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
-_PARALLEL_SAID = {
-    "cp_backend": "Paceline uses its own context parallelism",
-    "sp_backend": "native strategies use Paceline's own Ulysses, DeepSpeed strategies use DeepSpeed's",
-    "sp_seq_length": "sequences may have any length; they are padded to a multiple of the size",
-    "sp_seq_length_is_variable": "sequences may have any length; they are padded to a multiple of the size",
-    "sp_attn_implementation": (
-        "model.attn_implementation chooses the attention kernel; sequence parallelism works with sdpa"
-    ),
-    "cp_comm_strategy": "keys and values are always gathered at once (all-gather)",
-}
-_MEGATRON = {
-    "tp_degree": "training.parallelism.tp_size",
-    "pp_degree": "training.parallelism.pp_size",
-    "context_parallel_size": "training.parallelism.cp_size",
-    "sequence_parallelism": "training.parallelism.sequence_parallel",
-    "recompute_activations": "training.gradient_checkpointing",
-    "gradient_clipping": "training.max_grad_norm",
-    "num_micro_batches": "training.gradient_accumulation_steps",
-}
 _MEGATRON_OFF = (
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",

@@ -4,189 +4,66 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from paceline.config import codes
+from paceline.config.reading import names, read_table, texts
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, as_object
 
 
 @dataclass(frozen=True)
 class Program:
-    """A training program.
+    """A training program, as ``keys/programs.toml`` describes it.
 
-    ``is_one`` recognises its files; ``ours``: Paceline's key → the file's dotted path for it; ``flat``: its
-    keys are Transformers' names, which Paceline reads too.
+    ``needs``, ``any_of``, ``least`` and ``inside`` recognise its files; ``ours``: Paceline's key → the file's
+    dotted path for it; ``flat``: its keys are Transformers' names, which Paceline reads too.
     """
 
     name: str
-    is_one: Callable[[JsonObject], bool]
+    needs: tuple[str, ...] = ()
+    any_of: tuple[str, ...] = ()
+    least: int = 1
+    inside: str = ""
     ours: tuple[tuple[str, str], ...] = ()
     flat: bool = False
 
-
-def _has(*needed: str, any_of: Sequence[str] = (), least: int = 1) -> Callable[[JsonObject], bool]:
-    """Return a test for all of ``needed`` (dotted paths) and at least ``least`` of ``any_of``."""
-
-    def found(data: JsonObject) -> bool:
-        some = sum(_at(data, path) is not None for path in any_of)
-        return all(_at(data, path) is not None for path in needed) and (not any_of or some >= least)
-
-    return found
+    def is_one(self, data: JsonObject) -> bool:
+        """Whether this is a file of the program."""
+        if self.inside:
+            return _inside(data, self.inside)
+        some = sum(_at(data, path) is not None for path in self.any_of)
+        enough = not self.any_of or some >= self.least
+        return enough and all(_at(data, path) is not None for path in self.needs)
 
 
-def _components(data: Json) -> bool:
-    """Whether torchtune's ``_component_`` occurs at any depth."""
+def _inside(data: Json, key: str) -> bool:
+    """Whether a key, such as torchtune's ``_component_``, occurs at any depth."""
     if isinstance(data, dict):
-        return "_component_" in data or any(_components(value) for value in data.values())
-    return isinstance(data, list) and any(_components(value) for value in data)
+        return key in data or any(_inside(value, key) for value in data.values())
+    return isinstance(data, list) and any(_inside(value, key) for value in data)
 
 
-PROGRAMS = (
-    Program(
-        "torchtune",
-        _components,
-        (
-            ("model.name_or_path", "checkpointer.checkpoint_dir"),
-            ("data.max_length", "tokenizer.max_seq_len"),
-            ("training.learning_rate", "optimizer.lr"),
-        ),
-    ),
-    Program(
-        "axolotl",
-        _has(
-            "base_model",
-            any_of=(
-                "datasets",
-                "pretraining_dataset",
-                "sequence_len",
-                "micro_batch_size",
-                "adapter",
-                "rl",
-                "val_set_size",
-            ),
-        ),
-        (
-            ("model.name_or_path", "base_model"),
-            ("data.train", "datasets.0.path"),
-            ("data.max_length", "sequence_len"),
-            ("training.per_device_train_batch_size", "micro_batch_size"),
-            ("lora.r", "lora_r"),
-        ),
-    ),
-    Program(
-        "verl",
-        _has("actor_rollout_ref"),
-        (("model.name_or_path", "actor_rollout_ref.model.path"), ("data.train", "data.train_files")),
-    ),
-    Program(
-        "verl",
-        _has(
-            "trainer", any_of=("data.train_files", "data.micro_batch_size_per_gpu", "model.partial_pretrain")
-        ),
-        (("model.name_or_path", "model.partial_pretrain"), ("data.train", "data.train_files")),
-    ),
-    Program(
-        "OpenRLHF",
-        _has(
-            "pretrain",
-            any_of=(
-                "micro_train_batch_size",
-                "rollout_batch_size",
-                "reward_pretrain",
-                "actor_num_nodes",
-                "input_key",
-                "zero_stage",
-                "max_len",
-                "actor_learning_rate",
-            ),
-        ),
-        (("model.name_or_path", "pretrain"), ("data.max_length", "max_len")),
-    ),
-    Program(
-        "llm-foundry",
-        _has(any_of=("train_loader", "max_duration", "max_seq_len"), least=2),
-        (("model.name_or_path", "model.pretrained_model_name_or_path"), ("data.max_length", "max_seq_len")),
-    ),
-    Program(
-        "trlX",
-        _has("train", "method", "model.model_path"),
-        (("model.name_or_path", "model.model_path"), ("data.max_length", "train.seq_length")),
-    ),
-    Program(
-        "ArcticTraining",
-        _has("data.sources"),
-        (("model.name_or_path", "model.name_or_path"), ("data.max_length", "data.max_length")),
-    ),
-    Program("NeMo", _has("trainer", any_of=("exp_manager", "model.data", "trainer.num_nodes"))),
-    Program(
-        "LitGPT",
-        _has("checkpoint_dir", any_of=("devices", "precision", "data.class_path", "train"), least=2),
-        (("model.name_or_path", "checkpoint_dir"),),
-    ),
-    Program(
-        "ms-swift",
-        _has(
-            any_of=(
-                "train_type",
-                "tuner_type",
-                "sft_type",
-                "rlhf_type",
-                "swift_version",
-                "custom_dataset_info",
-                "model_id_or_path",
-            )
-        ),
-        (("model.name_or_path", "model"), ("data.train", "dataset"), ("data.max_length", "max_length")),
-        flat=True,
-    ),
-    Program(
-        "LLaMA-Factory",
-        _has(
-            any_of=(
-                "finetuning_type",
-                "dataset_dir",
-                "infer_backend",
-                "export_dir",
-                "dist_config",
-                "sample_backend",
-                "kernel_config",
-                "model_class",
-            )
-        ),
-        flat=True,
-    ),
-    Program(
-        "LLaMA-Factory",
-        _has(any_of=("stage", "cutoff_len", "template", "lora_target", "peft_config"), least=2),
-        flat=True,
-    ),
-    Program(
-        "TRL",
-        _has(
-            any_of=(
-                "dataset_train_split",
-                "dataset_test_split",
-                "dataset_config",
-                "use_peft",
-                "dataset_text_field",
-                "script_arguments",
-                "vllm_mode",
-                "missing_eos_penalty",
-                "dataset_mixer",
-                "dataset_mixture",
-                "dataset_prompt_column",
-                "reward_funcs",
-                "num_generations",
-                "max_completion_length",
-                "max_prompt_length",
-                "dataset_kwargs",
-            )
-        ),
-        flat=True,
-    ),
-)
+def _program(row: JsonObject) -> Program:
+    least = row.get("least")
+    return Program(
+        str(row["name"]),
+        names(row.get("needs")),
+        names(row.get("any_of")),
+        least if isinstance(least, int) else 1,
+        str(row.get("inside", "")),
+        tuple(texts(row.get("ours")).items()),
+        bool(row.get("flat")),
+    )
+
+
+@cache
+def programs() -> tuple[Program, ...]:
+    """Return the programs; of several that fit a file the first is meant."""
+    rows = read_table("programs", "foreign")["program"]
+    return tuple(_program(as_object(row)) for row in rows) if isinstance(rows, list) else ()
 
 
 #: The programs whose files `paceline config import` reads
@@ -219,7 +96,7 @@ def program_of(data: Json) -> Program | None:
     """Return the program whose file this is; None for Paceline's own or an unknown one."""
     if not isinstance(data, dict):
         return None
-    return next((program for program in PROGRAMS if program.is_one(data)), None)
+    return next((program for program in programs() if program.is_one(data)), None)
 
 
 def another_structure(data: Json, name: str) -> Diagnostic | None:
