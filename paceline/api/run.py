@@ -146,8 +146,9 @@ class Run:
                 yield {"step": step, **one.metrics, "seconds": one.seconds}
             return
         if kind != "steps":
-            hint = "steps or evals"
-            raise ConfigError(codes.API_ARGUMENT("a run has no such table", "kind", repr(kind), hint))
+            raise ConfigError(
+                codes.API_ARGUMENT("a run has no such table", "kind", repr(kind), "steps or evals")
+            )
         for step, event in self.history.steps.items():
             numbers = {
                 "step": step,

@@ -203,5 +203,6 @@ def _same(a: Json, b: Json) -> bool:
 
 
 def _differs(message: str, folder: Path, found: str) -> Diagnostic:
-    hint = "leave --gguf out: the Hugging Face folder holds all of it"
-    return codes.EXPORT_GGUF(message, str(folder), found, hint)
+    return codes.EXPORT_GGUF(
+        message, str(folder), found, "leave --gguf out: the Hugging Face folder holds all of it"
+    )

@@ -166,8 +166,7 @@ def _base_model(
 
 
 def _misfit(reader: CheckpointReader, error: Exception) -> Diagnostic:
-    what = "the adapter does not fit its base model"
-    return codes.EXPORT_TENSORS(what, str(reader.path), str(error)[:300])
+    return codes.EXPORT_TENSORS("the adapter does not fit its base model", str(reader.path), str(error)[:300])
 
 
 def _converted(reader: CheckpointReader) -> Diagnostic:

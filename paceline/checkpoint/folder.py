@@ -211,9 +211,10 @@ def check_names(config: JsonObject, shapes: Mapping[str, tuple[int, ...]], where
     Also sets ``architectures`` in ``config``. Returns the model on the meta device. Raises CheckpointError.
     """
     if not is_known(config):
-        found = f"model_type: {config.get('model_type')!r}"
         what = "Transformers has no causal language model of this type"
-        raise CheckpointError(codes.EXPORT_MODEL_TYPE(what, str(where), found))
+        raise CheckpointError(
+            codes.EXPORT_MODEL_TYPE(what, str(where), f"model_type: {config.get('model_type')!r}")
+        )
     model = text_model_of(config)
     if composite_of(config) is None:  # a composite's names the class with all parts
         config["architectures"] = [type(model).__name__]

@@ -58,8 +58,9 @@ def repo_of(to: str) -> str:
     """Return ``owner/name`` of ``hf://owner/name``. Raises ConfigError."""
     repo = to.removeprefix(SCHEME).strip("/")
     if not to.startswith(SCHEME) or not _REPO.fullmatch(repo):
-        what = "this names no model repository of the hub"
-        raise ConfigError(codes.PUSH_PLACE(what, "--to", to, "--to hf://owner/name"))
+        raise ConfigError(
+            codes.PUSH_PLACE("this names no model repository of the hub", "--to", to, "--to hf://owner/name")
+        )
     return repo
 
 

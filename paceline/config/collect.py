@@ -62,10 +62,9 @@ class Collector:
                 continue
             source = Source(layer, file, node.key_lines[key], key)
             if key.startswith(_EXTENSION):
-                what = f"{key}: is a block for anchors (&name); the block itself is not read"
                 self._note(
                     codes.CONFIG_EXTENSION,
-                    what,
+                    f"{key}: is a block for anchors (&name); the block itself is not read",
                     source,
                     "put *name where its value is needed, or <<: *name to merge its keys",
                 )
@@ -304,8 +303,9 @@ class Collector:
         many = self._unknown_keys - MOST_UNKNOWN
         first = place if self._further is None else self.problems[self._further].where
         keys = "unknown keys" if many > 1 else "unknown key"
-        hint = "is this a Paceline config? docs/config.md lists every key"
-        finding = codes.CONFIG_UNKNOWN_KEY(f"{many:,} more {keys}", first, "", hint)
+        finding = codes.CONFIG_UNKNOWN_KEY(
+            f"{many:,} more {keys}", first, "", "is this a Paceline config? docs/config.md lists every key"
+        )
         if self._further is None:
             self._further = len(self.problems)
             self.problems.append(finding)

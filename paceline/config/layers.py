@@ -144,11 +144,10 @@ def _without_conflicts(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
         other = first.setdefault(key, entry)
         if other is entry or same(other.value, entry.value):
             continue
-        places = f"{other.source.place()} and {entry.source.place()}"
         merged.problems.append(
             codes.CONFIG_CONFLICT(
                 f"{'.'.join((entry.path, *entry.sub))} is given two different values",
-                where=places,
+                where=f"{other.source.place()} and {entry.source.place()}",
                 found=(
                     f"{_written(other)} ({other.source.place()}) and {_written(entry)}"
                     f" ({entry.source.place()})"

@@ -176,9 +176,10 @@ class _Builder:
         )
 
     def _lookalike(self, character: str, line: int, text: str) -> Diagnostic:
-        what = f"{character} is used where a plain character is expected"
         found, hint = repr(text.strip()[:80]), lookalikes.plain(text.strip())[:80]
-        return codes.CONFIG_LOOKALIKE(what, f"{self._name}:{line}", found, hint)
+        return codes.CONFIG_LOOKALIKE(
+            f"{character} is used where a plain character is expected", f"{self._name}:{line}", found, hint
+        )
 
     def _look_at(self, event: ScalarEvent, line: int) -> None:
         """Report look-alike characters in a value, and in further keys that YAML read as part of it."""

@@ -70,9 +70,10 @@ def look_at_sets(
             except DataError as error:
                 found += (at_key(key, section, finding) for finding in error.diagnostics)
         if empty and len(empty) == len(sections):
-            what = "no row can be used"
             found.append(
-                codes.DATA_NO_USABLE_ROWS(what, key, "all of them are skipped", "the reasons follow")
+                codes.DATA_NO_USABLE_ROWS(
+                    "no row can be used", key, "all of them are skipped", "the reasons follow"
+                )
             )
             found += (at_key(key, section, one) for section, reasons in empty for one in reasons)
     return frozenset(formats), found

@@ -86,8 +86,9 @@ def look(data_set: DataSet, reading: Reading) -> DatasetHead:
         raise DataError(*_no_rows(data_set, head))
     shape = reading.kind.detect(values, where=section.path, requested=section.format, mapping=section.columns)
     if reading.refuses(shape):
-        found = "data.train_on: assistant beside plain text"
-        raise DataError(codes.DATA_TEXT_HAS_NO_ANSWERS(section.path, found))
+        raise DataError(
+            codes.DATA_TEXT_HAS_NO_ANSWERS(section.path, "data.train_on: assistant beside plain text")
+        )
     return DatasetHead(shape, head, itertools.chain(head, rows))
 
 

@@ -98,8 +98,9 @@ def _function(name: str, where: str) -> Callable[..., _Returned]:
     except ConfigError as error:
         raise DataError(*error.diagnostics) from error
     if not callable(found):
-        what = f"'{name}' is no function"
-        raise DataError(codes.DATA_OWN_ROWS(what, where, type(found).__name__, "name a function"))
+        raise DataError(
+            codes.DATA_OWN_ROWS(f"'{name}' is no function", where, type(found).__name__, "name a function")
+        )
     return found
 
 

@@ -227,12 +227,11 @@ def sets_of(data: DataSection) -> tuple[list[DataSet], list[DataSet]]:
             )
         )
     if data.eval and data.validation_split:
-        found = f"eval and validation_split {data.validation_split}"
         raise DataError(
             rules_codes.DATA_TWO_EVALS(
                 "evaluation data is given twice",
                 "data.validation_split",
-                found,
+                f"eval and validation_split {data.validation_split}",
                 "set data.eval or data.validation_split, not both",
             )
         )

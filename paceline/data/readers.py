@@ -111,8 +111,9 @@ def _lines(file: Path) -> Iterator[tuple[int, str, int]]:
 
 
 def _too_large(file: Path, line: int) -> Diagnostic:
-    found = f"more than {MAX_LINE >> 20} Mi characters without a line break"
-    return codes.DATA_ROW_TOO_LARGE(f"{file}:{line}", found)
+    return codes.DATA_ROW_TOO_LARGE(
+        f"{file}:{line}", f"more than {MAX_LINE >> 20} Mi characters without a line break"
+    )
 
 
 def _binary(file: Path, line: int) -> Diagnostic:

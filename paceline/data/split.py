@@ -28,12 +28,11 @@ def split_rows(keys: NDArray[np.uint64], wanted: float | int, seed: int) -> tupl
             if len(unique) < 2
             else "the validation split would leave no training data"
         )
-        found = f"{target} of {num} rows, {len(unique)} different prompt{'s' if len(unique) != 1 else ''}"
         raise DataError(
             codes.DATA_CANNOT_SPLIT(
                 what,
                 "data.validation_split",
-                found,
+                f"{target} of {num} rows, {len(unique)} different prompt{'s' if len(unique) != 1 else ''}",
                 "set a smaller validation_split, give more rows, or set data.eval",
             )
         )

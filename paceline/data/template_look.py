@@ -144,10 +144,11 @@ def look_through(
             f"{name} ({tally.count:,} {'row' if tally.count == 1 else 'rows'}, first {tally.first_place})"
             for name, tally in sorted(idle.items(), key=lambda item: -item[1].count)
         )
-        rows = f"{first}{len(looked.head):,} rows"
         counts = {name: tally.count for name, tally in idle.items()}
         place = data_set.section.path
-        yield codes.DATA_NOT_WRITTEN(place, template.name, rows=rows, listed=listed, evidence=counts)
+        yield codes.DATA_NOT_WRITTEN(
+            place, template.name, rows=f"{first}{len(looked.head):,} rows", listed=listed, evidence=counts
+        )
 
 
 def _tally(

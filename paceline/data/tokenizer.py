@@ -189,13 +189,12 @@ def template_text(value: str | None) -> str | None:
     path = Path(value).expanduser()
     if os.path.isfile(path):  # isfile: a text may be longer than any file name
         return path.read_text("utf-8")
-    hint = f"one of {', '.join(BUILTIN_TEMPLATES)}, the path of a .jinja file, or the template itself"
     raise DataError(
         codes.DATA_BAD_CHAT_TEMPLATE(
             "the chat template is not the name of a built-in template, a file or Jinja text",
             "model.chat_template",
             value,
-            hint,
+            f"one of {', '.join(BUILTIN_TEMPLATES)}, the path of a .jinja file, or the template itself",
         )
     )
 

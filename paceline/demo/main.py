@@ -79,8 +79,7 @@ def argument_parser() -> argparse.ArgumentParser:
 def demo(options: argparse.Namespace, console: Console) -> int:
     """Run the full demo, step by step."""
     if (options.steps is not None and options.steps < 3) or options.nproc < 1:
-        found = f"--steps {options.steps} --nproc {options.nproc}"
-        raise ConfigError(codes.DEMO_OPTIONS("", found))
+        raise ConfigError(codes.DEMO_OPTIONS("", f"--steps {options.steps} --nproc {options.nproc}"))
     recipe = RECIPES.get(options.algorithm)
     if recipe is None:
         return demo_sft(options, console, free_directory(options.to, DEFAULT, console))

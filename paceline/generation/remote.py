@@ -92,10 +92,9 @@ class Server:
                 hint = "use a vLLM server, started with VLLM_SERVER_DEV_MODE=1 so that it accepts new weights"
             if response.status_code in (401, 403):
                 hint = f"set {_KEY}.api_key_env to the environment variable that holds the key"
-            where = f"{_KEY}.url"
             raise PacelineError(
                 codes.ROLLOUT_SERVER_STATUS(
-                    what, where, f"{response.status_code} from {self.url}{path}: {text}", hint
+                    what, f"{_KEY}.url", f"{response.status_code} from {self.url}{path}: {text}", hint
                 )
             )
         if not response.content:

@@ -59,8 +59,7 @@ def op_lock_problems(environ: Mapping[str, str]) -> list[Diagnostic]:
 
 def ownerless(lock: Path) -> Diagnostic:
     """Return the diagnostic for a lock without an owner."""
-    found = f"{lock}, which no process of this machine has open"
-    return codes.LAUNCH_OP_LOCK(str(lock), found, lock=lock)
+    return codes.LAUNCH_OP_LOCK(str(lock), f"{lock}, which no process of this machine has open", lock=lock)
 
 
 def await_build(environ: Mapping[str, str], patience: float = PATIENCE_SECONDS, pause: float = 1.0) -> str:

@@ -87,8 +87,9 @@ def unsigned(
         f" messages: {why}, and no secret is set"
     )
     if num_nodes > 1 and not allowed:
-        hint = f"{_HINT}; in a network that you trust: launch.allow_unsigned_store: true"
-        return codes.LAUNCH_STORE_UNSIGNED(what, FILE, "not set", hint)
+        return codes.LAUNCH_STORE_UNSIGNED(
+            what, FILE, "not set", f"{_HINT}; in a network that you trust: launch.allow_unsigned_store: true"
+        )
     return codes.LAUNCH_STORE_UNSIGNED(what, FILE, "not set", _HINT, Severity.WARNING)
 
 

@@ -96,5 +96,4 @@ def tp_inside_node(per_node: int, size: int, key: str, why: str = "") -> Diagnos
     """Return the refusal of tensor-parallel groups that span nodes; ``key``: names the size in the hint."""
     if per_node % size == 0:
         return None
-    hint = f"{key}: {math.gcd(per_node, size)}{why}"
-    return codes.PAR_TP_NODE(per_node=per_node, size=size, hint=hint)
+    return codes.PAR_TP_NODE(per_node=per_node, size=size, hint=f"{key}: {math.gcd(per_node, size)}{why}")

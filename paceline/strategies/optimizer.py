@@ -154,8 +154,9 @@ def _of_config(spec: OptimizerSpec) -> JsonObject:
 
 def _checked_args(spec: OptimizerSpec) -> JsonObject:
     for what, found, hint in misfits(spec.args, BUILT[spec.name].options):
-        text = f"{spec.name} {what}"
-        raise ConfigError(codes.STRATEGY_OPTIMIZER_ARGS(text, "training.optim_args", found, hint))
+        raise ConfigError(
+            codes.STRATEGY_OPTIMIZER_ARGS(f"{spec.name} {what}", "training.optim_args", found, hint)
+        )
     return {name: _value(value) for name, value in spec.args.items() if value is not None}
 
 

@@ -106,8 +106,7 @@ def of_another_program(state: JsonObject) -> list[Diagnostic]:
     """Return a warning if the checkpoint was converted: nothing is known of the run that it comes from."""
     if CONVERTED not in state:
         return []
-    where = "training.resume_from_checkpoint"
-    return [codes.RESUME_CONVERTED(where, state=state[CONVERTED])]
+    return [codes.RESUME_CONVERTED("training.resume_from_checkpoint", state=state[CONVERTED])]
 
 
 def not_compared(state: JsonObject, definition: str) -> Diagnostic | None:
@@ -118,8 +117,9 @@ def not_compared(state: JsonObject, definition: str) -> Diagnostic | None:
     saved = state.get("data_definition") or ""
     if saved == definition:
         return None
-    found = f"{saved or 'an earlier definition'} in the checkpoint, {definition} now"
-    return codes.RESUME_DATA_NOT_COMPARED("data.train", found)
+    return codes.RESUME_DATA_NOT_COMPARED(
+        "data.train", f"{saved or 'an earlier definition'} in the checkpoint, {definition} now"
+    )
 
 
 def best_is_gone(best: Path) -> Diagnostic:

@@ -145,10 +145,11 @@ def _chosen(path: Path, total: int) -> Diagnostic:
     small = total <= BEFORE_BYTES
     when = "before it starts a process" if small else "as it reads them, each on one rank"
     link = f", a link to {path.resolve()}" if path.is_symlink() else ""
-    what = f"the run resumes from {path.name}{link}: all its files are there, with the sizes that were saved"
-    found = f"{human_bytes(total)} in {path}: `paceline train` verifies every byte by its hash {when}"
     return checkpoint_codes.RESUME_CHOSEN(
-        what, "training.resume_from_checkpoint", found, severity=Severity.NOTE
+        f"the run resumes from {path.name}{link}: all its files are there, with the sizes that were saved",
+        "training.resume_from_checkpoint",
+        f"{human_bytes(total)} in {path}: `paceline train` verifies every byte by its hash {when}",
+        severity=Severity.NOTE,
     )
 
 

@@ -101,5 +101,6 @@ def learning_rate_schedule(
 
 
 def _misfit(name: str, exc: Exception) -> ConfigError:
-    where = "training.lr_scheduler_kwargs"
-    return ConfigError(codes.TRAINING_LR_SCHEDULER_KWARGS(where, str(exc), name=name))
+    return ConfigError(
+        codes.TRAINING_LR_SCHEDULER_KWARGS("training.lr_scheduler_kwargs", str(exc), name=name)
+    )

@@ -177,9 +177,10 @@ class Session:
         runner = make_runner(strategy)
         generation = algorithm_spec(self.plan.algorithm).generation(self.config.training)
         if (generation is not None or self.config.training.eval_generate) and not strategy.can_generate:
-            where = "training.distributed_strategy"
             raise ConfigError(
-                codes.STRATEGY_PIPELINE_GENERATION(where, self.plan.strategy, strategy=self.plan.strategy)
+                codes.STRATEGY_PIPELINE_GENERATION(
+                    "training.distributed_strategy", self.plan.strategy, strategy=self.plan.strategy
+                )
             )
         # Models: trained and frozen; a cached reference is computed before any weight changes
         factories = {role: self.models.trained(role) for role in algorithm.trains}

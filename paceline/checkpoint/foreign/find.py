@@ -147,11 +147,12 @@ def _model_folder(source: Path) -> Path:
 def _unknown(source: Path, found: str) -> Diagnostic:
     ours = (source / MANIFEST).is_file() or RunDir.at(source).checkpoints.is_dir()
     if ours:
-        what, hint = (
+        return codes.CONVERT_UNKNOWN(
             "this is a checkpoint of ours",
+            str(source),
+            found,
             "add --dcp to write it as one of torch.distributed.checkpoint",
         )
-        return codes.CONVERT_UNKNOWN(what, str(source), found, hint)
     return codes.CONVERT_UNKNOWN(
         "this is no checkpoint that can be converted",
         str(source),

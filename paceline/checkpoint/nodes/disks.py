@@ -53,8 +53,7 @@ class Disks:
         if self.are_one:
             return []
         groups = ", ".join(f"from rank {first_rank}" for first_rank in sorted({*self.leaders})[:16])
-        found = f"{len({*self.leaders})} disks: {groups}"
-        return [codes.CHECKPOINT_APART(str(folder), found)]
+        return [codes.CHECKPOINT_APART(str(folder), f"{len({*self.leaders})} disks: {groups}")]
 
 
 def were_one(run: RunDir) -> bool:

@@ -203,9 +203,10 @@ class ObstoreStore:
         return _named(self._url, what, name)
 
     def _short(self, name: str, found: int, expected: int) -> StoreUnavailable:
-        what = "an object arrived short"
         return StoreUnavailable(
-            codes.OBJECTS_UNAVAILABLE(what, f"{self._url}/{name}", f"{found} of {expected} bytes")
+            codes.OBJECTS_UNAVAILABLE(
+                "an object arrived short", f"{self._url}/{name}", f"{found} of {expected} bytes"
+            )
         )
 
 

@@ -239,8 +239,9 @@ class Uploads:
                 return
             with self._committing:
                 if self._given_up:
-                    what = "the run has ended meanwhile"
-                    raise CheckpointError(codes.OBJECTS_NOT_IN_TIME(what, str(self._url)))
+                    raise CheckpointError(
+                        codes.OBJECTS_NOT_IN_TIME("the run has ended meanwhile", str(self._url))
+                    )
                 writer.commit(manifests[0], name, folder, sizes, one.best)
                 self._up = one.path
 

@@ -131,8 +131,9 @@ def _chosen(found: list[tuple[Command, Ran]], text: str, path: str, headers: lis
     command, ran = found[0]
     if ran.problem is not None:
         written = text.split("\n")[ran.place - 1].strip()
-        place = f"{path}:{ran.place}"
-        raise ConfigError(codes.CONFIG_IMPORT_COMMAND(ran.problem.what, place, written, ran.problem.hint))
+        raise ConfigError(
+            codes.CONFIG_IMPORT_COMMAND(ran.problem.what, f"{path}:{ran.place}", written, ran.problem.hint)
+        )
     command.launch.options += headers
     return command
 

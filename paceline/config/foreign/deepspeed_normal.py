@@ -316,14 +316,12 @@ class Normaliser:
             if pin is not None:
                 block.setdefault("pin_memory", is_on(pin))
             if block.get("device") == "nvme" and block.get("nvme_path") in (None, "auto", ""):
-                path = f"zero_optimization.{name}.device"
-                hint = 'set "nvme_path": "/a/folder/on/the/disk"'
                 self._problem(
                     codes.ZERO_NVME_PATH,
                     f"{name} to nvme needs a folder",
-                    path,
+                    f"zero_optimization.{name}.device",
                     "nvme without nvme_path",
-                    hint,
+                    'set "nvme_path": "/a/folder/on/the/disk"',
                 )
 
     def _refused(self, canonical: str, path: str, value: Json) -> None:

@@ -100,13 +100,12 @@ class _OptimizerReader:
             reason = NO_OPTIMIZER.get(
                 self.name, "neither DeepSpeed nor torch has an optimizer of this name that is supported here"
             )
-            hint = 'use "AdamW", or set training.optim in the YAML'
             teller.problem(
                 codes.ZERO_OPTIMIZER,
                 f"the optimizer {self.kind} cannot be used: {reason}",
                 place,
                 self.kind,
-                hint,
+                'use "AdamW", or set training.optim in the YAML',
             )
         teller.take("training.optim", self.optim, place)
 

@@ -86,9 +86,10 @@ def _not_taken(teller: Teller, kind: str, params: JsonObject, known: bool) -> No
     reason = NO_SCHEDULE.get(
         kind.lower(), "DeepSpeed has no such scheduler, and torch's scheduler of this name is not supported"
     )
-    hint = f"{_NAMES}, or set lr_scheduler_type in the YAML"
     what = f"the scheduler {kind} cannot be used: {reason}"
-    teller.problem(codes.ZERO_SCHEDULER, what, "scheduler.type", kind, hint)
+    teller.problem(
+        codes.ZERO_SCHEDULER, what, "scheduler.type", kind, f"{_NAMES}, or set lr_scheduler_type in the YAML"
+    )
 
 
 def _cycle(teller: Teller, params: JsonObject) -> bool:

@@ -324,10 +324,9 @@ class FsdpReader:
     def _policy(self, name: str, value: Json, path: str) -> None:
         if name == "ignored_modules":
             if value not in ([], ""):
-                what = "modules ignored by FSDP are not supported: every parameter is sharded"
                 self._problem(
                     codes.FSDP_NOT_BUILT,
-                    what,
+                    "modules ignored by FSDP are not supported: every parameter is sharded",
                     self.document.place(path),
                     shown(name, value),
                     "remove the line",
@@ -344,13 +343,12 @@ class FsdpReader:
         }
         word = words.get(str(policy).lower().removeprefix("torch."))
         if word is None:
-            hint = "use bf16, fp16 or fp32 (or set mixed_precision in the training section)"
             self._problem(
                 codes.FSDP_VALUE,
                 f"{path} is not a precision",
                 self.document.place(path),
                 shown(name, value),
-                hint,
+                "use bf16, fp16 or fp32 (or set mixed_precision in the training section)",
             )
             return
         self.found.entries.append(self.document.entry("training.mixed_precision", word, path))
@@ -368,10 +366,9 @@ class FsdpReader:
             and self.sharding is not None
             and self.sharding not in _OFFLOADABLE
         ):
-            what = f"offload works with {' or '.join(_OFFLOADABLE)}, not with {self.sharding}"
             self._problem(
                 codes.FSDP_OFFLOAD,
-                what,
+                f"offload works with {' or '.join(_OFFLOADABLE)}, not with {self.sharding}",
                 self._words_place,
                 f"{self.sharding} and offload",
                 "set fsdp: full_shard offload",

@@ -295,10 +295,11 @@ def rows_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     if not room or need <= room:
         return []
     of = "host memory" if cpu else "card"
-    found = f"at least {human_bytes(need)} of {human_bytes(room)} of {of}"
     return [
         codes.PLAN_ROWS_ROOM(
-            "training.per_device_train_batch_size", found, micro_batch=plan.batch.micro_batch
+            "training.per_device_train_batch_size",
+            f"at least {human_bytes(need)} of {human_bytes(room)} of {of}",
+            micro_batch=plan.batch.micro_batch,
         )
     ]
 

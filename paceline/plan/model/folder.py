@@ -129,8 +129,9 @@ def _shards(folder: Path, index: Path, key: str) -> Iterator[Diagnostic]:
     missing = [name for name in named if not (folder / name).is_file()]
     if missing:
         what = f"{len(missing)} of {len(named)} weight files listed in {_INDEX} are missing"
-        hint = "copy or download them again: hf download NAME --local-dir DIR"
-        yield codes.MODEL_MISSING_SHARDS(what, key, ", ".join(missing[:4]), hint)
+        yield codes.MODEL_MISSING_SHARDS(
+            what, key, ", ".join(missing[:4]), "copy or download them again: hf download NAME --local-dir DIR"
+        )
     for name in named:
         if name not in missing and (wrong := damage(folder / name, key)):
             yield wrong

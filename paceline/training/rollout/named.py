@@ -74,8 +74,9 @@ def check_server(server: ServerOptions, environ: Mapping[str, str]) -> Iterator[
             f"{place}: {type(error).__name__}: {error}",
             "start it before the run, or correct the url",
         )
-        what = "the generation server does not answer yet"
-        yield generation_codes.ROLLOUT_SERVER_UNREACHABLE(what, _SERVER, found, hint, Severity.WARNING)
+        yield generation_codes.ROLLOUT_SERVER_UNREACHABLE(
+            "the generation server does not answer yet", _SERVER, found, hint, Severity.WARNING
+        )
         return
     except (ValueError, AttributeError):
         served = None
