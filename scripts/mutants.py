@@ -309,7 +309,9 @@ class Sandbox:
 
 
 def judged(sandbox: Sandbox, mutant: Mutant, seen: Seen, lives: bool) -> dict[str, object]:
-    """Run the tests of one mutant; return where it died. ``lives``: the fast tier has let it pass before."""
+    """Run the tests of one mutant; return where it died. ``lives``: the recorded tests of the fast tier
+    have let it pass before.
+    """
     began, path = time.monotonic(), sandbox.tree / mutant.file
     source = path.read_text("utf-8")
     path.write_text(mutant.text(source), encoding="utf-8")
@@ -323,7 +325,8 @@ def judged(sandbox: Sandbox, mutant: Mutant, seen: Seen, lives: bool) -> dict[st
                 break
             first.append(test)
         rest, tier = fast[len(first) :], "fast"
-        dead = None if lives else sandbox.killer(first, FAST, FAST_SECONDS)
+        first = [test for test in first if test not in seen.seconds] if lives else first
+        dead = sandbox.killer(first, FAST, FAST_SECONDS)
         if dead is None:
             full = [test for test in tests if test in seen.full]
             dead, tier = sandbox.killer(full, FULL, seen.sum(full)), "full"
