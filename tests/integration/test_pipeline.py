@@ -32,11 +32,20 @@ def answers(scenario: str, world_size: int, out: Path) -> list[dict[str, Any]]:
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(world_size)]
 
 
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_every_schedule_gives_one_process_s_numbers(world_size: int, tmp_path: Path) -> None:
-    ranks = answers("parity+resume" if world_size == 2 else "parity", world_size, tmp_path)
+@pytest.mark.parametrize(
+    ("world_size", "scenario"),
+    [
+        (2, "parity:tied+parity:folder+resume"),  # three schedules, recomputation, a folder
+        pytest.param(2, "parity", marks=pytest.mark.full),
+        pytest.param(4, "parity", marks=pytest.mark.slow),
+    ],
+)
+def test_every_schedule_gives_one_process_s_numbers(world_size: int, scenario: str, tmp_path: Path) -> None:
+    ranks = answers(scenario, world_size, tmp_path)
     for rank in ranks:
-        for name, apart in rank["parity"].items():
+        cases = {n: c for key, part in rank.items() if key.startswith("parity") for n, c in part.items()}
+        assert len(cases) >= 4
+        for name, apart in cases.items():
             bound = BOUNDS.get(name, 1e-10)
             # the loss moves and clipping is active
             assert apart["learnt"] > 0.3 and apart["largest_norm"] > 0.5, name
@@ -45,7 +54,7 @@ def test_every_schedule_gives_one_process_s_numbers(world_size: int, tmp_path: P
                 assert 0.4 < apart["read"] * world_size / 2 < 0.6, (name, apart)
             if name != "sharded bfloat16":
                 assert max(apart["norm"], apart["parameters"]) < 10 * bound, (name, apart)
-    if world_size == 2:
+    if "resume" in scenario:
         for rank in ranks:
             for name, found in rank["resume"].items():
                 assert found["straight"] == found["again"], name
