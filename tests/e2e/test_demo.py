@@ -57,7 +57,7 @@ def paceline(
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     """A folder in which a demo of a few steps was run."""
     folder = tmp_path_factory.mktemp("demo")
-    return folder, paceline(folder, "demo", "--steps", str(STEPS), fresh=True)
+    return folder, paceline(folder, "demo", "--steps", str(STEPS))
 
 
 @pytest.mark.timeout(DEADLINE_SECONDS)

@@ -14,8 +14,8 @@ from ranks import run_ranks
 pytestmark = [pytest.mark.integration]
 WORKER = Path(__file__).with_name("compile_worker.py")
 BOUNDS = {"float64": 1e-10, "bfloat16": 5e-3}
-TRACED = ("fsdp_recompute/float64/eager", "tp_sp_lp/float64/eager")
-DDP = ("ddp/float64/eager",)
+TRACED = ("fsdp_recompute/float64/eager",)
+MORE = ("ddp/float64/eager", "tp_sp_lp/float64/eager")
 DIFFERENTIATED = ("fsdp/bfloat16/aot_eager", "tp/float64/aot_eager", "tp_sp_lp/float64/aot_eager")
 
 
@@ -27,7 +27,7 @@ def _largest(a: Any, b: Any) -> float:
     "cases",
     [
         TRACED,
-        pytest.param(DDP, marks=pytest.mark.full),
+        pytest.param(MORE, marks=pytest.mark.full),
         pytest.param(DIFFERENTIATED, marks=pytest.mark.slow),
     ],
 )
