@@ -101,3 +101,20 @@ def test_no_message_names_a_module_that_may_move() -> None:
     texts += [("codes.toml", line) for text in told for line in text.splitlines()]
     assert len(texts) > 10_000
     assert [(where, text) for where, text in texts if " " in text and ours.search(text)] == []
+
+
+def test_a_module_or_folder_that_is_named_as_text_is_there() -> None:
+    """No rewrite of imports finds these, and some fail without a word: a traceback's folder, a program."""
+    ours = re.compile(r"paceline(?:[./][a-z_0-9]*[a-z0-9])+/?(?::\w+)?")
+    texts = {
+        (source.path, node.value)
+        for source in sources()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and ours.fullmatch(node.value)
+    }
+    paths = {text: ROOT.joinpath(*re.split("[./]", text[1].partition(":")[0].rstrip("/"))) for text in texts}
+    assert len(texts) > 100
+    assert (
+        sorted(t for t, path in paths.items() if not (path.is_dir() or path.with_suffix(".py").is_file()))
+        == []
+    )
