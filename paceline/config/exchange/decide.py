@@ -1,10 +1,11 @@
 """Decide the keys of another program by its table, ``keys/PROGRAM.toml``.
 
 A table is a list of steps. A step acts where its ``when`` holds: a condition, or several that all hold
-(``NAME is [not] WORD``, joined by ``and``, then by ``or``). Its other entries are verbs. A verb takes keys
-with a row each, or a list of keys that share ``says`` or ``to``. ``galore_*`` stands for the file's keys with
-that beginning; ``each`` is a condition on every key. The first step that decides a key wins. ``$name`` in a
-text is the value of that key, or one of SENTENCES.
+(``NAME is [not] WORD``, joined by ``and``, then ``or``). A word is on, off, given, decided, set, set to A|B,
+its default, a mapping, a list, a text, a number, or the values A|B|empty. The other entries of a step are
+verbs. A verb takes keys with a row each, or a list of keys that share ``says`` or ``to``. ``galore_*`` stands
+for the file's keys with that beginning; ``each`` is a condition on every key. The first step that decides a
+key wins. ``$name`` in a text is the value of that key, or one of SENTENCES.
 
     keep         given: set ``to`` to the value; the row may hold a ``value`` of its own, ``words`` (theirs →
                  ours; ``otherwise``), ``as`` (one of CONVERTERS, or ``switch``), ``inside`` (a key of the
@@ -114,23 +115,24 @@ def _clause(reading: KeyReader, clause: str) -> bool:
     name, _, word = clause.partition(" is ")
     negated, word = word.startswith("not "), word.removeprefix("not ")
     if word in ("on", "off"):
-        found = reading.on(name) is (word == "on")
+        met = reading.on(name) is (word == "on")
     elif word == "given":
-        found = reading.is_given(name)
+        met = reading.is_given(name)
     elif word == "decided":
-        found = reading.decided(name)
+        met = reading.decided(name)
     elif word == "set":
-        found = name in reading.result.settings
+        met = name in reading.result.settings
     elif word.startswith("set to "):
         setting = reading.result.settings.get(name)
-        found = setting is not None and setting.value in word.removeprefix("set to ").split("|")
+        met = setting is not None and setting.value in word.removeprefix("set to ").split("|")
     elif word == "its default":
-        found = reading.value(name) == reading.defaults.get(name)
+        met = reading.value(name) == reading.defaults.get(name)
     elif word in _TYPES:
-        found = isinstance(reading.value(name), _TYPES[word])
+        met = isinstance(reading.value(name), _TYPES[word])
     else:
-        found = reading.text(name) in filled(reading, word.replace("empty", "")).split("|")
-    return found is not negated
+        words = filled(reading, word).split("|")
+        met = reading.text(name) in ["" if word == "empty" else word for word in words]
+    return met is not negated
 
 
 def filled(reading: KeyReader, text: Json, key: str = "") -> str:

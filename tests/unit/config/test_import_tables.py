@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -56,6 +57,48 @@ def paths(step: dict[str, Any]) -> Iterator[str]:
         for row in rows.values() if isinstance(rows, dict) else [step["to"]]:
             named = row["to"] if isinstance(row, dict) else row
             yield from [named] if isinstance(named, str) else named
+
+
+#: What the translators tell their tables beside the file's keys
+FACTS = {
+    "axolotl": {"algorithm"},
+    "llamafactory": {"algorithm", "engine", "version"},
+    "swift": {"command", "word", "algorithm", "adapters_trained", "evaluated"},
+    "trl": {"algorithm"},
+}
+#: Of older files, or inside a block: named in conditions alone
+OLDER = {
+    *("dpo_ftx", "evaluation_strategy", "kt_config.kt_expert_weight_format", "peft_config"),
+    *("peft_config.name", "quant_config.name", "dist_config.name"),
+}
+
+
+def asked(step: dict[str, Any]) -> Iterator[str]:
+    """The keys that a step's conditions and texts name."""
+    when = step.get("when", [])
+    for line in [when] if isinstance(when, str) else when:
+        yield from (clause.partition(" is ")[0] for clause in re.split(" and | or ", line))
+    texts = json.dumps({verb: rows for verb, rows in step.items() if verb != "step"})
+    found = re.findall(r"\$(?:\{([\w.]+)\}|(\w+))", texts)
+    yield from ({a or b for a, b in found} - {"it", *decide.SENTENCES})
+
+
+def decided(step: dict[str, Any]) -> Iterator[str]:
+    for verb in decide.VERBS.keys() & step.keys():
+        yield from step[verb]
+    for switch, row in step.get("feature", {}).items():
+        yield switch
+        yield from row.get("keys", []) if isinstance(row, dict) else ()
+
+
+@pytest.mark.parametrize("program", TABLES)
+def test_conditions_ask_for_keys_that_there_are(program: str) -> None:
+    listed = list(steps(tables.steps(program)))
+    of_program = tables.defaults(program) if program != "transformers" else {}
+    known = FACTS.get(program, set()) | set(of_program) | set(tables.defaults("transformers")) | OLDER
+    known |= {key for step in listed for key in decided(step)}
+    names = {name for step in listed for name in asked(step) if field_of(name) is None or "." not in name}
+    assert sorted(names - known) == []
 
 
 def known(path: str) -> bool:
