@@ -19,8 +19,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from paceline.algorithms.router_balance import Balanced
-from paceline.algorithms.sft import SFT
+from paceline.algorithms.moe_balance_loss import Balanced
+from paceline.algorithms.supervised.sft import SFT
 from paceline.models.factory import HFModelFactory
 from paceline.models.listing import ClassRequest
 from paceline.plan.model.router_loss import RouterLoss

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from trunk import Source, make_batch
 
-from paceline.algorithms.sft import SFT
+from paceline.algorithms.supervised.sft import SFT
 from paceline.config.schema import Config
 from paceline.models.factory import HFModelFactory
 from paceline.plan.hardware.probe import probe_hardware

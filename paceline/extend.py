@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.algorithms import sft
-    from paceline.algorithms.base import Algorithm as Algorithm
+    from paceline.algorithms.algorithm import Algorithm as Algorithm
     from paceline.algorithms.rewards.sample import Sample as Sample
-    from paceline.algorithms.sft import SFT as SFT
+    from paceline.algorithms.supervised import sft
+    from paceline.algorithms.supervised.sft import SFT as SFT
     from paceline.core.diagnostics import Code as Code
     from paceline.core.diagnostics import Diagnostic as Diagnostic
     from paceline.core.diagnostics import Severity as Severity
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     SFT_TERM = sft.TERM
 
 _HOMES = {
-    "SFT": "paceline.algorithms.sft:SFT",
-    "SFT_TERM": "paceline.algorithms.sft:TERM",
-    "Algorithm": "paceline.algorithms.base:Algorithm",
+    "SFT": "paceline.algorithms.supervised.sft:SFT",
+    "SFT_TERM": "paceline.algorithms.supervised.sft:TERM",
+    "Algorithm": "paceline.algorithms.algorithm:Algorithm",
     "AlgorithmSpec": "paceline.plan.algorithms.base:AlgorithmSpec",
     "BaseTrainer": "paceline.training.base_trainer:BaseTrainer",
     "Batch": "paceline.protocols.batch:Batch",

@@ -49,9 +49,9 @@ HOME = (
 IMPLEMENTATIONS = ("strategies/", "algorithms/")
 #: Not a strategy's or algorithm's name, though spelt like one: (file, what is compared) → what it is.
 OTHER_WORDS: Mapping[tuple[str, str], str] = {
-    ("algorithms/pair_policy.py", "('pairs', 'sft')"): "a term of a loss",
-    ("algorithms/policy_losses.py", "'grpo'"): "a normalisation of a loss, named by the paper that has it",
-    ("algorithms/cpo.py", "'simpo'"): "a loss, named by the paper that has it",
+    ("algorithms/preference/pair_policy.py", "('pairs', 'sft')"): "a term of a loss",
+    ("algorithms/on_policy/losses.py", "'grpo'"): "a normalisation of a loss, named by the paper that has it",
+    ("algorithms/preference/cpo.py", "'simpo'"): "a loss, named by the paper that has it",
     ("config/sections/preference.py", "'simpo'"): "a loss, named by the paper that has it",
     ("algorithms/rewards/scoring.py", "'completion'"): "a field of a diagnostic's evidence",
     ("config/collect.py", "{'deepspeed'}"): "a group of keys",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.algorithms import codes
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms.algorithm import Algorithm
 from paceline.core.errors import ConfigError
 from paceline.core.registry import load_attr
 from paceline.core.tables import ALGORITHMS

@@ -122,38 +122,58 @@ ALGORITHMS = Table(
     "algorithm",
     codes.ALGORITHM_UNKNOWN,
     {
-        "sft": Row("paceline.plan.algorithms.sft:SFT", "paceline.algorithms.sft:SFT"),
+        "sft": Row("paceline.plan.algorithms.sft:SFT", "paceline.algorithms.supervised.sft:SFT"),
         "reward": Row(
-            f"{_PAIRS}:REWARD", "paceline.algorithms.reward:Reward", f"{_SECTIONS}.preference:RewardOptions"
+            f"{_PAIRS}:REWARD",
+            "paceline.algorithms.preference.reward_model:Reward",
+            f"{_SECTIONS}.preference:RewardOptions",
         ),
-        "dpo": Row(f"{_PAIRS}:DPO", "paceline.algorithms.dpo:DPO", f"{_SECTIONS}.preference:DpoOptions"),
+        "dpo": Row(
+            f"{_PAIRS}:DPO", "paceline.algorithms.preference.dpo:DPO", f"{_SECTIONS}.preference:DpoOptions"
+        ),
         "classification": Row(
             "paceline.plan.algorithms.classification:CLASSIFICATION",
-            "paceline.algorithms.classification:Classification",
+            "paceline.algorithms.supervised.classification:Classification",
             f"{_SECTIONS}.classification:ClassificationOptions",
         ),
         "distillation": Row(
             "paceline.plan.algorithms.distillation:DISTILLATION",
-            "paceline.algorithms.distillation:Distillation",
+            "paceline.algorithms.supervised.distillation:Distillation",
             f"{_SECTIONS}.distillation:DistillationOptions",
         ),
         "kto": Row(
-            "paceline.plan.algorithms.kto:KTO", "paceline.algorithms.kto:KTO", f"{_SECTIONS}.kto:KtoOptions"
+            "paceline.plan.algorithms.kto:KTO",
+            "paceline.algorithms.preference.kto:KTO",
+            f"{_SECTIONS}.kto:KtoOptions",
         ),
-        "cpo": Row(f"{_PAIRS}:CPO", "paceline.algorithms.cpo:CPO", f"{_SECTIONS}.preference:CpoOptions"),
-        "orpo": Row(f"{_PAIRS}:ORPO", "paceline.algorithms.orpo:ORPO", f"{_SECTIONS}.preference:OrpoOptions"),
+        "cpo": Row(
+            f"{_PAIRS}:CPO", "paceline.algorithms.preference.cpo:CPO", f"{_SECTIONS}.preference:CpoOptions"
+        ),
+        "orpo": Row(
+            f"{_PAIRS}:ORPO",
+            "paceline.algorithms.preference.orpo:ORPO",
+            f"{_SECTIONS}.preference:OrpoOptions",
+        ),
         "simpo": Row(
-            f"{_PAIRS}:SIMPO", "paceline.algorithms.simpo:SimPO", f"{_SECTIONS}.preference:SimpoOptions"
+            f"{_PAIRS}:SIMPO",
+            "paceline.algorithms.preference.cpo:SimPO",
+            f"{_SECTIONS}.preference:SimpoOptions",
         ),
-        "ppo": Row(f"{_ON_POLICY}:PPO", "paceline.algorithms.ppo:PPO", f"{_SECTIONS}.ppo:PpoOptions"),
-        "rloo": Row(f"{_ON_POLICY}:RLOO", "paceline.algorithms.rloo:RLOO", f"{_SECTIONS}.rloo:RlooOptions"),
+        "ppo": Row(
+            f"{_ON_POLICY}:PPO", "paceline.algorithms.on_policy.ppo:PPO", f"{_SECTIONS}.ppo:PpoOptions"
+        ),
+        "rloo": Row(
+            f"{_ON_POLICY}:RLOO", "paceline.algorithms.on_policy.rloo:RLOO", f"{_SECTIONS}.rloo:RlooOptions"
+        ),
         "reinforce_plus_plus": Row(
             f"{_ON_POLICY}:REINFORCE_PLUS_PLUS",
-            "paceline.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
+            "paceline.algorithms.on_policy.reinforce_plus_plus:ReinforcePlusPlus",
             f"{_SECTIONS}.reinforce_plus_plus:ReinforcePlusPlusOptions",
         ),
         "grpo": Row(
-            f"{_ON_POLICY}:GRPO", "paceline.algorithms.grpo:GRPO", f"{_SECTIONS}.rollout:GrpoOptions"
+            f"{_ON_POLICY}:GRPO",
+            "paceline.algorithms.on_policy.grpo:GRPO",
+            f"{_SECTIONS}.rollout:GrpoOptions",
         ),
     },
 )

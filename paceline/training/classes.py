@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.algorithms.classification import LABEL
+from paceline.algorithms.supervised.classification import LABEL
 from paceline.config.sections.classification import ClassificationOptions
 from paceline.core.errors import DataError
 from paceline.data.prepare import Prepared

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms.algorithm import Algorithm
 from paceline.core.json_types import JsonObject
 from paceline.data.source import PackedSource
 from paceline.protocols.batch import Batch

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms.algorithm import Algorithm
 from paceline.checkpoint.base_files import base_files, together
 from paceline.checkpoint.carried import STATE_KEY
 from paceline.checkpoint.folder import gives_scores

@@ -10,9 +10,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms.algorithm import Algorithm
+from paceline.algorithms.moe_balance_loss import Balanced
 from paceline.algorithms.registry import algorithm_class
-from paceline.algorithms.router_balance import Balanced
 from paceline.checkpoint.beside import SavesBeside
 from paceline.checkpoint.carried import STATE_KEY
 from paceline.checkpoint.nodes.disks import Disks

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms.algorithm import Algorithm
 from paceline.checkpoint.objects.deadline import Deadline
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError

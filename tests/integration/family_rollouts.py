@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.algorithms.grpo import GRPO
+from paceline.algorithms.on_policy.grpo import GRPO
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.generation.noise import stream_of

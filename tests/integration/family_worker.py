@@ -24,7 +24,7 @@ from model_families import Source, make_batch
 from test_state_layers import Wide
 from tiny_families import tiny_config
 
-from paceline.algorithms.sft import SFT
+from paceline.algorithms.supervised.sft import SFT
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
 from paceline.core.errors import PacelineError

@@ -14,8 +14,8 @@ import torch
 from engine_stub import engine_of
 from tiny_parts import make_batch
 
-from paceline.algorithms.router_balance import TERM, Balanced
-from paceline.algorithms.sft import SFT
+from paceline.algorithms.moe_balance_loss import TERM, Balanced
+from paceline.algorithms.supervised.sft import SFT
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from paceline.algorithms.on_policy import with_tokens
+from paceline.algorithms.on_policy.base import with_tokens
 from paceline.algorithms.rewards.scoring import Scored
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import JsonObject

@@ -16,8 +16,8 @@ import torch
 from support import preference_rows, write_pairs
 from trl_job import trl_job
 
-from paceline.algorithms.dpo import DPO
-from paceline.algorithms.reward import Reward
+from paceline.algorithms.preference.dpo import DPO
+from paceline.algorithms.preference.reward_model import Reward
 from paceline.models.factory import HFModelFactory
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Role

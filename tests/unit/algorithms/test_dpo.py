@@ -13,8 +13,8 @@ import torch
 from pair_batches import pair_batch
 from torch import Tensor
 
-from paceline.algorithms.dpo import DPO
-from paceline.algorithms.referenced import REFERENCE
+from paceline.algorithms.preference.dpo import DPO
+from paceline.algorithms.preference.pair_policy import REFERENCE
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
 

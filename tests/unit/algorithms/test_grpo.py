@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.algorithms.grpo import GRPO
-from paceline.algorithms.on_policy import LabelledTokens, per_token, with_tokens
+from paceline.algorithms.on_policy.base import LabelledTokens, per_token, with_tokens
+from paceline.algorithms.on_policy.grpo import GRPO
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.batches import Answer, answer_batch

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.algorithms.advantages import group_advantages
-from paceline.algorithms.grpo import GRPO
-from paceline.algorithms.on_policy import with_tokens
+from paceline.algorithms.on_policy.advantages import group_advantages
+from paceline.algorithms.on_policy.base import with_tokens
+from paceline.algorithms.on_policy.grpo import GRPO
 from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 

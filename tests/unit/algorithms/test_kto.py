@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.algorithms.kto import KTO
-from paceline.algorithms.referenced import REFERENCE
+from paceline.algorithms.preference.kto import KTO
+from paceline.algorithms.preference.pair_policy import REFERENCE
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
 

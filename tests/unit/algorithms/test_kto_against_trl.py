@@ -17,7 +17,7 @@ import torch
 from support import labelled_rows, write_labelled
 from trl_job import trl_job
 
-from paceline.algorithms.kto import KTO
+from paceline.algorithms.preference.kto import KTO
 from paceline.models.factory import HFModelFactory
 from paceline.protocols.batch import MISMATCHED, Batch
 from paceline.protocols.roles import Role

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.algorithms.advantages import (
+from paceline.algorithms.on_policy.advantages import (
     generalised_advantages,
     group_advantages,
     missing_end_penalty,
@@ -18,8 +18,8 @@ from paceline.algorithms.advantages import (
     token_rewards,
     whiten,
 )
-from paceline.algorithms.divergence import AdaptiveCoefficient, FixedCoefficient, divergence
-from paceline.algorithms.policy_losses import (
+from paceline.algorithms.on_policy.kl import AdaptiveCoefficient, FixedCoefficient, divergence
+from paceline.algorithms.on_policy.losses import (
     clipped_surrogate,
     log_ratios,
     loss_weight,

@@ -11,8 +11,8 @@ import pytest
 import torch
 from pair_batches import batch_of, pair_batch
 
-from paceline.algorithms.pairs import document_labels, document_sums
-from paceline.algorithms.reward import Reward
+from paceline.algorithms.answer_sums import document_labels, document_sums
+from paceline.algorithms.preference.reward_model import Reward
 from paceline.core.tables import ALGORITHMS
 from paceline.protocols.roles import Output, Role
 

@@ -13,9 +13,9 @@ import torch
 from rollout_batches import Rank, alone
 from torch import Tensor
 
-from paceline.algorithms.advantages import leave_one_out
-from paceline.algorithms.on_policy import with_tokens
-from paceline.algorithms.rloo import RLOO
+from paceline.algorithms.on_policy.advantages import leave_one_out
+from paceline.algorithms.on_policy.base import with_tokens
+from paceline.algorithms.on_policy.rloo import RLOO
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.batches import Answer, answer_batch

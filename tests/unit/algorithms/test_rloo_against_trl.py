@@ -17,8 +17,8 @@ import torch
 from rollout_batches import alone
 from torch import Tensor
 
-from paceline.algorithms.on_policy import with_tokens
-from paceline.algorithms.rloo import RLOO
+from paceline.algorithms.on_policy.base import with_tokens
+from paceline.algorithms.on_policy.rloo import RLOO
 from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 

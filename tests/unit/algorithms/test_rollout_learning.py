@@ -11,10 +11,10 @@ import pytest
 import torch
 from rollout_batches import alone
 
-from paceline.algorithms.grpo import GRPO
-from paceline.algorithms.on_policy import OnPolicy, with_tokens
-from paceline.algorithms.reinforce_plus_plus import ReinforcePlusPlus
-from paceline.algorithms.rloo import RLOO
+from paceline.algorithms.on_policy.base import OnPolicy, with_tokens
+from paceline.algorithms.on_policy.grpo import GRPO
+from paceline.algorithms.on_policy.reinforce_plus_plus import ReinforcePlusPlus
+from paceline.algorithms.on_policy.rloo import RLOO
 from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 

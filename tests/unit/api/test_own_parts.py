@@ -127,7 +127,7 @@ def test_what_the_ranks_cannot_import_is_refused_with_what_works(monkeypatch: py
         return []
 
     module = ModuleType("my_specs")
-    module.SPEC = AlgorithmSpec(implementation="paceline.algorithms.sft:SFT")  # type: ignore[attr-defined]
+    module.SPEC = AlgorithmSpec(implementation="paceline.algorithms.supervised.sft:SFT")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "my_specs", module)
     where = "paceline.algorithms.rewards.functions:exact_match"
     assert named_parts(["numeric", exact_match, {"name": "code"}], "rewards") == [
@@ -140,7 +140,7 @@ def test_what_the_ranks_cannot_import_is_refused_with_what_works(monkeypatch: py
     script = ModuleType("__main__")
     monkeypatch.setattr(inner, "__module__", "__main__")
     monkeypatch.setitem(sys.modules, "__main__", script)
-    unknown = AlgorithmSpec(implementation="paceline.algorithms.dpo:DPO")
+    unknown = AlgorithmSpec(implementation="paceline.algorithms.preference.dpo:DPO")
     for part in (inner, lambda completions: [1.0], unknown):
         with pytest.raises(ConfigError, match="beside the script") as caught:
             paceline.train({}, rewards=[part]) if part is not unknown else paceline.train({}, algorithm=part)

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from machines import A100
 
+from paceline.algorithms.moe_balance_loss import Balanced
 from paceline.algorithms.registry import algorithm_class
-from paceline.algorithms.router_balance import Balanced
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir

@@ -18,7 +18,7 @@ from emulated_machine import Machine
 from real_device import Card, card, card_capability, micro_batches_refuse_waits, on_card
 from torch import Tensor
 
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms.algorithm import Algorithm
 from paceline.algorithms.registry import algorithm_class
 from paceline.config.schema import Config
 from paceline.data.source import build_batch

@@ -147,8 +147,8 @@ ALGORITHMS_OF_MINE = """
 from paceline.plan.algorithms.base import AlgorithmSpec
 NONE = AlgorithmSpec(implementation="pathlib:Path")
 MISSING = AlgorithmSpec(implementation="my_rewards:Nobody")
-OTHER = AlgorithmSpec(implementation="paceline.algorithms.sft:SFT", options={"alpha": 1.0})
-FINE = AlgorithmSpec(implementation="paceline.algorithms.sft:SFT")
+OTHER = AlgorithmSpec(implementation="paceline.algorithms.supervised.sft:SFT", options={"alpha": 1.0})
+FINE = AlgorithmSpec(implementation="paceline.algorithms.supervised.sft:SFT")
 """
 
 

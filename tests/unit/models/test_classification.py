@@ -14,7 +14,7 @@ import torch
 from model_families import FAMILIES, VOCAB, Source, build_family, make_batch, reference_model
 from torch import Tensor
 
-from paceline.algorithms.classification import LABEL, TERM, Classification
+from paceline.algorithms.supervised.classification import LABEL, TERM, Classification
 from paceline.models.factory import HFModelFactory
 from paceline.models.roles import RoleModule
 from paceline.models.scalar_head import Classes

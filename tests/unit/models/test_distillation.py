@@ -11,7 +11,7 @@ import pytest
 import torch
 from model_families import build_family, make_batch
 
-from paceline.algorithms.distillation import SFT_TERM, TERM, Distillation
+from paceline.algorithms.supervised.distillation import SFT_TERM, TERM, Distillation
 from paceline.models.roles import RoleModule
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role

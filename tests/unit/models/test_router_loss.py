@@ -16,8 +16,8 @@ from model_families import Source, make_batch, spread_out
 from tiny_families import tiny_config
 from torch import Tensor
 
-from paceline.algorithms.router_balance import TERM, Balanced
-from paceline.algorithms.sft import SFT
+from paceline.algorithms.moe_balance_loss import TERM, Balanced
+from paceline.algorithms.supervised.sft import SFT
 from paceline.models.factory import HFModelFactory
 from paceline.models.recompute import enable_recompute
 from paceline.models.roles import RoleModule

@@ -259,7 +259,7 @@ def test_a_spec_brings_no_torch_to_the_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize("old", ["ask", "consulted", "informed", "watched"])
 def test_a_name_that_training_no_longer_reads_is_refused(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Metrics under an old name would be missing from the log without a word."""
-    from paceline.algorithms.sft import SFT
+    from paceline.algorithms.supervised.sft import SFT
 
     monkeypatch.setattr(SFT, old, None, raising=False)
     with pytest.raises(ConfigError, match=f"algorithm.not_an_algorithm(.|\n)*rename {old} to"):

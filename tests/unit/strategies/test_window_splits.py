@@ -12,7 +12,7 @@ import torch
 from support import TINY_LLAMA, write_labelled
 from tiny_parts import plan
 
-from paceline.algorithms.kto import KTO
+from paceline.algorithms.preference.kto import KTO
 from paceline.config.load import load_config
 from paceline.data.kinds.base import row_kind
 from paceline.data.prepare import prepare

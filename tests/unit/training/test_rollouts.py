@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.algorithms.grpo import GRPO
-from paceline.algorithms.on_policy import LabelledTokens
-from paceline.algorithms.ppo import PPO
+from paceline.algorithms.on_policy.base import LabelledTokens
+from paceline.algorithms.on_policy.grpo import GRPO
+from paceline.algorithms.on_policy.ppo import PPO
 from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms.algorithm import Algorithm
 from paceline.config.sections.distillation import DistillationOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.algorithms.pair_policy import TERM, PairPolicy, token_means
-from paceline.algorithms.pairs import document_sums, halves, real_pairs, sum_of
+from paceline.algorithms.answer_sums import document_sums, halves, real_pairs, sum_of
+from paceline.algorithms.preference.pair_policy import TERM, PairPolicy, token_means
 from paceline.config.sections.preference import OrpoOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from paceline.algorithms.advantages import (
+from paceline.algorithms.on_policy.advantages import (
     generalised_advantages,
     group_advantages,
     moments,
     token_rewards,
     whitened,
 )
-from paceline.algorithms.divergence import divergence
-from paceline.algorithms.on_policy import (
+from paceline.algorithms.on_policy.base import (
     TERM,
     LabelledTokens,
     OnPolicy,
@@ -24,7 +23,8 @@ from paceline.algorithms.on_policy import (
     of_answers,
     with_tokens,
 )
-from paceline.algorithms.policy_losses import clipped_surrogate
+from paceline.algorithms.on_policy.kl import divergence
+from paceline.algorithms.on_policy.losses import clipped_surrogate
 from paceline.config.sections.reinforce_plus_plus import ReinforcePlusPlusOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch

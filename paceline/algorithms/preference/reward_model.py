@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.algorithms.base import Algorithm
-from paceline.algorithms.calibration import (
+from paceline.algorithms.algorithm import Algorithm
+from paceline.algorithms.answer_sums import halves, real_pairs, sum_of
+from paceline.algorithms.preference.calibration import (
     calibration_error,
     calibration_sums,
     has_bins,
     told_bins,
     without_bins,
 )
-from paceline.algorithms.pairs import halves, real_pairs, sum_of
 from paceline.config.sections.preference import RewardOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch

@@ -1,9 +1,4 @@
-"""Losses of direct preference optimisation as pure functions of a pair's log-ratio gap.
-
-With h(y) = log π(y|x) - log π_ref(y|x), the sum over the answer's tokens (a mean with length-normalised
-log-ratios), the gap is Δ = h(y_chosen) - h(y_rejected), and β Δ is the difference of the implicit rewards β
-h(y).
-"""
+"""DPO (Rafailov et al. 2023) and the losses of a pair's log-ratios."""
 
 from __future__ import annotations
 
@@ -11,6 +6,11 @@ from collections.abc import Callable, Mapping
 
 import torch.nn.functional as F
 from torch import Tensor
+
+from paceline.algorithms.preference.pair_policy import PairPolicy, Referenced, token_means
+from paceline.config.sections.preference import DpoOptions
+from paceline.core.json_types import Json
+from paceline.protocols.batch import Batch
 
 Loss = Callable[[Tensor, float, float], Tensor]
 
@@ -55,3 +55,32 @@ def ipo(gap: Tensor, beta: float, smoothing: float) -> Tensor:
 
 
 LOSSES: Mapping[str, Loss] = {"sigmoid": sigmoid, "hinge": hinge, "ipo": ipo, "robust": robust}
+
+
+class DPO(Referenced, PairPolicy):
+    """The loss of a pair is L(Δ) of ``dpo_losses``, plus ``rpo_alpha`` times an SFT term on chosen answers.
+
+    The SFT term is that of Iterative RPO (Pang et al. 2024, arXiv:2404.19733, eq. 1, which divides by each
+    answer's length; here, as in TRL's ``sft`` loss, by all tokens).
+
+    ``reference`` says where log π_ref comes from: ``live`` (a separate frozen model), ``adapter`` (the policy
+    with its adapter disabled), ``cached`` (precomputed, in every batch). With ``reference_free`` it is 0.
+    Rewards are β times the log-ratio, a sum over tokens.
+    """
+
+    def __init__(self, *, reference: str = "live", **options: Json) -> None:
+        o = DpoOptions.model_validate(options)
+        self.beta, self.smoothing = o.beta, o.label_smoothing
+        self.loss = LOSSES[o.loss_type]
+        self.length_normalized, self.alpha = o.length_normalized, o.rpo_alpha or 0.0
+        super().__init__("" if o.reference_free else reference)
+
+    def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        return self.loss(chosen - rejected, self.beta, self.smoothing)
+
+    def compared(self, logps: Tensor, batch: Batch) -> Tensor:
+        ratios = logps - self.reference_logps(logps, batch)
+        return token_means(ratios, batch) if self.length_normalized else ratios
+
+    def rewards_and_logps(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        return logps - self.reference_logps(logps, batch), logps

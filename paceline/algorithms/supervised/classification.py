@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms.algorithm import Algorithm
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role

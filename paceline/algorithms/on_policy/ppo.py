@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from paceline.algorithms.advantages import (
+from paceline.algorithms.on_policy.advantages import (
     generalised_advantages,
     missing_end_penalty,
     token_rewards,
     whitened,
 )
-from paceline.algorithms.divergence import AdaptiveCoefficient, FixedCoefficient, divergence
-from paceline.algorithms.on_policy import (
+from paceline.algorithms.on_policy.base import (
     TERM,
     LabelledTokens,
     OnPolicy,
@@ -23,7 +22,8 @@ from paceline.algorithms.on_policy import (
     of_answers,
     with_tokens,
 )
-from paceline.algorithms.policy_losses import clipped_surrogate, value_loss
+from paceline.algorithms.on_policy.kl import AdaptiveCoefficient, FixedCoefficient, divergence
+from paceline.algorithms.on_policy.losses import clipped_surrogate, value_loss
 from paceline.config.sections.ppo import PpoOptions
 from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.protocols.batch import Batch

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from paceline.algorithms.pairs import document_sums, sum_of
-from paceline.algorithms.referenced import Referenced
+from paceline.algorithms.answer_sums import document_sums, sum_of
+from paceline.algorithms.preference.pair_policy import Referenced
 from paceline.config.sections.kto import KtoOptions
 from paceline.core.json_types import Json
 from paceline.protocols.algorithm import WindowMeans

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from paceline.algorithms.base import Algorithm
-from paceline.algorithms.pairs import document_labels
+from paceline.algorithms.algorithm import Algorithm
+from paceline.algorithms.answer_sums import document_labels
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Role
 from paceline.protocols.rollout import PrecomputedField, RolloutAnswers

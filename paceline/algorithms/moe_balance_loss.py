@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from paceline.algorithms.base import Algorithm
+from paceline.algorithms.algorithm import Algorithm
 from paceline.core.json_types import JsonObject
 from paceline.plan.model.router_loss import DOCUMENT, RouterLoss
 from paceline.protocols.algorithm import RoleModel

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from paceline.algorithms.advantages import group_advantages
-from paceline.algorithms.divergence import divergence
-from paceline.algorithms.on_policy import (
+from paceline.algorithms.on_policy.advantages import group_advantages
+from paceline.algorithms.on_policy.base import (
     TERM,
     LabelledTokens,
     OnPolicy,
@@ -18,7 +17,8 @@ from paceline.algorithms.on_policy import (
     num_answers,
     per_token,
 )
-from paceline.algorithms.policy_losses import (
+from paceline.algorithms.on_policy.kl import divergence
+from paceline.algorithms.on_policy.losses import (
     clipped_surrogate,
     clipped_weight,
     log_ratios,

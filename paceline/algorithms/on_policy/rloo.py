@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from paceline.algorithms.advantages import GROUP_EPSILON, leave_one_out
-from paceline.algorithms.divergence import divergence
-from paceline.algorithms.on_policy import (
+from paceline.algorithms.on_policy.advantages import GROUP_EPSILON, leave_one_out
+from paceline.algorithms.on_policy.base import (
     TERM,
     LabelledTokens,
     OnPolicy,
@@ -19,7 +18,8 @@ from paceline.algorithms.on_policy import (
     of_answers,
     with_tokens,
 )
-from paceline.algorithms.policy_losses import Clipped, clipped_surrogate, segment_sums
+from paceline.algorithms.on_policy.kl import divergence
+from paceline.algorithms.on_policy.losses import Clipped, clipped_surrogate, segment_sums
 from paceline.config.sections.rloo import RlooOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch

@@ -1,12 +1,12 @@
-"""Contrastive preference optimisation: raises chosen answers above rejected ones, with no reference model."""
+"""CPO (Xu et al. 2024) and SimPO (Meng et al. 2024): pairs without a reference."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from paceline.algorithms.dpo_losses import LOSSES, sigmoid
-from paceline.algorithms.pair_policy import PairPolicy, token_means
-from paceline.config.sections.preference import CpoOptions
+from paceline.algorithms.preference.dpo import LOSSES, sigmoid
+from paceline.algorithms.preference.pair_policy import PairPolicy, token_means
+from paceline.config.sections.preference import CpoOptions, SimpoOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 
@@ -56,3 +56,15 @@ class CPO(PairPolicy):
     def rewards_and_logps(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         compared = self.compared(logps, batch)
         return compared, compared
+
+
+class SimPO(CPO):
+    """The loss of a pair is -log σ(β (M_chosen - M_rejected) - γ), with M = log π(y|x) / |y| and γ =
+    ``simpo_gamma``.
+
+    Meng et al. 2024 (arXiv:2405.14734, eq. 6). The same as TRL's CPOConfig(loss_type="simpo", cpo_alpha=0);
+    ``cpo_alpha`` above 0 adds CPO's SFT term.
+    """
+
+    def __init__(self, **options: Json) -> None:
+        super().__init__(loss_type="simpo", **SimpoOptions.model_validate(options).model_dump())

@@ -1,0 +1,1 @@
+"""Policy gradients on answers of the model itself: GRPO, PPO, RLOO, REINFORCE++."""

@@ -1,0 +1,1 @@
+"""Losses on answers that were compared or labelled: reward models, DPO, KTO, CPO, SimPO, ORPO."""

@@ -1,0 +1,1 @@
+"""SFT, classification and distillation: losses on given texts."""
