@@ -9,9 +9,8 @@ from paceline.checkpoint.names import TensorName, decode_place
 from paceline.checkpoint.open_files import OpenFiles
 from paceline.checkpoint.refused import damaged
 from paceline.checkpoint.tensor_index import BlockRow, TensorRows, build_index
-from paceline.checkpoint.tensorfile import DTYPES, read_header
+from paceline.checkpoint.tensorfile import DTYPE_WORDS, read_header
 
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Table = dict[str, tuple[str, tuple[int, ...], BlockRow]]  # encoded name → dtype, whole shape, where it lies
 
 
@@ -65,5 +64,9 @@ def _table(files: OpenFiles, number: int) -> tuple[Table, int]:
             whole, offsets = decode_place(encoded, metadata, slot.shape)
         except (ValueError, RecursionError) as exc:
             raise damaged(files.path, name, str(exc)[:300]) from None
-        table[encoded] = (_NAMES[slot.dtype], whole, BlockRow(number, slot.start - data, offsets, slot.shape))
+        table[encoded] = (
+            DTYPE_WORDS[slot.dtype],
+            whole,
+            BlockRow(number, slot.start - data, offsets, slot.shape),
+        )
     return table, data

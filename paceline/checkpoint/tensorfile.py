@@ -25,7 +25,8 @@ from paceline.core.safetensors_header import MAX_HEADER_BYTES, STORED_DTYPES
 DTYPES: Mapping[str, torch.dtype] = {
     word: getattr(torch, name) for word, (name, _) in STORED_DTYPES.items() if name
 }
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+#: the inverse
+DTYPE_WORDS = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def starts_of(entries: Sequence[TensorEntry]) -> dict[str, tuple[str, int]]:
     """Return name → (the header's word for its dtype, first byte after the header)."""
     places, at = dict[str, tuple[str, int]](), 0
     for entry in in_order(entries):
-        places[entry.name] = (_NAMES[entry.dtype], at)
+        places[entry.name] = (DTYPE_WORDS[entry.dtype], at)
         at += entry.num_bytes
     return places
 
@@ -152,10 +153,10 @@ def _header(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> byte
     for entry in entries:
         if entry.name in header:
             raise ValueError(f"the tensor {entry.name} is given twice")
-        if entry.dtype not in _NAMES:
+        if entry.dtype not in DTYPE_WORDS:
             raise ValueError(f"{entry.name}: safetensors does not support {entry.dtype}")
         header[entry.name] = {
-            "dtype": _NAMES[entry.dtype],
+            "dtype": DTYPE_WORDS[entry.dtype],
             "shape": list(entry.shape),
             "data_offsets": [at, at + entry.num_bytes],
         }

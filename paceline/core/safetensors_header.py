@@ -45,6 +45,8 @@ STORED_DTYPES = {
     "F6_E3M2": ("", 6),
     "F4": ("", 4),
 }
+#: dtypes of which any part is a tensor's values
+FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 
 
 @dataclass(frozen=True)

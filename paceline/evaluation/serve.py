@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.evaluation.checked import DTYPES
 from paceline.evaluation.opened import opened
 from paceline.evaluation.server.app import application
 from paceline.evaluation.server.desk import Served
@@ -31,7 +32,6 @@ from paceline.launch.outlet import redacted
 from paceline.models.special_tokens import end_tokens
 
 PORT = 8766
-DTYPES = ("float32", "bfloat16", "float16")
 _LAST_SECONDS = 3  # for answers that are being written at Ctrl-C
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
-from paceline.core.safetensors_header import StoredTensor, header_of
+from paceline.core.safetensors_header import FLOATS, StoredTensor, header_of
 from paceline.models.accounting import Join, conversions
 from paceline.models.buffers import persistent_buffers
 from paceline.models.folder_tensors import FolderTensors
@@ -28,7 +28,6 @@ from paceline.models.new_rows import new_rows
 from paceline.models.opened_files import OpenedFiles, TensorFiles
 from paceline.models.quantised_folder import QuantisedFiles, QuantisedFolder
 from paceline.models.source import cannot_load
-from paceline.plan.model.stored import FLOATS
 from paceline.plan.model.weights_files import weights_of
 from paceline.protocols.model import Slices
 

@@ -50,6 +50,11 @@ class Precision:
     reason: str
     fp8: bool = False
 
+    @property
+    def half(self) -> str:
+        """DeepSpeed's name of the 16-bit ``compute`` dtype; empty for wider ones."""
+        return {"bfloat16": "bf16", "float16": "fp16"}.get(self.compute, "")
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
+import torch
 from torch import nn
 
 from paceline.data.tokenizer import load_tokenizer
@@ -27,7 +28,6 @@ from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import World
 from paceline.strategies.ddp import DDP
 from paceline.strategies.handle import Handle
-from paceline.training.models_of import DTYPES
 
 
 class BaseTrainer(DDP):
@@ -78,7 +78,7 @@ def build_model(world: World, plan: Plan) -> RootModule:
         role=Role.POLICY,
         vocab_size=len(load_tokenizer(config.model)),
         seed=config.training.seed,
-        compute_dtype=DTYPES[plan.precision.compute],
+        compute_dtype=getattr(torch, plan.precision.compute),
         attention=plan.attention,
         recompute=plan.recompute,
         recompute_keeps=plan.recompute_keeps,

@@ -23,13 +23,6 @@ from paceline.protocols.roles import Role
 from paceline.training.rollout.reward_model import check_reward_model
 from paceline.training.same_tokens import check_teacher_tokens
 
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
 
 class PreparedTokens(Protocol):
     """What models need from the prepared data (``Prepared`` fits)."""
@@ -123,14 +116,14 @@ class Models:
             role,
             vocab_size=self.prepared.vocab_size,
             seed=self.config.training.seed,
-            compute_dtype=DTYPES[precision.compute],
+            compute_dtype=getattr(torch, precision.compute),
             attention=self.plan.attention,
             recompute=self.plan.recompute,
             recompute_keeps=self.plan.recompute_keeps,
             device=self.device,
             compile=self.plan.compile,
             compile_options=self._compile_options(),
-            master_dtype=DTYPES[precision.master],
+            master_dtype=getattr(torch, precision.master),
             adapter=adapter,
             frozen=frozen,
             freeze_router=self.config.training.freeze_router and not frozen,

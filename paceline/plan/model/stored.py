@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.core.json_types import Json
-from paceline.core.safetensors_header import header_of
+from paceline.core.safetensors_header import FLOATS, header_of
 from paceline.plan.model.composite import beside_text
 from paceline.plan.model.parameters import SCORE
 from paceline.plan.model.quantised_base import method_of, settings_of
@@ -16,7 +16,6 @@ from paceline.plan.model.shape import ModelShape
 from paceline.plan.model.weights_files import weights_of
 
 _SMALL = {"BF16": "bfloat16", "F16": "float16"}
-FLOATS = frozenset({*_SMALL, "F32", "F64"})  # dtypes of which any part is a tensor's values
 _HEAD = "lm_head.weight"
 
 

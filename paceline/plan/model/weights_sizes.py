@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.safetensors_header import StoredTensor, header_of
+from paceline.core.safetensors_header import FLOATS, StoredTensor, header_of
 from paceline.plan import codes
 from paceline.plan.model.composite import beside_text
 from paceline.plan.model.parameters import is_linear, parameters_of
@@ -16,7 +16,6 @@ from paceline.plan.model.weights_files import weights_of
 from paceline.plan.parts import AdapterSpec
 from paceline.plan.peft_settings import names_module, rank_of, untied
 
-_FLOATS = ("F16", "BF16", "F32", "F64")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
 #: Tensors with one row per vocabulary entry, in Transformers' decoder families
 _ROWS = frozenset(
@@ -66,7 +65,7 @@ def other_sizes(folder: Path, shape: ModelShape) -> list[Diagnostic]:
 def _misfits(tensors: Mapping[str, StoredTensor], shape: ModelShape) -> Iterator[str]:
     inside, layers = linears(shape) or {}, set[int]()
     for name, entry in sorted(tensors.items()):
-        if entry.dtype not in _FLOATS or beside_text(name, shape.layers):
+        if entry.dtype not in FLOATS or beside_text(name, shape.layers):
             continue
         size, place = list(entry.shape), _LAYER.search(name)
         if place is None:

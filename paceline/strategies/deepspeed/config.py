@@ -98,12 +98,11 @@ def _own_drive_folders(zero: JsonObject, run_dir: str, role: str) -> None:
 
 def minimal(plan: Plan) -> JsonObject:
     """Return the config for the plan's stage, batch and precision if no JSON was compiled."""
-    low = {"bfloat16": "bf16", "float16": "fp16"}.get(plan.precision.compute)
     config: JsonObject = {
         "train_micro_batch_size_per_gpu": plan.batch.micro_batch,
         "gradient_accumulation_steps": plan.batch.accumulation,
         "zero_optimization": zero_section(options_of(plan)),
-        **({low: {"enabled": True}} if low else {}),
+        **({plan.precision.half: {"enabled": True}} if plan.precision.half else {}),
     }
     if plan.mesh.tp > 1:
         config["tensor_parallel"] = {"autotp_size": plan.mesh.tp}

@@ -198,21 +198,21 @@ def _precision(
 
     Gradients are summed in fp32 unless the file names a dtype.
     """
-    half = {"bfloat16": "bf16", "float16": "fp16"}.get(precision.compute)
+    half = precision.half
     if half and stage == 0:
         why = (
             "without ZeRO, DeepSpeed's own half precision drifts from the reference; layers compute"
             " with copies of fp32 weights, as under ddp"
         )
         findings.explain("deepspeed precision", f"{half} outside DeepSpeed", why)
-        half = None
+        half = ""
     scaler = _mapping(user, "fp16")
     made["bf16"] = {"enabled": half == "bf16"}
     made["fp16"] = {"enabled": half == "fp16"}
     if half == "fp16":
         given = {k: v for k, v in scaler.items() if k != "enabled" and v != "auto"}
         made["fp16"] = {**FP16_SCALER, **given, "enabled": True}
-    if half is None:
+    if not half:
         return
     types = _mapping(user, "data_types")
     accumulate = types.get("grad_accum_dtype") or "fp32"
