@@ -171,6 +171,12 @@ def choose(run: Path, which: str, notes: list[Diagnostic]) -> Path:
     CheckpointError and ConfigError.
     """
     at = RunDir.at(run)
+    if not run.exists():
+        what, hint = (
+            "there is no such folder",
+            "give a run directory such as outputs/demo, or a checkpoint in it",
+        )
+        raise CheckpointError(codes.EXPORT_NO_CHECKPOINT(what, str(run), hint=hint))
     if not at.checkpoints.is_dir():
         found = find_checkpoint(str(run), at, notes)
     elif which == "result":

@@ -130,6 +130,11 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
         "a row has no label, or one that is neither a name nor a whole number",
         "write a name, a whole number, or a list of either",
     ),
+    "class_vector": (
+        codes.DATA_NO_CLASS,
+        "the labels of a row are a vector of 0 and 1, not the classes themselves",
+        "write the numbers of the classes that are 1: [0, 2] for [1.0, 0.0, 1.0]; a data.converter does it",
+    ),
     "bad_margin": (
         codes.DATA_BAD_MARGIN,
         "the margin of a pair is not a number",

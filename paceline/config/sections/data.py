@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -66,7 +67,16 @@ class Dataset(Section):
 
 
 def to_datasets(value: Json) -> Json:
-    """Convert a path, a comma-separated list of paths, a mapping, or a list of these to data sets."""
+    """Convert a path, a comma-separated list of paths, a mapping, or a list of these to data sets.
+
+    Raises ValueError for sets with names, as Transformers' ``eval_dataset`` may have.
+    """
+    if isinstance(value, dict) and value and not any(map(_is_near_a_key, value)):
+        sets = ", ".join(str(one) for one in value.values())[:80]
+        raise ValueError(
+            f"data sets have no names here, and those of a list are one evaluation: write [{sets}]; `paceline"
+            " evaluate RUN --data FILE` measures one"
+        )
     if isinstance(value, str):
         return [{"path": part.strip()} for part in value.split(",") if part.strip()]
     if isinstance(value, dict):
@@ -74,6 +84,10 @@ def to_datasets(value: Json) -> Json:
     if isinstance(value, (list, tuple)):
         return [{"path": item} if isinstance(item, str) else item for item in value]
     return value
+
+
+def _is_near_a_key(name: str) -> bool:
+    return bool(difflib.get_close_matches(name, Dataset.model_fields, n=1, cutoff=0.6))
 
 
 def to_split(value: Json) -> Json:

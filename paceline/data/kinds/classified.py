@@ -67,6 +67,8 @@ def normalise_classified(row: Row, shape: Shape) -> Example:
     if value is None:
         raise RowError("missing_column", f"no '{read}'")
     several = isinstance(label, list)
+    if isinstance(label, list) and _is_vector(label):
+        raise RowError("class_vector", f"'{key}' is {label!r}"[:99])
     labels = [_class(one, key) for one in (label if isinstance(label, list) else [label])]
     facts = json.dumps({"labels": labels, "several": several}, ensure_ascii=False)
     if shape.format == TEXT:
@@ -78,6 +80,14 @@ def normalise_classified(row: Row, shape: Shape) -> Example:
     if not any(says_something(turn) for turn in turns):
         raise RowError("empty")
     return Example(messages=tuple(turns), learn_from=len(turns), facts=facts)
+
+
+def _is_vector(label: list[Cell]) -> bool:
+    """Whether it is Transformers' multi-label form: a 0 or 1 for each class, not the classes."""
+    flags = len(label) > 1 and all(one in (0.0, 1.0) for one in label)
+    return flags and (
+        all(isinstance(one, float) for one in label) or len({one == 1.0 for one in label}) < len(label)
+    )
 
 
 def _class(value: Cell, name: str) -> str | int:

@@ -102,6 +102,10 @@ class Grammars:
         try:
             grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
             wrong = LLMatcher.validate_grammar(grammar, tokenizer)
+            if not wrong:  # a reference to itself passes, and has no first token
+                first = LLMatcher(tokenizer, grammar, log_level=0)
+                first.compute_bitmask()
+                wrong = "a reference leads to itself, with no token between" if first.is_error() else ""
         except ValueError as error:
             wrong = str(error)
         if wrong:

@@ -126,3 +126,13 @@ def test_a_text_is_coded_as_the_tokenizer_alone_codes_it(tmp_path: Path) -> None
         {"messages": turns, "label": 1}, detect_classified([{"messages": turns, "label": 1}], where="f")
     )
     assert told.messages == tuple(turns)
+
+
+@pytest.mark.parametrize("label", [[1.0, 0.0], [1.0, 0.0, 1.0], [1, 0, 1], [0, 0]])
+def test_a_vector_of_flags_is_no_list_of_classes(label: list[float]) -> None:
+    """Transformers' multi-label form; the classes 0 and 1 may be listed."""
+    row = {"text": "a", "label": label}
+    with pytest.raises(RowError, match="class_vector"):
+        normalise_classified(row, detect_classified([row], where="f"))
+    listed = {"text": "a", "label": [1, 0]}
+    assert normalise_classified(listed, detect_classified([listed], where="f"))

@@ -135,6 +135,8 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         (form({"type": "nope"}), {}, "Invalid type: nope"),
         (form({"type": "string", "pattern": "("}), {}, "unclosed group"),
         (form({"$ref": "http://127.0.0.1/x"}), {}, "does not fetch"),
+        (form({"$ref": "#"}), {}, "leads to itself"),
+        (form({"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}}), {}, "leads to itself"),
         (form({"not": {"type": "string"}}), {}, 'Unimplemented keys: .*"not"'),
         (form({"enum": []}), {}, "Unsatisfiable"),
         ({"type": "json_object"}, {"extra_body": {"min_tokens": 3}}, "min_tokens and response_format"),
