@@ -19,6 +19,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import JSONResponse, Response
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from paceline.core.diagnostics import all_codes
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.evaluation.checked import DTYPES
 from paceline.evaluation.opened import opened
@@ -119,6 +120,7 @@ def listen(app: Starlette, server: socket.socket) -> None:
         server_header=False,
         timeout_graceful_shutdown=_LAST_SECONDS,
     )
+    all_codes()  # read now: a server that is out of file descriptors could not open them later
     uvicorn.Server(config).run(sockets=[server])
 
 
