@@ -195,6 +195,7 @@ def test_adapters_learn_the_same_sharded_and_in_four_bits(tmp_path: Path, tier: 
             assert cell["again"] == cell["steps"][5:] and cell["parameters_again"] == cell["parameters"], name
 
 
+@pytest.mark.full  # the program's losses with tp_size: 2, above
 @pytest.mark.parametrize("tier", TIERS)
 def test_adapters_learn_the_same_beside_tensor_parallel_shards(tmp_path: Path, tier: str) -> None:
     """Dropout draws one process's mask; sequence parallelism pads rows, which are then other draws."""

@@ -18,7 +18,7 @@ from paceline.plan.model.supported import supported  # noqa: E402
 CLOSE = 5e-4  # of losses near 5
 #: Every twelfth in the fast tier; ``test_device_families`` has those with kernels of their own.
 SOME = [
-    pytest.param(kind, marks=() if n % 12 == 0 else pytest.mark.full) for n, kind in enumerate(supported())
+    pytest.param(kind, marks=() if n % 24 == 0 else pytest.mark.full) for n, kind in enumerate(supported())
 ]
 
 

@@ -267,6 +267,7 @@ def test_a_family_s_layers_and_head_keep_what_the_plan_says(kind: str) -> None:
     assert kind == "modernbert-decoder" or rows["head, for its backward"].apart == pytest.approx(0, abs=0.05)
 
 
+@pytest.mark.full
 def test_the_head_works_in_chunks_also_where_layers_are_the_class_s_own() -> None:
     """Under an adapter Gemma 2's layers keep what its class does; its logits are not held whole."""
     config = config_of("gemma2")
