@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from paceline.config.load import load_config
 from paceline.config.show import render_show
+from paceline.core.errors import ConfigError
 
 MIXTURE = """\
 data:
@@ -102,3 +107,15 @@ def test_a_wrong_value_stands_where_it_was_written(refuse):
         finding.where.rpartition("/")[2] for finding in refuse(text, "data.train.1.weight=-2").diagnostics
     }
     assert places == {"config.yaml:3", "command line data.train.1.weight=-2"}
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"), [({"a": "x.jsonl", "b": "y.jsonl"}, True), ({"pth": "x.jsonl"}, False)]
+)
+def test_named_evaluation_sets_are_named_as_such(tmp_path: Path, sets: dict[str, str], said: bool) -> None:
+    """Transformers' ``eval_dataset`` may have names; a misspelt path is none."""
+    file = tmp_path / "a.yaml"
+    file.write_text(json.dumps({"data": {"train": "t.jsonl", "eval": sets}}))
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(file))
+    assert ("no names here" in str(caught.value)) is said

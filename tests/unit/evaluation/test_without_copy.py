@@ -10,8 +10,9 @@ import torch
 from support import write_tokenizer
 
 from paceline.checkpoint.export import export_hf
+from paceline.checkpoint.main import choose
 from paceline.checkpoint.store import Checkpointer
-from paceline.core.errors import ConfigError
+from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.rundir import RunDir
 from paceline.evaluation.models import NamedModel
 from paceline.evaluation.opened import model_folder
@@ -160,3 +161,9 @@ def test_a_model_of_scores_is_named_as_one(tmp_path: Path) -> None:
     refused = pytest.raises(ConfigError, match="judge: this model scores or classifies")
     with refused, model_folder(tmp_path / "judge"):
         pass
+
+
+def test_a_folder_that_is_not_there_is_named_and_no_key_of_a_config(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nosuch: there is no such folder") as caught:
+        choose(tmp_path / "nosuch", "result", [])
+    assert "resume_from_checkpoint" not in str(caught.value)
