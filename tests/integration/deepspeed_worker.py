@@ -28,6 +28,7 @@ from paceline.plan.batch import split_batch
 from paceline.plan.codec import from_json
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import AdapterSpec, DdpOptions
+from paceline.plan.plan import Precision
 from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
@@ -91,7 +92,7 @@ def plan(wanted: dict[str, Any], world: World) -> Any:
         strategy=wanted["strategy"],
         strategy_options={},
         ddp_options=DdpOptions(),
-        precision=SimpleNamespace(scaler=False, compute=compute, master="float32", reduce="float32"),
+        precision=Precision(compute, "float32", "float32", False, "a test"),
         num_nodes=1,
         mesh=mesh,
         batch=split_batch(

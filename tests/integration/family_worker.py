@@ -34,6 +34,7 @@ from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family import families
 from paceline.plan.parts import DdpOptions
+from paceline.plan.plan import Precision
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import RankEnv, World, environment
@@ -72,7 +73,7 @@ def prepared(world: World, kind: str, way: str, *, dtype: str = "float32", **cha
         strategy=name,
         strategy_options={},
         ddp_options=DdpOptions(),
-        precision=SimpleNamespace(scaler=False, compute=dtype, master=dtype, reduce=dtype),
+        precision=Precision(dtype, dtype, dtype, False, "a test"),
         num_nodes=1,
         mesh=mesh,
         batch=split_batch(2, MICRO_BATCHES // size, size),

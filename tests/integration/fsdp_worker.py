@@ -25,6 +25,7 @@ from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import DdpOptions
+from paceline.plan.plan import Precision
 from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
@@ -81,7 +82,7 @@ def plan(mesh: Mesh, dtype: str = "float64", **engine: Any) -> SimpleNamespace:
         strategy="single",
         strategy_options={},
         ddp_options=DdpOptions(),
-        precision=SimpleNamespace(scaler=dtype == "float16", compute=dtype, master=wide, reduce=wide),
+        precision=Precision(dtype, wide, wide, dtype == "float16", "a test"),
         num_nodes=1,
         mesh=mesh,
         engine=engine_of(engine),

@@ -22,6 +22,7 @@ from paceline.plan.batch import split_batch
 from paceline.plan.codec import from_json
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import AdapterSpec, DdpOptions
+from paceline.plan.plan import Precision
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
@@ -63,7 +64,7 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, Handle]:
         strategy=cell["strategy"],
         strategy_options={},
         ddp_options=DdpOptions(),
-        precision=SimpleNamespace(scaler=False, compute=compute, master=master, reduce=master),
+        precision=Precision(compute, master, master, False, "a test"),
         num_nodes=1,
         mesh=mesh,
         batch=split_batch(

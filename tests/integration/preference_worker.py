@@ -23,6 +23,7 @@ from paceline.plan.batch import split_batch
 from paceline.plan.codec import from_json
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import AdapterSpec, DdpOptions
+from paceline.plan.plan import Precision
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
@@ -78,7 +79,7 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, dict[Role, Hand
         strategy=cell["strategy"],
         strategy_options={},
         ddp_options=DdpOptions(),
-        precision=SimpleNamespace(scaler=False, compute=dtype, master=dtype, reduce=dtype),
+        precision=Precision(dtype, dtype, dtype, False, "a test"),
         num_nodes=1,
         mesh=mesh,
         batch=split_batch(

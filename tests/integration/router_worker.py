@@ -21,6 +21,7 @@ from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.router_loss import RouterLoss
 from paceline.plan.parts import AdapterSpec, DdpOptions
+from paceline.plan.plan import Precision
 from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
@@ -74,7 +75,7 @@ def train(
         strategy=name,
         strategy_options={},
         ddp_options=DdpOptions(),
-        precision=SimpleNamespace(scaler=False, compute="float32", master="float32", reduce="float32"),
+        precision=Precision("float32", "float32", "float32", False, "a test"),
         num_nodes=1,
         mesh=mesh,
         batch=split_batch(micro, ACCUMULATION, mesh.data_parallel_size),

@@ -75,6 +75,8 @@ def _trl(config: Config) -> JsonObject:
     if training.algorithm == "sft":
         found |= {"packing": data.packing, "assistant_only_loss": data.train_on != "all"}
         found |= {"completion_only_loss": False} if data.train_on == "all" else {}
+    else:
+        found["disable_dropout"] = training.disable_dropout
     found["lora_dropout"] = config.lora.dropout or 0.0 if config.lora else None
     return {key: value for key, value in found.items() if value is not None}
 

@@ -47,6 +47,10 @@ class Exported:
         return "\n".join(lines) + "\n"
 
 
+#: Keys whose empty value is the default of the other program's trainer, which an import writes out
+_BY_ALGORITHM = ("training.disable_dropout",)
+
+
 def export_config(loaded: Loaded, system: str) -> Exported:
     """Return the config as a file of ``system``. Raises ConfigError where it lacks the algorithm."""
     config = loaded.config
@@ -76,7 +80,8 @@ def _lost(found: Exported, values: dict[str, Json], algorithm: str) -> dict[str,
     back = leaves(_imported(found, algorithm))
     paths = [path for path in dict.fromkeys((*values, *back)) if not path.startswith(_OURS_ALONE)]
     pairs = {path: (values.get(path), back.get(path)) for path in paths}
-    return {path: pair for path, pair in pairs.items() if not same(*pair)}
+    chosen = {path for path in _BY_ALGORITHM if values.get(path) is None}
+    return {path: pair for path, pair in pairs.items() if not same(*pair) and path not in chosen}
 
 
 def _imported(found: Exported, algorithm: str) -> Config:

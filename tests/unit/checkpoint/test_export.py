@@ -250,7 +250,7 @@ def test_the_command(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert export("g", "--checkpoint", "../x") == 2
     saver.protect(None)
     assert export("g", "--checkpoint", "best") == 1 and "export.no_best" in capsys.readouterr().err
-    assert export("g", at=tmp_path / "nowhere") == 1 and "resume.not_a_checkpoint" in capsys.readouterr().err
+    assert export("g", at=tmp_path / "nowhere") == 1 and "there is no such folder" in capsys.readouterr().err
     assert not (tmp_path / "g").exists()
 
 

@@ -23,7 +23,6 @@ from paceline.rules.planning import make_plan
 from paceline.runtime.device import device as device_room
 from paceline.runtime.process_group import world as world_room
 from paceline.strategies import data_parallel, sharding
-from paceline.training.models_of import DTYPES
 
 GIB = 1 << 30
 CPU = Hardware(
@@ -111,7 +110,7 @@ def own_device(monkeypatch: pytest.MonkeyPatch) -> bool:
 
 def low_precision(monkeypatch: pytest.MonkeyPatch) -> bool:
     """``training.models_of.Models`` builds the model to compute in the plan's dtype."""
-    return DTYPES[plan({}, A100).precision.compute] is torch.bfloat16
+    return getattr(torch, plan({}, A100).precision.compute) is torch.bfloat16
 
 
 def offloaded(monkeypatch: pytest.MonkeyPatch) -> bool:

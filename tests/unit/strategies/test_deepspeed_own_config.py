@@ -19,6 +19,7 @@ from paceline.models.precision import ComputeLinear
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family import families
+from paceline.plan.plan import Precision
 from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.options import DeepSpeedOptions
 from paceline.protocols.optimizer import OptimizerSpec
@@ -37,7 +38,7 @@ def plan(strategy: str = "zero2", compute: str = "float32", master: str = "float
         engine=DeepSpeedOptions(**{"zero_stage": strategy_spec(strategy).zero_stage or 0, **engine}),
         mesh=Mesh(dp_shard=2),
         batch=split_batch(4, 2, 2),
-        precision=SimpleNamespace(compute=compute, master=master, scaler=False),
+        precision=Precision(compute, master, master, False, "a test"),
         run_dir="outputs/x",
     )
 
