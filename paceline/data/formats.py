@@ -122,7 +122,7 @@ def detect(
                 f"set format: {candidates[0].format} (next to path:)",
             )
         )
-    raise DataError(_unknown(found, where, rows))
+    raise DataError(_unknown(found, where, rows, columns))
 
 
 def _mapped(mapping: Mapping[str, str], found: Sequence[str], where: str) -> dict[str, str]:
@@ -209,6 +209,10 @@ def _first_turn(rows: Sequence[Row], column: str) -> Row | None:
     return None
 
 
+#: What columns of turns are called; another one is taken for it if it is mapped, or the only column.
+_TURN_COLUMNS = ("messages", "conversations", "conversation", "dialog", "dialogue", "turns", "chat")
+
+
 def _is_struct_of_lists(value: Cell) -> bool:
     """Whether it is what ``datasets`` before 4 writes for ``Sequence({"role": …, "content": …})``."""
     return isinstance(value, Mapping) and bool(value) and all(isinstance(v, list) for v in value.values())
@@ -228,7 +232,9 @@ def _missing(
     )
 
 
-def _unknown(found: Sequence[str], where: str, rows: Sequence[Row] = ()) -> Diagnostic:
+def _unknown(
+    found: Sequence[str], where: str, rows: Sequence[Row] = (), columns: Mapping[str, str] | None = None
+) -> Diagnostic:
     """Say why no format fits: pairs, another separator, turns with other keys; else name the formats."""
     needs = "; ".join(f"{name}: {' + '.join(must)}" for name, (must, _) in COLUMNS.items())
     if {"chosen", "rejected"} <= set(found):
@@ -237,14 +243,16 @@ def _unknown(found: Sequence[str], where: str, rows: Sequence[Row] = ()) -> Diag
         what = f"the columns are separated by {mark!r}: a .csv file has commas between them, a .tsv file tabs"
         hint = f"write it anew: pandas.read_csv(FILE, sep={mark!r}).to_csv(NEW, index=False)"
         return codes.DATA_FORMAT_UNKNOWN(what, where, f"one column {found[0]!r}", hint)
-    turn = next(((name, keys) for name in found if (keys := _first_turn(rows, name))), None)
+    mapped = {(columns or {}).get(name, name) for name in _TURN_COLUMNS}
+    listed = [name for name in found if name in mapped or len(found) == 1]
+    turn = next(((name, keys) for name in listed if (keys := _first_turn(rows, name))), None)
     if turn is not None:
         what = f"the turns in column '{turn[0]}' have neither role and content nor from and value"
         hint = (
             "set data.converter to a function that returns messages with role and content (docs/library.md)"
         )
         return codes.DATA_FORMAT_UNKNOWN(what, where, f"a turn's keys: {_listed(list(turn[1]))}", hint)
-    lists = next((name for name in found if any(_is_struct_of_lists(row.get(name)) for row in rows)), None)
+    lists = next((name for name in listed if any(_is_struct_of_lists(row.get(name)) for row in rows)), None)
     if lists is not None:
         what = f"the turns in column '{lists}' are an object of lists, not a list of turns"
         hint = "write each row's turns as a list of objects, or set data.converter (docs/library.md)"

@@ -82,6 +82,9 @@ def test_alpaca_input_system_and_history() -> None:
         ({"foo": "x", "bar": "y"}, {}, "data.format_unknown", "alpaca: instruction + output"),
         ({"dialog": [{"speaker": "a", "said": "b"}]}, {}, "data.format_unknown", "keys: speaker, said"),
         ({"messages": {"role": ["user"], "content": ["a"]}}, {}, "data.format_unknown", "an object of lists"),
+        ({"q": "x", "choices": [{"t": "a"}]}, {}, "data.format_unknown", "columns q, choices"),
+        ({"id": 1, "dialog": [{"t": "a"}]}, {}, "data.format_unknown", "keys: t"),
+        ({"q": 1, "c": [{"t": "a"}]}, {"mapping": {"messages": "c"}}, "data.format_unknown", "keys: t"),
         ({"instruction;output": "x;y"}, {}, "data.format_unknown", "sep=';'"),
         (
             {"instruction": "x", "output": "y", "prompt": "a", "completion": "b"},
