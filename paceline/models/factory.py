@@ -194,16 +194,7 @@ class HFModelFactory:
         if streamed and slices is not None:
             read_rest(hf, slices)
             slices, empty = None, False
-        if not self._dropout:
-            _disable_dropout(hf)
-        if self._freeze_router:
-            freeze_routers(hf)
-        selectors = freeze_selectors(hf)
-        use_compressors(hf)
-        if self._master_dtype == torch.float64:
-            compute_in_float64(hf)
-        if self.frozen:
-            hf.requires_grad_(False)
+        selectors = self._set_modes(hf)
         self._move(hf, None if empty else device, options)
         held = empty and not options.by_slices  # by the strategy as they are, for a checkpoint to fill
         if held:
@@ -234,6 +225,25 @@ class HFModelFactory:
         if self._compile:
             module.compile_layers(**self._compile_options)
         return module
+
+    def _set_modes(self, hf: HFModel) -> int:
+        """Switch off dropout, freeze what is not trained, compute in float64, each if asked.
+
+        Return the number of frozen indexers of keys.
+        """
+        if not self._dropout:
+            for module in hf.modules():
+                if isinstance(module, nn.Dropout):
+                    module.p = 0.0
+        if self._freeze_router:
+            freeze_routers(hf)
+        selectors = freeze_selectors(hf)
+        use_compressors(hf)
+        if self._master_dtype == torch.float64:
+            compute_in_float64(hf)
+        if self.frozen:
+            hf.requires_grad_(False)
+        return selectors
 
     def _note_start(self, module: RoleModule, slices: Slices | None, in_parts: bool) -> None:
         """Note how the weights come from their files; ``in_parts``: each rank reads its own."""
@@ -533,9 +543,3 @@ def _model_class(config: PreTrainedConfig, model: ModelSource, role: Role) -> ty
                 )
             ) from error
         raise ConfigError(codes.MODELS_NOT_CAUSAL("model", str(config.model_type))) from error
-
-
-def _disable_dropout(hf: HFModel) -> None:
-    for module in hf.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0

@@ -229,6 +229,8 @@ def axolotl(**item: object) -> dict[str, Any]:
         ({"shards": 10}, LOST),
         ({"message_field_role": "from"}, MAPPED),
         ({"message_field_role": "speaker"}, LOST),
+        ({"message_field_training": "training"}, MAPPED),
+        ({"message_field_training": "learn"}, LOST),
         ({"message_property_mappings": {"role": "from", "content": "value"}}, MAPPED),
         ({"message_property_mappings": {"role": "who"}}, LOST),
         ({"roles": {"assistant": ["gpt"], "user": ["human"]}}, MAPPED),
@@ -434,3 +436,13 @@ def test_axolotl_keys_that_change_the_training_are_lost_by_name(more: dict[str, 
 def test_dropout_is_off_where_trl_switches_it_off(trainer: str) -> None:
     theirs = table("trl")["classes"][f"{trainer}Config"].get("disable_dropout", False)
     assert algorithm_spec(trainer.lower()).disable_dropout is theirs
+
+
+@pytest.mark.parametrize(("stage", "disables"), [("rm", False), ("dpo", None), ("kto", None)])
+def test_llamafactorys_reward_trainer_alone_keeps_dropout(
+    tmp_path: Path, stage: str, disables: bool | None
+) -> None:
+    """Its trainers of DPO and KTO call ``disable_dropout_in_model``."""
+    data = {"model_name_or_path": "m", "stage": stage, "dataset": "d", "finetuning_type": "lora"}
+    found = import_data(data, dict.fromkeys(data, 1), "a.yaml", "llamafactory")
+    assert checked(found, tmp_path).training.disable_dropout is disables
