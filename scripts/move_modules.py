@@ -4,7 +4,8 @@ TABLE is a TSV of old path, new path, more columns (``house_moves.tsv``); rows w
 the old path lies in ROOM (``paceline/runtime``) and exists. All names are rewritten at once, since a new name
 may be another module's old one: dotted names (``paceline.a.b``), paths (``paceline/a/b.py``, ``a/b.py``) in
 every tracked text, and in python the names that ``from paceline.a import b`` binds. New packages get an
-``__init__.py`` with the docstring TODO. Two old modules with one new path are left to be joined by hand.
+``__init__.py`` with the docstring TODO. A row whose reason begins with "merge" is appended to the module that
+has its new path: its imports go to that module's imports, its body to the end (``ruff check --fix`` sorts).
 
 Printed for a look by hand: what finds files by its own place (``__file__``), texts with a module's old name.
 """
@@ -29,16 +30,53 @@ _LEFT = (
 _PLACE = re.compile(r"__file__|importlib\.resources|with_name\(|\.parents\[")
 
 
-def _moves(table: Path, room: str) -> dict[str, str]:
-    rows = [line.split("\t")[:2] for line in table.read_text(encoding="utf-8").splitlines()]
-    found = {
-        old: new
-        for old, new in rows
-        if old.startswith(f"{room}/") and new.endswith(".py") and old != new and Path(old).is_file()
-    }
-    counts = Counter(found.values())
-    stays = {old for old, new in rows if old == new}
-    return {old: new for old, new in found.items() if counts[new] == 1 and new not in stays}
+def _moves(table: Path, room: str) -> tuple[dict[str, str], set[str]]:
+    """Return old → new, and which old ones are appended to the module at their new path."""
+    rows = [line.split("\t")[:3] for line in table.read_text(encoding="utf-8").splitlines()]
+    rows = [row for row in rows if row[0].startswith(f"{room}/") and row[1].endswith(".py")]
+    here = [row for row in rows if Path(row[0]).is_file() and row[0] != row[1]]
+    merged = {old for old, _, reason in here if reason.startswith("merge")}
+    counts = Counter(new for old, new, _ in here if old not in merged)
+    if twice := [
+        new
+        for new, count in counts.items()
+        if count > 1 or Path(new).is_file() and new not in {old for old, _, _ in here}
+    ]:
+        sys.exit(f"two modules with one new path, none of them marked merge: {twice}")
+    moves = {old: new for old, new, _ in here}
+    if alone := [old for old in merged if moves[old] not in counts and not Path(moves[old]).is_file()]:
+        sys.exit(f"nothing to merge into: {alone}")
+    return moves, merged
+
+
+def _join(source: str, target: str) -> None:
+    """Append the module ``source`` to ``target``: its imports to the imports, its body to the end."""
+    text, into = Path(source).read_text(encoding="utf-8"), Path(target).read_text(encoding="utf-8")
+    body = ast.parse(text).body
+    lines, into_lines = text.splitlines(keepends=True), into.splitlines(keepends=True)
+    rest = [node for node in body[1:] if not isinstance(node, ast.Import | ast.ImportFrom)]
+    start = _first_line(rest[0]) if rest else len(lines) + 1
+    while start > 1 and lines[start - 2].startswith("#"):
+        start -= 1
+    imports = [
+        ast.unparse(node) + "\n"
+        for node in body
+        if isinstance(node, ast.Import | ast.ImportFrom) and getattr(node, "module", "") != "__future__"
+    ]
+    tree = ast.parse(into).body
+    last = max(node.end_lineno or 1 for node in tree if isinstance(node, ast.Import | ast.ImportFrom))
+    names = {node.name for node in tree if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    both = names & {node.name for node in rest if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    new = [*into_lines[:last], *imports, *into_lines[last:], "\n\n", *lines[start - 1 :]]
+    itself = _dotted(target)
+    new = [line for line in new if not line.startswith(f"from {itself} import ") or "(" in line]
+    Path(target).write_text("".join(new), encoding="utf-8")
+    print(f"joined {source} to {target}" + (f": names in both {sorted(both)}" if both else ""))
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _dotted(path: str) -> str:
@@ -121,7 +159,7 @@ def _rewrite(moves: Mapping[str, str]) -> int:
 def main() -> int:
     """Move, rewrite, and print what a person should look at."""
     table, room = Path(sys.argv[1]), sys.argv[2].rstrip("/")
-    moves = _moves(table, room)
+    moves, merged = _moves(table, room)
     for old, new in moves.items():
         print(f"{old} -> {new}")
     if "--dry-run" in sys.argv:
@@ -137,7 +175,11 @@ def main() -> int:
         if not (package := Path(new).parent / "__init__.py").exists():
             package.write_text('"""TODO."""\n', encoding="utf-8")
             print(f"new package: {package.parent}")
-        subprocess.run(["git", "mv", f"{old}.moved", new], check=True)
+        if old not in merged:
+            subprocess.run(["git", "mv", f"{old}.moved", new], check=True)
+    for old in merged:
+        _join(f"{old}.moved", moves[old])
+        subprocess.run(["git", "rm", "-qf", f"{old}.moved"], check=True)
     subprocess.run(["git", "add", "-A", room], check=True)
     print(f"{len(moves)} modules moved, {changed} files rewritten")
     return 0
