@@ -172,7 +172,8 @@ def main() -> int:
         subprocess.run(["git", "mv", old, f"{old}.moved"], check=True)
     for old, new in moves.items():
         Path(new).parent.mkdir(parents=True, exist_ok=True)
-        if not (package := Path(new).parent / "__init__.py").exists():
+        package = Path(new).parent / "__init__.py"
+        if not package.exists() and str(package) not in moves.values():
             package.write_text('"""TODO."""\n', encoding="utf-8")
             print(f"new package: {package.parent}")
         if old not in merged:
