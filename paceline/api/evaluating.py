@@ -21,8 +21,8 @@ from paceline.core.columns import aligned
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import Json, JsonObject
-from paceline.launch.environ import cache_folder
-from paceline.launch.spec import import_path, module_argv
+from paceline.launch.environment.guide_variables import cache_folder
+from paceline.launch.process_spec import import_path, module_argv
 
 Model = str | PathLike[str]
 _OWN = ("name", "path", "step", "rows", "tokens", "loss", "perplexity", "token_accuracy")

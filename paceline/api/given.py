@@ -86,7 +86,7 @@ def source_of(config: ConfigLike, overrides: Mapping[str, object] | None) -> Giv
 
 def read(source: GivenConfig, *, ruled: bool) -> Loaded:
     """Load and check a config; unless ``ruled``, the rules are left for when the machine is known."""
-    from paceline.launch.before.loading import load, load_to_start
+    from paceline.launch.preflight.load_config import load, load_to_start
 
     given = source.path, (), source.overrides
     if ruled:

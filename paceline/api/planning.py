@@ -67,9 +67,9 @@ def plan(
 
 def planned_run(loaded: Loaded, cluster: AcceleratorCluster | None, *, imports: bool) -> PlannedRun:
     """Plan a config that has been loaded, for ``cluster`` or for this machine. Raises ConfigError."""
-    from paceline.launch.before.forecast import forecast_of_plan
-    from paceline.launch.before.planned import at_lines, planned
-    from paceline.launch.ledger import expected_here
+    from paceline.launch.prediction_ledger import expected_here
+    from paceline.launch.preflight.forecast import forecast_of_plan
+    from paceline.launch.preflight.plan_job import at_lines, planned
     from paceline.plan.cost.report import text
     from paceline.plan.explain import explain
 

@@ -34,7 +34,7 @@ def planned_runs(config: Path, given: Sequence[str], folder: Path) -> list[Sweep
 
     Raises ConfigError for any that cannot start.
     """
-    from paceline.launch.before.loading import load
+    from paceline.launch.preflight.load_config import load
 
     axes = [values_of(one) for one in given]
     if not any(len(values) > 1 for _, values in axes):

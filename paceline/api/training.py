@@ -20,13 +20,13 @@ from paceline.core.errors import BusyError, ConfigError, ExitCode, PacelineError
 from paceline.core.files import read_run_file
 from paceline.core.json_types import Json
 from paceline.core.rundir import RunDir
-from paceline.launch.environ import cache_folder
-from paceline.launch.managers import standing
-from paceline.launch.options import LaunchOptions
+from paceline.launch.environment.guide_variables import cache_folder
+from paceline.launch.environment.job_managers import standing
+from paceline.launch.launch_options import LaunchOptions
 from paceline.launch.program import keep_docstrings
 
 if TYPE_CHECKING:
-    from paceline.launch.before.ready import Ready
+    from paceline.launch.preflight.ready_run import Ready
 
 RAN = (ExitCode.OK, ExitCode.STOPPED, ExitCode.CLOSING)
 
@@ -95,7 +95,7 @@ def _named(given: Part | None, argument: str) -> str | None:
 
 def _all_ranks(source: GivenConfig, hearing: Hearing, quiet: bool) -> Run:
     """Check, plan, start this node's ranks and wait for them: what ``paceline train`` does."""
-    from paceline.launch.before.ready import made_ready
+    from paceline.launch.preflight.ready_run import made_ready
     from paceline.plan.explain import explain
 
     loaded = read(source, ruled=False)
@@ -123,8 +123,8 @@ def start_ranks(ready: Ready, quiet: bool, asks_to_stop: Callable[[], bool]) -> 
 
 def _one_rank(source: GivenConfig, nproc: int | None, hearing: Hearing, quiet: bool) -> Run:
     """Be the rank that a launcher has started this process as: its work is done by a child."""
-    from paceline.launch.before.ready import outside_arguments
-    from paceline.launch.beneath import run_beneath
+    from paceline.launch.preflight.ready_run import outside_arguments
+    from paceline.launch.supervision.child_rank import run_beneath
 
     here = standing(os.environ)
     if nproc is not None:

@@ -17,7 +17,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import JsonObject, as_object
 from paceline.core.private import written_for
-from paceline.launch.spec import import_path, module_argv
+from paceline.launch.process_spec import import_path, module_argv
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
@@ -74,7 +74,7 @@ def verified(
 def _verified(
     loaded: Loaded, folder: Path, against: str, steps: int, probe: bool, report: Report, warn: Warn
 ) -> VerifyReport:
-    from paceline.launch.before.planned import planned
+    from paceline.launch.preflight.plan_job import planned
     from paceline.plan.model.config_json import model_config
     from paceline.verify.sides import TOLERANCES, probes, reference_for, sides
     from paceline.verify.verdict import judge

@@ -12,8 +12,8 @@ from pathlib import Path
 from paceline.checkpoint.resume import BEFORE_BYTES, at_its_key, find_checkpoint, lies_elsewhere
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
-from paceline.launch.ending import ended
-from paceline.launch.outlet import redacted
+from paceline.launch.exit_handling import ended
+from paceline.runlog.redacted_output import redacted
 
 
 @ended

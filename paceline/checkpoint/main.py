@@ -25,9 +25,9 @@ from paceline.core.errors import CheckpointError, ConfigError, ExitCode, Pacelin
 from paceline.core.files import MAX_JSON_BYTES, read_run_file
 from paceline.core.rundir import RunDir
 from paceline.core.units import bytes_of, human_bytes, human_count
-from paceline.launch.ending import ended
-from paceline.launch.outlet import redacted
+from paceline.launch.exit_handling import ended
 from paceline.rules import codes as rules_codes
+from paceline.runlog.redacted_output import redacted
 
 if TYPE_CHECKING:
     from paceline.checkpoint.export import ExportReport

@@ -21,7 +21,7 @@ from paceline.core.json_types import Json, as_object
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes, human_count
 from paceline.core.version import PACKAGE_VERSION
-from paceline.launch.environ import current
+from paceline.launch.environment.guide_variables import current
 from paceline.plan.plan import Plan
 from paceline.runlog.history import History, load_history
 from paceline.runlog.redact import Redactor, printable

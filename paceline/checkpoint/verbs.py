@@ -26,10 +26,10 @@ from paceline.core.errors import BusyError, CheckpointError, ConfigError, ExitCo
 from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
-from paceline.launch.claim import in_use
-from paceline.launch.ending import ended
-from paceline.launch.outlet import redacted
+from paceline.launch.claim_run_dir import in_use
+from paceline.launch.exit_handling import ended
 from paceline.rules import codes as rules_codes
+from paceline.runlog.redacted_output import redacted
 
 
 @redacted

@@ -29,10 +29,10 @@ from paceline.config.schema import homes_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.tables import ALGORITHMS
-from paceline.launch.before.ready import outside_arguments
-from paceline.launch.environ import started_by
-from paceline.launch.options import LaunchOptions
-from paceline.launch.spec import WORKER_MODULE
+from paceline.launch.environment.guide_variables import started_by
+from paceline.launch.launch_options import LaunchOptions
+from paceline.launch.preflight.ready_run import outside_arguments
+from paceline.launch.process_spec import WORKER_MODULE
 
 ConfigOption = Annotated[Path, typer.Option("--config", metavar="YAML", help="The YAML file.")]
 OverridesArgument = Annotated[

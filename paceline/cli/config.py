@@ -9,7 +9,7 @@ import typer
 
 from paceline.cli.errors import print_diagnostics
 from paceline.cli.options import ConfigFile, Overrides
-from paceline.launch.before.loading import load
+from paceline.launch.preflight.load_config import load
 
 app = typer.Typer(
     rich_markup_mode=None,

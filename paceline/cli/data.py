@@ -13,7 +13,7 @@ import typer
 from paceline.cli.errors import print_diagnostics
 from paceline.cli.options import ConfigFile, Overrides
 from paceline.cli.process import call
-from paceline.launch.before.loading import load
+from paceline.launch.preflight.load_config import load
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -51,7 +51,7 @@ def show(
     The totals are of the prepared data (lengths, share with loss, cut off, left out, duplicates, fields that
     took no part); data that are not prepared yet are prepared first.
     """
-    from paceline.launch.environ import cache_folder
+    from paceline.launch.environment.guide_variables import cache_folder
 
     loaded = load(config, overrides or [])
     print_diagnostics(loaded.notes)

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.cli import codes
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import ExitCode, PacelineError
-from paceline.launch.ending import READER_GONE, EndedBySignal, reader_gone
+from paceline.launch.exit_handling import READER_GONE, EndedBySignal, reader_gone
 from paceline.launch.program import keep_docstrings
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from paceline.cli import codes
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode
-from paceline.launch.managers import manager_of, standing, started_by, whole
+from paceline.launch.environment.job_managers import manager_of, standing, started_by, whole
 from paceline.launch.ports import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from paceline.launch.options import LaunchOptions
+    from paceline.launch.launch_options import LaunchOptions
 
 LATER_SECONDS = 2.0
 
@@ -54,8 +54,8 @@ def join(
         return
     refuse_own_processes(options, size)
     from paceline.cli.process import become
-    from paceline.launch.before.ready import outside_arguments
-    from paceline.launch.spec import WORKER_MODULE
+    from paceline.launch.preflight.ready_run import outside_arguments
+    from paceline.launch.process_spec import WORKER_MODULE
 
     arguments = outside_arguments(config, overrides, _of_the_config(options))
     become(WORKER_MODULE, *arguments, *(["--local-rank", str(local_rank)] if local_rank is not None else []))

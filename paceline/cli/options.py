@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.launch.before.loading import load as load
-from paceline.launch.before.loading import load_to_start as load_to_start
+from paceline.launch.preflight.load_config import load as load
+from paceline.launch.preflight.load_config import load_to_start as load_to_start
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")]
 Overrides = Annotated[

@@ -12,7 +12,7 @@ import typer
 from paceline.cli.errors import print_diagnostics
 from paceline.cli.options import Overrides
 from paceline.core.tables import ALGORITHMS
-from paceline.launch.before.loading import load, load_to_start
+from paceline.launch.preflight.load_config import load, load_to_start
 
 if TYPE_CHECKING:
     from paceline.cli.simulate import SimulationResult
@@ -124,7 +124,7 @@ def plan(
     Starts nothing; only --simulate needs torch.
     """
     if ledger:
-        from paceline.launch.ledger import told_ledger
+        from paceline.launch.prediction_ledger import told_ledger
 
         typer.echo(told_ledger(as_json), nl=as_json)
         return
@@ -172,7 +172,7 @@ def _of_config(
     from paceline.api.planning import planned_run
     from paceline.cli.forecast import needs_one_subject
     from paceline.cli.joined import rehearsed
-    from paceline.launch.options import LaunchOptions
+    from paceline.launch.launch_options import LaunchOptions
     from paceline.plan.hardware.catalogue import cluster_of
     from paceline.plan.own_code import own_code
 

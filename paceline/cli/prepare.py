@@ -14,7 +14,7 @@ import typer
 from paceline.cli.errors import print_diagnostics
 from paceline.cli.options import ConfigFile, Overrides
 from paceline.cli.process import call
-from paceline.launch.before.loading import load
+from paceline.launch.preflight.load_config import load
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
@@ -42,7 +42,7 @@ def prepare(
 
 def prepare_data(config: Path, overrides: Sequence[str], cache: Path | None = None) -> int:
     """Prepare the data that ``config`` describes and return the exit code."""
-    from paceline.launch.environ import cache_folder
+    from paceline.launch.environment.guide_variables import cache_folder
 
     loaded = load(config, overrides)
     print_diagnostics(loaded.notes)

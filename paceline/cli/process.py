@@ -8,8 +8,8 @@ import sys
 from typing import NoReturn
 
 from paceline.core.package import ROOT
-from paceline.launch.ending import EndedBySignal
-from paceline.launch.spec import ENTERED, module_argv
+from paceline.launch.exit_handling import EndedBySignal
+from paceline.launch.process_spec import ENTERED, module_argv
 
 
 def reach_package() -> None:

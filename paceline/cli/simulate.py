@@ -72,7 +72,7 @@ def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) 
 
 def _run_child(job: Mapping[str, Json]) -> Simulation:
     from paceline.cli.process import reach_package
-    from paceline.launch.spec import module_argv
+    from paceline.launch.process_spec import module_argv
 
     reach_package()
     with tempfile.TemporaryDirectory() as folder:

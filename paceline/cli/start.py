@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from paceline.cli.errors import print_diagnostics
 from paceline.core.collection import nothing_collected
 from paceline.core.errors import BusyError, ExitCode
-from paceline.launch.before.loading import load_to_start
-from paceline.launch.options import LaunchOptions
-from paceline.launch.outlet import tolerate_loss
+from paceline.launch.launch_options import LaunchOptions
+from paceline.launch.preflight.load_config import load_to_start
+from paceline.runlog.redacted_output import tolerate_loss
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
@@ -34,7 +34,7 @@ def start(
     if not dry_run:
         tolerate_loss()
     with nothing_collected():
-        from paceline.launch.before.ready import made_ready
+        from paceline.launch.preflight.ready_run import made_ready
         from paceline.plan.explain import explain
 
         # Everything that can be refused is refused before any process starts or a file is written

@@ -11,8 +11,8 @@ import typer
 from paceline.cli.options import ConfigFile, LauncherOption, Overrides
 from paceline.core.tables import ALGORITHMS
 from paceline.core.version import PACKAGE_VERSION
-from paceline.launch.outlet import terminal
 from paceline.runlog.redact import printable
+from paceline.runlog.redacted_output import terminal
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
@@ -65,7 +65,7 @@ def train(
     Inside srun, mpirun, torchrun, accelerate or deepspeed each process becomes one rank of the one run.
     """
     from paceline.cli.joined import join, on_its_node, rehearsed
-    from paceline.launch.options import LaunchOptions
+    from paceline.launch.launch_options import LaunchOptions
 
     options = LaunchOptions(nproc, nnodes, node_rank, master_addr, master_port, algorithm, resume, launcher)
     if not dry_run:

@@ -10,7 +10,7 @@ import typer
 from paceline.cli.errors import print_diagnostics
 from paceline.cli.options import ConfigFile, Overrides
 from paceline.core.errors import ExitCode
-from paceline.launch.before.loading import load
+from paceline.launch.preflight.load_config import load
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 

@@ -60,7 +60,7 @@ def watch(
 
 def listening(port: int | None) -> socket.socket:
     """Return a socket that listens on loopback. Raises ConfigError when ``port`` cannot be had."""
-    from paceline.launch.guarded import listening_on
+    from paceline.launch.loopback_guard import listening_on
 
     try:
         return listening_on(port, PORT)

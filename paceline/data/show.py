@@ -25,10 +25,10 @@ from paceline.data.settle import settle_template
 from paceline.data.shown import ShownDocument, ShownRow, Totals, meaning_of, show_rows, totals_of
 from paceline.data.template import Encoder
 from paceline.data.tokenizer import open_tokenizer
-from paceline.launch.ending import ended
-from paceline.launch.outlet import redacted, terminal
+from paceline.launch.exit_handling import ended
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.runlog.redact import printable
+from paceline.runlog.redacted_output import redacted, terminal
 
 _GREEN, _DIM, _OFF = "\033[32m", "\033[2m", "\033[0m"
 

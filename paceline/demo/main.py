@@ -21,9 +21,9 @@ from paceline.demo.preferences import DPO, REWARD
 from paceline.demo.rewards import GRPO, PPO
 from paceline.demo.sft import demo_sft
 from paceline.demo.steps import free_directory
-from paceline.launch.ending import ended
-from paceline.launch.outlet import redacted, terminal
+from paceline.launch.exit_handling import ended
 from paceline.plan.algorithms.sft import SFT
+from paceline.runlog.redacted_output import redacted, terminal
 
 DEFAULT = Path("outputs/demo")
 RECIPES: Mapping[str, AlgorithmDemo] = {recipe.algorithm: recipe for recipe in (DPO, REWARD, GRPO, PPO)}

@@ -29,12 +29,12 @@ from paceline.demo import codes
 from paceline.demo.files import write_questions
 from paceline.demo.questions import training
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
-from paceline.launch.ending import ended
-from paceline.launch.environ import current
-from paceline.launch.outlet import redacted, terminal
+from paceline.launch.environment.guide_variables import current
+from paceline.launch.exit_handling import ended
 from paceline.plan.hardware.probe import cpu_count
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step
+from paceline.runlog.redacted_output import redacted, terminal
 
 SIZES = {"small": (128, 2), "medium": (256, 4), "large": (512, 8)}  # hidden size, layers
 ROW_TOKENS = 256
@@ -115,7 +115,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 def default_processes() -> list[int]:
     """Return 1, 2, 4, … up to the number of GPUs, or of usable cores without GPUs; at most 8."""
-    from paceline.launch.environ import current
+    from paceline.launch.environment.guide_variables import current
     from paceline.plan.hardware.kinds import is_accelerator
     from paceline.plan.hardware.probe import probe_hardware
 

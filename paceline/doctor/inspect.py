@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from paceline.launch.before.facts import infiniband, memlock_unlimited
+from paceline.launch.preflight.facts import infiniband, memlock_unlimited
 from paceline.plan.hardware.choose import Choice, choose
 from paceline.plan.hardware.probe import cpu_count, host_memory_bytes, look
 from paceline.plan.hardware.seen import Sights

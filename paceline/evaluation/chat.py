@@ -26,8 +26,8 @@ from paceline.evaluation.sharded import check_shareable
 from paceline.evaluation.work import COPIES
 from paceline.generation.answer import Message, Sampling, Write, answer_streamed
 from paceline.generation.settings import sampling_of
-from paceline.launch.ending import ended
-from paceline.launch.outlet import redacted
+from paceline.launch.exit_handling import ended
+from paceline.runlog.redacted_output import redacted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

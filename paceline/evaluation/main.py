@@ -18,8 +18,8 @@ from paceline.evaluation.checked import checked
 from paceline.evaluation.generated import generate_rows
 from paceline.evaluation.job import EvaluationJob
 from paceline.evaluation.measured import measure
-from paceline.launch.ending import ended
-from paceline.launch.outlet import redacted
+from paceline.launch.exit_handling import ended
+from paceline.runlog.redacted_output import redacted
 
 _EVERY_SECONDS = 1.0
 

@@ -22,7 +22,7 @@ from paceline.evaluation.job import EvaluationJob
 from paceline.evaluation.opened import model_folder
 from paceline.evaluation.straight import prepared_without_copy
 from paceline.generation.settings import run_of, stored_config
-from paceline.launch.before.loading import load
+from paceline.launch.preflight.load_config import load
 
 _SECTIONS = ("data", "generation", "model")
 _OF_THE_RUN = {  # keys of a run's data section that say how its rows are read, whichever they are

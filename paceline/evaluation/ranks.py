@@ -16,12 +16,12 @@ from paceline.evaluation import codes
 from paceline.evaluation.rank import Report, compute
 from paceline.evaluation.sharded import check_shareable
 from paceline.evaluation.work import COPIES, WorkFolder
-from paceline.launch.environ import current
-from paceline.launch.exits import signal_name
+from paceline.launch.environment.guide_variables import current
 from paceline.launch.ports import free_port
+from paceline.launch.process_spec import ENTERED, import_path, module_argv, thread_count
 from paceline.launch.processes import die_with_parent
-from paceline.launch.secret import handed_out
-from paceline.launch.spec import ENTERED, import_path, module_argv, thread_count
+from paceline.launch.run_secret import handed_out
+from paceline.launch.supervision.exit_codes import signal_name
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0

@@ -23,9 +23,9 @@ from pathlib import Path
 from paceline.core.diagnostics import Diagnostic
 from paceline.evaluation import codes
 from paceline.evaluation.metrics import METRICS, PerAnswer, metric_named
-from paceline.launch.environ import current
-from paceline.launch.outlet import redacted
-from paceline.launch.spec import import_path, module_argv
+from paceline.launch.environment.guide_variables import current
+from paceline.launch.process_spec import import_path, module_argv
+from paceline.runlog.redacted_output import redacted
 
 START_SECONDS = 120.0
 ANSWER_SECONDS = 10.0

@@ -22,8 +22,8 @@ from paceline.evaluation import codes
 from paceline.evaluation.losses import RowLosses
 from paceline.evaluation.straight import end_where_turns_end
 from paceline.evaluation.work import PartFile, WorkFolder, own_batches
-from paceline.launch.environ import current
-from paceline.launch.secret import read_secret
+from paceline.launch.environment.guide_variables import current
+from paceline.launch.run_secret import read_secret
 from paceline.models.factory import HFModelFactory
 from paceline.models.materialise import build_on_meta, fill
 from paceline.models.tensor_parallel import TP_SIZE, apply_tensor_parallel, how_cut

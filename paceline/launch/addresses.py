@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.launch import codes
+from paceline.launch.process_spec import Cluster
 from paceline.launch.processes import environments
-from paceline.launch.spec import Cluster
 
 _NAMES = ("localhost", "ip6-localhost", "localhost.localdomain")
 _WAIT_SECONDS = 60.0  # for node 0 of the same machine to start its workers

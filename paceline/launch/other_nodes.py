@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from paceline.core.errors import PacelineError
 from paceline.launch import codes
 from paceline.launch.ports import DEFAULT_PORT
-from paceline.launch.spec import Cluster, import_path, module_argv, rank_environment
-from paceline.launch.supervise import report_to_stderr
+from paceline.launch.process_spec import Cluster, import_path, module_argv, rank_environment
+from paceline.launch.supervision.supervisor import report_to_stderr
 
 if TYPE_CHECKING:
     from paceline.config.sections.launch import LaunchSection

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from paceline.core.errors import ConfigError
 from paceline.launch import codes
-from paceline.launch.spec import Cluster
+from paceline.launch.process_spec import Cluster
 
 DEFAULT_PORT = 29500  # torchrun's default; several nodes cannot agree on a free port before they meet
 SEARCH = 200

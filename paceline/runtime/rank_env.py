@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.core.diagnostics import Code
 from paceline.core.errors import ConfigError
-from paceline.launch.managers import Manager, first, first_host, local_sizes, manager_of
+from paceline.launch.environment.job_managers import Manager, first, first_host, local_sizes, manager_of
 from paceline.runtime import codes
 
 DEFAULT_PORT = 29500

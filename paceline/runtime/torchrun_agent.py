@@ -20,12 +20,12 @@ from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, parse_args
 
 from paceline.core.errors import ExitCode
-from paceline.launch.environ import current
-from paceline.launch.exits import CALM, killed_diagnostic, overall_code
-from paceline.launch.line import AGENT, Line
-from paceline.launch.outlet import redacted
+from paceline.launch.environment.guide_variables import current
 from paceline.launch.processes import STOPPED, rank_children, send, state_of
-from paceline.launch.supervise import STOPPED_SECONDS
+from paceline.launch.supervision.exit_codes import CALM, killed_diagnostic, overall_code
+from paceline.launch.supervision.supervisor import STOPPED_SECONDS
+from paceline.launch.supervision.worker_channel import AGENT, Line
+from paceline.runlog.redacted_output import redacted
 
 SHUTDOWN_SECONDS = 60  # torch's 30 s are too short for ranks still publishing a checkpoint
 

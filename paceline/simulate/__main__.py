@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from paceline.core.json_types import JsonObject
-from paceline.launch.outlet import redacted
+from paceline.runlog.redacted_output import redacted
 
 
 @redacted

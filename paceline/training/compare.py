@@ -19,9 +19,9 @@ from paceline.checkpoint.names import TensorName
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
-from paceline.launch.ending import ended
-from paceline.launch.outlet import redacted
+from paceline.launch.exit_handling import ended
 from paceline.runlog.history import load_history
+from paceline.runlog.redacted_output import redacted
 from paceline.verify.compared import ComparedRuns, ComparedStep, Furthest
 
 

@@ -29,7 +29,7 @@ from paceline.core.units import human_bytes
 from paceline.data.fingerprint import definition
 from paceline.data.kinds.base import row_kind
 from paceline.data.prepare import train_fingerprint_of
-from paceline.launch.environ import cache_folder
+from paceline.launch.environment.guide_variables import cache_folder
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.model.vocabulary import is_here
 from paceline.plan.plan import Plan

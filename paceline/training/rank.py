@@ -16,13 +16,13 @@ from paceline.core.diagnostics import all_codes
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
-from paceline.launch.device_settings import apply_device_settings, device_settings
-from paceline.launch.environ import current
-from paceline.launch.line import Line
-from paceline.launch.managers import standing, whole
-from paceline.launch.outlet import redacted, tolerate_loss
-from paceline.launch.secret import read_secret
+from paceline.launch.environment.device_variables import apply_device_settings, device_settings
+from paceline.launch.environment.guide_variables import current
+from paceline.launch.environment.job_managers import standing, whole
+from paceline.launch.run_secret import read_secret
+from paceline.launch.supervision.worker_channel import Line
 from paceline.runlog.redact import Redactor
+from paceline.runlog.redacted_output import redacted, tolerate_loss
 from paceline.runlog.stacks import stacks_to
 from paceline.runtime import codes
 from paceline.runtime.hard_exit import leave

@@ -14,12 +14,12 @@ from paceline.config.source import DEFAULTS
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
-from paceline.launch.before.once import once_a_node
-from paceline.launch.before.planned import found_for_ranks, with_files
-from paceline.launch.environ import cache_folder, translate
-from paceline.launch.managers import OWN_DEVICES, standing, whole
+from paceline.launch.environment.guide_variables import cache_folder, translate
+from paceline.launch.environment.job_managers import OWN_DEVICES, standing, whole
+from paceline.launch.preflight.once_per_node import once_a_node
+from paceline.launch.preflight.plan_job import found_for_ranks, with_files
+from paceline.launch.process_spec import Cluster
 from paceline.launch.processes import MARK
-from paceline.launch.spec import Cluster
 from paceline.plan.algorithms.roles import named_shapes
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.model.read_shape import shape_of

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from paceline.core.rundir import RunDir
 from paceline.core.secret_values import without_secrets
-from paceline.launch.environ import current
+from paceline.launch.environment.guide_variables import current
 
 _PLOT_SECONDS = 120.0
 

@@ -10,7 +10,7 @@ from sources import sources
 
 #: The rooms that read what others wrote: configs, models, data, runs, checkpoints.
 ROOMS = ("core", "config", "plan", "data", "checkpoint", "evaluation", "generation")
-LOOKS = ("launch/secret.py", "training/answers.py", "training/look.py", "training/rollout/named.py")
+LOOKS = ("launch/run_secret.py", "training/answers.py", "training/look.py", "training/rollout/named.py")
 #: Files that open others without it, and why.
 OWN = {
     "core/files.py": "it is the door",

@@ -14,14 +14,14 @@ WRITERS = {
         "what the event and text logs have passed through the redactor they are given"
     ),
     "paceline/runlog/result.py": "the redactor it is given",
-    "paceline/launch/secret.py": "the secret of the store, for its owner alone",
-    "paceline/launch/claim.py": "the redactor it is given; the config was refused if it held a secret",
+    "paceline/launch/run_secret.py": "the secret of the store, for its owner alone",
+    "paceline/launch/claim_run_dir.py": "the redactor it is given; no secret in the config",
     "paceline/training/answers.py": "redacted",
     "paceline/training/profiles/recorder.py": "names of operations and layers, and numbers",
     "paceline/cli/errors.py": "redacted",
-    "paceline/launch/record.py": "the redactor it is given",
-    "paceline/launch/before/once.py": "redacted",
-    "paceline/launch/outlet.py": "is the redaction",
+    "paceline/launch/supervision/exit_record.py": "the redactor it is given",
+    "paceline/launch/preflight/once_per_node.py": "redacted",
+    "paceline/runlog/redacted_output.py": "is the redaction",
     "paceline/runtime/failures/heartbeat.py": "numbers",
     "paceline/runtime/failures/flight_recorder.py": "names and sizes of collectives",
     "paceline/plan/hardware/ask_torch.py": "devices and versions, as redacted by the child",
@@ -42,7 +42,7 @@ WRITERS = {
     "paceline/cli/llamafactory_flags.py": "a composed YAML, without secrets: values of that shape are masked",
     "paceline/cli/config_init.py": "a user's answers, in a file of their own",
     "paceline/cli/config_import.py": "a composed YAML, without secrets: values of that shape are masked",
-    "paceline/launch/before/lengths.py": "a config, in a temporary folder",
+    "paceline/launch/preflight/forecast.py": "a config, in a temporary folder",
     "paceline/api/verifying.py": "a config and its verdict",
     "paceline/api/given.py": "the caller's config, in a temporary folder",
     "paceline/api/rows.py": "the caller's rows, in a private folder of the cache",
@@ -58,13 +58,13 @@ WRITERS = {
     "paceline/algorithms/rewards/sandbox/client.py": "a program, in memory",
     "paceline/algorithms/rewards/sandbox/server.py": "a verdict, on a pipe",
     "paceline/algorithms/rewards/sandbox/walls.py": "maps of users",
-    "paceline/launch/before/beforehand.py": (
+    "paceline/launch/preflight/child_checks.py": (
         "a config that was refused if it held a secret, in a temporary folder"
     ),
     "paceline/training/trial/run.py": "findings, in a temporary folder",
     "paceline/checkpoint/every_byte.py": "findings, in a temporary folder",
     "paceline/checkpoint/objects/start.py": "findings, in a temporary folder",
-    "paceline/launch/before/objects.py": "URLs, refused if they held a secret",
+    "paceline/launch/preflight/object_storage.py": "URLs, refused if they held a secret",
     "paceline/config/reference.py": "documentation",
     "paceline/config/foreign/reference.py": "documentation",
     "paceline/training/console.py": "the redactor it is given",
@@ -83,7 +83,7 @@ WRITERS = {
 _WRITES = ("write_text", "write_bytes", "write", "writelines", "dump")
 # Calls of that name that write no text: events and blocks of tensors
 EVENTS = {
-    ("paceline/launch/supervise.py", "self._record.write"),
+    ("paceline/launch/supervision/supervisor.py", "self._record.write"),
     ("paceline/runlog/log.py", "self.events.write"),
     ("paceline/training/observers.py", "self.log.write"),
     ("paceline/training/worker.py", "self.observers.log.write"),

@@ -74,7 +74,7 @@ class Checker:
     def refused(self, cell: Cell) -> str:
         """Why the plan refuses this cell, or an empty text."""
         from paceline.config.load import load_config
-        from paceline.launch.before.planned import planned
+        from paceline.launch.preflight.plan_job import planned
 
         try:
             loaded = load_config(

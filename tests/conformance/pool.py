@@ -15,8 +15,8 @@ from pathlib import Path
 import warm
 
 from paceline.launch.ports import free_port
+from paceline.launch.process_spec import worker_argv
 from paceline.launch.processes import MARK
-from paceline.launch.spec import worker_argv
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -31,8 +31,8 @@ from emulated_device import emulated
 import paceline.training.session
 import paceline.training.worker  # noqa: F401
 from paceline.config.load import load_config
-from paceline.launch.environ import current
-from paceline.launch.line import Line
+from paceline.launch.environment.guide_variables import current
+from paceline.launch.supervision.worker_channel import Line
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.hardware.kinds import CPU, CUDA, KINDS, is_accelerator
 from paceline.plan.strategies.job import Job

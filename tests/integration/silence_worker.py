@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode
-from paceline.launch.secret import read_secret
+from paceline.launch.run_secret import read_secret
 from paceline.runtime.failures import alarm as alarms
 from paceline.runtime.failures.alarm import Alarm
 from paceline.runtime.failures.heartbeat import Heartbeat, Signs

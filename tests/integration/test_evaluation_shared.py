@@ -17,7 +17,7 @@ from paceline.evaluation.generated import generate_rows
 from paceline.evaluation.job import EvaluationJob
 from paceline.evaluation.measured import measure
 from paceline.evaluation.sharded import check_shareable
-from paceline.launch.secret import FILE
+from paceline.launch.run_secret import FILE
 
 pytestmark = [pytest.mark.integration]
 

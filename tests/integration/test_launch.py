@@ -27,8 +27,8 @@ DRIVER = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell's background job has it: a stop asked for is obeyed all the same
 from paceline.launch import supervise
-from paceline.launch.spec import Cluster
-from paceline.launch.start import launch
+from paceline.launch.process_spec import Cluster
+from paceline.launch.start_run import launch
 launcher, nproc, nodes, node, port, peer_seconds, *worker = sys.argv[1:]
 supervise.PEER_SECONDS = supervise.TERM_SECONDS = float(peer_seconds)
 cluster = Cluster(int(nproc), int(nodes), int(node), master_port=int(port) or None)
@@ -71,7 +71,7 @@ elif mode == "killed":  # rank 1 of 3 dies; rank 0 listens, rank 2 has no line y
             time.sleep(0.02)
         os.kill(os.getpid(), int(sys.argv[3]))
     if rank == 0:
-        from paceline.launch.line import Line
+        from paceline.launch.supervision.worker_channel import Line
         def leave(word):
             line(f"heard of rank {word.rank}: {word.code} {word.finding.found}"); os._exit(76)
         Line.join(os.environ, rank, leave)

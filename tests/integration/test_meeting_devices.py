@@ -20,7 +20,7 @@ from paceline.config.sections.launch import LaunchSection
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.launch import codes as launch_codes
 from paceline.launch.other_nodes import reported_to_other_nodes
-from paceline.launch.secret import VALUE
+from paceline.launch.run_secret import VALUE
 from paceline.runtime.process_group.rendezvous import arrive, connect_store
 from paceline.runtime.rank_env import RankEnv
 

@@ -16,7 +16,7 @@ from paceline.checkpoint.objects.store import ObjectFacts, ReadBack, StoreRefuse
 from paceline.config.object_url import ObjectUrl
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
-from paceline.launch.environ import current
+from paceline.launch.environment.guide_variables import current
 from paceline.plan.packages import missing_object_store
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from paceline.core.files import read_run_file
 from paceline.core.json_types import Json
 from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
-from paceline.launch.ending import ended
-from paceline.launch.outlet import redacted
+from paceline.launch.exit_handling import ended
 from paceline.rules import codes as rules_codes
+from paceline.runlog.redacted_output import redacted
 
 _URL, _RESUME = "training.checkpoint_url", "training.resume_from_checkpoint"
 

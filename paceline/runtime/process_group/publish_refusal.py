@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 
 from paceline.core.errors import PacelineError
-from paceline.launch.ending import ended
-from paceline.launch.environ import current
-from paceline.launch.outlet import redacted
-from paceline.launch.secret import read_secret
+from paceline.launch.environment.guide_variables import current
+from paceline.launch.exit_handling import ended
+from paceline.launch.run_secret import read_secret
+from paceline.runlog.redacted_output import redacted
 from paceline.runtime.failures.message import parsed_failure
 from paceline.runtime.process_group.rendezvous import refuse
 from paceline.runtime.rank_env import RankEnv

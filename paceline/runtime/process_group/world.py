@@ -17,7 +17,7 @@ import torch.distributed as dist
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import NO_UTF8
-from paceline.launch.managers import OWN_DEVICES
+from paceline.launch.environment.job_managers import OWN_DEVICES
 from paceline.plan.hardware.kinds import CPU, CUDA, KINDS, is_accelerator, kind_of
 from paceline.runtime import codes
 from paceline.runtime.device.cpu_affinity import bind_to_card
@@ -95,7 +95,7 @@ class World:
 
         ``device``: ``cpu`` or an accelerator's type; ``device_indices``: those that train, by local rank;
         ``backend``: its own, ``gloo`` or ``auto``; ``secret``: the run's
-        (``launch/secret.py``). ``met`` is called when all ranks have arrived, before the process group
+        (``launch/run_secret.py``). ``met`` is called when all ranks have arrived, before the process group
         exists: a watchdog can start there. Raises PacelineError: ``runtime.port_in_use``,
         ``runtime.rendezvous``, ``runtime.ranks_missing``, ``runtime.store_secret``, ``runtime.device``,
         ``runtime.ranks_differ``, ``runtime.device_shared``, ``runtime.first_reduce``.

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import ConfigError
-from paceline.launch.deepspeed import publish
-from paceline.launch.op_build import await_build
+from paceline.launch.environment.deepspeed_build_locks import await_build
+from paceline.launch.launchers.deepspeed import publish
 from paceline.runtime.process_group.world import World, environment
 from paceline.strategies import codes
 

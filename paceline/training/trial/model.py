@@ -17,7 +17,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.data.tokenizer import load_tokenizer, tokenizer_here, vocab_size
 from paceline.generation.stateful import cache_for
-from paceline.launch.environ import current
+from paceline.launch.environment.guide_variables import current
 from paceline.models import codes as models_codes
 from paceline.models import stages
 from paceline.models.context_parallel import ULYSSES, check_context_parallel

@@ -19,9 +19,8 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import Json, JsonObject
 from paceline.data.look import imported_sets, look_at_sets
-from paceline.launch.ending import ended
-from paceline.launch.environ import current
-from paceline.launch.outlet import redacted
+from paceline.launch.environment.guide_variables import current
+from paceline.launch.exit_handling import ended
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.model.config_json import model_config
 from paceline.plan.plan import Plan
@@ -38,6 +37,7 @@ from paceline.plan.tries import (
     TOKENIZER,
     TRACKERS,
 )
+from paceline.runlog.redacted_output import redacted
 from paceline.training import codes
 from paceline.training.look import look, look_in_doubt, reading_of
 from paceline.training.questions import open_questions

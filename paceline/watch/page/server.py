@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from paceline.launch.guarded import HOSTS, Guard
+from paceline.launch.loopback_guard import HOSTS, Guard
 from paceline.watch.page.documents import config_of, log_names, log_page, plan_of, samples_of
 from paceline.watch.page.runs import Runs
 from paceline.watch.page.view import RunView

@@ -23,9 +23,9 @@ from paceline.api.own_parts import importable_name, named_parts, split_callbacks
 from paceline.config.sections.rollout import BUILT_IN_REWARDS
 from paceline.core.errors import ConfigError
 from paceline.core.extensions import EXTENSIONS
-from paceline.launch.beneath import run_beneath
-from paceline.launch.spec import LaunchSpec
-from paceline.launch.supervise import run
+from paceline.launch.process_spec import LaunchSpec
+from paceline.launch.supervision.child_rank import run_beneath
+from paceline.launch.supervision.supervisor import run
 from paceline.plan.algorithms.base import AlgorithmSpec
 from paceline.runlog.events import Event
 
@@ -175,5 +175,5 @@ def test_a_wish_of_this_process_stops_the_ranks_after_their_step(
     code = run([spec], environ=os.environ, report=lines.append, asks_to_stop=ready.exists)
     assert code == 75 and lines == ["stopping after this step, with a checkpoint"]
     ready.unlink()
-    monkeypatch.setattr("paceline.launch.beneath.worker_argv", lambda *words: argv)
+    monkeypatch.setattr("paceline.launch.supervision.child_rank.worker_argv", lambda *words: argv)
     assert run_beneath([], os.environ, asks_to_stop=ready.exists) == (75, None)

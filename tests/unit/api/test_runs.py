@@ -175,7 +175,7 @@ def test_a_file_an_override_and_what_was_loaded_are_the_same_config(tmp_path: Pa
 
 
 def test_a_plan_is_made_without_torch_and_prints_itself(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.launch.before.beforehand.run_child", lambda job: ({}, ""))
+    monkeypatch.setattr("paceline.launch.preflight.child_checks.run_child", lambda job: ({}, ""))
     planned = paceline.plan(tiny(), overrides={"training.use_cpu": True}, nproc=2, imports=False)
     assert planned.plan.world_size == 2 and "optimizer" in str(planned)
     assert "<table>" in planned._repr_html_() and planned.to_json()["world_size"] == 2

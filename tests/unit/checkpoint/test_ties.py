@@ -20,7 +20,7 @@ from paceline.checkpoint.store import Checkpointer
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
-from paceline.launch.before.facts import count_checkpoints
+from paceline.launch.preflight.facts import count_checkpoints
 from paceline.protocols.shard import Shard
 
 Save = Callable[..., Path]

@@ -14,7 +14,7 @@ from paceline.cli import main as cli
 from paceline.cli.errors import reported
 from paceline.core.diagnostics import Diagnostic, all_codes
 from paceline.core.errors import ConfigError, ExitCode
-from paceline.launch.options import LaunchOptions
+from paceline.launch.launch_options import LaunchOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "transformers", "numpy", "pydantic", "rich", "ruamel.yaml", "typer")
@@ -239,7 +239,7 @@ def test_verbs_that_need_torch_become_another_process(
 ) -> None:
     assert run(*arguments) == 0
     [started] = no_start
-    assert started[:4] == [sys.executable, "-m", "paceline.launch.entered", module]
+    assert started[:4] == [sys.executable, "-m", "paceline.launch.run_module", module]
     assert " ".join(passed_on) in " ".join(started[4:])
 
 
@@ -258,6 +258,6 @@ def test_train_says_on_a_terminal_what_begins_before_it_imports_more(
 
 
 def test_what_train_imports_before_its_first_word_is_little() -> None:
-    modules = imported_after("import paceline.cli.train, paceline.cli.joined, paceline.launch.options")
+    modules = imported_after("import paceline.cli.train, paceline.cli.joined, paceline.launch.launch_options")
     assert not {name for name in modules if name.startswith(("paceline.rules", "paceline.plan.cost"))}
     assert not modules & {"pydantic", "torch", "numpy", "rich", "ruamel.yaml"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import compat
-from paceline.launch.options import LaunchOptions
+from paceline.launch.launch_options import LaunchOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 LAUNCHER_VARIABLES = (

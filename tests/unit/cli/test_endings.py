@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from paceline.launch.ending import EndedBySignal
+from paceline.launch.exit_handling import EndedBySignal
 
 ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = {  # programs with rules of their own
@@ -38,7 +38,7 @@ PROGRAM = """
 import signal, sys, tempfile, time
 for number in (signal.SIGHUP, signal.SIGINT):  # the tests themselves may run under nohup, or behind a script's &
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-from paceline.launch.ending import ended
+from paceline.launch.exit_handling import ended
 @ended
 def main():
     with tempfile.TemporaryDirectory(dir=sys.argv[2]):
@@ -100,7 +100,7 @@ def test_a_signal_while_the_program_is_imported(number: int, code: int, said: st
         " signal.signal(signal.SIGHUP, signal.SIG_DFL)"
     )
     program = (
-        f"{begin_with}; import sys; sys.argv = ['-', 'heavy']; from paceline.launch.entered import main;"
+        f"{begin_with}; import sys; sys.argv = ['-', 'heavy']; from paceline.launch.run_module import main;"
         " sys.exit(main())"
     )
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
@@ -170,7 +170,9 @@ def test_every_program_ends_by_these_rules_or_says_by_which() -> None:
 def test_prepare_takes_its_process_along(tmp_path: Path) -> None:
     """SIGTERM to the verb alone: the process that prepares does not go on without it."""
     flag = tmp_path / "up"
-    verb = "import sys; from paceline.cli.process import call; from paceline.launch.ending import ended"
+    verb = (
+        "import sys; from paceline.cli.process import call; from paceline.launch.exit_handling import ended"
+    )
     child = f"import time; open({str(flag)!r}, 'w').close(); time.sleep(600)"
     argv = [
         sys.executable,

@@ -18,10 +18,10 @@ from paceline import rules
 from paceline.cli.options import load
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
-from paceline.launch.before import facts as facts_module
-from paceline.launch.before.facts import facts, infiniband, memlock_unlimited
-from paceline.launch.before.planned import OF_THIS_MACHINE, planned
-from paceline.launch.spec import Cluster
+from paceline.launch.preflight import facts as facts_module
+from paceline.launch.preflight.facts import facts, infiniband, memlock_unlimited
+from paceline.launch.preflight.plan_job import OF_THIS_MACHINE, planned
+from paceline.launch.process_spec import Cluster
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.config_json import pretrained_dtype
 from paceline.plan.model.read_shape import shape_of
@@ -62,7 +62,7 @@ def given_in(path: Path) -> set[str]:
 
 
 def test_every_fact_is_filled_by_the_product() -> None:
-    files = ("launch/before/facts.py", "launch/before/planned.py", "rules/planning.py")
+    files = ("launch/preflight/facts.py", "launch/preflight/plan_job.py", "rules/planning.py")
     assert {
         p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py") if re.search(r"\bFacts\(", p.read_text())
     } <= {

@@ -10,7 +10,7 @@ import yaml
 
 from paceline.cli.options import load
 from paceline.core.errors import ConfigError
-from paceline.launch.before.planned import planned
+from paceline.launch.preflight.plan_job import planned
 from paceline.plan.hardware.catalogue import cluster_of
 
 ROOT = Path(__file__).resolve().parents[3]

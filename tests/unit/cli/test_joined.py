@@ -12,7 +12,7 @@ import pytest
 
 from paceline.cli import joined, main
 from paceline.core.errors import ConfigError
-from paceline.launch.options import LaunchOptions
+from paceline.launch.launch_options import LaunchOptions
 
 TWO_TASKS = {
     "SLURM_PROCID": "0",

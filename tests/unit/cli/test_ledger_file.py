@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from paceline.core.rundir import RunDir
-from paceline.launch.before.loading import load
-from paceline.launch.before.planned import planned
-from paceline.launch.ledger import expected_here, ledger_path, machine_name, record
+from paceline.launch.prediction_ledger import expected_here, ledger_path, machine_name, record
+from paceline.launch.preflight.load_config import load
+from paceline.launch.preflight.plan_job import planned
 from paceline.plan.cost.from_plan import predictions
 from paceline.plan.cost.ledger import LedgerEntry, append, read
 from paceline.plan.hardware.probe import probe_hardware

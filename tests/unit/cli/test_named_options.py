@@ -22,8 +22,8 @@ from paceline.cli import compat
 from paceline.cli.main import VERBS
 from paceline.cli.train import app as train_app
 from paceline.core.diagnostics import Diagnostic
-from paceline.launch.before import beforehand
-from paceline.launch.options import LaunchOptions
+from paceline.launch.launch_options import LaunchOptions
+from paceline.launch.preflight import child_checks
 
 PACKAGE = Path(next(iter(paceline.__path__)))
 ROOT = PACKAGE.parent
@@ -149,7 +149,7 @@ def test_a_port_in_use_by_each_command(
         words = [word.replace("PORT", str(port)) for word in line]
         monkeypatch.setenv("PACELINE_TRAINING__OUTPUT_DIR", str(tmp_path / "run"))
         # the look has a process of its own
-        monkeypatch.setattr(beforehand, "run_child", lambda job: ({}, ""))
+        monkeypatch.setattr(child_checks, "run_child", lambda job: ({}, ""))
         monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: pytest.fail("a process was started"))
         monkeypatch.setattr(sys, "argv", words[2:] if words[0] == "-m" else words)
         monkeypatch.chdir(ROOT)
@@ -169,7 +169,7 @@ def test_main_alone_is_one_process_unless_the_config_says_more(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from paceline.cli import start as starting
-    from paceline.launch.before import ready
+    from paceline.launch.preflight import ready_run
 
     counted: list[int | None] = []
 
@@ -180,7 +180,7 @@ def test_main_alone_is_one_process_unless_the_config_says_more(
         counted.append(loaded.config.launch.nproc)
         raise Stop
 
-    monkeypatch.setattr(ready, "planned", planned)
+    monkeypatch.setattr(ready_run, "planned", planned)
     for settings in ([], ["launch.nproc=2"]):
         with pytest.raises(Stop):
             starting.start(ROOT / "config.yaml", settings, LaunchOptions(), one_process=True)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from paceline.cli.plan import app
 from paceline.config.load import load_config
-from paceline.launch.before.planned import planned
+from paceline.launch.preflight.plan_job import planned
 from paceline.plan.own_code import own_code
 
 

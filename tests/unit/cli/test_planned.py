@@ -6,7 +6,7 @@ import random
 
 from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic
-from paceline.launch.before.planned import merged
+from paceline.launch.preflight.plan_job import merged
 
 
 def finding(code: str, where: str, what: str = "wrong") -> Diagnostic:

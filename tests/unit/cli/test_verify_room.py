@@ -11,7 +11,7 @@ import yaml
 
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
-from paceline.launch.before.planned import planned
+from paceline.launch.preflight.plan_job import planned
 from paceline.plan.model.catalogue import known_models
 
 
@@ -19,7 +19,7 @@ def test_a_model_beyond_this_machine_is_refused_to_train_and_not_to_verify(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # no look at files that are not there
-    monkeypatch.setattr("paceline.launch.before.beforehand.run_child", lambda job: ({}, ""))
+    monkeypatch.setattr("paceline.launch.preflight.child_checks.run_child", lambda job: ({}, ""))
     path = tmp_path / "c.yaml"
     model = {"config": known_models()["llama-3.1-405b"].config, "tokenizer": "./t"}
     path.write_text(

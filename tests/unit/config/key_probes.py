@@ -384,7 +384,7 @@ def preparation(tree: Tree) -> None:
 
 
 def launch(tree: Tree) -> Any:
-    from paceline.launch.before.planned import cluster_of, num_processes
+    from paceline.launch.preflight.plan_job import cluster_of, num_processes
 
     config = Config.from_json(plain(tree))
     nodes = config.launch.nnodes
@@ -394,7 +394,7 @@ def launch(tree: Tree) -> Any:
 
 def store(tree: Tree) -> Any:
     """What a start on several nodes without a secret says."""
-    from paceline.launch.before.machine import meeting_place
+    from paceline.launch.preflight.machine import meeting_place
 
     with mock.patch.dict("os.environ", clear=True):
         loaded = SimpleNamespace(config=Config.from_json(plain(tree)), provenance={})
@@ -522,10 +522,10 @@ def claim(tree: Tree) -> Any:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch("paceline.training.worker.claim", claimed))
         stack.enter_context(mock.patch("paceline.training.worker.share_plan", lambda world, make: make()))
-        stack.enter_context(mock.patch("paceline.launch.before.ready.check_claim", claimed))
+        stack.enter_context(mock.patch("paceline.launch.preflight.ready_run.check_claim", claimed))
         stack.enter_context(mock.patch.object(command, "load_to_start", lambda *_: loaded))
         stack.enter_context(
-            mock.patch("paceline.launch.before.ready.planned", lambda *_, **__: (rank.plan, ()))
+            mock.patch("paceline.launch.preflight.ready_run.planned", lambda *_, **__: (rank.plan, ()))
         )
         for run in (
             lambda: Worker.agree_on_plan(rank, WORLD),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.config.load import NotLoaded, load_config
-from paceline.launch.before.planned import with_files
+from paceline.launch.preflight.plan_job import with_files
 
 MODEL = """model: {config: {model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,
   num_attention_heads: 2, vocab_size: 64, max_position_embeddings: 32}, tokenizer: nowhere}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import ExitCode
-from paceline.launch.exits import Failure
+from paceline.launch.supervision.exit_codes import Failure
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDES = ("docs/guide.md", "docs/guide.zh-CN.md")
@@ -36,7 +36,7 @@ def test_every_code_of_ours_is_in_the_table(guide: str) -> None:
 
 
 def test_the_guide_names_the_causes_that_the_file_of_exits_holds() -> None:
-    source = (ROOT / "paceline/launch/record.py").read_text(encoding="utf-8")
+    source = (ROOT / "paceline/launch/supervision/exit_record.py").read_text(encoding="utf-8")
     for guide in GUIDES:
         text = (ROOT / guide).read_text(encoding="utf-8")
         for cause in (

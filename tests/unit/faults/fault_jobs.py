@@ -15,8 +15,8 @@ from support import write_rows
 from paceline.cli.options import load
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.launch.before import beforehand
-from paceline.launch.before.planned import planned
+from paceline.launch.preflight import child_checks
+from paceline.launch.preflight.plan_job import planned
 
 Settings = dict[str, Any]
 
@@ -76,7 +76,7 @@ def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
         return told, ""
 
-    monkeypatch.setattr(beforehand, "run_child", asked)
+    monkeypatch.setattr(child_checks, "run_child", asked)
 
 
 class Job:

@@ -19,8 +19,8 @@ from paceline.core.rundir import RunDir
 from paceline.data.fingerprint import definition
 from paceline.data.kinds.base import row_kind
 from paceline.data.prepare import train_fingerprint_of
-from paceline.launch.before import beforehand
-from paceline.launch.before.planned import planned
+from paceline.launch.preflight import child_checks
+from paceline.launch.preflight.plan_job import planned
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.training.look import look
@@ -40,7 +40,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
             "looked": [d.to_json() for d in look(Config.from_json(job["config"]), os.environ, plan).found]
         }, ""
 
-    monkeypatch.setattr(beforehand, "run_child", asked)
+    monkeypatch.setattr(child_checks, "run_child", asked)
 
 
 def save(job: Job, settings: dict[str, Any] | None = None, step: int = 2, best: int | None = None) -> Path:

@@ -11,8 +11,8 @@ from fault_jobs import Job
 
 from paceline.cli.options import load_to_start
 from paceline.core.errors import ConfigError
-from paceline.launch.before import beforehand
-from paceline.launch.before.planned import planned
+from paceline.launch.preflight import child_checks
+from paceline.launch.preflight.plan_job import planned
 
 NVME = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}
 #: What only a plan finds is not told beside a value that decides which strategy is planned.
@@ -72,7 +72,7 @@ def _codes(job: Job, settings: dict[str, Any]) -> list[str]:
 def test_neither_of_two_faults_hides_the_other(
     job: Job, monkeypatch: pytest.MonkeyPatch, pairs: list[Any]
 ) -> None:
-    monkeypatch.setattr(beforehand, "run_child", lambda job: ({}, ""))  # no processes: files are sound here
+    monkeypatch.setattr(child_checks, "run_child", lambda job: ({}, ""))  # no processes: files are sound here
     wrong = []
     for (one, code), (other, further) in pairs:
         said = _codes(job, {**one, **other})
@@ -86,7 +86,7 @@ def test_what_was_put_in_place_of_a_wrong_value_is_not_judged(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sound job with one wrong value has one fault: the plan of the default says nothing."""
-    monkeypatch.setattr(beforehand, "run_child", lambda job: ({}, ""))
+    monkeypatch.setattr(child_checks, "run_child", lambda job: ({}, ""))
     fsdp = {"training.distributed_strategy": "fsdp", "training.fsdp": "full_shard"}
     for settings, code in (
         ({**fsdp, "launch.nproc": "two"}, "config.type"),

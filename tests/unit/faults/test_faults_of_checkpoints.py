@@ -18,7 +18,7 @@ from paceline.checkpoint.manifest_format import VERSION
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
-from paceline.launch.before.beforehand import check_bytes
+from paceline.launch.preflight.child_checks import check_bytes
 
 RESUME = "training.resume_from_checkpoint"
 Settings = dict[str, Any]
@@ -114,8 +114,8 @@ def test_a_flipped_weight_is_named_before_a_process_starts(job: Job) -> None:
 
 def test_train_reads_every_byte_and_starts_nothing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.cli.start import start
-    from paceline.launch import start as launching
-    from paceline.launch.options import LaunchOptions
+    from paceline.launch import start_run as launching
+    from paceline.launch.launch_options import LaunchOptions
 
     folder = save(job)
     flip(folder / SHARD)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from fault_jobs import Job
 
-from paceline.launch.before import beforehand
+from paceline.launch.preflight import child_checks
 from paceline.plan.hardware import probe as hardware
 from paceline.plan.hardware.seen import Nodes, SeenDevice, Sights, SmiAnswer, TorchAnswer, Wheel
 
@@ -23,7 +23,7 @@ SEEN = Sights(
 
 @pytest.fixture(autouse=True)
 def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beforehand, "run_child", lambda job: ({}, ""))
+    monkeypatch.setattr(child_checks, "run_child", lambda job: ({}, ""))
 
 
 def test_a_card_that_this_torch_cannot_use_is_an_error_before_the_start(

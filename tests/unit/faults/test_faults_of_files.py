@@ -20,7 +20,7 @@ from paceline.cli.options import load
 from paceline.config.schema import field_of
 from paceline.core.errors import ConfigError
 from paceline.data import jinja
-from paceline.launch.before.planned import planned
+from paceline.launch.preflight.plan_job import planned
 
 Fault = Callable[[Job], dict[str, Any] | None]
 
@@ -538,13 +538,13 @@ def test_a_fault_is_found_by_plan(job: Job, fault: Fault, code: str, monkeypatch
 
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look without its process, which a test of its own starts: half a second a fault."""
-    from paceline.launch.before import beforehand
+    from paceline.launch.preflight import child_checks
     from paceline.training.trial import run as trial
 
     def asked(job: dict[str, Any]) -> tuple[dict[str, Any], str]:
         return next(trial.answers(job)), ""
 
-    monkeypatch.setattr(beforehand, "run_child", asked)
+    monkeypatch.setattr(child_checks, "run_child", asked)
 
 
 def test_the_sound_job_is_planned(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -577,7 +577,7 @@ def test_nothing_heavy_is_imported_to_refuse(job: Job) -> None:
 
     program = (
         "import sys; sys.argv = ['paceline', 'plan', 'job.yaml']\nimport json,"
-        " paceline.launch.before.beforehand as b\nasked = b.run_child\ndef told(job):\n    answer ="
+        " paceline.launch.preflight.child_checks as b\nasked = b.run_child\ndef told(job):\n    answer ="
         " asked(job); print('HEAVY', answer[0]['imported'], file=sys.stderr); return answer\nb.run_child ="
         " told\nfrom paceline.cli.main import main\ntry:\n    main()\nfinally:\n    print('HERE', [n for n in"
         " ('torch', 'transformers', 'numpy') if n in sys.modules], file=sys.stderr)\n"

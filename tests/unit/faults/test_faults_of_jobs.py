@@ -16,8 +16,8 @@ from paceline.cli.options import load
 from paceline.config.trackers import TRACKERS
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
-from paceline.launch.before import beforehand
-from paceline.launch.claim import check_claim
+from paceline.launch.claim_run_dir import check_claim
+from paceline.launch.preflight import child_checks
 from paceline.plan.packages import check_packages
 
 CPU_FP16 = {"training.mixed_precision": "fp16", "launch.nproc": 2}
@@ -32,7 +32,7 @@ def deepspeed(tp: int, stage: int = 1) -> dict[str, Any]:
 def no_look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """These follow without a look at files, whose process costs half a second each."""
     if "with_look" not in request.keywords:
-        monkeypatch.setattr(beforehand, "run_child", lambda job: ({}, ""))
+        monkeypatch.setattr(child_checks, "run_child", lambda job: ({}, ""))
 
 
 def of_shape(job: Job, **changed: Any) -> None:
@@ -158,7 +158,7 @@ def test_a_port_in_use_is_warned_of(job: Job) -> None:
 
 
 def test_a_disk_too_small_for_a_checkpoint(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.launch.before import facts
+    from paceline.launch.preflight import facts
 
     monkeypatch.setattr(facts, "disk_free_bytes", lambda path: 1000)
     assert "save.disk" in job.found()
@@ -167,7 +167,7 @@ def test_a_disk_too_small_for_a_checkpoint(job: Job, monkeypatch: pytest.MonkeyP
 def test_a_disk_for_an_adapter_need_not_hold_its_base() -> None:
     from paceline.config.sections.lora import LoraSection
     from paceline.config.sections.training import TrainingSection
-    from paceline.launch.before.facts import checkpoint_bytes
+    from paceline.launch.preflight.facts import checkpoint_bytes
     from paceline.plan.model.catalogue import known_models
     from paceline.plan.model.read_shape import shape_from_config
 

@@ -18,7 +18,7 @@ from paceline.config.load import NotLoaded, load_config
 from paceline.config.source import DEFAULTS, Source
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.launch.before.planned import merged
+from paceline.launch.preflight.plan_job import merged
 from paceline.training.look import look_in_doubt
 
 _RESUME = "resume.not_a_checkpoint"

@@ -13,7 +13,7 @@ import pytest
 from fault_jobs import Job, tried_here, write_weights
 
 from paceline.config.load import load_config
-from paceline.launch.before import beforehand
+from paceline.launch.preflight import child_checks
 from paceline.plan.tries import (
     ALGORITHM,
     CALLBACKS,
@@ -246,7 +246,7 @@ def test_the_process_itself(mine: Job) -> None:
     )
     assert "job.yaml:" in found["core.target_attr"].where
     from paceline.cli.options import load
-    from paceline.launch.before.planned import planned
+    from paceline.launch.preflight.plan_job import planned
 
     loaded = load(
         mine.yaml({**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": "my_rewards:fine"}}),
@@ -261,7 +261,7 @@ def test_the_process_itself(mine: Job) -> None:
 
 def test_a_try_that_does_not_end_is_ended(mine: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     (mine.root / "my_slow.py").write_text("import threading\nthreading.Event().wait()\n")
-    monkeypatch.setattr(beforehand, "SECONDS", 15.0)  # the imports before the reward take 4 on a busy machine
+    monkeypatch.setattr(child_checks, "SECONDS", 15.0)  # the imports before it take 4
     found = mine.found({**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": "my_slow:f"}})[
         "trial.unfinished"
     ]
@@ -285,7 +285,7 @@ def test_nothing_is_left_of_a_plan_that_is_killed(tmp_path: Path) -> None:
 
     (tmp_path / "waits.py").write_text("import threading\nthreading.Event().wait()\n")
     code = (
-        "from paceline.launch.before.beforehand import started_child as started; import os;"
+        "from paceline.launch.preflight.child_checks import started_child as started; import os;"
         " print(started('waits').pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(

@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 
 from paceline.core.diagnostics import Severity
-from paceline.launch import command_line
-from paceline.launch.command_line import NEEDS, NOT_HANDED_ON, SWITCHES, accelerate_options
-from paceline.launch.environ import translate
+from paceline.launch.environment import accelerate_options
+from paceline.launch.environment.accelerate_options import NEEDS, NOT_HANDED_ON, SWITCHES
+from paceline.launch.environment.guide_variables import translate
 
 SET = {"ACCELERATE_MIXED_PRECISION": "no"}
 
 
 def told(line: str) -> dict[str, str | None]:
-    return dict(accelerate_options([shlex.split(line)]).options)
+    return dict(accelerate_options.accelerate_options([shlex.split(line)]).options)
 
 
 @pytest.fixture(autouse=True)
 def no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No config file of accelerate's in the home of whoever runs this."""
-    monkeypatch.setattr(command_line, "DEFAULT_FILE", tmp_path / "none.yaml")
+    monkeypatch.setattr(accelerate_options, "DEFAULT_FILE", tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_the_ancestors_of_a_process_are_read(tmp_path: Path) -> None:
     if not Path("/proc/self/cmdline").exists():
         pytest.skip("no /proc")
     inner = (
-        "from paceline.launch.command_line import ancestors; print(any('marker-7' in w for w in"
-        " sum(ancestors(), [])))"
+        "from paceline.launch.environment.accelerate_options import ancestors;"
+        " print(any('marker-7' in w for w in sum(ancestors(), [])))"
     )
     outer = (
         f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}], check=True)  # marker-7"

@@ -14,7 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.launch import addresses
 from paceline.launch.addresses import await_node_0, check_address, is_loopback
 from paceline.launch.ports import free_port
-from paceline.launch.spec import Cluster
+from paceline.launch.process_spec import Cluster
 
 
 @pytest.mark.parametrize(

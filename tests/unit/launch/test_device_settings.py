@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from paceline.core.rundir import RunDir
-from paceline.launch import device_settings as module
-from paceline.launch.device_settings import apply_device_settings, device_settings
+from paceline.launch.environment import device_variables as module
+from paceline.launch.environment.device_variables import apply_device_settings, device_settings
 from paceline.plan.hardware.seen import Wheel
 
 PRODUCTS = """

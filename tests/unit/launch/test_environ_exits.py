@@ -7,8 +7,8 @@ import pytest
 from paceline.config.load import load_config
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import ExitCode
-from paceline.launch.environ import started_by, translate
-from paceline.launch.exits import killed_diagnostic, overall_code
+from paceline.launch.environment.guide_variables import started_by, translate
+from paceline.launch.supervision.exit_codes import killed_diagnostic, overall_code
 
 
 def test_nccl_timeout_becomes_the_process_group_s() -> None:

@@ -14,11 +14,11 @@ import pytest
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.rundir import RunDir
-from paceline.launch.exchange import Exchange
-from paceline.launch.exits import Failure, killed_diagnostic, root_of
-from paceline.launch.line import AGENT, MESSAGE_BYTES, SOCKET, Line, Word, encoded
-from paceline.launch.memory_kills import MemoryKills
-from paceline.launch.record import Exit, LaunchRecord
+from paceline.launch.supervision.exit_codes import Failure, killed_diagnostic, root_of
+from paceline.launch.supervision.exit_record import Exit, LaunchRecord
+from paceline.launch.supervision.launcher_channel import Exchange
+from paceline.launch.supervision.oom_kills import MemoryKills
+from paceline.launch.supervision.worker_channel import AGENT, MESSAGE_BYTES, SOCKET, Line, Word, encoded
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Error
 from paceline.runlog.redact import Redactor

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are cou
 PROGRAM = """
 import os, sys, threading
 from pathlib import Path
-from paceline.launch.before import fork
-from paceline.launch.outlet import redacted
+from paceline.launch.preflight import fork
+from paceline.runlog.redacted_output import redacted
 folder = Path({folder!r})
 sys.path.insert(0, str(folder))
 
@@ -60,7 +60,7 @@ print(fork.can_fork())
 wait.set()
 thread.join()"""
     assert run(tmp_path, body).stdout.split() == ["True", "False"]
-    library = "from paceline.launch.before.fork import can_fork; print(can_fork())"
+    library = "from paceline.launch.preflight.child_checks import can_fork; print(can_fork())"
     done = subprocess.run(
         [sys.executable, "-c", library],
         capture_output=True,
@@ -80,7 +80,7 @@ def test_a_program_that_has_asked_the_hub_s_library_forks_no_look(tmp_path: Path
 def test_it_has_what_is_imported_and_a_session_of_its_own(tmp_path: Path) -> None:
     module = """import os, sys
 def main(*arguments):
-    print(arguments, os.getsid(0) == os.getpid(), "paceline.launch.before.fork" in sys.modules,
+    print(arguments, os.getsid(0) == os.getpid(), "paceline.launch.preflight.child_checks" in sys.modules,
         os.environ["HF_HUB_OFFLINE"], sys.stdin.read() == "")
     print("a warning", file=sys.stderr)
     return 7
@@ -146,7 +146,7 @@ def ended(pid: int) -> None:
 LOOKS = """
 import json, sys
 from pathlib import Path
-from paceline.launch.before import beforehand
+from paceline.launch.preflight import beforehand
 asked, looked, started = beforehand.started_child, beforehand.run_in_fork, []
 beforehand.started_child = lambda *a: (started.append("interpreter"), asked(*a))[1]
 def fork(module, arguments, *rest):

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 import pytest
 
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.launch.managers import MANAGERS, RANK_ALONE, local_sizes, manager_of, standing, started_by
+from paceline.launch.environment.job_managers import (
+    MANAGERS,
+    RANK_ALONE,
+    local_sizes,
+    manager_of,
+    standing,
+    started_by,
+)
 from paceline.runtime.rank_env import RankEnv
 
 # As the managers set them for the fourth of four processes on two nodes; Hydra's, Open MPI's and Slurm's were

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.launch.before import once
-from paceline.launch.before.once import once_a_node, started
+from paceline.launch.preflight import once_per_node
+from paceline.launch.preflight.once_per_node import once_a_node, started
 
 FOUND = (Diagnostic("data.missing", "there is no such file", "c.yaml:3", "x.json", "another"),)
 
@@ -43,7 +43,7 @@ def test_those_that_come_together_look_once(tmp_path: Path) -> None:
 def test_an_earlier_start_s_word_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look = Look()
     once_a_node(tmp_path, "a run", look)
-    monkeypatch.setattr(once, "started", time.time)
+    monkeypatch.setattr(once_per_node, "started", time.time)
     once_a_node(tmp_path, "a run", look)
     assert look.times == 2
 
@@ -69,7 +69,7 @@ def test_a_look_that_dies_is_the_next_ones(tmp_path: Path) -> None:
 
 
 def test_who_waits_too_long_looks_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(once, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(once_per_node, "WAIT_SECONDS", 0.0)
     inner = Look()
 
     def stands_still() -> tuple[Diagnostic, ...]:
@@ -80,4 +80,4 @@ def test_who_waits_too_long_looks_by_itself(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_process_knows_when_it_was_started() -> None:
-    assert time.time() - once.STARTING_SECONDS - 1 <= started() < time.time()
+    assert time.time() - once_per_node.STARTING_SECONDS - 1 <= started() < time.time()

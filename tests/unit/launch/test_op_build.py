@@ -14,8 +14,13 @@ import yaml
 
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
-from paceline.launch.before.planned import planned
-from paceline.launch.op_build import await_build, build_locks, op_lock_problems, owner_of
+from paceline.launch.environment.deepspeed_build_locks import (
+    await_build,
+    build_locks,
+    op_lock_problems,
+    owner_of,
+)
+from paceline.launch.preflight.plan_job import planned
 
 VERSION = f"py{sys.version_info.major}{sys.version_info.minor}_cpu"
 

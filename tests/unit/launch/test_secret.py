@@ -20,9 +20,9 @@ from support import write_yaml
 from paceline.cli.main import main as command
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import ConfigError
-from paceline.launch.secret import FILE, VALUE, handed_out, read_secret, unsigned
-from paceline.launch.spec import Cluster
-from paceline.launch.start import launch
+from paceline.launch.process_spec import Cluster
+from paceline.launch.run_secret import FILE, VALUE, handed_out, read_secret, unsigned
+from paceline.launch.start_run import launch
 
 GOOD = "0123456789abcdef"
 

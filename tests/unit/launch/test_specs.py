@@ -9,7 +9,9 @@ import pytest
 
 import paceline
 from paceline.core.errors import ConfigError
-from paceline.launch import accelerate, deepspeed, mpi, ports
+from paceline.launch import ports
+from paceline.launch.launchers import accelerate, deepspeed
+from paceline.launch.launchers.registry import launcher_for
 from paceline.launch.ports import (
     check_cluster,
     free_port,
@@ -19,8 +21,15 @@ from paceline.launch.ports import (
     port_is_free,
     resolve_port,
 )
-from paceline.launch.spec import Cluster, LaunchSpec, import_path, malloc_settings, thread_count, worker_argv
-from paceline.launch.start import launcher_for, make_specs
+from paceline.launch.process_spec import (
+    Cluster,
+    LaunchSpec,
+    import_path,
+    malloc_settings,
+    thread_count,
+    worker_argv,
+)
+from paceline.launch.start_run import make_specs
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "launch.txt"
 WORKER = worker_argv("--plan", "outputs/my run/plan.json", python="python")
@@ -64,11 +73,6 @@ def test_commands_are_the_golden_ones() -> None:
             ).shell_line(),
             LaunchSpec(
                 deepspeed.argv(["main.py", "--config", "config.yaml"], node, hostfile="hosts", ssh=True)
-            ).shell_line(),
-            "# mpirun",
-            LaunchSpec(mpi.argv(WORKER, two)).shell_line(),
-            LaunchSpec(
-                mpi.argv(WORKER, node, hosts=["a", "b"], env_additions={"OMP_NUM_THREADS": "2"})
             ).shell_line(),
             "",
         ]
@@ -161,7 +165,6 @@ def test_gloo_gets_the_interface_that_reaches_node_0() -> None:
 
 
 def test_deepspeed_needs_a_hostfile_for_several_nodes() -> None:
-    assert deepspeed.hostfile(["a", "b"], 4) == "a slots=4\nb slots=4\n"
     with pytest.raises(ConfigError, match="slots=PROCESSES"):
         deepspeed.argv(["main.py"], Cluster(4, 2))
 

@@ -15,8 +15,8 @@ import yaml
 
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
-from paceline.launch.before.forecast import forecast_of_plan
-from paceline.launch.before.planned import planned
+from paceline.launch.preflight.forecast import forecast_of_plan
+from paceline.launch.preflight.plan_job import planned
 from paceline.plan.cost.report import text
 from paceline.plan.cost.room import room_of
 from paceline.plan.explain import explain

@@ -14,7 +14,7 @@ import pytest
 from paceline.config.load import load_config
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import ConfigError
-from paceline.launch.before.planned import planned
+from paceline.launch.preflight.plan_job import planned
 from paceline.plan.algorithms.base import AlgorithmSpec
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.own_spec import guarded

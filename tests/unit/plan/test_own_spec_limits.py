@@ -9,7 +9,7 @@ import pytest
 from plan_cases import CPU, MACHINES, MODELS
 
 from paceline.config.schema import Config
-from paceline.launch.before.planned import alone
+from paceline.launch.preflight.plan_job import alone
 from paceline.plan.strategies.base import StrategySpec, declared_spec
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import try_plan

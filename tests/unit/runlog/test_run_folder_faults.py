@@ -17,7 +17,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.refusals import refusal_of
 from paceline.core.rundir import RunDir
-from paceline.launch.claim import claim
+from paceline.launch.claim_run_dir import claim
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Finished, Notice
 from paceline.runlog.log import RunLog

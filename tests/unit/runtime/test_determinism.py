@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from paceline.core.rundir import RunDir
-from paceline.launch import device_settings as settings_module
-from paceline.launch.device_settings import device_settings
+from paceline.launch.environment import device_variables as settings_module
+from paceline.launch.environment.device_variables import device_settings
 from paceline.plan.hardware.seen import Wheel
 from paceline.runtime.device.device import use_deterministic_kernels
 from paceline.training import worker

@@ -107,7 +107,7 @@ def test_a_command_that_becomes_a_module_drops_it_too(tmp_path: Path) -> None:
         "logging.getLogger('torchao').warning('Failed to load /x/_C_mxfp8.so: Could not load this library')\n"
         "logging.getLogger('torchao').warning('the option block_size is deprecated')\n"
     )
-    argv = [sys.executable, "-m", "paceline.launch.entered", "speaks"]
+    argv = [sys.executable, "-m", "paceline.launch.run_module", "speaks"]
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
     assert done.stderr.splitlines() == ["the option block_size is deprecated"] and done.stdout == ""

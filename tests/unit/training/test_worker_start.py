@@ -14,8 +14,8 @@ from support import worker_environment
 from paceline.config.load import Loaded, load_config
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
-from paceline.launch.line import Line
 from paceline.launch.processes import MARK
+from paceline.launch.supervision.worker_channel import Line
 from paceline.runtime.rank_env import RankEnv
 from paceline.training import rank as rank_module
 from paceline.training.start import Start, looked_at, other_processes, parse_start, restarts, same_size
@@ -126,7 +126,7 @@ def test_ranks_started_from_outside_look_once_before_torch_and_all_end(tmp_path:
     )
     program = f"""
 import sys
-from paceline.launch.before import beforehand
+from paceline.launch.preflight import beforehand
 from paceline.training import rank
 asked = beforehand.run_child
 beforehand.run_child = lambda job: (open(sys.argv[1], "a").write("looked "), asked(job))[1]

@@ -22,8 +22,9 @@ from paceline.checkpoint import layout
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.doctor import flights
-from paceline.launch import claim, op_build
-from paceline.launch.before import facts, once
+from paceline.launch import claim_run_dir
+from paceline.launch.environment import deepspeed_build_locks
+from paceline.launch.preflight import facts, once_per_node
 from paceline.watch.page import documents
 from paceline.watch.page.runs import Runs
 from paceline.watch.page.view import RunView
@@ -83,18 +84,18 @@ READERS: dict[str, Callable[[RunDir, Path], Any]] = {
     "scan": lambda run, cache: (layout.scan(run.checkpoints), layout.leftover_hints(run.checkpoints)),
     "flights": lambda run, cache: list(flights.run_findings(run)),
     "count": lambda run, cache: facts.count_checkpoints(run),
-    "holds_work": lambda run, cache: claim.holds_work(run),
+    "holds_work": lambda run, cache: claim_run_dir.holds_work(run),
 }
 
 
 def owner(run: RunDir, cache: Path) -> None:
     """Its folders as if they were ``/proc``'s: processes that end."""
-    assert op_build.owner_of(run.plan_json, run.checkpoints) is None
+    assert deepspeed_build_locks.owner_of(run.plan_json, run.checkpoints) is None
 
 
 def former(run: RunDir, cache: Path) -> None:
     """Records of former starts, which another start removes, too."""
-    once.remove_old(run.root / "was")
+    once_per_node.remove_old(run.root / "was")
 
 
 READERS |= {"owner": owner, "former": former}

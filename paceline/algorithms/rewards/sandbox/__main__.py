@@ -10,7 +10,7 @@ import sys
 
 from paceline.algorithms.rewards.code import check_isolation
 from paceline.core.errors import ConfigError
-from paceline.launch.outlet import redacted
+from paceline.runlog.redacted_output import redacted
 
 
 @redacted

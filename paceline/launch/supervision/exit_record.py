@@ -22,8 +22,8 @@ from paceline.core.private import written_into
 from paceline.core.refusals import refusal_of
 from paceline.core.rundir import RunDir
 from paceline.launch import codes
-from paceline.launch.exits import CALM, Failure, signal_name
 from paceline.launch.processes import lineage, started_at
+from paceline.launch.supervision.exit_codes import CALM, Failure, signal_name
 from paceline.runlog.events import Error
 from paceline.runlog.log import RunLog
 from paceline.runlog.redact import Redactor

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
 from paceline.launch import codes
-from paceline.launch.before.fork import can_fork, run_in_fork
+from paceline.launch.processes import die_with_parent, send_group
+from paceline.runlog.redacted_output import own_program
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -175,8 +179,8 @@ def check_bytes(where: str, run: RunDir, *, several: bool = False) -> None:
 
 def started_child(module: str, *arguments: str) -> subprocess.Popen[bytes]:
     """Start a module of this package as a quiet child process: its own session, no network downloads."""
+    from paceline.launch.process_spec import import_path, module_argv
     from paceline.launch.processes import die_with_parent
-    from paceline.launch.spec import import_path, module_argv
 
     return subprocess.Popen(
         module_argv(module, *arguments),
@@ -225,3 +229,46 @@ def _unfinished(reply: Mapping[str, Any], ended: str) -> Diagnostic:
     what = f"{name}: the check did not finish"
     hint = "paceline plan --no-imports skips it; the processes of the run would have the same problem"
     return codes.TRIAL_UNFINISHED(what, found=ended, hint=hint, severity=Severity.WARNING)
+
+
+_THREADS = Path("/proc/self/task")  # libraries' too
+
+
+def can_fork() -> bool:
+    """Whether this process runs a program of ours in a single thread: a fork has no other threads.
+
+    Nor may the hub's library be imported: it asks whether it is offline once, when it is.
+    """
+    alone = _THREADS.is_dir() and len(os.listdir(_THREADS)) == 1
+    return own_program() and alone and "huggingface_hub" not in sys.modules
+
+
+def run_in_fork(module: str, arguments: Sequence[str], seconds: float, output: Path) -> int | None:
+    """Call ``main`` of a module in a fork; return its exit code, or -N after signal N.
+
+    None if it did not end within ``seconds``: it was killed, with what it had started. ``output``: the file
+    that gets what it prints.
+    """
+    output.touch(0o600)
+    dies = die_with_parent()
+
+    def run() -> None:
+        os.setsid()
+        if dies is not None:
+            dies()
+        file = os.open(output, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(file, stream)
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        raise SystemExit(import_module(module).main(*arguments))
+
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    try:
+        child.join(seconds)
+        return child.exitcode
+    finally:
+        if child.exitcode is None:
+            send_group(child.pid or 0, signal.SIGKILL)
+            child.kill()
+            child.join()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,12 +12,14 @@ from typing import TYPE_CHECKING
 from paceline.config.source import DEFAULTS
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.secret_values import without_secrets
 from paceline.launch import codes
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
+    from paceline.config.schema import Config
     from paceline.core.rundir import RunDir
-    from paceline.launch.spec import Cluster
+    from paceline.launch.process_spec import Cluster
     from paceline.plan.hardware.probe import Hardware
 
 #: Caused by another run, which may have ended by the time this one starts: warnings while planning.
@@ -30,7 +34,7 @@ def of_machine(
     ``known``: the model's config.json is on this machine; ``met``: a launcher has already given the processes
     their rendezvous address.
     """
-    from paceline.launch.before.hub import hub_findings
+    from paceline.launch.preflight.hub import hub_findings
     from paceline.plan.packages import check_packages
 
     config = loaded.config
@@ -51,7 +55,7 @@ def meeting_place(loaded: Loaded, processes: int, *, met: bool = False) -> list[
     With ``met`` (a launcher has set the rendezvous address) only the store's secret is checked.
     """
     from paceline.launch.addresses import check_address
-    from paceline.launch.secret import read_secret, unsigned
+    from paceline.launch.run_secret import read_secret, unsigned
 
     source = loaded.provenance.get("launch.master_addr")
     section = loaded.config.launch
@@ -69,7 +73,7 @@ def meeting_place(loaded: Loaded, processes: int, *, met: bool = False) -> list[
 
 
 def _cluster(loaded: Loaded) -> Cluster:
-    from paceline.launch.spec import Cluster
+    from paceline.launch.process_spec import Cluster
 
     c = loaded.config.launch
     return Cluster(c.nproc or 1, c.nnodes, c.node_rank, c.master_addr, c.master_port)
@@ -80,7 +84,7 @@ def _port(loaded: Loaded) -> Iterator[Diagnostic]:
 
     Inside a launcher the listener may be that launcher: no check.
     """
-    from paceline.launch.environ import started_by
+    from paceline.launch.environment.guide_variables import started_by
     from paceline.launch.ports import resolve_port
 
     if not loaded.config.launch.master_port or started_by(os.environ) is not None:
@@ -93,7 +97,7 @@ def _port(loaded: Loaded) -> Iterator[Diagnostic]:
 
 def _folder(loaded: Loaded, run: RunDir) -> Iterator[Diagnostic]:
     """Check that the run may write to its run directory."""
-    from paceline.launch.claim import check_claim
+    from paceline.launch.claim_run_dir import check_claim
 
     t = loaded.config.training
     try:
@@ -107,9 +111,32 @@ def _cache(loaded: Loaded) -> Iterator[Diagnostic]:
     from pathlib import Path
 
     from paceline.core.files import not_writable
-    from paceline.launch.environ import cache_folder
+    from paceline.launch.environment.guide_variables import cache_folder
 
     named = loaded.config.data.cache_dir
     folder = Path(named).expanduser() if named else cache_folder(os.environ)
     if wrong := not_writable(folder):
         yield codes.DATA_CACHE_WRITE("data.cache_dir", f"{folder}: {wrong}"[:600])
+
+
+SECONDS = 60.0
+
+
+def code_sandbox(config: Config) -> str | None:
+    """Return why the sandbox cannot be used: empty if it can, None if this config runs no programs."""
+    from paceline.launch.process_spec import import_path, module_argv
+
+    rollout = config.training.rollout
+    if rollout is None or not rollout.allow_code_execution or all(r.name != "code" for r in rollout.rewards):
+        return None
+    try:
+        done = subprocess.run(
+            module_argv("paceline.algorithms.rewards.sandbox"),
+            env=without_secrets({**os.environ, **import_path(os.environ)}),
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        return str(json.loads(done.stdout)["refused"])
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        return f"the sandbox could not be tested: {error}"

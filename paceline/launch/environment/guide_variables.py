@@ -11,9 +11,9 @@ from paceline.core.cache import cache_folder as cache_folder
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.launch import codes
 from paceline.launch.addresses import is_loopback
-from paceline.launch.command_line import accelerate_options, ancestors
-from paceline.launch.managers import started_by as started_by
-from paceline.launch.managers import whole
+from paceline.launch.environment.accelerate_options import accelerate_options, ancestors
+from paceline.launch.environment.job_managers import started_by as started_by
+from paceline.launch.environment.job_managers import whole
 
 # Read by NCCL, CUDA or torch themselves: passed on as they are.
 PASSED_ON: Mapping[str, str] = {

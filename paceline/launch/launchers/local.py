@@ -1,19 +1,21 @@
-"""The default launcher: start this node's workers directly, with torch's ``env://`` rendezvous.
-
-Without an agent between supervisor and workers, imports start at once (an agent first imports torch:
-seconds), signals reach the workers directly, and their exit codes come back unchanged. Restarts are left to
-the supervisor.
-"""
+"""Start this node's workers directly, with torch's ``env://`` rendezvous: one, or one per device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from paceline.launch.ports import gloo_interface
-from paceline.launch.spec import Cluster, LaunchSpec, import_path, rank_environment, thread_count
+from paceline.launch.process_spec import Cluster, LaunchSpec, import_path, rank_environment, thread_count
 
 
-def specs(
+def single_spec(
+    worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int
+) -> tuple[LaunchSpec, ...]:
+    """Return one worker. Its rank variables are set too, to override leftovers of another launcher."""
+    return (LaunchSpec(tuple(worker), {**import_path(environ), **rank_environment(cluster, 0)}),)
+
+
+def spawn_specs(
     worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int
 ) -> tuple[LaunchSpec, ...]:
     """Return one spec per worker of node ``cluster.node_rank``."""

@@ -1,4 +1,4 @@
-"""Run ``python -m paceline.launch.entered MODULE …`` with signal handlers set before slow imports.
+"""Run ``python -m paceline.launch.run_module MODULE …`` with signal handlers set before slow imports.
 
 What those imports log about unused parts is dropped.
 """
@@ -9,8 +9,8 @@ import runpy
 import sys
 
 from paceline.core.import_notes import quiet_imports
-from paceline.launch.ending import ended
-from paceline.launch.outlet import redacted
+from paceline.launch.exit_handling import ended
+from paceline.runlog.redacted_output import redacted
 
 
 @redacted

@@ -13,7 +13,7 @@ from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.launch import codes
-from paceline.launch.before.beforehand import started_child, wait_for_child
+from paceline.launch.preflight.child_checks import started_child, wait_for_child
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config

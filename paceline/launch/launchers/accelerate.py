@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from paceline.launch.launchers.agent import agent_environment, agent_spec, python_module, refuse_several_nodes
 from paceline.launch.ports import DEFAULT_PORT
-from paceline.launch.spec import Cluster
+from paceline.launch.process_spec import Cluster, LaunchSpec, module_and_args
 
 
 def argv(script: Sequence[str], cluster: Cluster, *, use_cpu: bool) -> tuple[str, ...]:
@@ -31,3 +32,13 @@ def argv(script: Sequence[str], cluster: Cluster, *, use_cpu: bool) -> tuple[str
         *(("--multi_gpu",) if cluster.world_size > 1 else ()),
         *script,
     )
+
+
+def specs(
+    worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int
+) -> tuple[LaunchSpec, ...]:
+    """Build ``accelerate launch``. Raises ConfigError without the package, or for several nodes."""
+    refuse_several_nodes("accelerate", cluster, "accelerate launch … main.py --config CONFIG on every node")
+    _, launch, *arguments = argv(module_and_args(worker), cluster, use_cpu=cluster.on_cpu)
+    command = python_module(worker, "accelerate", "accelerate.commands.accelerate_cli", (launch, *arguments))
+    return agent_spec(command, agent_environment(environ, cores, cluster), cluster)

@@ -2,56 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
-from paceline.launch import codes, others, single, spawn, torchrun
 from paceline.launch.addresses import await_node_0
+from paceline.launch.launchers.registry import ALONE, LAUNCHERS
 from paceline.launch.ports import check_cluster, resolve_port
-from paceline.launch.record import LaunchRecord
-from paceline.launch.secret import handed_out
-from paceline.launch.spec import Cluster, LaunchSpec
-from paceline.launch.supervise import report_to_stderr, run
+from paceline.launch.process_spec import Cluster, LaunchSpec
+from paceline.launch.run_secret import handed_out
+from paceline.launch.supervision.exit_record import LaunchRecord
+from paceline.launch.supervision.supervisor import report_to_stderr, run
 from paceline.runlog.redact import Redactor
-
-
-class Specs(Protocol):
-    """A launcher: a pure function from a worker's command and the cluster to the processes of this node."""
-
-    def __call__(
-        self, worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int
-    ) -> tuple[LaunchSpec, ...]: ...
-
-
-#: Run the worker without a launcher, for a single process.
-ALONE = "single"
-LAUNCHERS: Mapping[str, Specs] = {
-    ALONE: single.specs,
-    "spawn": spawn.specs,
-    "torchrun": torchrun.specs,
-    "mpirun": others.mpirun_specs,
-    "accelerate": others.accelerate_specs,
-    "deepspeed": others.deepspeed_specs,
-}
-OFFERED = tuple(name for name in LAUNCHERS if name != ALONE)
-
-
-def launcher_for(cluster: Cluster, requested: str | None = None) -> str:
-    """Return the launcher: ``requested`` if given, else ``single`` for one process and ``spawn`` for more.
-
-    Raises ConfigError for an unknown launcher.
-    """
-    if requested is None:
-        return ALONE if cluster.world_size == 1 else "spawn"
-    if requested not in OFFERED:
-        near = difflib.get_close_matches(requested, OFFERED, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(OFFERED)}"
-        raise ConfigError(codes.LAUNCH_UNKNOWN("--launcher", requested, requested=requested, hint=hint))
-    return requested
 
 
 def make_specs(

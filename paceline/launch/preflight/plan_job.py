@@ -15,8 +15,8 @@ from paceline.config.source import COMMAND_LINE
 from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
-from paceline.launch.before.machine import OF_ANOTHER_RUN, of_machine
-from paceline.launch.managers import OWN_DEVICES
+from paceline.launch.environment.job_managers import OWN_DEVICES
+from paceline.launch.preflight.machine import OF_ANOTHER_RUN, of_machine
 from paceline.plan import codes as plan_codes
 from paceline.plan.hardware.kinds import is_accelerator
 from paceline.plan.strategies.base import declared_spec
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paceline.config.load import Loaded, NotLoaded
     from paceline.config.schema import Config
     from paceline.config.source import Source
-    from paceline.launch.spec import Cluster
+    from paceline.launch.process_spec import Cluster
     from paceline.plan.hardware.catalogue import AcceleratorCluster as PlannedCluster
     from paceline.plan.hardware.probe import Hardware
     from paceline.plan.model.shape import ModelShape
@@ -70,11 +70,11 @@ def _planned(
     imports: bool,
     ranks: Ranks | None,
 ) -> tuple[Plan, tuple[Diagnostic, ...]]:
-    from paceline.launch.before.beforehand import beforehand
-    from paceline.launch.before.facts import facts
-    from paceline.launch.before.sandbox import code_sandbox
-    from paceline.launch.op_build import op_lock_problems
-    from paceline.launch.start import launcher_for
+    from paceline.launch.environment.deepspeed_build_locks import op_lock_problems
+    from paceline.launch.launchers.registry import launcher_for
+    from paceline.launch.preflight.child_checks import beforehand
+    from paceline.launch.preflight.facts import facts
+    from paceline.launch.preflight.machine import code_sandbox
     from paceline.plan.model.catalogue import known_shape
     from paceline.plan.plan import Decision
     from paceline.plan.strategies.job import Job
@@ -140,7 +140,7 @@ def _machine(
     loaded: Loaded, cluster: PlannedCluster | None, ranks: Ranks | None
 ) -> tuple[Hardware, Sequence[Diagnostic], Cluster]:
     """Return the hardware (of this machine, or ``cluster``'s), findings about it, and the processes."""
-    from paceline.launch.spec import Cluster
+    from paceline.launch.process_spec import Cluster
     from paceline.plan.hardware.probe import probe
 
     config = loaded.config
@@ -179,7 +179,7 @@ def with_files(
 ) -> ConfigError:
     """Combine a config's loading errors with those that ``judge`` and the named files give its sound part."""
     from paceline.config.doubt import whatever_was_meant
-    from paceline.launch.before.beforehand import looked_in_doubt
+    from paceline.launch.preflight.child_checks import looked_in_doubt
 
     sound = error.partial
     surely = whatever_was_meant(partial(judge, sound, error.doubt), sound.config, error.doubt)
@@ -202,7 +202,7 @@ def _without_files(loaded: Loaded, doubt: frozenset[str], config: Config) -> Seq
     may be any of a section's, or decides the plan's shape.
     """
     from paceline.config.schema import field_of
-    from paceline.launch.start import launcher_for
+    from paceline.launch.launchers.registry import launcher_for
     from paceline.plan.strategies.job import Job
     from paceline.rules.planning import try_plan
 
@@ -236,8 +236,8 @@ def found_for_ranks(
 
     On the first node also those of the run directory.
     """
-    from paceline.launch.before.objects import from_object_storage
-    from paceline.launch.claim import WAIT_SECONDS, check_claim
+    from paceline.launch.claim_run_dir import WAIT_SECONDS, check_claim
+    from paceline.launch.preflight.object_storage import from_object_storage
 
     training = loaded.config.training
     try:
@@ -352,7 +352,7 @@ def alone(config: Config) -> bool:
 
 def cluster_of(config: Config, plan: Plan) -> Cluster:
     """Return the plan's processes with the config's addresses."""
-    from paceline.launch.spec import Cluster
+    from paceline.launch.process_spec import Cluster
 
     c = config.launch
     on_cpu = plan.device == "cpu"

@@ -7,22 +7,15 @@ from collections.abc import Mapping, Sequence
 
 from paceline.core.errors import ConfigError
 from paceline.launch import codes
+from paceline.launch.launchers.agent import agent_environment, agent_spec, python_module, refuse_several_nodes
 from paceline.launch.ports import DEFAULT_PORT
-from paceline.launch.spec import Cluster
+from paceline.launch.process_spec import Cluster, LaunchSpec, module_and_args
 
 
 def publish(values: Mapping[str, str]) -> None:
     """Set environment variables of this process if unset: DeepSpeed reads device and ranks only there."""
     for name, value in values.items():
         os.environ.setdefault(name, value)
-
-
-def hostfile(hosts: Sequence[str], nproc: int) -> str:
-    """Return the text of a hostfile, one line per node.
-
-    With ``--no_ssh`` the names are not connected to, but DeepSpeed counts the nodes in them.
-    """
-    return "".join(f"{host} slots={nproc}\n" for host in hosts)
 
 
 def argv(
@@ -56,3 +49,15 @@ def argv(
         *(() if ssh else ("--no_ssh", f"--node_rank={cluster.node_rank}")),
         *script,
     )
+
+
+def specs(
+    worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int
+) -> tuple[LaunchSpec, ...]:
+    """Build ``deepspeed``. Raises ConfigError without the package, or for several nodes."""
+    refuse_several_nodes("deepspeed", cluster, "deepspeed --hostfile=… main.py --config CONFIG, once")
+    _, module, *rest = module_and_args(worker)
+    _, *arguments = argv(("--module", module, *rest), cluster)
+    command = python_module(worker, "deepspeed", "deepspeed.launcher.runner", arguments)
+    device = {"DS_ACCELERATOR": "cpu"} if cluster.on_cpu else {}
+    return agent_spec(command, {**device, **agent_environment(environ, cores, cluster)}, cluster)

@@ -12,9 +12,9 @@ from types import FrameType
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.launch import processes
-from paceline.launch.exchange import Exchange
-from paceline.launch.managers import whole
-from paceline.launch.spec import worker_argv
+from paceline.launch.environment.job_managers import whole
+from paceline.launch.process_spec import worker_argv
+from paceline.launch.supervision.launcher_channel import Exchange
 
 POLL_SECONDS = 0.05
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"

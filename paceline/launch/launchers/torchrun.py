@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paceline.launch.ports import gloo_interface
-from paceline.launch.spec import Cluster, LaunchSpec, import_path, module_and_args, thread_count
+from paceline.launch.process_spec import Cluster, LaunchSpec, import_path, module_and_args, thread_count
 
 AGENT_MODULE = "paceline.runtime.torchrun_agent"
 

@@ -57,7 +57,7 @@ def worker_argv(*args: str, python: str | None = None) -> tuple[str, ...]:
     return (python or sys.executable, "-m", WORKER_MODULE, *args)
 
 
-ENTERED = "paceline.launch.entered"  # handles signals while the module behind it is imported
+ENTERED = "paceline.launch.run_module"  # handles signals while the module behind it is imported
 
 
 def module_argv(module: str, *arguments: str) -> list[str]:

@@ -33,8 +33,8 @@ from typing import Any
 
 from paceline.core.errors import BusyError, ConfigError, ExitCode
 from paceline.launch import codes, processes
-from paceline.launch.exchange import Exchange
-from paceline.launch.exits import (
+from paceline.launch.process_spec import LaunchSpec
+from paceline.launch.supervision.exit_codes import (
     CALM,
     ECHOES,
     Failure,
@@ -43,10 +43,10 @@ from paceline.launch.exits import (
     overall_code,
     root_of,
 )
-from paceline.launch.line import AGENT, SOCKET, Word
-from paceline.launch.memory_kills import MemoryKills
-from paceline.launch.record import Exit, LaunchRecord
-from paceline.launch.spec import LaunchSpec
+from paceline.launch.supervision.exit_record import Exit, LaunchRecord
+from paceline.launch.supervision.launcher_channel import Exchange
+from paceline.launch.supervision.oom_kills import MemoryKills
+from paceline.launch.supervision.worker_channel import AGENT, SOCKET, Word
 
 WORD_SECONDS = 1.2  # for the other ranks to record which rank was killed, and exit
 NAMED_SECONDS = 8.0  # for the other ranks to hear of an error from the rank itself

@@ -32,7 +32,7 @@ def load(
     ``flags_from``: as in ``load_config``. Raises ConfigError with all violations.
     """
     from paceline.config.load import NotLoaded, load_config
-    from paceline.launch.environ import translate
+    from paceline.launch.environment.guide_variables import translate
     from paceline.rules import of_config
 
     translation = translate(os.environ)
@@ -69,7 +69,7 @@ def load_to_start(
     Raises ConfigError with the problems of the config, of the files it names and of its plan together.
     """
     from paceline.config.load import NotLoaded
-    from paceline.launch.before.planned import with_plan
+    from paceline.launch.preflight.plan_job import with_plan
 
     try:
         return load(config, overrides, flags, ruled=False, tree=tree, flags_from=flags_from)

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.launch.line import AGENT, MESSAGE_BYTES, SOCKET, Word, decoded, encoded, is_own
+from paceline.launch.supervision.worker_channel import (
+    AGENT,
+    MESSAGE_BYTES,
+    SOCKET,
+    Word,
+    decoded,
+    encoded,
+    is_own,
+)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from paceline.core.errors import ConfigError
 from paceline.core.files import listed
 from paceline.core.rundir import RunDir
-from paceline.launch.environ import started_by
+from paceline.launch.environment.guide_variables import started_by
 from paceline.plan.adapter import adapter_of, adapter_parameters
 from paceline.plan.cost.optimizer_states import OptimizerStates
 from paceline.plan.hardware.kinds import CUDA
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.config.schema import Config
     from paceline.config.sections.lora import LoraSection
     from paceline.config.sections.training import TrainingSection
-    from paceline.launch.spec import Cluster
+    from paceline.launch.process_spec import Cluster
     from paceline.plan.hardware.probe import Hardware
     from paceline.plan.model.read_shape import ModelShape
 

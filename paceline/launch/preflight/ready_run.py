@@ -16,14 +16,15 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
-from paceline.launch.before.objects import from_object_storage
-from paceline.launch.before.planned import cluster_of, merged, planned
-from paceline.launch.claim import WAIT_SECONDS, check_claim, claim
-from paceline.launch.options import LaunchOptions
+from paceline.launch.claim_run_dir import WAIT_SECONDS, check_claim, claim
+from paceline.launch.launch_options import LaunchOptions
+from paceline.launch.launchers.registry import launcher_for
 from paceline.launch.other_nodes import reported_to_other_nodes
-from paceline.launch.spec import LaunchSpec, malloc_settings, worker_argv
-from paceline.launch.start import launch, launcher_for, make_specs
-from paceline.launch.supervise import report_to_stderr
+from paceline.launch.preflight.object_storage import from_object_storage
+from paceline.launch.preflight.plan_job import cluster_of, merged, planned
+from paceline.launch.process_spec import LaunchSpec, malloc_settings, worker_argv
+from paceline.launch.start_run import launch, make_specs
+from paceline.launch.supervision.supervisor import report_to_stderr
 from paceline.plan.hardware.probe import cpu_count
 from paceline.rules import at_start
 from paceline.runlog.redact import Redactor
@@ -31,7 +32,7 @@ from paceline.runlog.redact import Redactor
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
     from paceline.config.source import Source
-    from paceline.launch.spec import Cluster
+    from paceline.launch.process_spec import Cluster
     from paceline.plan.plan import Plan
 
 T = TypeVar("T")
@@ -83,7 +84,7 @@ class Ready:
 
         Returns notes. Raises ConfigError and CheckpointError.
         """
-        from paceline.launch.before.beforehand import check_bytes
+        from paceline.launch.preflight.child_checks import check_bytes
 
         training, run_dir = self.loaded.config.training, self.run_dir
         resume = bool(training.resume_from_checkpoint)
@@ -119,7 +120,7 @@ class Ready:
         ``environ``: variables for the ranks beside this process's; ``output``, ``asks_to_stop``: as in
         ``supervise.run``.
         """
-        from paceline.launch.ledger import record
+        from paceline.launch.prediction_ledger import record
 
         worker = worker_argv(*self._arguments())
         code = with_lines(

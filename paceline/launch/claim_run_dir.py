@@ -22,7 +22,7 @@ from paceline.core.json_types import NO_UTF8, as_object
 from paceline.core.private import open_to_strangers
 from paceline.core.rundir import RunDir
 from paceline.launch import codes
-from paceline.launch.record import begun_start, is_under_way
+from paceline.launch.supervision.exit_record import begun_start, is_under_way
 
 WAIT_SECONDS = 15.0  # for ranks that outlive a killed launcher to save and leave
 _LOOK_SECONDS = 0.25

@@ -1,0 +1,1 @@
+"""Variables and options that other launchers and schedulers leave behind, and those that a worker needs."""

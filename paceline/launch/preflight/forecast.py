@@ -1,0 +1,80 @@
+"""The forecast of a config's plan: memory and speed of the layout it has chosen, and of the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.config.schema import Config
+from paceline.core.secret_values import without_secrets
+
+if TYPE_CHECKING:
+    from paceline.plan.cost.report import Forecast
+    from paceline.plan.hardware.catalogue import AcceleratorCluster
+    from paceline.plan.plan import Plan
+
+
+def forecast_of_plan(plan: Plan, cluster: AcceleratorCluster | None) -> Forecast | None:
+    """Forecast a config's job along with the layout its plan has chosen.
+
+    ``cluster`` None means this machine, corrected by its ledger. None on a CPU, an unlisted card, or for a
+    model of unknown size.
+    """
+    from paceline.core.tables import CHOOSERS
+    from paceline.launch.preflight.forecast import epoch_lengths
+    from paceline.plan.cost.from_plan import cluster_of_hardware, of_length, planned_candidate, search_spec_of
+    from paceline.plan.cost.report import forecast
+    from paceline.plan.hardware.kinds import is_accelerator
+    from paceline.plan.hardware.probe import Hardware
+
+    if not is_accelerator(plan.device):
+        return None
+    corrections = (1.0, 1.0)
+    if cluster is None:
+        from paceline.launch.prediction_ledger import corrections_here
+        from paceline.plan.hardware.probe import probe_hardware
+
+        probed: Hardware = probe_hardware(os.environ)
+        cluster = cluster_of_hardware(probed, plan.num_nodes)
+        corrections = corrections_here(probed)
+    spec = search_spec_of(plan, cluster, corrections) if cluster else None
+    if spec is None:
+        return None
+    spec = of_length(spec, plan, epoch_lengths(plan.config))
+    name = str(plan.config.model.name_or_path or plan.shape.model_type if plan.shape else "model")
+    chooser = CHOOSERS.get(plan.config.training.distributed_strategy)
+    by_size = chooser is not None and not chooser.searches
+    return forecast(name, spec, planned_candidate(plan, spec), plan.strategy_reason if by_size else "")
+
+
+SECONDS = 20.0  # time limit: a plan does not wait longer
+
+
+def epoch_lengths(config: Config) -> tuple[int, int] | None:
+    """Return (rows, tokens) of an epoch of this config's data; None if not prepared or not readable."""
+    from paceline.launch.environment.guide_variables import cache_folder
+    from paceline.launch.process_spec import import_path, module_argv
+    from paceline.plan.algorithms.base import algorithm_spec
+
+    tokenizer = config.model.tokenizer or config.model.name_or_path
+    measured = algorithm_spec(config.training.algorithm).measured
+    if not measured or not tokenizer or not Path(tokenizer).expanduser().is_dir():
+        return None  # the subprocess would find the same, a second later
+    cache = Path(config.data.cache_dir or cache_folder(os.environ)).expanduser()
+    if not (cache / "prepared").is_dir():
+        return None
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        described = Path(folder) / "config.json"
+        described.write_text(json.dumps(config.to_json()), encoding="utf-8")
+        argv = module_argv("paceline.data.lengths", "--config-json", str(described), "--cache", str(cache))
+        try:
+            environ = without_secrets({**os.environ, **import_path(os.environ)})
+            done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=SECONDS)
+            found = json.loads(done.stdout) if done.returncode == 0 else None
+        except (OSError, ValueError, subprocess.TimeoutExpired):
+            return None
+    return (int(found["rows"]), int(found["tokens"])) if found else None
