@@ -56,7 +56,7 @@ OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("algorithms/rewards/scoring.py", "'completion'"): "a field of a diagnostic's evidence",
     ("config/collect.py", "{'deepspeed'}"): "a group of keys",
     ("launch/launchers/deepspeed.py", "('deepspeed', f"): "a program",
-    ("launch/start_run.py", ""): "a launcher",
+    ("launch/launchers/registry.py", ""): "a launcher",
     ("plan/planner.py", "role in"): "a role",
     ("plan/fastest.py", "('parallelism', "): "keys of training",
     ("verify/sides.py", "'distributed_strategy': against"): "keys of training",

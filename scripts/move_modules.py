@@ -27,6 +27,7 @@ _LEFT = (
     "tests/unit/checkpoint/version_1/",
     ".git-blame-ignore-revs",
 )
+_IN_STRINGS = re.compile(r"from (paceline(?:\.\w+)*) import (\w+)(?![\w,. ])")
 _PLACE = re.compile(r"__file__|importlib\.resources|with_name\(|\.parents\[")
 
 
@@ -129,6 +130,14 @@ def _from_imports(text: str, modules: Mapping[str, str]) -> str:
     return "".join(lines)
 
 
+def _import_line(match: re.Match[str], modules: Mapping[str, str]) -> str:
+    """Return ``from paceline.a import b`` in a string, with the old name bound to the new module."""
+    if not (new := modules.get(f"{match[1]}.{match[2]}")):
+        return match[0]
+    package, _, name = new.rpartition(".")
+    return f"from \0{package} import {name}" + ("" if name == match[2] else f" as {match[2]}")
+
+
 def _tracked() -> Iterator[Path]:
     listed = subprocess.run(["git", "ls-files"], check=True, capture_output=True, text=True).stdout
     for name in listed.splitlines():
@@ -149,6 +158,7 @@ def _rewrite(moves: Mapping[str, str]) -> int:
         new = text
         if path.suffix == ".py" and "import" in text and any(m.rpartition(".")[0] in text for m in modules):
             new = _from_imports(text, modules)
+        new = _IN_STRINGS.sub(lambda match: _import_line(match, modules), new)
         new = pattern.sub(lambda match: names[match[0]], new).replace("\0", "")
         if new != text:
             path.write_text(new, encoding="utf-8")

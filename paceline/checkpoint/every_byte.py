@@ -13,7 +13,7 @@ from paceline.checkpoint.resume import BEFORE_BYTES, at_its_key, find_checkpoint
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.launch.exit_handling import ended
-from paceline.runlog.redacted_output import redacted
+from paceline.launch.redacted_output import redacted
 
 
 @ended

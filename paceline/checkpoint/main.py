@@ -26,8 +26,8 @@ from paceline.core.files import MAX_JSON_BYTES, read_run_file
 from paceline.core.rundir import RunDir
 from paceline.core.units import bytes_of, human_bytes, human_count
 from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted
 from paceline.rules import codes as rules_codes
-from paceline.runlog.redacted_output import redacted
 
 if TYPE_CHECKING:
     from paceline.checkpoint.export import ExportReport

@@ -28,8 +28,8 @@ from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
 from paceline.launch.claim_run_dir import in_use
 from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted
 from paceline.rules import codes as rules_codes
-from paceline.runlog.redacted_output import redacted
 
 
 @redacted

@@ -18,7 +18,7 @@ from paceline.cli.errors import print_diagnostics, reported
 from paceline.core.errors import ExitCode
 from paceline.core.version import PACKAGE_VERSION
 from paceline.launch.exit_handling import ended
-from paceline.runlog.redacted_output import redacted
+from paceline.launch.redacted_output import redacted
 
 # verb → one line of help. Its module paceline/cli/<verb>.py defines ``app``, a typer.Typer.
 VERBS = {

@@ -13,7 +13,7 @@ from paceline.core.collection import nothing_collected
 from paceline.core.errors import BusyError, ExitCode
 from paceline.launch.launch_options import LaunchOptions
 from paceline.launch.preflight.load_config import load_to_start
-from paceline.runlog.redacted_output import tolerate_loss
+from paceline.launch.redacted_output import tolerate_loss
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded

@@ -11,8 +11,8 @@ import typer
 from paceline.cli.options import ConfigFile, LauncherOption, Overrides
 from paceline.core.tables import ALGORITHMS
 from paceline.core.version import PACKAGE_VERSION
+from paceline.launch.redacted_output import terminal
 from paceline.runlog.redact import printable
-from paceline.runlog.redacted_output import terminal
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 

@@ -19,8 +19,8 @@ from paceline.data.order import epoch_bins, epoch_documents
 from paceline.data.prepare import key_of, opened, sets_of, setup_of
 from paceline.data.store import Store
 from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.runlog.redacted_output import redacted
 
 IN_PASSING = 64_000_000  # bytes that can be hashed in a tenth of a second
 

@@ -28,8 +28,8 @@ from paceline.data.pack import best_fit_decreasing, efficiency
 from paceline.data.prepare import Prepared, prepare
 from paceline.data.progress import PrepareProgress
 from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted, terminal
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.runlog.redacted_output import redacted, terminal
 
 _STAGES = {
     "fingerprint": "inspecting the data",

@@ -26,9 +26,9 @@ from paceline.data.shown import ShownDocument, ShownRow, Totals, meaning_of, sho
 from paceline.data.template import Encoder
 from paceline.data.tokenizer import open_tokenizer
 from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted, terminal
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.runlog.redact import printable
-from paceline.runlog.redacted_output import redacted, terminal
 
 _GREEN, _DIM, _OFF = "\033[32m", "\033[2m", "\033[0m"
 

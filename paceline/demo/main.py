@@ -22,8 +22,8 @@ from paceline.demo.rewards import GRPO, PPO
 from paceline.demo.sft import demo_sft
 from paceline.demo.steps import free_directory
 from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted, terminal
 from paceline.plan.algorithms.sft import SFT
-from paceline.runlog.redacted_output import redacted, terminal
 
 DEFAULT = Path("outputs/demo")
 RECIPES: Mapping[str, AlgorithmDemo] = {recipe.algorithm: recipe for recipe in (DPO, REWARD, GRPO, PPO)}

@@ -31,10 +31,10 @@ from paceline.demo.questions import training
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted, terminal
 from paceline.plan.hardware.probe import cpu_count
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step
-from paceline.runlog.redacted_output import redacted, terminal
 
 SIZES = {"small": (128, 2), "medium": (256, 4), "large": (512, 8)}  # hidden size, layers
 ROW_TOKENS = 256

@@ -27,7 +27,7 @@ from paceline.evaluation.work import COPIES
 from paceline.generation.answer import Message, Sampling, Write, answer_streamed
 from paceline.generation.settings import sampling_of
 from paceline.launch.exit_handling import ended
-from paceline.runlog.redacted_output import redacted
+from paceline.launch.redacted_output import redacted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -27,7 +27,7 @@ from paceline.evaluation.models import NamedModel, check_model, named_models
 from paceline.evaluation.rank import own_device
 from paceline.evaluation.straight import load_model
 from paceline.launch.exit_handling import ended
-from paceline.runlog.redacted_output import redacted
+from paceline.launch.redacted_output import redacted
 from paceline.runtime.library_noise import quiet_libraries, spare_torchao
 
 _NAME = re.compile(r"^task:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)

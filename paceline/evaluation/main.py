@@ -19,7 +19,7 @@ from paceline.evaluation.generated import generate_rows
 from paceline.evaluation.job import EvaluationJob
 from paceline.evaluation.measured import measure
 from paceline.launch.exit_handling import ended
-from paceline.runlog.redacted_output import redacted
+from paceline.launch.redacted_output import redacted
 
 _EVERY_SECONDS = 1.0
 

@@ -25,8 +25,8 @@ from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.generation.noise import stream_of
 from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted
 from paceline.models.special_tokens import end_tokens
-from paceline.runlog.redacted_output import redacted
 from paceline.runtime.failures.root_cause import is_cascade
 from paceline.runtime.hard_exit import leave
 from paceline.runtime.library_noise import quiet_libraries, spare_torchao

@@ -25,7 +25,7 @@ from paceline.evaluation import codes
 from paceline.evaluation.metrics import METRICS, PerAnswer, metric_named
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.process_spec import import_path, module_argv
-from paceline.runlog.redacted_output import redacted
+from paceline.launch.redacted_output import redacted
 
 START_SECONDS = 120.0
 ANSWER_SECONDS = 10.0

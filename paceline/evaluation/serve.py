@@ -29,8 +29,8 @@ from paceline.generation import codes
 from paceline.generation.settings import run_of, sampling_of
 from paceline.launch.exit_handling import ended
 from paceline.launch.loopback_guard import HOSTS, Guard, listening_on
+from paceline.launch.redacted_output import redacted
 from paceline.models.special_tokens import end_tokens
-from paceline.runlog.redacted_output import redacted
 
 PORT = 8766
 _LAST_SECONDS = 3  # for answers that are being written at Ctrl-C

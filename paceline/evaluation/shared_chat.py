@@ -25,7 +25,7 @@ from paceline.evaluation.rank import own_device
 from paceline.evaluation.sharded import open_world, shared_model
 from paceline.generation.answer import Agree, Sampling, Write, answer_streamed
 from paceline.launch.exit_handling import EndedBySignal, ended
-from paceline.runlog.redacted_output import redacted
+from paceline.launch.redacted_output import redacted
 from paceline.runtime.failures.root_cause import is_cascade
 from paceline.runtime.hard_exit import leave
 from paceline.runtime.library_noise import quiet_libraries, spare_torchao

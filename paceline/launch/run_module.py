@@ -10,7 +10,7 @@ import sys
 
 from paceline.core.import_notes import quiet_imports
 from paceline.launch.exit_handling import ended
-from paceline.runlog.redacted_output import redacted
+from paceline.launch.redacted_output import redacted
 
 
 @redacted

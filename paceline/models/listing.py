@@ -18,6 +18,7 @@ from torch import nn
 
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import JsonObject
+from paceline.launch.redacted_output import redacted
 from paceline.models.adapter_reach import read_by_parent
 from paceline.models.materialise import skeleton
 from paceline.models.scalar_head import auto_class
@@ -28,7 +29,6 @@ from paceline.plan.model import listing
 from paceline.plan.model.listing import LayerRun, Listed, Listing
 from paceline.plan.model.mixtures import COUNT
 from paceline.protocols.roles import Role
-from paceline.runlog.redacted_output import redacted
 
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel

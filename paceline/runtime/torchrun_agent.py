@@ -22,10 +22,10 @@ from torch.distributed.run import config_from_args, parse_args
 from paceline.core.errors import ExitCode
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.processes import STOPPED, rank_children, send, state_of
+from paceline.launch.redacted_output import redacted
 from paceline.launch.supervision.exit_codes import CALM, killed_diagnostic, overall_code
 from paceline.launch.supervision.supervisor import STOPPED_SECONDS
 from paceline.launch.supervision.worker_channel import AGENT, Line
-from paceline.runlog.redacted_output import redacted
 
 SHUTDOWN_SECONDS = 60  # torch's 30 s are too short for ranks still publishing a checkpoint
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from paceline.core.json_types import JsonObject
-from paceline.runlog.redacted_output import redacted
+from paceline.launch.redacted_output import redacted
 
 
 @redacted

@@ -36,6 +36,7 @@ from paceline.evaluation.straight import end_where_turns_end
 from paceline.generation.answer import Sampling, answer
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted
 from paceline.models.factory import HFModelFactory
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
@@ -43,7 +44,6 @@ from paceline.protocols.shard import PARAM
 from paceline.runlog.eventlog import EventLog
 from paceline.runlog.events import Answers
 from paceline.runlog.redact import Redactor
-from paceline.runlog.redacted_output import redacted
 from paceline.training import codes
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from paceline.checkpoint.reader import CheckpointReader
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
 from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted
 from paceline.runlog.history import load_history
-from paceline.runlog.redacted_output import redacted
 from paceline.verify.compared import ComparedRuns, ComparedStep, Furthest
 
 

@@ -18,11 +18,11 @@ from rich.text import Text
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.units import human_bytes, human_count, human_seconds
+from paceline.launch.redacted_output import terminal
 from paceline.runlog.events import Eval, Step
 from paceline.runlog.levels import is_written
 from paceline.runlog.lines import eval_line, step_line, utilisation
 from paceline.runlog.redact import printable
-from paceline.runlog.redacted_output import terminal
 
 _STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 _RECENT = 64  # steps averaged for the ETA: includes evaluations, still follows changes of speed

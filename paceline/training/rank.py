@@ -19,10 +19,10 @@ from paceline.core.rundir import RunDir
 from paceline.launch.environment.device_variables import apply_device_settings, device_settings
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.environment.job_managers import standing, whole
+from paceline.launch.redacted_output import redacted, tolerate_loss
 from paceline.launch.run_secret import read_secret
 from paceline.launch.supervision.worker_channel import Line
 from paceline.runlog.redact import Redactor
-from paceline.runlog.redacted_output import redacted, tolerate_loss
 from paceline.runlog.stacks import stacks_to
 from paceline.runtime import codes
 from paceline.runtime.hard_exit import leave

@@ -36,6 +36,7 @@ from paceline.launch import codes as launch_codes
 from paceline.launch.claim_run_dir import claim, in_use
 from paceline.launch.environment.guide_variables import cache_folder, keep_compiled_code_private
 from paceline.launch.processes import MARK
+from paceline.launch.redacted_output import lost_output, terminal
 from paceline.launch.run_secret import read_secret, unsigned
 from paceline.launch.supervision.worker_channel import Line, Word
 from paceline.models.flash_impl import activate_flash
@@ -44,7 +45,6 @@ from paceline.plan.explain import explain
 from paceline.plan.plan import Plan
 from paceline.runlog import events
 from paceline.runlog.redact import Redactor
-from paceline.runlog.redacted_output import lost_output, terminal
 from paceline.runlog.result import write_result
 from paceline.runlog.stacks import stacks_to
 from paceline.runtime.device.device import set_threads, threads_per_rank, use_deterministic_kernels

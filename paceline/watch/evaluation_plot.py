@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted
 from paceline.runlog.redact import printable
-from paceline.runlog.redacted_output import redacted
 from paceline.watch import codes
 from paceline.watch.axes import BLUE, INK, QUIET, plain, title
 from paceline.watch.picture import exit_code_of, write_png

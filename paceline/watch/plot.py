@@ -15,10 +15,10 @@ from paceline.core.private import written_into
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_seconds
 from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted
 from paceline.runlog.history import History, load_history
 from paceline.runlog.lines import is_share, utilisation
 from paceline.runlog.redact import printable
-from paceline.runlog.redacted_output import redacted
 from paceline.watch import codes
 from paceline.watch.axes import (
     BLUE,

@@ -9,9 +9,9 @@ from typing import Any
 
 from paceline.core.rundir import RunDir
 from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted
 from paceline.runlog.history import History, load_history
 from paceline.runlog.redact import printable
-from paceline.runlog.redacted_output import redacted
 from paceline.watch import codes
 from paceline.watch.axes import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, RED, plain, title
 from paceline.watch.picture import exit_code_of, write_png

@@ -21,7 +21,7 @@ WRITERS = {
     "paceline/cli/errors.py": "redacted",
     "paceline/launch/supervision/exit_record.py": "the redactor it is given",
     "paceline/launch/preflight/once_per_node.py": "redacted",
-    "paceline/runlog/redacted_output.py": "is the redaction",
+    "paceline/launch/redacted_output.py": "is the redaction",
     "paceline/runtime/failures/heartbeat.py": "numbers",
     "paceline/runtime/failures/flight_recorder.py": "names and sizes of collectives",
     "paceline/plan/hardware/ask_torch.py": "devices and versions, as redacted by the child",

@@ -27,8 +27,8 @@ from paceline.core.json_types import Json
 from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
 from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted
 from paceline.rules import codes as rules_codes
-from paceline.runlog.redacted_output import redacted
 
 _URL, _RESUME = "training.checkpoint_url", "training.resume_from_checkpoint"
 

@@ -19,7 +19,7 @@ from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
 from paceline.launch import codes
 from paceline.launch.processes import die_with_parent, send_group
-from paceline.runlog.redacted_output import own_program
+from paceline.launch.redacted_output import own_program
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config

@@ -16,10 +16,10 @@ from types import ModuleType
 
 import torch
 
+from paceline.launch.redacted_output import redacted
 from paceline.plan.codec import to_json
 from paceline.plan.hardware.kinds import CUDA, KINDS, kind_of
 from paceline.plan.hardware.seen import SeenDevice, TorchAnswer
-from paceline.runlog.redacted_output import redacted
 from paceline.runtime.device.device import import_device_packages
 
 

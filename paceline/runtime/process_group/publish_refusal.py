@@ -7,8 +7,8 @@ import sys
 from paceline.core.errors import PacelineError
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted
 from paceline.launch.run_secret import read_secret
-from paceline.runlog.redacted_output import redacted
 from paceline.runtime.failures.message import parsed_failure
 from paceline.runtime.process_group.rendezvous import refuse
 from paceline.runtime.rank_env import RankEnv

@@ -21,6 +21,7 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.data.look import imported_sets, look_at_sets
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.model.config_json import model_config
 from paceline.plan.plan import Plan
@@ -37,7 +38,6 @@ from paceline.plan.tries import (
     TOKENIZER,
     TRACKERS,
 )
-from paceline.runlog.redacted_output import redacted
 from paceline.training import codes
 from paceline.training.look import look, look_in_doubt, reading_of
 from paceline.training.questions import open_questions

@@ -22,8 +22,8 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.data.main import main as prepare
+from paceline.launch.redacted_output import Outlet, redacted, terminal
 from paceline.runlog.redact import Redactor
-from paceline.runlog.redacted_output import Outlet, redacted, terminal
 from paceline.runlog.textlog import TextLog
 from paceline.runtime.failures.alarm import print_foreign
 from paceline.runtime.failures.message import failure_message, parsed_failure

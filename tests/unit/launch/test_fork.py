@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are cou
 PROGRAM = """
 import os, sys, threading
 from pathlib import Path
-from paceline.launch.preflight import fork
-from paceline.runlog.redacted_output import redacted
+from paceline.launch.preflight import child_checks
+from paceline.launch.redacted_output import redacted
 folder = Path({folder!r})
 sys.path.insert(0, str(folder))
 
@@ -45,18 +45,18 @@ def run(folder: Path, body: str, module: str = "") -> subprocess.CompletedProces
 def forked(folder: Path, module: str, seconds: float = 30.0) -> tuple[str, str]:
     """(what ``run_in_fork`` returns of this module, what its child has printed)."""
     output = folder / "output"
-    body = f'print(fork.run_in_fork("looked", ("an", "argument"), {seconds}, folder / "output"))'
+    body = f'print(child_checks.run_in_fork("looked", ("an", "argument"), {seconds}, folder / "output"))'
     done = run(folder, body, module)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), output.read_text()
 
 
 def test_only_a_program_of_ours_with_one_thread_forks(tmp_path: Path) -> None:
-    body = """print(fork.can_fork())
+    body = """print(child_checks.can_fork())
 wait = threading.Event()
 thread = threading.Thread(target=wait.wait)
 thread.start()
-print(fork.can_fork())
+print(child_checks.can_fork())
 wait.set()
 thread.join()"""
     assert run(tmp_path, body).stdout.split() == ["True", "False"]
@@ -73,7 +73,7 @@ thread.join()"""
 
 def test_a_program_that_has_asked_the_hub_s_library_forks_no_look(tmp_path: Path) -> None:
     """It asks once whether it is offline, when it is imported: the look must be."""
-    body = "import sys\nsys.modules['huggingface_hub'] = sys\nprint(fork.can_fork())"
+    body = "import sys\nsys.modules['huggingface_hub'] = sys\nprint(child_checks.can_fork())"
     assert run(tmp_path, body).stdout.split() == ["False"]
 
 
@@ -125,7 +125,7 @@ def main(*arguments):
     time.sleep(600)
 """
     (tmp_path / "output").touch()
-    done = run(tmp_path, 'fork.run_in_fork("looked", (), 60.0, folder / "output")', module)
+    done = run(tmp_path, 'child_checks.run_in_fork("looked", (), 60.0, folder / "output")', module)
     assert done.returncode == -9
     ended(int((tmp_path / "output").read_text()))
 
@@ -146,15 +146,15 @@ def ended(pid: int) -> None:
 LOOKS = """
 import json, sys
 from pathlib import Path
-from paceline.launch.preflight import beforehand
-asked, looked, started = beforehand.started_child, beforehand.run_in_fork, []
-beforehand.started_child = lambda *a: (started.append("interpreter"), asked(*a))[1]
+from paceline.launch.preflight import child_checks
+asked, looked, started = child_checks.started_child, child_checks.run_in_fork, []
+child_checks.started_child = lambda *a: (started.append("interpreter"), asked(*a))[1]
 def fork(module, arguments, *rest):
     started.append("fork")
     code = looked(module, arguments, *rest)
     print("IMPORTED", json.loads(Path(arguments[1]).read_text())["imported"], file=sys.stderr)
     return code
-beforehand.run_in_fork = fork
+child_checks.run_in_fork = fork
 sys.argv = ["paceline", "train", *{arguments!r}]
 from paceline.cli.main import main
 import gc

@@ -22,8 +22,8 @@ from paceline.core.rundir import RunDir
 from paceline.core.secret_values import secrets_in, without_secrets
 from paceline.core.secrets import SHAPES
 from paceline.launch.claim_run_dir import claim
+from paceline.launch.redacted_output import Outlet, redacted
 from paceline.runlog.redact import Redactor
-from paceline.runlog.redacted_output import Outlet, redacted
 from paceline.runlog.result import write_result
 
 CANARY = "canary-7h5g3f1d"
@@ -199,7 +199,7 @@ def test_no_message_of_the_command_line_holds_a_secret(
 
 def test_a_traceback_of_a_main_is_redacted(tmp_path: Path) -> None:
     code = (
-        "import os\nfrom paceline.runlog.redacted_output import redacted\n@redacted\ndef main(): raise"
+        "import os\nfrom paceline.launch.redacted_output import redacted\n@redacted\ndef main(): raise"
         " ValueError(os.environ['A_TOKEN'])\nmain()"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT), "A_TOKEN": CANARY}

@@ -10,7 +10,7 @@ import sys
 
 from paceline.algorithms.rewards.code import check_isolation
 from paceline.core.errors import ConfigError
-from paceline.runlog.redacted_output import redacted
+from paceline.launch.redacted_output import redacted
 
 
 @redacted
