@@ -24,7 +24,7 @@ from paceline.protocols.roles import Output, Role
 from paceline.rules.planning import make_plan
 from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.runner import make_runner
+from paceline.strategies.window.runner import make_runner
 
 LLAMA = {
     "model_type": "llama",

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from paceline.protocols.batch import Batch as Batch
     from paceline.protocols.roles import Output as Output
     from paceline.protocols.roles import Role as Role
-    from paceline.strategies.base import Strategy as Strategy
     from paceline.strategies.ddp import DDP as DDP
     from paceline.strategies.replicas import ParallelInference as ParallelInference
+    from paceline.strategies.strategy import Strategy as Strategy
     from paceline.training.base_trainer import BaseTrainer as BaseTrainer
     from paceline.training.loss_watchdog import LossWatchdog as LossWatchdog
 
@@ -54,7 +54,7 @@ _HOMES = {
     "RowKind": "paceline.data.kinds.base:RowKind",
     "Sample": "paceline.algorithms.rewards.sample:Sample",
     "Severity": "paceline.core.diagnostics:Severity",
-    "Strategy": "paceline.strategies.base:Strategy",
+    "Strategy": "paceline.strategies.strategy:Strategy",
     "StrategySpec": "paceline.plan.strategies.base:StrategySpec",
 }
 __all__ = [*_HOMES]

@@ -63,7 +63,7 @@ OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("plan/hardware/probe.py", "'bitsandbytes'"): "packages",
     ("plan/cost/report.py", "'bubble'"): "parts of a step's time",
     ("runlog/lines.py", "'completion'"): "columns of a table",
-    ("strategies/deepspeed/tensor_parallel.py", "__module__.startswith"): "a package",
+    ("strategies/deepspeed/autotp.py", "__module__.startswith"): "a package",
     ("training/rollout/report.py", "{'reward'"): "a field of an event",
     ("training/rollout/shown.py", "{'prompt'"): "a field of an event",
     ("watch/panels.py", "'reward' in names"): "a metric",
@@ -104,8 +104,8 @@ EDGES: Mapping[str, str] = {
         "DeepSpeed's JSON",
     ),
     "strategies/deepspeed/config.py": "DeepSpeed's JSON",
-    "strategies/deepspeed/start.py": "DeepSpeed's JSON",
-    "strategies/deepspeed/parts.py": "mappings that DeepSpeed leaves on its parameters",
+    "strategies/deepspeed/start_engine.py": "DeepSpeed's JSON",
+    "strategies/deepspeed/partition_views.py": "mappings that DeepSpeed leaves on its parameters",
     "plan/strategies/fsdp/options.py": "fsdp_config, by Transformers' and Accelerate's keys",
     **dict.fromkeys(
         (f"strategies/{name}.py" for name in ("averaged", "muon", "rounded_adamw", "state")),
@@ -326,7 +326,7 @@ def statements(package: Package) -> int:
 
 def strategy_methods(package: Package) -> list[str]:
     """Public methods of the base class of all strategies."""
-    classes = {n.name: n for n in package.trees["strategies/base.py"].body if isinstance(n, ast.ClassDef)}
+    classes = {n.name: n for n in package.trees["strategies/strategy.py"].body if isinstance(n, ast.ClassDef)}
     return [
         m.name
         for m in classes["Strategy"].body

@@ -121,7 +121,12 @@ def _from_imports(text: str, modules: Mapping[str, str]) -> str:
             (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, f"\n{indent}".join(new))
         )
     for node in ast.walk(tree):
+        if isinstance(node, ast.arg) and node.arg in renamed:
+            print(f"a parameter has a moved module's name: {node.arg} in line {node.lineno}: {text[:60]!r}")
         if isinstance(node, ast.Name) and node.id in renamed:
+            if isinstance(node.ctx, ast.Store):
+                print(f"a variable has a moved module's name: {node.id} in line {node.lineno}: {text[:60]!r}")
+                continue
             assert node.end_col_offset is not None
             edits.append((node.lineno, node.col_offset, node.lineno, node.end_col_offset, renamed[node.id]))
     for first, start, last, end, new_text in sorted(edits, reverse=True):

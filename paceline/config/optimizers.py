@@ -189,7 +189,7 @@ BUILT: dict[str, Optimizer] = {
     "rmsprop_bnb_8bit": _bnb_rmsprop(8),
     "rmsprop_bnb_32bit": _bnb_rmsprop(32),
     "adamw_bf16_rounding": Optimizer(
-        "paceline.strategies.rounded_adamw:RoundedAdamW",
+        "paceline.strategies.optimizers.stochastic_rounding_adamw:RoundedAdamW",
         {"betas": "betas", "eps": "size", "seed": "whole"},
         optimizer_bytes.fp32_moments(2),
         takes=_BETAS_EPS,
@@ -199,7 +199,7 @@ BUILT: dict[str, Optimizer] = {
         rounds=True,
     ),
     "muon": Optimizer(
-        "paceline.strategies.muon:MuonWithAdamW",
+        "paceline.strategies.optimizers.muon:MuonWithAdamW",
         {
             "betas": "betas",
             "eps": "size",
@@ -217,7 +217,7 @@ BUILT: dict[str, Optimizer] = {
         orthogonalises=True,
     ),
     "galore_adamw": Optimizer(
-        "paceline.strategies.galore:GaLoreAdamW",
+        "paceline.strategies.optimizers.galore_adamw:GaLoreAdamW",
         {
             "rank": "count",
             "update_proj_gap": "count",

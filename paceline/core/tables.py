@@ -73,7 +73,7 @@ STRATEGIES = Table(
             "paceline.plan.strategies.zero_redundancy:ZERO_REDUNDANCY",
             "paceline.strategies.zero_redundancy:ZeroRedundancy",
         ),
-        "fsdp": Row("paceline.plan.strategies.fsdp.spec:FSDP", "paceline.strategies.fsdp:FSDP"),
+        "fsdp": Row("paceline.plan.strategies.fsdp.spec:FSDP", "paceline.strategies.fsdp.strategy:FSDP"),
         "pipeline": Row(
             "paceline.plan.strategies.pipeline.spec:PIPELINE",
             "paceline.strategies.pipeline.strategy:Pipeline",

@@ -34,7 +34,7 @@ from paceline.protocols.roles import Role
 from paceline.runtime.process_group.device_mesh import device_mesh, sharding_mesh
 from paceline.runtime.process_group.world import World
 from paceline.runtime.rank_env import RankEnv
-from paceline.strategies.sharding import Dtypes, shard
+from paceline.strategies.fsdp.wrapping import Dtypes, shard
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -27,9 +27,9 @@ from paceline.protocols.roles import Output
 from paceline.runtime.process_group.world import World
 from paceline.simulate.counting import Collectives, FakeValues, Kept, gathered_bytes, held_bytes
 from paceline.simulate.model import FakeFactory
-from paceline.strategies.base import Strategy
-from paceline.strategies.handle import Handle
+from paceline.strategies.model_handle import Handle
 from paceline.strategies.registry import make_strategy
+from paceline.strategies.strategy import Strategy
 
 
 def simulate(plan: Plan, config: Mapping[str, Json], chunk_bytes: int = LEAST) -> JsonObject:

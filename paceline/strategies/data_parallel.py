@@ -21,11 +21,11 @@ from paceline.protocols.shard import ShardReader
 from paceline.protocols.window import StepOutcome
 from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
-from paceline.strategies.base import Strategy
-from paceline.strategies.handle import Handle, Handles
+from paceline.strategies.model_handle import Handle, Handles
 from paceline.strategies.replicas import scatter, side_by_side
-from paceline.strategies.runner import WindowRunner
-from paceline.strategies.window_weights import Scale
+from paceline.strategies.strategy import Strategy
+from paceline.strategies.window.runner import WindowRunner
+from paceline.strategies.window.weights import Scale
 
 
 @dataclass

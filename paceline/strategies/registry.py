@@ -9,7 +9,7 @@ from paceline.core.tables import STRATEGIES
 from paceline.plan.strategies.base import StrategySpec
 from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
-from paceline.strategies.base import Strategy
+from paceline.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     from paceline.plan.plan import Plan

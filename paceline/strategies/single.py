@@ -10,7 +10,7 @@ from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
-from paceline.strategies.base import Strategy
+from paceline.strategies.strategy import Strategy
 
 
 class Single(Strategy):

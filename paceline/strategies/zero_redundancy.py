@@ -13,11 +13,11 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from paceline.protocols.model import RootModule
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.shard import Shard, ShardReader
-from paceline.strategies import state
+from paceline.strategies import replicated_state
+from paceline.strategies.broadcast_read import ReadOnce
 from paceline.strategies.ddp import DDP
-from paceline.strategies.handle import Handle
-from paceline.strategies.optimizer import recipe_of
-from paceline.strategies.read_once import ReadOnce
+from paceline.strategies.model_handle import Handle
+from paceline.strategies.optimizers.build import recipe_of
 
 
 class ZeroRedundancy(DDP):
@@ -43,12 +43,12 @@ class ZeroRedundancy(DDP):
 
     def export_state(self, handle: Handle) -> Iterator[Shard]:
         """Yield this rank's parameters with their moments, and its part of the frozen ones."""
-        return state.export_state(handle, self.world.rank, self.world.world_size, _keepers(handle))
+        return replicated_state.export_state(handle, self.world.rank, self.world.world_size, _keepers(handle))
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
         """Load all weights, and the moments of this rank's parameters."""
         once = ReadOnce(reader, self.world)
-        state.import_state(handle, once, self.world.rank, _keepers(handle), of_moments=reader)
+        replicated_state.import_state(handle, once, self.world.rank, _keepers(handle), of_moments=reader)
 
 
 def _keepers(handle: Handle) -> dict[str, int]:

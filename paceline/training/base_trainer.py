@@ -27,7 +27,7 @@ from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import World
 from paceline.strategies.ddp import DDP
-from paceline.strategies.handle import Handle
+from paceline.strategies.model_handle import Handle
 
 
 class BaseTrainer(DDP):

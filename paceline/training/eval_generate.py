@@ -29,8 +29,8 @@ from paceline.generation.noise import stream_of
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.runtime.process_group.world import World
-from paceline.strategies.base import Strategy
-from paceline.strategies.handle import Handle
+from paceline.strategies.model_handle import Handle
+from paceline.strategies.strategy import Strategy
 from paceline.training.no_prompts import nothing_to_answer
 from paceline.training.own_answers import prompt_length
 from paceline.training.rollout.answers import OpenEngine

@@ -11,8 +11,8 @@ from paceline.core.errors import PacelineError
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
 from paceline.protocols.data import RowSource
-from paceline.strategies.base import Runner
-from paceline.strategies.handle import Handles
+from paceline.strategies.model_handle import Handles
+from paceline.strategies.strategy import Runner
 from paceline.training import codes
 from paceline.training.loading import Loading
 from paceline.training.windows import BatchLayout, read_batch

@@ -26,8 +26,8 @@ from paceline.plan.plan import Plan
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.shard import Shard
 from paceline.protocols.window import Report, Window
-from paceline.strategies.base import Strategy
-from paceline.strategies.handle import Handle
+from paceline.strategies.model_handle import Handle
+from paceline.strategies.strategy import Strategy
 from paceline.training.no_prompts import no_prompts
 from paceline.training.rollout.answers import Limits, OpenEngine
 from paceline.training.rollout.setup import local_engine

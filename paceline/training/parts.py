@@ -12,8 +12,8 @@ from paceline.data.source import PackedSource
 from paceline.protocols.batch import Batch
 from paceline.protocols.shard import Shard
 from paceline.protocols.window import Window
-from paceline.strategies.base import Runner
-from paceline.strategies.handle import Handles
+from paceline.strategies.model_handle import Handles
+from paceline.strategies.strategy import Runner
 from paceline.training.state import TrainState
 from paceline.training.windows import Epochs
 

@@ -24,8 +24,8 @@ from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.codec import to_json
 from paceline.protocols.roles import Output, Role
 from paceline.runtime.process_group.world import World
-from paceline.strategies.base import Runner
-from paceline.strategies.handle import Handles
+from paceline.strategies.model_handle import Handles
+from paceline.strategies.strategy import Runner
 from paceline.training.windows import BatchLayout
 
 if TYPE_CHECKING:

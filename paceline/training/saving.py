@@ -25,8 +25,8 @@ from paceline.plan.codec import to_json
 from paceline.plan.plan import Plan
 from paceline.protocols.model import RootModule
 from paceline.protocols.shard import Shard
-from paceline.strategies.base import Strategy
-from paceline.strategies.handle import Handles
+from paceline.strategies.model_handle import Handles
+from paceline.strategies.strategy import Strategy
 from paceline.training import codes
 from paceline.training.continuity import STRATEGY_LABEL, shard_layout, strategy_label
 from paceline.training.state import TrainState

@@ -50,10 +50,10 @@ from paceline.runtime.process_group.delayed_flag import LateFlag
 from paceline.runtime.process_group.store_barrier import StoreRanks
 from paceline.runtime.process_group.world import World
 from paceline.runtime.random_seed import seed_for
-from paceline.strategies.base import Runner, Strategy
-from paceline.strategies.handle import Handles
+from paceline.strategies.model_handle import Handles
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.runner import make_runner
+from paceline.strategies.strategy import Runner, Strategy
+from paceline.strategies.window.runner import make_runner
 from paceline.training import codes
 from paceline.training.cadence import Cadence, every
 from paceline.training.classes import read_classes

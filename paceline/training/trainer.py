@@ -19,8 +19,8 @@ from paceline.core.errors import CheckpointError, PacelineError
 from paceline.plan.limits import STEP
 from paceline.protocols.window import Report, StepResult, Window
 from paceline.runlog import events
-from paceline.strategies.base import Runner
-from paceline.strategies.handle import Handles
+from paceline.strategies.model_handle import Handles
+from paceline.strategies.strategy import Runner
 from paceline.training.cadence import Cadence
 from paceline.training.garbage import collected_between_steps
 from paceline.training.learning import Learning

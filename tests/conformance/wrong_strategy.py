@@ -10,8 +10,8 @@ from torch import nn
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
 from paceline.protocols.window import StepOutcome
-from paceline.strategies.base import Strategy
-from paceline.strategies.handle import Handle
+from paceline.strategies.model_handle import Handle
+from paceline.strategies.strategy import Strategy
 
 
 class Forgetful(Strategy):

@@ -35,11 +35,11 @@ from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
 from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.runtime.random_seed import seed_for
-from paceline.strategies.base import Strategy
-from paceline.strategies.deepspeed.library import library
-from paceline.strategies.handle import Handle
+from paceline.strategies.deepspeed.import_deepspeed import library
+from paceline.strategies.model_handle import Handle
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.runner import make_runner
+from paceline.strategies.strategy import Strategy
+from paceline.strategies.window.runner import make_runner
 
 FOLDER = Path(sys.argv[1]) / "model"
 READ = count_reads()

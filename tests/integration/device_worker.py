@@ -39,7 +39,7 @@ from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 from paceline.runtime.hard_exit import leave
 from paceline.runtime.process_group.world import World
-from paceline.strategies.deepspeed import partition
+from paceline.strategies.deepspeed import fill_partitions
 from paceline.training.metrics import PeakFlops
 from paceline.training.rank import run_rank
 
@@ -109,7 +109,7 @@ def main() -> None:
             machine = stack.enter_context(
                 emulated(tuple(case["capability"]), case["where"], world_size, rank)
             )
-            stack.enter_context(mock.patch.object(partition, "_on_host", partly(machine.device)))
+            stack.enter_context(mock.patch.object(fill_partitions, "_on_host", partly(machine.device)))
             close = World.close
 
             def closed(world: World, ok: bool) -> bool:

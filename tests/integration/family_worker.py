@@ -39,7 +39,7 @@ from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.runner import make_runner
+from paceline.strategies.window.runner import make_runner
 
 STEPS, MICRO_BATCHES = 3, 4
 WAYS = {

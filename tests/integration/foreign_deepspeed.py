@@ -13,7 +13,7 @@ import deepspeed
 import torch
 from foreign_training import RATE, SAVED, STEPS, build, collate, groups, rate, token_rows
 
-from paceline.strategies.deepspeed.library import without_shared_memory_op
+from paceline.strategies.deepspeed.import_deepspeed import without_shared_memory_op
 
 
 def main(folder: Path, tokenizer: Path, stage: int) -> None:

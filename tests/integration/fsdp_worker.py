@@ -31,10 +31,10 @@ from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
 from paceline.runtime.process_group.world import RankEnv, World, environment
-from paceline.strategies.base import Strategy
-from paceline.strategies.handle import Handle
+from paceline.strategies.model_handle import Handle
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.runner import make_runner
+from paceline.strategies.strategy import Strategy
+from paceline.strategies.window.runner import make_runner
 
 SPEC = OptimizerSpec(learning_rate=1e-3, weight_decay=0.1)
 STEPS, ROWS = 10, 16

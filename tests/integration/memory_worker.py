@@ -30,9 +30,9 @@ from paceline.protocols.roles import Role
 from paceline.protocols.window import StepOutcome
 from paceline.rules.planning import make_plan
 from paceline.runtime.process_group.world import RankEnv, World, environment
-from paceline.strategies.handle import Handle
+from paceline.strategies.model_handle import Handle
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.runner import make_runner
+from paceline.strategies.window.runner import make_runner
 
 CPU = dataclasses.replace(probe_hardware({}, use_cpu=True), packages=None)
 MODEL = {

@@ -27,11 +27,11 @@ from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import RankEnv, World, environment
-from paceline.strategies.base import Strategy
-from paceline.strategies.handle import Handle
-from paceline.strategies.optimizer import build_optimizer, set_learning_rate
+from paceline.strategies.model_handle import Handle
+from paceline.strategies.optimizers.build import build_optimizer, set_learning_rate
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.runner import make_runner
+from paceline.strategies.strategy import Strategy
+from paceline.strategies.window.runner import make_runner
 
 WAYS: dict[str, dict[str, Any]] = {
     "single": {"distributed_strategy": "single"},

@@ -21,7 +21,7 @@ from paceline.core.rundir import RunDir
 from paceline.plan.mesh import Mesh
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import RankEnv, World, environment
-from paceline.strategies.runner import make_runner
+from paceline.strategies.window.runner import make_runner
 
 TRAINED = {"vocab_size": 12, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}
 BOTH = {"sequence_parallel": True, "loss_parallel": True}

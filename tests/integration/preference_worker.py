@@ -28,10 +28,10 @@ from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import RankEnv, World, environment
-from paceline.strategies.base import Strategy
-from paceline.strategies.handle import Handle
+from paceline.strategies.model_handle import Handle
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.runner import make_runner
+from paceline.strategies.strategy import Strategy
+from paceline.strategies.window.runner import make_runner
 
 PAIRS, ACCUMULATION, STEPS, HELD_OUT = 8, 2, 8, 19
 VOCAB = 32

@@ -25,10 +25,10 @@ from paceline.runtime.failures.root_cause import is_cascade
 from paceline.runtime.hard_exit import leave
 from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.runtime.random_seed import seed_for
-from paceline.strategies.base import Strategy
-from paceline.strategies.handle import Handle
+from paceline.strategies.model_handle import Handle
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.runner import make_runner
+from paceline.strategies.strategy import Strategy
+from paceline.strategies.window.runner import make_runner
 
 SPEC = OptimizerSpec(learning_rate=1e-2, weight_decay=0.1)
 

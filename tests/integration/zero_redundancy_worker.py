@@ -17,10 +17,10 @@ from tiny_parts import MemoryReader, TinyObjective, TinyRoot, make_batch, plan, 
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import RankEnv, World, environment
-from paceline.strategies.base import Strategy
-from paceline.strategies.handle import Handle
+from paceline.strategies.model_handle import Handle
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.runner import make_runner
+from paceline.strategies.strategy import Strategy
+from paceline.strategies.window.runner import make_runner
 
 Case = tuple[str, dict[str, Any], str, dict[str, Any]]
 WAYS = ("ddp", "zero_redundancy")

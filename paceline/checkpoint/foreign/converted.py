@@ -26,7 +26,7 @@ from paceline.core.rundir import RunDir
 from paceline.plan.codec import to_json
 from paceline.plan.peft_settings import spec_of
 from paceline.protocols.shard import BUFFER, PARAM
-from paceline.strategies.state import SCALER
+from paceline.strategies.replicated_state import SCALER
 
 _NARROW = (torch.bfloat16, torch.float16)
 

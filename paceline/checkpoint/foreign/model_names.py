@@ -18,7 +18,7 @@ from paceline.models.adapters import PEFT_PREFIX
 from paceline.models.buffers import persistent_buffers
 from paceline.models.scalar_head import HEAD
 from paceline.protocols.roles import Role
-from paceline.strategies.optimizer import decays
+from paceline.strategies.optimizers.build import decays
 
 T = TypeVar("T")
 

@@ -21,13 +21,19 @@ from paceline.core.errors import CheckpointError
 from paceline.plan.mesh import Mesh
 from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
 from paceline.runtime.process_group.world import World
-from paceline.strategies import codes, state
-from paceline.strategies.deepspeed.parts import ParameterSlice, Part, finish_import, is_managed, local_parts
-from paceline.strategies.handle import Handle
-from paceline.strategies.read_once import ReadOnce
+from paceline.strategies import codes, replicated_state
+from paceline.strategies.broadcast_read import ReadOnce
+from paceline.strategies.deepspeed.partition_views import (
+    ParameterSlice,
+    Part,
+    finish_import,
+    is_managed,
+    local_parts,
+)
+from paceline.strategies.model_handle import Handle, storage_bytes
 
 if TYPE_CHECKING:
-    from paceline.strategies.deepspeed.engine import Engine
+    from paceline.strategies.deepspeed.engine_types import Engine
 
 STEP = "step"
 SCALER_KINDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -67,7 +73,7 @@ def export_state(handle: Handle, world: World, mesh: Mesh) -> Iterator[Shard]:
     """
     engine = engine_of(handle)
     if engine is None:
-        yield from state.export_state(handle, world.rank, world.world_size)
+        yield from replicated_state.export_state(handle, world.rank, world.world_size)
         return
     # All ranks exchange their ranges, to take the same decision for each parameter.
     named = dict(handle.root.plain_named_parameters())
@@ -99,7 +105,7 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
     """
     engine = engine_of(handle)
     if engine is None:
-        state.import_state(handle, ReadOnce(reader, world))
+        replicated_state.import_state(handle, ReadOnce(reader, world))
         return
     named = dict(handle.root.plain_named_parameters())
     names = {id(p): name for name, p in named.items()}
@@ -219,7 +225,7 @@ def _frozen(role: str, frozen: dict[str, nn.Parameter], world: World, mesh: Mesh
     tp_rank = mesh.coordinates(world.rank).tp
     alike = [rank for rank in range(world.world_size) if mesh.coordinates(rank).tp == tp_rank]
     sizes = {name: int(getattr(p, "ds_numel", p.numel())) * p.element_size() for name, p in frozen.items()}
-    owner = state.assign(sizes, len(alike))
+    owner = replicated_state.assign(sizes, len(alike))
     for name, parameter in frozen.items():
         values, place = whole_frozen(parameter), ParameterSlice.of(name, parameter, tp_rank)
         if alike[owner[name]] == world.rank and place.first:
@@ -259,13 +265,61 @@ def _scaler(role: str, engine: Engine, world: World) -> Iterator[Shard]:
     if world.rank == 0 and scaler is not None and getattr(scaler, "dynamic", False):
         for kind in SCALER_KINDS:
             value = torch.tensor(float(getattr(scaler, kind)), dtype=torch.float64)
-            yield Shard(role, state.SCALER, kind, (), (), value)
+            yield Shard(role, replicated_state.SCALER, kind, (), (), value)
 
 
 def _read_scaler(role: str, engine: Engine, reader: ShardReader) -> None:
     scaler = getattr(engine.optimizer, "loss_scaler", None)
-    if scaler is None or not reader.has(role, state.SCALER, SCALER_KINDS[0]):
+    if scaler is None or not reader.has(role, replicated_state.SCALER, SCALER_KINDS[0]):
         return
     for kind in SCALER_KINDS:
-        value = float(reader.read(role, state.SCALER, kind))
+        value = float(reader.read(role, replicated_state.SCALER, kind))
         setattr(scaler, kind, value if kind == SCALER_KINDS[0] else int(value))
+
+
+if TYPE_CHECKING:
+    from paceline.strategies.deepspeed.engine_types import Engine, FlatOptimizer, PartitionedOptimizer
+
+
+def parameter_bytes(engine: Engine) -> int:
+    """Return the bytes of working parameters (ZeRO-3: this rank's partitions, and the small ones kept whole)
+    and fp32 masters; shared memory counts once.
+    """
+    optimizer = engine.optimizer
+    working = [t.data for p in engine.module.parameters() for t in (p, getattr(p, "ds_tensor", p))]
+    return storage_bytes([*working, *_masters(optimizer)])
+
+
+def gradient_bytes(engine: Engine) -> int:
+    """Return the bytes of gradients after a window's last backward: whole ones (stage 1), or this rank's
+    partitions.
+    """
+    return storage_bytes(_gradients(engine))
+
+
+def optimizer_bytes(engine: Engine) -> int:
+    """Return the bytes of the optimizer's moments of the masters."""
+    states = engine.optimizer.optimizer.state.values()
+    return storage_bytes(v for state in states for v in state.values() if isinstance(v, Tensor) and v.ndim)
+
+
+def _masters(optimizer: FlatOptimizer | PartitionedOptimizer) -> list[Tensor]:
+    for name in (
+        "fp32_partitioned_groups_flat",
+        "single_partition_of_fp32_groups",
+        "fp32_groups_flat_partition",
+    ):
+        if hasattr(optimizer, name):
+            return list(getattr(optimizer, name))
+    return []
+
+
+def _gradients(engine: Engine) -> Iterator[Tensor]:
+    optimizer = engine.optimizer
+    yield from (p.grad for p in engine.module.parameters() if p.grad is not None)
+    yield from (master.grad for master in _masters(optimizer) if master.grad is not None)
+    if hasattr(optimizer, "grad_partitions_flat_buffer"):
+        yield optimizer.grad_partitions_flat_buffer
+    for kept in (getattr(optimizer, "averaged_gradients", None) or {}).values():
+        yield from (g for g in kept or () if g is not None)
+    yield from getattr(optimizer, "fp32_groups_gradients_flat", None) or ()  # BF16_Optimizer's sums

@@ -28,17 +28,17 @@ from paceline.protocols.shard import Shard, ShardReader
 from paceline.protocols.window import StepOutcome
 from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
-from paceline.strategies.base import Strategy, evaluating
-from paceline.strategies.deepspeed import measure, profile, state, zero3
+from paceline.strategies.deepspeed import flops_profiler, state, zero3
 from paceline.strategies.deepspeed.config import asking_config, averages_gradients, engine_config, options_of
-from paceline.strategies.deepspeed.root import built_root
-from paceline.strategies.deepspeed.start import start_engine
-from paceline.strategies.handle import Handle
-from paceline.strategies.optimizer import build_optimizer
+from paceline.strategies.deepspeed.empty_root import built_root
+from paceline.strategies.deepspeed.start_engine import start_engine
+from paceline.strategies.model_handle import Handle
+from paceline.strategies.optimizers.build import build_optimizer
+from paceline.strategies.strategy import Strategy, evaluating
 
 if TYPE_CHECKING:
     from paceline.plan.plan import Plan
-    from paceline.strategies.deepspeed.engine import Engine
+    from paceline.strategies.deepspeed.engine_types import Engine
 
 
 @dataclass
@@ -62,7 +62,9 @@ class EngineHandle(Handle):
         """Start a profile before each forward of the engine for which one is due; ``backward`` ends it."""
 
         def begin(_: nn.Module, given: tuple[Batch, ...]) -> None:
-            self.profile.enter_context(profile.profiled(self.engine, self.root, given[0], sequence_ranks))
+            self.profile.enter_context(
+                flops_profiler.profiled(self.engine, self.root, given[0], sequence_ranks)
+            )
 
         self.module.register_forward_pre_hook(begin)
 
@@ -71,9 +73,9 @@ class EngineHandle(Handle):
         if not self.trained or not self.engine.zero_optimization():
             return super().state_bytes()
         return {
-            "parameters": measure.parameter_bytes(self.engine),
+            "parameters": state.parameter_bytes(self.engine),
             "gradients": self.gradient_bytes or 0,
-            "optimizer": measure.optimizer_bytes(self.engine),
+            "optimizer": state.optimizer_bytes(self.engine),
         }
 
 
@@ -213,7 +215,7 @@ class DeepSpeed(Strategy):
             group["lr"] = lr
         engine.optimizer.clip_grad = float(max_grad_norm or 0.0)
         if handle.gradient_bytes is None:
-            handle.gradient_bytes = measure.gradient_bytes(engine)
+            handle.gradient_bytes = state.gradient_bytes(engine)
         engine.step()
         norm = torch.as_tensor(engine.get_global_grad_norm(), dtype=torch.float64, device=self.world.device)
         if not self.plan.precision.scaler:

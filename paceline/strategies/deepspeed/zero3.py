@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from paceline.protocols.model import RootModule
-from paceline.strategies.deepspeed.parts import is_managed, is_partitioned
+from paceline.strategies.deepspeed.partition_views import is_managed, is_partitioned
 
 if TYPE_CHECKING:
-    from paceline.strategies.deepspeed.engine import Engine, PartitionedOptimizer
+    from paceline.strategies.deepspeed.engine_types import Engine, PartitionedOptimizer
 
 
 _REGISTER = "create_reduce_and_remove_grad_hooks"

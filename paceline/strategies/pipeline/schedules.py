@@ -25,7 +25,7 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.protocols.roles import Output
 from paceline.strategies import codes
-from paceline.strategies.fixed_shape import FixedShape
+from paceline.strategies.window.fixed_shape import FixedShape
 
 _SINGLE: dict[str, type[PipelineScheduleSingle]] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 _MULTI: dict[str, type[PipelineScheduleMulti]] = {

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.plan.mesh import Mesh
-from paceline.strategies.pipeline.parts import PipelineRoot
-from paceline.strategies.sharded_state import Block, ShardedHandle
+from paceline.strategies.fsdp.state import Block, ShardedHandle
+from paceline.strategies.pipeline.stage_modules import PipelineRoot
 
 _BUCKET_BYTES = 50 * 2**20  # as DDP's on a CPU: few messages, without a second copy of all gradients
 

@@ -28,18 +28,19 @@ from paceline.protocols.shard import ShardReader
 from paceline.runtime.device.device import sum_dtype
 from paceline.runtime.process_group.device_mesh import sharding_mesh
 from paceline.runtime.process_group.world import World
-from paceline.strategies import codes, sharded_state
-from paceline.strategies.base import Strategy
-from paceline.strategies.fixed_shape import MULTIPLE, FixedShape
-from paceline.strategies.fsdp import FSDP
-from paceline.strategies.handle import Handle, Handles
-from paceline.strategies.pipeline.parts import PipelineRoot, ScheduleInput
+from paceline.strategies import codes
+from paceline.strategies.fsdp import state
+from paceline.strategies.fsdp.state import blocks_of
+from paceline.strategies.fsdp.strategy import FSDP
+from paceline.strategies.fsdp.wrapping import Units, shard
+from paceline.strategies.model_handle import Handle, Handles
 from paceline.strategies.pipeline.schedules import Running, StageLayout, Wire
+from paceline.strategies.pipeline.stage_modules import PipelineRoot, ScheduleInput
 from paceline.strategies.pipeline.state import PipelineHandle, exchange, sum_gradients, whole_blocks
-from paceline.strategies.runner import WindowRunner
-from paceline.strategies.sharded_state import blocks_of
-from paceline.strategies.sharding import Units, shard
-from paceline.strategies.window_weights import Scale
+from paceline.strategies.strategy import Strategy
+from paceline.strategies.window.fixed_shape import MULTIPLE, FixedShape
+from paceline.strategies.window.runner import WindowRunner
+from paceline.strategies.window.weights import Scale
 
 _EVAL_MICRO_BATCHES_A_RANK = 4  # in one run of the schedule: keeps the pipeline busy, and fits in memory
 
@@ -264,9 +265,7 @@ class Pipeline(FSDP):
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
         """Load this rank's shards; both holders of a tied weight load the same ones."""
         assert isinstance(handle, PipelineHandle)
-        sharded_state.import_state(
-            replace(handle, blocks=[*handle.blocks, *handle.copies], copies=[]), reader
-        )
+        state.import_state(replace(handle, blocks=[*handle.blocks, *handle.copies], copies=[]), reader)
 
     def shard_batch(self, batch: Batch) -> Batch:
         """Return the whole micro-batch: all ranks of a pipeline read the same tokens."""

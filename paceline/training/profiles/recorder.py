@@ -23,7 +23,7 @@ from paceline.plan.plan import Plan
 from paceline.protocols.batch import Batch
 from paceline.protocols.window import Window
 from paceline.runtime.process_group.world import World
-from paceline.strategies.handle import Handle, Handles
+from paceline.strategies.model_handle import Handle, Handles
 from paceline.training import codes
 from paceline.training.profiles import words
 from paceline.training.profiles.scopes import Scopes

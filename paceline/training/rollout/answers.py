@@ -16,8 +16,8 @@ from paceline.data.table import TokenTable
 from paceline.generation.engine import Completion, GenerationEngine, Request, RolloutSampling
 from paceline.protocols.model import RootModule
 from paceline.runtime.process_group.world import World
-from paceline.strategies.base import Strategy
-from paceline.strategies.handle import Handle
+from paceline.strategies.model_handle import Handle
+from paceline.strategies.strategy import Strategy
 from paceline.training.rollout.reward_model import RewardModel
 from paceline.training.windows import BatchLayout
 

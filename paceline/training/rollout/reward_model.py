@@ -11,8 +11,8 @@ import torch
 from paceline.core.errors import ConfigError
 from paceline.generation.engine import Completion
 from paceline.protocols.roles import Output, Role
-from paceline.strategies.base import Runner
-from paceline.strategies.handle import Handles
+from paceline.strategies.model_handle import Handles
+from paceline.strategies.strategy import Runner
 from paceline.training import codes
 from paceline.training.rollout.batches import Answer, answer_batch
 from paceline.training.rollout.named import gives_no_number

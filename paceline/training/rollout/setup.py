@@ -31,8 +31,8 @@ from paceline.protocols.rollout import OnPolicyObjective
 from paceline.protocols.shard import ShardReader
 from paceline.runtime.device.device import threads_per_rank
 from paceline.runtime.process_group.world import World
-from paceline.strategies.base import Runner, Strategy
-from paceline.strategies.handle import Handles
+from paceline.strategies.model_handle import Handles
+from paceline.strategies.strategy import Runner, Strategy
 from paceline.training import codes
 from paceline.training.rollout.answers import Limits, RolloutGenerator
 from paceline.training.rollout.draws import Draws

@@ -23,8 +23,8 @@ from paceline.protocols.rollout import OnPolicyObjective, RolloutAnswers
 from paceline.protocols.shard import Shard, ShardReader
 from paceline.protocols.window import Report, Window
 from paceline.runtime.process_group.world import World
-from paceline.strategies.base import Runner
-from paceline.strategies.handle import Handles
+from paceline.strategies.model_handle import Handles
+from paceline.strategies.strategy import Runner
 from paceline.training import codes
 from paceline.training.rollout.answers import Limits, RolloutGenerator, evaluate_answers
 from paceline.training.rollout.batches import Answer, answer_batch

@@ -33,9 +33,9 @@ from paceline.plan.model.unusual import impossible, unusual
 from paceline.plan.plan import Plan
 from paceline.protocols.model import BuildOptions, RootModule
 from paceline.protocols.roles import Role
-from paceline.strategies.deepspeed.tensor_parallel import check_tp_plan
-from paceline.strategies.optimizer import trained_parameters
-from paceline.strategies.sharding import wrapped_classes
+from paceline.strategies.deepspeed.autotp import check_tp_plan
+from paceline.strategies.fsdp.wrapping import wrapped_classes
+from paceline.strategies.optimizers.build import trained_parameters
 from paceline.training import codes
 from paceline.training.models_of import Models
 

@@ -83,7 +83,7 @@ def test_options_that_pass_build_and_those_that_do_not_are_refused(
     """Each kind of value that the table takes, the class takes too."""
     import torch
 
-    from paceline.strategies.optimizer import build_optimizer
+    from paceline.strategies.optimizers.build import build_optimizer
 
     needs(name)
     samples = {

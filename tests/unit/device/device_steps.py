@@ -33,10 +33,10 @@ from paceline.protocols.roles import Role
 from paceline.protocols.window import UnreadResult
 from paceline.rules.planning import make_plan
 from paceline.runtime.process_group.world import World
-from paceline.strategies.base import Strategy
-from paceline.strategies.handle import Handles
+from paceline.strategies.model_handle import Handles
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.runner import make_runner
+from paceline.strategies.strategy import Strategy
+from paceline.strategies.window.runner import make_runner
 
 VOCAB = 97
 LLAMA: dict[str, Any] = {

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from paceline.plan.hardware.kinds import CUDA
-from paceline.strategies.runner import WindowRunner
+from paceline.strategies.window.runner import WindowRunner
 
 VARIABLE, ON_CARD = "PACELINE_DEVICE_TESTS", "card"
 #: the capability whose cases stand for the card, whatever its own is

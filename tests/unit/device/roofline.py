@@ -52,7 +52,7 @@ from paceline.simulate.counting import FakeValues
 from paceline.simulate.model import FakeFactory
 from paceline.simulate.run import another_machine
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.runner import make_runner
+from paceline.strategies.window.runner import make_runner
 
 PEAK = 989e12
 PRODUCTS, FLASH, MEMORY = 0.72 * PEAK, 0.40 * PEAK, 0.88 * 3.35e12

@@ -43,7 +43,7 @@ from paceline.simulate.counting import Collectives, FakeValues
 from paceline.simulate.model import FakeFactory
 from paceline.simulate.run import another_machine
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.runner import make_runner
+from paceline.strategies.window.runner import make_runner
 
 RANKS, LINK = 8, 0.8 * 450e9
 

@@ -15,7 +15,7 @@ from paceline.models.head_kernels import CHUNK_BYTES, FusedNll, HeadShape
 from paceline.plan.model.head_chunk import head_chunk_bytes
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Role
-from paceline.strategies.runner import make_runner
+from paceline.strategies.window.runner import make_runner
 
 ALGORITHMS = ("sft", "reward", "dpo")
 FUSED_WAITS, OTHER_WAITS = 0, 1  # of a window: what is reported is read a step late; whether to step

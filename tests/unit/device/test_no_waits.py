@@ -13,7 +13,7 @@ from emulated_device import emulated
 from real_device import STANDS_FOR_CARD, card, card_capability
 from torch import Tensor
 
-from paceline.strategies.runner import WindowRunner
+from paceline.strategies.window.runner import WindowRunner
 
 Read = Callable[[Tensor], object]
 #: what a CPU does without a wait, and a device with one

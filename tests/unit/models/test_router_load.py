@@ -14,7 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
 from paceline.models.routers import routers
 from paceline.protocols.roles import Output
-from paceline.strategies.experts import spread_of, tokens_by_expert
+from paceline.strategies.window.summary import spread_of, tokens_by_expert
 
 NLL = frozenset({Output.NLL})
 

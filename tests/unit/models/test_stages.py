@@ -18,7 +18,7 @@ from paceline.models.stage_probe import small_layers_pass_tuples
 from paceline.models.stages import layers_pass_tuples, split, split_layers, token_ids
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
-from paceline.strategies.fixed_shape import FixedShape
+from paceline.strategies.window.fixed_shape import FixedShape
 
 ASK = frozenset({Output.NLL, Output.CORRECT, Output.LOGPROBS})
 CUT = (

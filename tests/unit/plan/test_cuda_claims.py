@@ -22,7 +22,8 @@ from paceline.protocols.batch import Batch
 from paceline.rules.planning import make_plan
 from paceline.runtime.device import device as device_room
 from paceline.runtime.process_group import world as world_room
-from paceline.strategies import data_parallel, sharding
+from paceline.strategies import data_parallel
+from paceline.strategies.fsdp import wrapping
 
 GIB = 1 << 30
 CPU = Hardware(
@@ -129,10 +130,10 @@ def offloaded(monkeypatch: pytest.MonkeyPatch) -> bool:
         ("_prefetch", mock.Mock()),
         ("_precision", mock.Mock()),
     ):
-        monkeypatch.setattr(sharding, name, made)
-    monkeypatch.setattr(sharding, "units_of", lambda trunk, how: [])
+        monkeypatch.setattr(wrapping, name, made)
+    monkeypatch.setattr(wrapping, "units_of", lambda trunk, how: [])
     root: Any = torch.nn.Linear(1, 1)
-    sharding.shard(
+    wrapping.shard(
         root, root, SimpleNamespace(device_type="cuda"), SimpleNamespace(cpu_offload=True), mock.Mock()
     )  # type: ignore[arg-type]
     return [(type(p).__name__, p.pin_memory) for p in policies] == [("CPUOffloadPolicy", True)]

@@ -29,7 +29,7 @@ from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
-from paceline.strategies.measure import storage_bytes
+from paceline.strategies.model_handle import storage_bytes
 
 GIB = 1024**3
 CPU = Hardware(
@@ -182,7 +182,7 @@ def test_the_table_stands_in_the_plan_s_text_and_in_its_json(plan_of: Any) -> No
     ],
 )
 def test_moments_are_those_that_the_optimizers_make(optimizer: dict[str, Any], found: int) -> None:
-    from paceline.strategies.optimizer import build_optimizer
+    from paceline.strategies.optimizers.build import build_optimizer
 
     assert moment_bytes((4, 6), OptimizerSpec(**optimizer), 4) == 4 * found
     parameter = torch.nn.Parameter(torch.ones(4, 6))

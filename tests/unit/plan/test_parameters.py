@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from paceline.plan.model.parameters import parameters_of
 from paceline.plan.model.read_shape import scoring, shape_from_config
-from paceline.strategies.optimizer import decays
+from paceline.strategies.optimizers.build import decays
 
 SIZES = {
     "hidden_size": 64,

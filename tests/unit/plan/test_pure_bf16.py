@@ -23,7 +23,7 @@ from paceline.plan.precision import choose_precision
 from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
-from paceline.strategies.optimizer import build_optimizer
+from paceline.strategies.optimizers.build import build_optimizer
 
 LLAMA = {
     "model_type": "llama",

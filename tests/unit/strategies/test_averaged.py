@@ -9,8 +9,9 @@ from torch import nn
 
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.shard import PARAM, Shard
-from paceline.strategies import averaged, state
-from paceline.strategies.optimizer import build_optimizer
+from paceline.strategies import replicated_state
+from paceline.strategies.optimizers import schedule_free
+from paceline.strategies.optimizers.build import build_optimizer
 
 NAMES = ["schedule_free_adamw", "schedule_free_radam", "schedule_free_sgd"]
 
@@ -33,15 +34,15 @@ def go_on(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, steps: rang
 def test_the_packages_average_inside_and_the_trained_weights_after(name: str) -> None:
     optimizer, parameter = stepped(name)
     y, calls = parameter.detach().clone(), []
-    expected = averaged.average_of(optimizer, parameter)
-    with averaged.averaged(optimizer, lambda: calls.append(parameter.detach().clone())):
+    expected = schedule_free.average_of(optimizer, parameter)
+    with schedule_free.averaged(optimizer, lambda: calls.append(parameter.detach().clone())):
         x = parameter.detach().clone()
-        with averaged.averaged(optimizer, lambda: calls.append(None)):
+        with schedule_free.averaged(optimizer, lambda: calls.append(None)):
             assert torch.equal(parameter, x)
         assert torch.equal(parameter, x), "the inner context put the trained weights back"
     assert expected is not None and torch.equal(x, expected) and not torch.equal(x, y)
     assert torch.equal(parameter, y) and len(calls) == 2
-    with pytest.raises(ValueError, match="inside"), averaged.averaged(optimizer, lambda: None):
+    with pytest.raises(ValueError, match="inside"), schedule_free.averaged(optimizer, lambda: None):
         raise ValueError("inside")
     assert torch.equal(parameter, y)
     go_on(optimizer, parameter, range(8, 9))  # the optimizer is in its training mode again
@@ -51,8 +52,8 @@ def test_the_packages_average_inside_and_the_trained_weights_after(name: str) ->
 def test_a_save_holds_both_and_goes_on_bit_for_bit(name: str) -> None:
     optimizer, parameter = stepped(name)
     kinds = {
-        PARAM: state.weights_of(optimizer, parameter),
-        **state.saved_moments(optimizer, parameter, (0, 0)),
+        PARAM: replicated_state.weights_of(optimizer, parameter),
+        **replicated_state.saved_moments(optimizer, parameter, (0, 0)),
     }
     assert torch.equal(kinds["y"], parameter) and not torch.equal(kinds[PARAM], parameter)
     reader = MemoryReader(
@@ -60,10 +61,10 @@ def test_a_save_holds_both_and_goes_on_bit_for_bit(name: str) -> None:
     )
     other = nn.Parameter(kinds[PARAM].clone())
     again = build_optimizer(OptimizerSpec(name=name, learning_rate=0.01), [("w.weight", other)])
-    averaged.read_trained(torch.optim.SGD([other], 0.1), reader, "policy", "w", (0, 0), other.data)
+    schedule_free.read_trained(torch.optim.SGD([other], 0.1), reader, "policy", "w", (0, 0), other.data)
     assert torch.equal(other, kinds[PARAM]), "others take the averaged weights"
-    averaged.read_trained(again, reader, "policy", "w", (0, 0), other.data)
-    state.import_moments(again, other, reader, "policy", "w")
+    schedule_free.read_trained(again, reader, "policy", "w", (0, 0), other.data)
+    replicated_state.import_moments(again, other, reader, "policy", "w")
     go_on(optimizer, parameter, range(8, 12))
     go_on(again, other, range(8, 12))
     assert torch.equal(parameter, other)
@@ -72,5 +73,5 @@ def test_a_save_holds_both_and_goes_on_bit_for_bit(name: str) -> None:
 def test_other_optimizers_have_none() -> None:
     parameter = nn.Parameter(torch.ones(2, 2))
     optimizer = torch.optim.AdamW([parameter])
-    with averaged.averaged(optimizer, lambda: pytest.fail("nothing has changed")):
-        assert averaged.average_of(optimizer, parameter) is None
+    with schedule_free.averaged(optimizer, lambda: pytest.fail("nothing has changed")):
+        assert schedule_free.average_of(optimizer, parameter) is None

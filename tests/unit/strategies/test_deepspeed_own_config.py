@@ -24,12 +24,12 @@ from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.options import DeepSpeedOptions
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.runtime.process_group.world import World
+from paceline.strategies.deepspeed.autotp import prepare_root
 from paceline.strategies.deepspeed.config import asking_config, averages_gradients, engine_config, options_of
-from paceline.strategies.deepspeed.library import library, load_async_io
-from paceline.strategies.deepspeed.parts import ParameterSlice
-from paceline.strategies.deepspeed.start import check_packed
+from paceline.strategies.deepspeed.import_deepspeed import library, load_async_io
+from paceline.strategies.deepspeed.partition_views import ParameterSlice
+from paceline.strategies.deepspeed.start_engine import check_packed
 from paceline.strategies.deepspeed.strategy import check_optimizer
-from paceline.strategies.deepspeed.tensor_parallel import prepare_root
 
 
 def plan(strategy: str = "zero2", compute: str = "float32", master: str = "float32", **engine: Any) -> Any:

@@ -17,7 +17,7 @@ from paceline.models.products import attention_modules
 from paceline.plan.model.read_shape import shape_from_config
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
-from paceline.strategies.deepspeed.profile import SAID, profiled
+from paceline.strategies.deepspeed.flops_profiler import SAID, profiled
 from paceline.strategies.deepspeed.strategy import DeepSpeed, EngineHandle
 
 COMMON = {"vocab_size": 50, "max_position_embeddings": 64}

@@ -20,9 +20,9 @@ from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.rules.planning import make_plan
-from paceline.strategies.galore import GaLoreAdamW, basis
-from paceline.strategies.optimizer import build_optimizer
-from paceline.strategies.state import moments, moments_from
+from paceline.strategies.optimizers.build import build_optimizer
+from paceline.strategies.optimizers.galore_adamw import GaLoreAdamW, basis
+from paceline.strategies.replicated_state import moments, moments_from
 from paceline.training import same_model
 
 SHAPES = ((12, 7), (6, 9), (8, 8), (5,))

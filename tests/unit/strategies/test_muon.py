@@ -11,8 +11,8 @@ from torch import nn
 from paceline.plan.cost.pieces import Piece
 from paceline.plan.cost.states import piece_counters, piece_moments
 from paceline.protocols.optimizer import OptimizerSpec
-from paceline.strategies.muon import ORTHOGONAL, MuonWithAdamW, orthogonal_update
-from paceline.strategies.optimizer import build_optimizer
+from paceline.strategies.optimizers.build import build_optimizer
+from paceline.strategies.optimizers.muon import ORTHOGONAL, MuonWithAdamW, orthogonal_update
 
 SHAPES = {
     "model.embed_tokens.weight": (11, 8),

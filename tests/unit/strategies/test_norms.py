@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.strategies.norms import CHUNK, squares
+from paceline.strategies.grad_norm import CHUNK, squares
 
 
 @pytest.mark.parametrize("shape", [(7,), (CHUNK,), (CHUNK + 1,), (3, 1_500_000), (2, 3, 5)])

@@ -9,7 +9,7 @@ from torch import nn
 from paceline.config.optimizers import BUILT
 from paceline.core.errors import ConfigError
 from paceline.protocols.optimizer import OptimizerSpec
-from paceline.strategies.optimizer import build_optimizer
+from paceline.strategies.optimizers.build import build_optimizer
 
 
 def named() -> list[tuple[str, nn.Parameter]]:

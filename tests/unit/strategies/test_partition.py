@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.strategies.deepspeed.partition import element_ranges, flat_block
+from paceline.strategies.deepspeed.fill_partitions import element_ranges, flat_block
 
 
 def cut(rank: int, ranks: int, group: int = 0) -> Any:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.shard import Shard
-from paceline.strategies import state
-from paceline.strategies.optimizer import build_optimizer, set_learning_rate
-from paceline.strategies.quantised_state import codec_of, is_of_shard, shard_suffix
+from paceline.strategies import replicated_state
+from paceline.strategies.optimizers.build import build_optimizer, set_learning_rate
+from paceline.strategies.optimizers.quantized_state import codec_of, is_of_shard, shard_suffix
 
 NAMES = ["adamw_bnb_8bit", "lion_8bit", "rmsprop_bnb_8bit", "adamw_torch_8bit", "adamw_torch_4bit"]
 SHAPE = (128, 64)
@@ -46,7 +46,7 @@ def go_on(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, steps: Iter
 def saved(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, offsets: tuple[int, int]) -> list[Shard]:
     return [
         Shard("policy", "w", kind, tuple(t.shape), (0,) * t.ndim, t.clone())
-        for kind, t in state.saved_moments(optimizer, parameter, offsets).items()
+        for kind, t in replicated_state.saved_moments(optimizer, parameter, offsets).items()
         if is_of_shard(kind) or not any(offsets)
     ]
 
@@ -59,7 +59,7 @@ def test_the_same_shard_goes_on_bit_for_bit(name: str) -> None:
     assert any(t.dtype == torch.uint8 for t in reader.tensors.values()), "nothing was quantised"
     other = nn.Parameter(parameter.detach().clone())
     again = build_optimizer(OptimizerSpec(name=name, weight_decay=0.1), [("w.weight", other)])
-    assert state.import_quantised(again, other, (0, 0), reader, "policy", "w")
+    assert replicated_state.import_quantised(again, other, (0, 0), reader, "policy", "w")
     assert {s.kind: s.tensor.tolist() for s in saved(again, other, (0, 0))} == {
         key[2]: value.tolist() for key, value in reader.tensors.items()
     }
@@ -81,14 +81,14 @@ def test_other_shards_dequantise_and_join(name: str) -> None:
     }
     whole = nn.Parameter(start.clone())
     made = build_optimizer(OptimizerSpec(name=name), [("w.weight", whole)])
-    state.import_quantised(made, whole, (0, 0), reader, "policy", "w")
+    replicated_state.import_quantised(made, whole, (0, 0), reader, "policy", "w")
     bound = 0.15 if "4bit" in name else 0.03
     close(values_of(made, whole), expected, bound)
     onwards = MemoryReader(saved(made, whole, (0, 0)))
     for first, last in ((0, 43), (43, 86), (86, 128)):
         third = nn.Parameter(start[first:last].clone())
         taken = build_optimizer(OptimizerSpec(name=name), [("w.weight", third)])
-        state.import_quantised(taken, third, (first, 0), onwards, "policy", "w")
+        replicated_state.import_quantised(taken, third, (first, 0), onwards, "policy", "w")
         whole_values = values_of(made, whole)
         close(values_of(taken, third), {m: v[first:last] for m, v in whole_values.items()}, bound)
         go_on(taken, third, range(3, 4))
@@ -139,10 +139,10 @@ def steps(library: torch.optim.Optimizer, parameter: nn.Parameter) -> None:
 def test_small_tensors_stay_in_fp32_and_others_keep_their_kinds() -> None:
     package("adamw_bnb_8bit")
     optimizer, parameter = trained("adamw_bnb_8bit", torch.randn(64, 32))
-    kinds = state.saved_moments(optimizer, parameter, (0, 0))
+    kinds = replicated_state.saved_moments(optimizer, parameter, (0, 0))
     at = shard_suffix((0, 0), (64, 32))
     assert set(kinds) == {f"state1{at}", f"state2{at}", "step.int"}
     assert kinds[f"state1{at}"].dtype == torch.float32
     assert codec_of(torch.optim.AdamW([nn.Parameter(torch.ones(2))])) is None
     lion, parameter = trained("lion_32bit", torch.randn(SHAPE))
-    assert set(state.saved_moments(lion, parameter, (0, 0))) == {"state1", "step.int"}
+    assert set(replicated_state.saved_moments(lion, parameter, (0, 0))) == {"state1", "step.int"}

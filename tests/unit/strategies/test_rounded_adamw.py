@@ -17,8 +17,8 @@ from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.rules.planning import make_plan
-from paceline.strategies.optimizer import build_optimizer
-from paceline.strategies.rounded_adamw import RoundedAdamW, noise_keys
+from paceline.strategies.optimizers.build import build_optimizer
+from paceline.strategies.optimizers.stochastic_rounding_adamw import RoundedAdamW, noise_keys
 
 NAME = "adamw_bf16_rounding"
 LLAMA = {

@@ -12,10 +12,10 @@ from paceline.models.swiglu import FusedSwiGLU
 from paceline.plan.strategies.options import FsdpOptions, Wrap
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.runtime.process_group.world import World
-from paceline.strategies.fsdp import check_optimizer
-from paceline.strategies.measure import storage_bytes
+from paceline.strategies.fsdp.strategy import check_optimizer
+from paceline.strategies.fsdp.wrapping import layer_classes, units_of
+from paceline.strategies.model_handle import storage_bytes
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.sharding import layer_classes, units_of
 
 
 class Mlp(nn.Module):

@@ -14,13 +14,13 @@ from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Output, Role
 from paceline.runtime.process_group.world import World
 from paceline.runtime.rank_env import RankEnv
-from paceline.strategies.base import Strategy
 from paceline.strategies.ddp import DDP
-from paceline.strategies.handle import Handle
+from paceline.strategies.model_handle import Handle
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.runner import make_runner
+from paceline.strategies.replicated_state import assign, export_state, import_state
 from paceline.strategies.single import Single
-from paceline.strategies.state import assign, export_state, import_state
+from paceline.strategies.strategy import Strategy
+from paceline.strategies.window.runner import make_runner
 
 SPEC = OptimizerSpec(name="sgd", learning_rate=0.1)
 

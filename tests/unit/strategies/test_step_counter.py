@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.strategies.deepspeed.parts import Part
-from paceline.strategies.state import counts_on_device
+from paceline.strategies.deepspeed.partition_views import Part
+from paceline.strategies.replicated_state import counts_on_device
 
 
 @pytest.mark.parametrize("owned", [True, False], ids=["in a group", "outside the groups, as ZeRO-3's"])

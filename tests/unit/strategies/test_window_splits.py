@@ -23,7 +23,7 @@ from paceline.protocols.roles import Output, Role
 from paceline.protocols.window import StepResult
 from paceline.runtime.process_group.world import World
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.runner import make_runner
+from paceline.strategies.window.runner import make_runner
 from paceline.training.evaluate import evaluate
 from paceline.training.windows import BatchLayout, Epochs, WindowSource
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.runtime.process_group.world import World
-from paceline.strategies.window_weights import WindowWeights, scaled
+from paceline.strategies.window.weights import WindowWeights, scaled
 
 
 class Summed:

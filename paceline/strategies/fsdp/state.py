@@ -14,9 +14,10 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from paceline.plan.mesh import Mesh
 from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
-from paceline.strategies import averaged, quantised_state, state
-from paceline.strategies.handle import Handle
-from paceline.strategies.sharding import Units
+from paceline.strategies import replicated_state
+from paceline.strategies.fsdp.wrapping import Units
+from paceline.strategies.model_handle import Handle
+from paceline.strategies.optimizers import quantized_state, schedule_free
 
 
 @dataclass(frozen=True)
@@ -150,10 +151,12 @@ def export_state(handle: ShardedHandle, rank: int) -> Iterator[Shard]:
         if index % block.copies != block.copy:
             continue
         optimizer = handle.optimizer
-        kinds = {} if optimizer is None else state.saved_moments(optimizer, block.local, block.offsets)
-        for kind, tensor in {PARAM: state.weights_of(optimizer, block.local), **kinds}.items():
+        kinds = (
+            {} if optimizer is None else replicated_state.saved_moments(optimizer, block.local, block.offsets)
+        )
+        for kind, tensor in {PARAM: replicated_state.weights_of(optimizer, block.local), **kinds}.items():
             # Elementwise state is sharded like its parameter; anything else belongs to the whole parameter.
-            if quantised_state.is_of_shard(kind):
+            if quantized_state.is_of_shard(kind):
                 yield Shard(role, block.name, kind, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
             elif tensor.shape == block.local.shape:
                 if tensor.numel():
@@ -162,7 +165,7 @@ def export_state(handle: ShardedHandle, rank: int) -> Iterator[Shard]:
             elif not any(block.offsets):
                 yield Shard(role, block.name, kind, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
     if rank == 0:
-        for name, kinds in state.beside_parameters(handle).items():
+        for name, kinds in replicated_state.beside_parameters(handle).items():
             for kind, tensor in kinds.items():
                 yield Shard(role, name, kind, tuple(tensor.shape), (0,) * tensor.ndim, tensor.detach())
 
@@ -176,18 +179,20 @@ def import_state(handle: ShardedHandle, reader: ShardReader) -> None:
     role = handle.role.value
     with torch.no_grad():
         for block in handle.blocks:
-            state.check(reader, role, block.name, PARAM, block.global_shape)
+            replicated_state.check(reader, role, block.name, PARAM, block.global_shape)
             if block.local.numel():
                 block.local.copy_(reader.read_block(role, block.name, PARAM, block.offsets, block.shape))
-                averaged.read_trained(handle.optimizer, reader, role, block.name, block.offsets, block.local)
+                schedule_free.read_trained(
+                    handle.optimizer, reader, role, block.name, block.offsets, block.local
+                )
             if handle.optimizer is not None and block.local.requires_grad:
                 import_moments(handle.optimizer, block, reader, role)
-    state.import_beside_parameters(handle, reader)
+    replicated_state.import_beside_parameters(handle, reader)
     handle.root.refresh_compute_weights()
 
 
 def import_moments(optimizer: torch.optim.Optimizer, block: Block, reader: ShardReader, role: str) -> None:
-    if state.import_quantised(optimizer, block.local, block.offsets, reader, role, block.name):
+    if replicated_state.import_quantised(optimizer, block.local, block.offsets, reader, role, block.name):
         return
 
     def read(kind: str) -> Tensor:
@@ -197,8 +202,8 @@ def import_moments(optimizer: torch.optim.Optimizer, block: Block, reader: Shard
             return torch.empty(block.shape, dtype=block.local.dtype)
         return reader.read_block(role, block.name, kind, block.offsets, block.shape)
 
-    kinds = [k for k in reader.kinds(role, block.name) if k not in (PARAM, BUFFER, averaged.Y)]
+    kinds = [k for k in reader.kinds(role, block.name) if k not in (PARAM, BUFFER, schedule_free.Y)]
     if kinds:
-        optimizer.state[block.local] = state.moments_from(
+        optimizer.state[block.local] = replicated_state.moments_from(
             optimizer, block.local, {kind: read(kind) for kind in kinds}
         )

@@ -20,12 +20,12 @@ from paceline.plan.hardware.kinds import CUDA
 from paceline.plan.model.parameters import NO_DECAY, orthogonalised, projected
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.strategies import codes
-from paceline.strategies.averaged import averages
-from paceline.strategies.galore import PROJECTED
-from paceline.strategies.muon import ORTHOGONAL
+from paceline.strategies.optimizers.galore_adamw import PROJECTED
+from paceline.strategies.optimizers.muon import ORTHOGONAL
+from paceline.strategies.optimizers.schedule_free import averages
 
 if TYPE_CHECKING:
-    from paceline.strategies.sharded_state import Block
+    from paceline.strategies.fsdp.state import Block
 
 Group = dict[str, list[nn.Parameter] | float]
 

@@ -21,13 +21,11 @@ from paceline.protocols.window import EvalSums, StepOutcome, StepResult, UnreadR
 from paceline.runtime.device.async_copy import CopiedToHost, stamp
 from paceline.runtime.device.device import sum_dtype
 from paceline.strategies import codes
-from paceline.strategies.base import Runner, Strategy
-from paceline.strategies.copied_ahead import CopiedAhead
-from paceline.strategies.experts import tokens_by_expert
-from paceline.strategies.handle import Handle, Handles
-from paceline.strategies.means import Means
-from paceline.strategies.window_summary import WindowSummary
-from paceline.strategies.window_weights import Scale, WindowWeights, scaled
+from paceline.strategies.model_handle import Handle, Handles
+from paceline.strategies.strategy import Runner, Strategy
+from paceline.strategies.window.prefetch_to_device import CopiedAhead
+from paceline.strategies.window.summary import WindowSummary, tokens_by_expert
+from paceline.strategies.window.weights import Means, Scale, WindowWeights, scaled
 
 _AGREED_AT_ONCE = 8  # micro-batches evaluated between two checks of whether every rank has more
 

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from paceline.core.json_types import JsonObject
 from paceline.models.materialise import Read, fill, replace_tensors
 from paceline.runtime.process_group.world import World
-from paceline.strategies.deepspeed.parts import ParameterSlice, is_managed
-from paceline.strategies.deepspeed.start import opened, refusals, sequence_groups
+from paceline.strategies.deepspeed.partition_views import ParameterSlice, is_managed
+from paceline.strategies.deepspeed.start_engine import opened, refusals, sequence_groups
 
 if TYPE_CHECKING:
     from paceline.protocols.model import RootModule
-    from paceline.strategies.deepspeed.engine import Partitioner
+    from paceline.strategies.deepspeed.engine_types import Partitioner
 
 
 def without_storage(root: RootModule, device: torch.device, low: torch.dtype | None) -> None:

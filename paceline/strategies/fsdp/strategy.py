@@ -28,14 +28,15 @@ from paceline.protocols.shard import Shard, ShardReader
 from paceline.runtime.device.device import sum_dtype
 from paceline.runtime.process_group.device_mesh import device_mesh, sharding_mesh
 from paceline.runtime.process_group.world import World
-from paceline.strategies import codes, sharded_state
-from paceline.strategies.base import Strategy, evaluating
-from paceline.strategies.handle import Handle
-from paceline.strategies.norms import squares
-from paceline.strategies.optimizer import build_optimizer
-from paceline.strategies.read_once import ReadOnce
-from paceline.strategies.sharded_state import ShardedHandle, blocks_of
-from paceline.strategies.sharding import Dtypes, Units, shard
+from paceline.strategies import codes
+from paceline.strategies.broadcast_read import ReadOnce
+from paceline.strategies.fsdp import state
+from paceline.strategies.fsdp.state import ShardedHandle, blocks_of
+from paceline.strategies.fsdp.wrapping import Dtypes, Units, shard
+from paceline.strategies.grad_norm import squares
+from paceline.strategies.model_handle import Handle
+from paceline.strategies.optimizers.build import build_optimizer
+from paceline.strategies.strategy import Strategy, evaluating
 
 
 class FSDP(Strategy):
@@ -173,13 +174,13 @@ class FSDP(Strategy):
 
     def export_state(self, handle: Handle) -> Iterator[Shard]:
         """Yield this rank's shards."""
-        return sharded_state.export_state(_sharded(handle), self.world.rank)
+        return state.export_state(_sharded(handle), self.world.rank)
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
         """Read this rank's shards; of ranks with the same ones, one reads and sends them."""
         if self.plan.mesh.dp_replicate > 1:
             reader = ReadOnce(reader, self.world, self.mesh["dp_replicate"].get_group())
-        sharded_state.import_state(_sharded(handle), reader)
+        state.import_state(_sharded(handle), reader)
 
     # --- training
 

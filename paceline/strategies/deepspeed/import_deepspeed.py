@@ -19,7 +19,7 @@ from paceline.runtime.process_group.world import World, environment
 from paceline.strategies import codes
 
 if TYPE_CHECKING:
-    from paceline.strategies.deepspeed.engine import Accelerator
+    from paceline.strategies.deepspeed.engine_types import Accelerator
 
 INSTALL = "pip install 'paceline[deepspeed]'"
 

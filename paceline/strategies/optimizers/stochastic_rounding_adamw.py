@@ -14,7 +14,7 @@ from paceline.models.device_facts import device_capability
 from paceline.models.row_kernels import operators, reference
 
 if TYPE_CHECKING:
-    from paceline.strategies.sharded_state import Block
+    from paceline.strategies.fsdp.state import Block
 
 _MASK = (1 << 64) - 1
 

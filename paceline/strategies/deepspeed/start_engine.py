@@ -15,14 +15,14 @@ from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.plan.strategies.deepspeed.written import whole
 from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
-from paceline.strategies.deepspeed.library import library, need_async_io, without_shared_memory_op
-from paceline.strategies.deepspeed.parts import is_managed
-from paceline.strategies.deepspeed.tensor_parallel import unsharded
+from paceline.strategies.deepspeed.autotp import unsharded
+from paceline.strategies.deepspeed.import_deepspeed import library, need_async_io, without_shared_memory_op
+from paceline.strategies.deepspeed.partition_views import is_managed
 from paceline.strategies.deepspeed.zero3 import hooks_without_gathering
 
 if TYPE_CHECKING:
     from paceline.protocols.model import RootModule
-    from paceline.strategies.deepspeed.engine import AutoTPSettings, Engine, ReplacedParameters
+    from paceline.strategies.deepspeed.engine_types import AutoTPSettings, Engine, ReplacedParameters
 
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

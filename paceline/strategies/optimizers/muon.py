@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim._muon import _adjust_lr
 
 if TYPE_CHECKING:
-    from paceline.strategies.sharded_state import Block
+    from paceline.strategies.fsdp.state import Block
 
 _EPS = 1e-7  # of the orthogonalisation, as in ``torch.optim.Muon``
 ORTHOGONAL = "orthogonal"  # key of the parameter groups that Muon steps

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from paceline.core.errors import CheckpointError
 from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
-from paceline.strategies import averaged, codes, quantised_state
-from paceline.strategies.galore import GaLoreAdamW
-from paceline.strategies.handle import Handle
-from paceline.strategies.muon import MuonWithAdamW
+from paceline.strategies import codes
+from paceline.strategies.model_handle import Handle
+from paceline.strategies.optimizers import quantized_state, schedule_free
+from paceline.strategies.optimizers.galore_adamw import GaLoreAdamW
+from paceline.strategies.optimizers.muon import MuonWithAdamW
 
 #: Optimizers whose moments have the dtype of the weights; others keep fp32, or packed ones
 _TORCHS = (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad, torch.optim.RMSprop)
@@ -83,7 +84,7 @@ def import_state(
     with torch.no_grad():
         for name, parameter in handle.root.plain_named_parameters():
             _read_into(parameter, reader, role, name, PARAM)
-            averaged.read_trained(handle.optimizer, reader, role, name, (0,) * parameter.ndim, parameter)
+            schedule_free.read_trained(handle.optimizer, reader, role, name, (0,) * parameter.ndim, parameter)
             if handle.optimizer is not None and parameter.requires_grad and keepers.get(name, rank) == rank:
                 import_moments(handle.optimizer, parameter, of_moments or reader, role, name)
     import_beside_parameters(handle, reader)
@@ -129,7 +130,7 @@ def beside_parameters(handle: Handle) -> dict[str, dict[str, Tensor]]:
 
 def weights_of(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) -> Tensor:
     """Return the weights that a checkpoint holds as ``param``: the averaged ones where there are any."""
-    found = averaged.average_of(optimizer, parameter)
+    found = schedule_free.average_of(optimizer, parameter)
     return parameter.detach() if found is None else found
 
 
@@ -137,15 +138,15 @@ def saved_moments(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, offsets: tuple[int, ...]
 ) -> dict[str, Tensor]:
     """Return the optimizer's state of ``parameter``, the shard at ``offsets`` of its tensor, by kind."""
-    state, codec = optimizer.state.get(parameter, {}), quantised_state.codec_of(optimizer)
+    state, codec = optimizer.state.get(parameter, {}), quantized_state.codec_of(optimizer)
     if not state:
         return {}
-    if averaged.has_average(optimizer, parameter):
-        numbers = averaged.numbers_of(optimizer, parameter)
-        return {averaged.Y: parameter.detach(), **moments({**state, **numbers})}
+    if schedule_free.has_average(optimizer, parameter):
+        numbers = schedule_free.numbers_of(optimizer, parameter)
+        return {schedule_free.Y: parameter.detach(), **moments({**state, **numbers})}
     if codec is None:
         return moments(state)
-    of_shards = quantised_state.shard_parts(codec, state, offsets, tuple(parameter.shape))
+    of_shards = quantized_state.shard_parts(codec, state, offsets, tuple(parameter.shape))
     return of_shards | moments({"step": state["step"]})
 
 
@@ -168,7 +169,7 @@ def import_moments(
 ) -> None:
     if import_quantised(optimizer, parameter, (0,) * parameter.ndim, reader, role, name):
         return
-    kinds = [k for k in reader.kinds(role, name) if k not in (PARAM, BUFFER, averaged.Y)]
+    kinds = [k for k in reader.kinds(role, name) if k not in (PARAM, BUFFER, schedule_free.Y)]
     if kinds:
         read = {kind: reader.read(role, name, kind) for kind in kinds}
         optimizer.state[parameter] = moments_from(optimizer, parameter, read)
@@ -183,10 +184,10 @@ def import_quantised(
     name: str,
 ) -> bool:
     """Load the state of an optimizer with quantised moments; return False for any other optimizer."""
-    codec = quantised_state.codec_of(optimizer)
+    codec = quantized_state.codec_of(optimizer)
     if codec is None:
         return False
-    read = quantised_state.read_state(codec, parameter, offsets, reader, role, name)
+    read = quantized_state.read_state(codec, parameter, offsets, reader, role, name)
     if read is not None:
         steps = [k for k in reader.kinds(role, name) if k.partition(".")[0] == "step"]
         given = {kind: reader.read(role, name, kind) for kind in steps}
@@ -210,7 +211,7 @@ def moments_from(
         on_device = kind != "step" or counts_on_device(optimizer, parameter)
         own = dtype if value.ndim and value.is_floating_point() else None
         state[kind] = value.to(parameter.device if on_device else "cpu", own or value.dtype, copy=True)
-    averaged.take_numbers(optimizer, parameter, state)
+    schedule_free.take_numbers(optimizer, parameter, state)
     return state
 
 

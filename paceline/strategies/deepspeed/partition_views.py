@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from paceline.core.errors import PacelineError
 from paceline.protocols.shard import PARAM
 from paceline.strategies import codes
-from paceline.strategies.state import counts_on_device
+from paceline.strategies.replicated_state import counts_on_device
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-    from paceline.strategies.deepspeed.engine import (
+    from paceline.strategies.deepspeed.engine_types import (
         Engine,
         FlatOptimizer,
         PartitionedOptimizer,

@@ -17,7 +17,7 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.model import RootModule
 
 if TYPE_CHECKING:
-    from paceline.strategies.deepspeed.engine import Engine
+    from paceline.strategies.deepspeed.engine_types import Engine
 
 SAID = (
     "flops profile: only matrix products are counted, from shapes: tokens × weight for every layer"

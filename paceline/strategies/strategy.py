@@ -22,12 +22,12 @@ from paceline.protocols.shard import Shard, ShardReader
 from paceline.protocols.window import EvalSums, StepOutcome, UnreadResult
 from paceline.runtime.device.device import sum_dtype
 from paceline.runtime.process_group.world import World
-from paceline.strategies import state
-from paceline.strategies.handle import Handle, Handles
-from paceline.strategies.norms import squares
-from paceline.strategies.optimizer import build_optimizer, set_learning_rate
-from paceline.strategies.read_once import ReadOnce
-from paceline.strategies.skipping import clipping_and_skipping, scale_of, skips_on_device
+from paceline.strategies import replicated_state
+from paceline.strategies.broadcast_read import ReadOnce
+from paceline.strategies.grad_norm import squares
+from paceline.strategies.model_handle import Handle, Handles
+from paceline.strategies.nonfinite_steps import clipping_and_skipping, scale_of, skips_on_device
+from paceline.strategies.optimizers.build import build_optimizer, set_learning_rate
 
 if TYPE_CHECKING:
     from paceline.plan.plan import Plan
@@ -183,11 +183,11 @@ class Strategy(ABC):
         """Yield this rank's part of the model's and the optimizer's state under plain names; over all ranks
         every piece occurs once.
         """
-        return state.export_state(handle, self.world.rank, self.world.world_size)
+        return replicated_state.export_state(handle, self.world.rank, self.world.world_size)
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
         """Load what ``export_state`` saved, bit for bit: all ranks hold all of it, one reads a tensor."""
-        state.import_state(handle, ReadOnce(reader, self.world))
+        replicated_state.import_state(handle, ReadOnce(reader, self.world))
 
 
 class Runner(Protocol):

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.protocols.shard import BUFFER, PARAM, ShardReader
-from paceline.strategies import quantised_bnb, quantised_torchao
-from paceline.strategies.quantised_bnb import BitsAndBytes
-from paceline.strategies.quantised_torchao import TorchAO
+from paceline.strategies.optimizers import bitsandbytes_state, torchao_state
+from paceline.strategies.optimizers.bitsandbytes_state import BitsAndBytes
+from paceline.strategies.optimizers.torchao_state import TorchAO
 
 _AT = "@"
 Shape = tuple[int, ...]
@@ -52,9 +52,9 @@ def codec_of(optimizer: torch.optim.Optimizer | None) -> Codec | None:
     inner = getattr(optimizer, "optim", optimizer)
     libraries = {cls.__module__.partition(".")[0] for cls in type(inner).__mro__}
     if "torchao" in libraries:
-        return TorchAO(cast(quantised_torchao.AoOptimizer, inner))
+        return TorchAO(cast(torchao_state.AoOptimizer, inner))
     if "bitsandbytes" in libraries and inner.args.optim_bits == 8:  # type: ignore[union-attr]
-        return BitsAndBytes(cast(quantised_bnb.BnbOptimizer, inner))
+        return BitsAndBytes(cast(bitsandbytes_state.BnbOptimizer, inner))
     return None
 
 

@@ -13,9 +13,14 @@ from paceline.core.json_types import JsonObject
 from paceline.models.materialise import build_on_meta
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
 from paceline.runtime.process_group.world import World
-from paceline.strategies.deepspeed.partition import fill_partitions, fill_shards, fill_whole, without_storage
-from paceline.strategies.deepspeed.start import engine_dtype, offload_devices
-from paceline.strategies.deepspeed.tensor_parallel import prepare_root
+from paceline.strategies.deepspeed.autotp import prepare_root
+from paceline.strategies.deepspeed.fill_partitions import (
+    fill_partitions,
+    fill_shards,
+    fill_whole,
+    without_storage,
+)
+from paceline.strategies.deepspeed.start_engine import engine_dtype, offload_devices
 
 if TYPE_CHECKING:
     from paceline.plan.plan import Plan

@@ -1,0 +1,1 @@
+"""Optimizers by Transformers' names, their quantized state, and those that are written here."""
