@@ -22,7 +22,7 @@ from torch import Tensor
 from paceline.algorithms.moe_balance_loss import Balanced
 from paceline.algorithms.supervised.sft import SFT
 from paceline.models.factory import HFModelFactory
-from paceline.models.listing import ClassRequest
+from paceline.models.loading.list_parameters import ClassRequest
 from paceline.plan.model.router_loss import RouterLoss
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Role

@@ -42,7 +42,6 @@ from large_models import (
 from paceline.algorithms.registry import algorithm_class
 from paceline.config.schema import Config
 from paceline.models.factory import HFModelFactory
-from paceline.models.malloc import configure_malloc, return_freed_memory
 from paceline.plan.cost.room import room_of
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.model.read_shape import shape_of
@@ -50,6 +49,7 @@ from paceline.plan.strategies.job import Job
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
+from paceline.runtime.malloc import configure_malloc, return_freed_memory
 from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.strategies.registry import make_strategy
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from paceline.models.factory import HFModelFactory
-from paceline.models.listing import ClassRequest
+from paceline.models.loading.list_parameters import ClassRequest
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output
 

@@ -135,7 +135,7 @@ def deepspeed_side(name: str, world: World) -> Step:
         "steps_per_print": 10**9,
     }
     if stage == 3:
-        from paceline.models.swiglu import FusedSwiGLU
+        from paceline.models.fused_layers.swiglu import FusedSwiGLU
 
         deepspeed.utils.set_z3_leaf_modules(
             module, [type(m) for m in module.modules() if isinstance(m, FusedSwiGLU)][:1]

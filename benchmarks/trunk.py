@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 
 from paceline.models.factory import HFModelFactory
-from paceline.models.listing import ClassRequest
-from paceline.models.malloc import configure_malloc
+from paceline.models.loading.list_parameters import ClassRequest
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output
+from paceline.runtime.malloc import configure_malloc
 
 MATMUL_PARAMETERS = 8 * (512 * 512 * 2 + 512 * 256 * 2 + 3 * 512 * 1408) + 512 * 32000
 LLAMA = {

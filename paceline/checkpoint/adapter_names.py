@@ -18,7 +18,7 @@ from paceline.plan.peft_settings import alpha_of, names_module, rank_of, spec_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from paceline.models.composite import WholeModel
+    from paceline.models.loading.multimodal import WholeModel
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ from paceline.checkpoint.retain import being_read
 from paceline.checkpoint.tensorfile import TensorEntry, write_tensors
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.json_types import as_object
-from paceline.models.adapters import WEIGHTS
+from paceline.models.lora.lora import WEIGHTS
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import BUFFER, PARAM
 

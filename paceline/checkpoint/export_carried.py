@@ -13,7 +13,7 @@ from paceline.checkpoint.tensorfile import TensorEntry, read_rows
 from paceline.core.errors import CheckpointError
 from paceline.core.files import open_file, read_bytes
 from paceline.core.json_types import as_object
-from paceline.models.stored_dtype import weights_folder
+from paceline.models.loading.stored_dtype import weights_folder
 
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 

@@ -19,12 +19,12 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, as_number, as_object
-from paceline.models.adapters import Step, base_fingerprint, merging
-from paceline.models.buffers import persistent_buffers
 from paceline.models.factory import HFModelFactory
-from paceline.models.quantised import packed_weights, rounded
-from paceline.models.scalar_head import Classes
-from paceline.models.slices import FolderSlices
+from paceline.models.heads.sequence_classification import Classes
+from paceline.models.loading.sharded_loading import FolderSlices
+from paceline.models.lora.lora import Step, base_fingerprint, merging
+from paceline.models.low_precision.bitsandbytes_4bit import packed_weights, rounded
+from paceline.models.persistent_buffers import persistent_buffers
 from paceline.plan.codec import from_json
 from paceline.plan.parts import AdapterSpec, Quantization
 from paceline.protocols.model import BuildOptions

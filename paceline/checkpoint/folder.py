@@ -23,8 +23,8 @@ from paceline.checkpoint.tensorfile import TensorEntry, write_tensors
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import Json, JsonObject
-from paceline.models.buffers import persistent_buffers
-from paceline.models.composite import WholeModel, whole_model
+from paceline.models.loading.multimodal import WholeModel, whole_model
+from paceline.models.persistent_buffers import persistent_buffers
 from paceline.models.special_tokens import listed
 from paceline.plan.model.composite import composite_of
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.checkpoint.tensorfile import Slot, read_header, read_rows
 from paceline.core.files import open_file
-from paceline.models.opened_files import StoredSlice, TensorFiles
+from paceline.models.loading.safetensors_files import StoredSlice, TensorFiles
 
 _OPEN = 16  # files at a time
 

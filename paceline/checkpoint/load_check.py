@@ -23,10 +23,10 @@ from paceline.checkpoint.folder_reads import FolderReads
 from paceline.checkpoint.tensorfile import TensorEntry
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject
-from paceline.models.accounting import account
-from paceline.models.composite import WholeModel, class_of_whole
-from paceline.models.folder_tensors import folder_tensors
-from paceline.models.slices import FolderSlices, folder_slices
+from paceline.models.loading.folder_tensors import folder_tensors
+from paceline.models.loading.loading_report import account
+from paceline.models.loading.multimodal import WholeModel, class_of_whole
+from paceline.models.loading.sharded_loading import FolderSlices, folder_slices
 
 if TYPE_CHECKING:
     from collections.abc import Collection

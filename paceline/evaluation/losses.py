@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from paceline.data.table import decode_labels
-from paceline.models.heads import Head
-from paceline.models.materialise import name_trunk
+from paceline.models.heads.lm_head import Head
+from paceline.models.loading.materialize import name_trunk
 from paceline.protocols.batch import IGNORE_INDEX
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from paceline.evaluation.work import PartFile, WorkFolder, own_batches
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.run_secret import read_secret
 from paceline.models.factory import HFModelFactory
-from paceline.models.materialise import build_on_meta, fill
-from paceline.models.tensor_parallel import TP_SIZE, apply_tensor_parallel, how_cut
+from paceline.models.loading.materialize import build_on_meta, fill
+from paceline.models.parallel.tensor_parallel import TP_SIZE, apply_tensor_parallel, how_cut
 from paceline.plan.mesh import Mesh
 from paceline.plan.strategies.options import FsdpOptions
 from paceline.protocols.model import BuildOptions

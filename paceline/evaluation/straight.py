@@ -26,9 +26,9 @@ from paceline.checkpoint.folder import (
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.data.template import CostlyTemplateError, Encoder
 from paceline.generation.answer import load_folder
-from paceline.models.buffers import persistent_buffers
-from paceline.models.materialise import from_config
-from paceline.models.scalar_head import auto_class
+from paceline.models.heads.sequence_classification import auto_class
+from paceline.models.loading.materialize import from_config
+from paceline.models.persistent_buffers import persistent_buffers
 from paceline.models.special_tokens import end_tokens
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import BUFFER, PARAM

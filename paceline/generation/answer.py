@@ -12,8 +12,8 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.generation import codes
-from paceline.models.hub_code import refuse_hub_attention
-from paceline.models.scalar_head import auto_class
+from paceline.models.heads.sequence_classification import auto_class
+from paceline.models.loading.model_source import refuse_hub_attention
 from paceline.models.special_tokens import end_tokens
 from paceline.protocols.roles import Role
 

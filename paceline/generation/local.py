@@ -18,7 +18,7 @@ from paceline.generation.stateful import STATES, cache_name, counts_places
 from paceline.generation.static_decoding import StaticDecoding, StaticPool
 from paceline.generation.static_trial import why_not_static
 from paceline.generation.time_steps import bounded_time_steps
-from paceline.models.state_layers import state_layers
+from paceline.models.recurrent_layers import state_layers
 
 if TYPE_CHECKING:
     from transformers import Cache

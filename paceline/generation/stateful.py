@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, get_args
 from paceline.core.errors import ConfigError
 from paceline.generation import codes
 from paceline.generation.cache import preallocated_cache
-from paceline.models.selectors import selects_keys
-from paceline.models.state_layers import ByDocument, state_layers
+from paceline.models.attention.sparse_indexer import selects_keys
+from paceline.models.recurrent_layers import ByDocument, state_layers
 
 if TYPE_CHECKING:
     from torch import nn

@@ -17,39 +17,43 @@ from torch import nn
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.models import codes
-from paceline.models.accounting import NOTHING, refusals, untied
-from paceline.models.adapters import Adapter, add_adapter, base_fingerprint, plain_name
-from paceline.models.arrival import arrive
-from paceline.models.attention import choose_attention, register
-from paceline.models.buffers import persistent_buffers
-from paceline.models.composite import load_text, whole_model
-from paceline.models.config_keys import config_keys
-from paceline.models.device_facts import device_memory
-from paceline.models.empty_weights import draw, empty_model
-from paceline.models.expert_adapters import compute_in_float64
-from paceline.models.folder_tensors import FolderTensors, folder_tensors
-from paceline.models.fp8 import convert_to_fp8
-from paceline.models.materialise import from_config, name_trunk, skeleton
-from paceline.models.new_rows import resize_embeddings, vocabulary_names
-from paceline.models.norms import fuse_norms
-from paceline.models.precision import head_of, low_alone
-from paceline.models.qkv import fuse_attention
-from paceline.models.quantised import check_quantisable, empty_layers, quantise
-from paceline.models.quantised_folder import load_dequantised, quantised_folder
-from paceline.models.recompute import enable_recompute
-from paceline.models.restored import Unread, give_storage, unread
-from paceline.models.roles import RoleModule
-from paceline.models.rope import rope_by_document
-from paceline.models.routers import freeze_routers
-from paceline.models.scalar_head import HEAD, SCALAR_ROLES, Classes, auto_class
-from paceline.models.selectors import freeze_selectors, use_compressors
-from paceline.models.slices import FolderSlices, folder_slices, read_rest
-from paceline.models.source import ModelSource, cannot_load, code_options, load_hf_config, raw_config
+from paceline.models.activation_checkpointing import enable_recompute
+from paceline.models.attention.packed_attention import choose_attention, register
+from paceline.models.attention.rope_per_document import rope_by_document
+from paceline.models.attention.sparse_indexer import freeze_selectors, use_compressors
+from paceline.models.compute_dtype import head_of, low_alone
+from paceline.models.fused_layers.probe_values import stand_in_values
+from paceline.models.fused_layers.qkv_rotary import fuse_attention
+from paceline.models.fused_layers.rms_norm import fuse_norms
+from paceline.models.fused_layers.swiglu import fuse_mlps
+from paceline.models.heads.sequence_classification import HEAD, SCALAR_ROLES, Classes, auto_class
+from paceline.models.loading.empty_weights import Unread, draw, empty_model, give_storage, unread
+from paceline.models.loading.folder_tensors import FolderTensors, folder_tensors
+from paceline.models.loading.loading_report import NOTHING, refusals, untied
+from paceline.models.loading.materialize import from_config, name_trunk, skeleton
+from paceline.models.loading.model_source import (
+    ModelSource,
+    cannot_load,
+    code_options,
+    load_hf_config,
+    raw_config,
+)
+from paceline.models.loading.multimodal import load_text, whole_model
+from paceline.models.loading.quantized_folder import load_dequantised, quantised_folder
+from paceline.models.loading.resize_embeddings import resize_embeddings, vocabulary_names
+from paceline.models.loading.sharded_loading import FolderSlices, folder_slices, read_rest
+from paceline.models.loading.stored_dtype import buffers_keep_dtype, stored_dtype
+from paceline.models.loading.unused_config_keys import config_keys
+from paceline.models.lora.expert_lora import compute_in_float64
+from paceline.models.lora.lora import Adapter, add_adapter, base_fingerprint, plain_name
+from paceline.models.low_precision.bitsandbytes_4bit import check_quantisable, empty_layers, quantise
+from paceline.models.low_precision.fp8_linear import convert_to_fp8
+from paceline.models.moe.routers import freeze_routers
+from paceline.models.persistent_buffers import persistent_buffers
+from paceline.models.recurrent_layers import keep_documents_apart
+from paceline.models.role_module import RoleModule
 from paceline.models.special_tokens import forget_defaults
-from paceline.models.stand_in import stand_in_values
-from paceline.models.state_layers import keep_documents_apart
-from paceline.models.stored_dtype import buffers_keep_dtype, stored_dtype
-from paceline.models.swiglu import fuse_mlps
+from paceline.models.stream_to_device import arrive
 from paceline.plan.model.composite import text_part
 from paceline.plan.model.head_chunk import head_chunk_bytes
 from paceline.plan.model.quantised_base import plain_config
@@ -57,6 +61,7 @@ from paceline.plan.model.supported import separated
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.model import WHOLE, BuildOptions, Slices
 from paceline.protocols.roles import Role
+from paceline.runtime.device.capability import device_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from paceline.models.precision import compute_copy
+from paceline.models.compute_dtype import compute_copy
 
 _KINDS = (
     ("allreduce", "all-reduce"),

@@ -13,8 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from paceline.core.json_types import Json, JsonObject
-from paceline.models import head_kernels, norms, swiglu
-from paceline.models.precision import compute_copy
+from paceline.models.compute_dtype import compute_copy
+from paceline.models.fused_layers import rms_norm, swiglu
+from paceline.models.heads import chunked_cross_entropy
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.head_chunk import LEAST
@@ -179,16 +180,16 @@ def _batch(plan: Plan, mode: FakeTensorMode) -> Batch:
 def another_machine() -> Iterator[None]:
     """Make kernels ignore this CPU's capabilities and cache sizes: the plan is for another machine."""
     able = torch.cpu.get_capabilities
-    blocks, cache = swiglu.BLOCK_ELEMENTS, head_kernels.CACHE_BYTES
+    blocks, cache = swiglu.BLOCK_ELEMENTS, chunked_cross_entropy.CACHE_BYTES
     with ExitStack() as undo:
         undo.callback(setattr, torch.cpu, "get_capabilities", able)
         undo.callback(setattr, swiglu, "BLOCK_ELEMENTS", blocks)
-        undo.callback(setattr, head_kernels, "CACHE_BYTES", cache)
-        undo.callback(setattr, norms, "LEAST_GAIN", norms.LEAST_GAIN)
+        undo.callback(setattr, chunked_cross_entropy, "CACHE_BYTES", cache)
+        undo.callback(setattr, rms_norm, "LEAST_GAIN", rms_norm.LEAST_GAIN)
         every = dict.fromkeys(("avx512_bf16", "avx512_fp16", "bf16", "fp16"), True)
         torch.cpu.get_capabilities = lambda: every  # type: ignore[assignment]
-        swiglu.BLOCK_ELEMENTS = head_kernels.CACHE_BYTES = 2**60
-        norms.LEAST_GAIN = math.inf  # no output values are read there
+        swiglu.BLOCK_ELEMENTS = chunked_cross_entropy.CACHE_BYTES = 2**60
+        rms_norm.LEAST_GAIN = math.inf  # no output values are read there
         if hasattr(
             _fsdp_param, "_chunk_with_empty"
         ):  # FSDP2 chunks every weight for all ranks and keeps one: here the others are not created

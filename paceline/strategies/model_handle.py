@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from paceline.models.precision import compute_copy
-from paceline.models.quantised import scales_of
+from paceline.models.compute_dtype import compute_copy
+from paceline.models.low_precision.bitsandbytes_4bit import scales_of
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
 from paceline.strategies.optimizers.bitsandbytes_state import TABLES

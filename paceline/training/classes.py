@@ -13,7 +13,7 @@ from paceline.config.sections.classification import ClassificationOptions
 from paceline.core.errors import DataError
 from paceline.data.prepare import Prepared
 from paceline.data.table import TokenTable
-from paceline.models.scalar_head import Classes
+from paceline.models.heads.sequence_classification import Classes
 from paceline.plan.algorithms.base import AlgorithmSpec, Training
 from paceline.training import codes
 from paceline.training.class_numbers import SHOWN, Label, class_numbers

@@ -15,7 +15,7 @@ from paceline.config.sections.model import ModelSection
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.json_types import JsonObject
 from paceline.models.factory import HFModelFactory
-from paceline.models.scalar_head import Classes
+from paceline.models.heads.sequence_classification import Classes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.parts import AdapterSpec
 from paceline.plan.plan import Plan

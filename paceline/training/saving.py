@@ -18,9 +18,9 @@ from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.data.jinja import templates_in
 from paceline.data.prepare import Prepared
-from paceline.models.adapters import Adapter
+from paceline.models.loading.stored_dtype import weights_folder
+from paceline.models.lora.lora import Adapter
 from paceline.models.special_tokens import align
-from paceline.models.stored_dtype import weights_folder
 from paceline.plan.codec import to_json
 from paceline.plan.plan import Plan
 from paceline.protocols.model import RootModule

@@ -31,8 +31,7 @@ from paceline.data.feeds import check_feeds
 from paceline.data.kinds.base import row_kind
 from paceline.data.prepare import Prepared, check_token_range
 from paceline.data.source import PackedSource
-from paceline.models.malloc import configure_malloc, return_freed_memory
-from paceline.models.scalar_head import SCALAR_ROLES, Classes
+from paceline.models.heads.sequence_classification import SCALAR_ROLES, Classes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.eval_generate import answers_at_evaluation
 from paceline.plan.limits import STEP
@@ -46,6 +45,7 @@ from paceline.protocols.rollout import OnPolicyObjective
 from paceline.protocols.window import Window
 from paceline.runlog.events import Notice
 from paceline.runtime.device.device import memory_bytes, reserved_bytes
+from paceline.runtime.malloc import configure_malloc, return_freed_memory
 from paceline.runtime.process_group.delayed_flag import LateFlag
 from paceline.runtime.process_group.store_barrier import StoreRanks
 from paceline.runtime.process_group.world import World

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from paceline.models.slices import FolderSlices
+from paceline.models.loading.sharded_loading import FolderSlices
 
 
 def count_reads() -> list[int]:

@@ -22,8 +22,8 @@ from engine_stub import engine_of
 from safetensors.torch import load_file, save_file
 from tiny_parts import MemoryReader, TinyObjective, make_batch
 
-from paceline.models.adapters import plain_name
 from paceline.models.factory import HFModelFactory
+from paceline.models.lora.lora import plain_name
 from paceline.plan.batch import split_batch
 from paceline.plan.codec import from_json
 from paceline.plan.mesh import Mesh

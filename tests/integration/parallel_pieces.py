@@ -14,17 +14,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from paceline.core.errors import ConfigError
-from paceline.models.attention import document_attention
-from paceline.models.attention_context import PackedSequenceInfo
-from paceline.models.context_attention import context_attention
-from paceline.models.context_parallel import ContextParallel, check_context_parallel
+from paceline.models.attention.context_parallel import ContextParallel, check_context_parallel
+from paceline.models.attention.context_parallel_attention import context_attention
+from paceline.models.attention.packed_attention import document_attention
+from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.factory import HFModelFactory
-from paceline.models.head_kernels import HeadShape
-from paceline.models.parallel_head import VocabularyPart
-from paceline.models.regions import all_reduced, block_of
-from paceline.models.roles import RoleModule
-from paceline.models.tensor_parallel import apply_tensor_parallel
-from paceline.models.token_stats import Wanted
+from paceline.models.heads.chunked_cross_entropy import HeadShape
+from paceline.models.heads.token_logprobs import Wanted
+from paceline.models.heads.vocab_parallel import VocabularyPart
+from paceline.models.parallel.tensor_parallel import apply_tensor_parallel
+from paceline.models.parallel.tp_regions import all_reduced, block_of
+from paceline.models.role_module import RoleModule
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output

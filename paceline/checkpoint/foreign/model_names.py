@@ -14,9 +14,9 @@ from paceline.checkpoint.foreign.state import incomplete, misfit
 from paceline.checkpoint.strictjson import parse_object
 from paceline.core.files import MAX_CONFIG_BYTES, open_file, read_bytes
 from paceline.core.json_types import JsonObject
-from paceline.models.adapters import PEFT_PREFIX
-from paceline.models.buffers import persistent_buffers
-from paceline.models.scalar_head import HEAD
+from paceline.models.heads.sequence_classification import HEAD
+from paceline.models.lora.lora import PEFT_PREFIX
+from paceline.models.persistent_buffers import persistent_buffers
 from paceline.protocols.roles import Role
 from paceline.strategies.optimizers.build import decays
 

@@ -29,7 +29,7 @@ from paceline.plan.model.listing import Listing
 from paceline.plan.model.shape import ModelShape
 
 SECONDS = 180.0  # a slow disk takes a minute to import both
-MODULE = "paceline.models.listing"
+MODULE = "paceline.models.loading.list_parameters"
 _FORMAT = 1
 
 

@@ -5,7 +5,7 @@ step.
 
 from __future__ import annotations
 
-TRITON = "triton"  # one Triton kernel each, see ``paceline.models.row_kernels``
+TRITON = "triton"  # one Triton kernel each, see ``paceline.models.triton_kernels``
 ATEN = "aten"  # torch's own fused kernel; norms only
 EAGER = "eager"  # several of torch's operations each
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.core.json_types import JsonObject
-from paceline.models.materialise import build_on_meta
+from paceline.models.loading.materialize import build_on_meta
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
 from paceline.runtime.process_group.world import World
 from paceline.strategies.deepspeed.autotp import prepare_root

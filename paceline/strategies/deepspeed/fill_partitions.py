@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.json_types import JsonObject
-from paceline.models.materialise import Read, fill, replace_tensors
+from paceline.models.loading.materialize import Read, fill, replace_tensors
 from paceline.runtime.process_group.world import World
 from paceline.strategies.deepspeed.partition_views import ParameterSlice, is_managed
 from paceline.strategies.deepspeed.start_engine import opened, refusals, sequence_groups

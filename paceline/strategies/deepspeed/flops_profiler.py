@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from paceline.models.products import multiply_adds
+from paceline.models.flops import multiply_adds
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import RootModule
 

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from paceline.config.optimizers import BUILT, StateSplit, supports
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import as_object
-from paceline.models.context_parallel import ULYSSES, ContextParallel, check_context_parallel
+from paceline.models.attention.context_parallel import ULYSSES, ContextParallel, check_context_parallel
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import ModelFactory, RootModule
 from paceline.protocols.optimizer import OptimizerSpec

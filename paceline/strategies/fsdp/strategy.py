@@ -14,10 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.config.optimizers import StateSplit, supports
 from paceline.core.errors import ConfigError
-from paceline.models.context_parallel import batch_sharder, check_context_parallel
-from paceline.models.materialise import build_on_meta, fill
-from paceline.models.quantised import packing
-from paceline.models.tensor_parallel import apply_tensor_parallel
+from paceline.models.attention.context_parallel import batch_sharder, check_context_parallel
+from paceline.models.loading.materialize import build_on_meta, fill
+from paceline.models.low_precision.bitsandbytes_4bit import packing
+from paceline.models.parallel.tensor_parallel import apply_tensor_parallel
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.options import FsdpOptions
 from paceline.protocols.batch import Batch

@@ -21,8 +21,8 @@ from torch.distributed.fsdp import (
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.models.qkv import FusedAttention
-from paceline.models.swiglu import FusedSwiGLU
+from paceline.models.fused_layers.qkv_rotary import FusedAttention
+from paceline.models.fused_layers.swiglu import FusedSwiGLU
 from paceline.plan.hardware.kinds import kind_of
 from paceline.plan.strategies.options import FsdpOptions
 from paceline.strategies import codes

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from paceline.models import kernel_choice
-from paceline.models.device_facts import device_capability
-from paceline.models.row_kernels import operators, reference
+from paceline.models.attention import kernel_choice
+from paceline.models.triton_kernels import operators, reference
+from paceline.runtime.device.capability import device_capability
 
 if TYPE_CHECKING:
     from paceline.strategies.fsdp.state import Block

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from paceline.models.stages import StageModule
+from paceline.models.parallel.pipeline_stages import StageModule
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Output

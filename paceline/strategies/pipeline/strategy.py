@@ -13,11 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
-from paceline.models.materialise import build_on_meta, fill, tensors_of
-from paceline.models.roles import RoleModule
-from paceline.models.stage_probe import small_layers_pass_tuples
-from paceline.models.stages import split, token_ids
-from paceline.models.tensor_parallel import apply_tensor_parallel
+from paceline.models.loading.materialize import build_on_meta, fill, tensors_of
+from paceline.models.parallel.pipeline_stages import small_layers_pass_tuples, split, token_ids
+from paceline.models.parallel.tensor_parallel import apply_tensor_parallel
+from paceline.models.role_module import RoleModule
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.options import PipelineOptions
 from paceline.protocols.algorithm import Objective

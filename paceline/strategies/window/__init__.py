@@ -1,1 +1,1 @@
-"""A window: the micro-batches of one optimizer step, run through a strategy, weighed and summed over the ranks."""
+"""A window: the micro-batches of one optimizer step, run, weighed and summed over the ranks."""

@@ -18,7 +18,7 @@ from paceline.config.sections.profile import Profile
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
-from paceline.models.products import attention_products, is_trained, multiply_adds
+from paceline.models.flops import attention_products, is_trained, multiply_adds
 from paceline.plan.plan import Plan
 from paceline.protocols.batch import Batch
 from paceline.protocols.window import Window

@@ -20,8 +20,8 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 from paceline.core.private import open_to_strangers
 from paceline.generation.remote import Server
-from paceline.models.adapters import NAME, plain_name
-from paceline.models.buffers import persistent_buffers
+from paceline.models.lora.lora import NAME, plain_name
+from paceline.models.persistent_buffers import persistent_buffers
 from paceline.training import codes
 
 if TYPE_CHECKING:

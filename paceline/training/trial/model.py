@@ -19,12 +19,12 @@ from paceline.data.tokenizer import load_tokenizer, tokenizer_here, vocab_size
 from paceline.generation.stateful import cache_for
 from paceline.launch.environment.guide_variables import current
 from paceline.models import codes as models_codes
-from paceline.models import stages
-from paceline.models.context_parallel import ULYSSES, check_context_parallel
+from paceline.models.attention.context_parallel import ULYSSES, check_context_parallel
+from paceline.models.attention.rope_per_document import DocumentRope
 from paceline.models.factory import HFModelFactory
-from paceline.models.rope import DocumentRope
-from paceline.models.source import load_hf_config
-from paceline.models.tensor_parallel import how_cut
+from paceline.models.loading.model_source import load_hf_config
+from paceline.models.parallel import pipeline_stages
+from paceline.models.parallel.tensor_parallel import how_cut
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.eval_generate import any_answers
 from paceline.plan.model.config_json import model_config
@@ -199,4 +199,4 @@ def _stages(config: Config, plan: Plan, root: RootModule) -> None:
     whole = HFModelFactory(source, Role.POLICY, attention=plan.attention, device="cpu")(
         BuildOptions(fused=False)
     )
-    stages.split(whole, _STAGES, range(_STAGES))
+    pipeline_stages.split(whole, _STAGES, range(_STAGES))

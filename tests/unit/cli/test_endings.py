@@ -28,7 +28,7 @@ ELSEWHERE = {  # programs with rules of their own
     "paceline/simulate/__main__.py": "a part of verify, ended with it",
     "paceline/evaluation/shared_chat.py": "its inner function is: main leaves after any error at once",
     "paceline/evaluation/scoring.py": "a part of evaluate, ended with it",
-    "paceline/models/listing.py": "a part of the plan, ended with it",
+    "paceline/models/loading/list_parameters.py": "a part of the plan, ended with it",
     "paceline/config/reference.py": "documentation",
     "paceline/config/foreign/reference.py": "documentation",
     "paceline/plan/model/family_page.py": "documentation",

@@ -31,7 +31,7 @@ from emulated_tensor import DeviceTensor
 from torch import Tensor, nn
 from torch.utils._device import _device_constructors
 
-from paceline.models import flex, kernel_choice
+from paceline.models.attention import flex_attention, kernel_choice
 from paceline.plan.hardware.kinds import KINDS, NPU
 
 _PINNED = "_emulated_pinned"
@@ -112,7 +112,7 @@ def _fakes(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
     yield torch._C, {"_group_tensors_by_device_and_dtype": grouped}
     yield F, {"scaled_dot_product_attention": emulated_sdpa.attention, "one_hot": _one_hot}
-    yield flex, {"compiled_flex": lambda: emulated_flex.call}
+    yield flex_attention, {"compiled_flex": lambda: emulated_flex.call}
     yield kernel_choice, {"triton_missing": lambda _: machine.no_triton}
     # torch composes these of others for all but real devices, before Python could see them
     names = ("_fused_rms_norm", "_fused_rms_norm_backward")

@@ -10,7 +10,7 @@ from emulated_flex import OWN_FLEX
 from emulated_tensor import DeviceTensor, rounded
 from torch import Tensor
 
-from paceline.models.row_kernels import reference
+from paceline.models.triton_kernels import reference
 
 FLASH_FROM = (8, 0)
 

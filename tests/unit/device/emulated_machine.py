@@ -115,7 +115,7 @@ class Machine:
 
 
 def place() -> str:
-    """The innermost line of the package that is running: ``models/heads.py:144``."""
+    """The innermost line of the package that is running: ``models/heads/lm_head.py:144``."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.models.row_kernels import launch, reference
+from paceline.models.triton_kernels import launch, reference
 
 Outputs = tuple[Tensor, ...]
 Case = tuple[str, Outputs, Outputs, Outputs]  # name, kernel's, the model's own, fp64's

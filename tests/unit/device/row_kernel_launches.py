@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from paceline.models.row_kernels import launch
+from paceline.models.triton_kernels import launch
 
 #: capability -> bytes of shared memory that one block may have (CUDA's programming guide, table of compute
 #: capabilities: maximum amount of shared memory per thread block)

@@ -19,10 +19,10 @@ from emulated_device import emulated
 from support import swept
 from torch import Tensor
 
-from paceline.models.attention_context import PackedSequenceInfo
-from paceline.models.documents import documents_generic, documents_padded
-from paceline.models.flex import documents_flex
-from paceline.models.varlen import documents_varlen
+from paceline.models.attention.flash_varlen import documents_varlen
+from paceline.models.attention.flex_attention import documents_flex
+from paceline.models.attention.reference_attention import documents_generic, documents_padded
+from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.plan.model.attention_kernel import DOCUMENT_SCORES, FLEX, SCORE_BYTES, VARLEN_FLASH
 
 sys.path.append(str(Path(__file__).parents[1] / "models"))

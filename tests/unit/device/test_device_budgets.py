@@ -10,11 +10,11 @@ from device_steps import LLAMA, micro_batches, planned, prepared, train
 from emulated_device import emulated
 
 from paceline.generation.noise import gumbel
-from paceline.models.device_facts import device_memory
-from paceline.models.head_kernels import CHUNK_BYTES, FusedNll, HeadShape
+from paceline.models.heads.chunked_cross_entropy import CHUNK_BYTES, FusedNll, HeadShape
 from paceline.plan.model.head_chunk import head_chunk_bytes
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Role
+from paceline.runtime.device.capability import device_memory
 from paceline.strategies.window.runner import make_runner
 
 ALGORITHMS = ("sft", "reward", "dpo")

@@ -18,10 +18,10 @@ from roofline import WITHOUT_NUMBERS, Roofline, counting_kernels
 from support import swept
 from torch import Tensor
 
-from paceline.models import kernel_choice
-from paceline.models.attention import document_attention
-from paceline.models.attention_context import PackedSequenceInfo
-from paceline.models.documents import documents_generic
+from paceline.models.attention import kernel_choice
+from paceline.models.attention.packed_attention import document_attention
+from paceline.models.attention.reference_attention import documents_generic
+from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.plan.model.attention_kernel import DOCUMENT_SCORES, FLEX, PADDED_SDPA, VARLEN_FLASH
 
 RANKS = 3

@@ -12,9 +12,9 @@ from device_steps import LLAMA, train
 from emulated_device import emulated
 from support import swept
 
-from paceline.models.attention import document_attention
-from paceline.models.attention_context import PackedSequenceInfo
-from paceline.models.kernel_choice import AttentionKernels
+from paceline.models.attention.kernel_choice import AttentionKernels
+from paceline.models.attention.packed_attention import document_attention
+from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.plan.model.attention_kernel import (
     DOCUMENT_SCORES,
     DOCUMENT_SDPA,

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils._device import _device_constructors
 
-from paceline.models.attention_context import PackedSequenceInfo
+from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.plan.hardware.kinds import XPU
 from paceline.plan.model.grouped_products import experts_wait
 from paceline.protocols.batch import Batch

@@ -18,10 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.algorithms.registry import algorithm_class
 from paceline.config.schema import Config
+from paceline.models.compute_dtype import weight_owners
 from paceline.models.factory import HFModelFactory
-from paceline.models.materialise import skeleton
-from paceline.models.precision import weight_owners
-from paceline.models.stored_dtype import buffers_keep_dtype
+from paceline.models.loading.materialize import skeleton
+from paceline.models.loading.stored_dtype import buffers_keep_dtype
 from paceline.plan.cost.room import Room, room_of
 from paceline.plan.cost.starts import INTERPRETER, PEFT
 from paceline.plan.hardware.catalogue import cluster_of

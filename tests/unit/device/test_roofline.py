@@ -21,9 +21,9 @@ from roofline import (
 from roofline_flex import blocks_of, visible_and_counted
 from torch.nn.attention.varlen import varlen_attn
 
-from paceline.models.attention_context import PackedSequenceInfo
-from paceline.models.flex import documents_flex
-from paceline.models.visible_keys import VisibleKeys
+from paceline.models.attention.flex_attention import documents_flex
+from paceline.models.attention.flex_block_mask import VisibleKeys
+from paceline.models.attention.sequence_info import PackedSequenceInfo
 
 #: milliseconds of an H100 by the roofline, and kernels, as of November 2026: a smaller number is written here
 BUDGETS = {"llama-3-8b": (1404, 1939), "qwen2.5-0.5b": (106, 1784), "gemma-2-2b": (631, 1896)}

@@ -16,8 +16,8 @@ import pytest
 import torch
 from device_steps import LLAMA, train
 
-from paceline.models import kernel_choice
-from paceline.models.row_kernels import launch, operators, reference
+from paceline.models.attention import kernel_choice
+from paceline.models.triton_kernels import launch, operators, reference
 from paceline.plan.model.row_kernels import EAGER, TRITON, row_kernels
 
 needs_triton = pytest.mark.skipif(

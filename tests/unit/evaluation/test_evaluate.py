@@ -104,7 +104,7 @@ def test_the_logits_of_a_batch_exist_a_chunk_at_a_time(model: Path, monkeypatch:
 
     from paceline.data.table import encode_labels
     from paceline.evaluation.losses import RowLosses
-    from paceline.models.heads import Head
+    from paceline.models.heads.lm_head import Head
 
     hf = AutoModelForCausalLM.from_pretrained(model).eval()
     drawn = torch.Generator().manual_seed(1)

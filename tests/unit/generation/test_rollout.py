@@ -16,7 +16,7 @@ from paceline.generation.local import LocalEngine
 from paceline.generation.noise import gumbel, mixed, stream_of, top_bits
 from paceline.generation.sampling import choose, keep_likeliest, largest
 from paceline.models.factory import HFModelFactory
-from paceline.models.roles import RoleModule
+from paceline.models.role_module import RoleModule
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output
 

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from paceline.core.errors import PacelineError
 from paceline.models.factory import HFModelFactory
-from paceline.models.roles import RoleModule
+from paceline.models.role_module import RoleModule
 from paceline.plan.model.family import composites, families
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.batch import Batch
@@ -112,7 +112,7 @@ def neighbours(kind: str) -> Cell:
     changed = Batch(mixed, one.labels, one.position_ids, one.cu_seqlens, 9, one.document_ids, 3)
     found: list[list[Tensor]] = []
     # what a head recomputes in a backward is not wide
-    with Wide(), mock.patch("paceline.models.heads.checkpoint", lambda f, *given, **_: f(*given)):
+    with Wide(), mock.patch("paceline.models.heads.lm_head.checkpoint", lambda f, *given, **_: f(*given)):
         module = calm(build(kind, **DOUBLE), one)
         for batch in (one, changed):
             logs = module(batch, LOGPROBS)["logprobs"][5:13]

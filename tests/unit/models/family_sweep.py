@@ -39,10 +39,10 @@ from paceline.checkpoint.export import export_hf
 from paceline.checkpoint.store import Checkpointer
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
+from paceline.models.attention.sparse_indexer import selectors
 from paceline.models.factory import HFModelFactory
-from paceline.models.roles import RoleModule
-from paceline.models.selectors import selectors
-from paceline.models.slices import FolderSlices
+from paceline.models.loading.sharded_loading import FolderSlices
+from paceline.models.role_module import RoleModule
 from paceline.plan.model import family as family_records
 from paceline.plan.model.family import SIZE_NAMES, Family, families
 from paceline.plan.model.mixtures import READ

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.models.adapters import merging
-from paceline.models.quantised import packed_weights, rounded
+from paceline.models.lora.lora import merging
+from paceline.models.low_precision.bitsandbytes_4bit import packed_weights, rounded
 from paceline.plan.parts import AdapterSpec, Quantization
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.models.factory import HFModelFactory
-from paceline.models.roles import RoleModule
+from paceline.models.role_module import RoleModule
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 
 VOCAB = 97

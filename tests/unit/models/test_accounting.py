@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from paceline.core.errors import ConfigError
-from paceline.models.accounting import account
 from paceline.models.factory import HFModelFactory
+from paceline.models.loading.loading_report import account
 from paceline.protocols.roles import Role
 
 #: dense, tied, Conv1D, experts stored one by one, experts stored together, renamed, with buffers

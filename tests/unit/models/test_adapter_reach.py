@@ -12,9 +12,9 @@ import transformers
 from model_families import Source
 from tiny_families import tiny_config
 
-from paceline.models.adapter_reach import READ_BY_PARENT, out_of_reach
-from paceline.models.adapters import trunk_linears
 from paceline.models.factory import HFModelFactory
+from paceline.models.lora.lora import trunk_linears
+from paceline.models.lora.trainable_targets import READ_BY_PARENT, out_of_reach
 from paceline.plan.model.family import families
 from paceline.plan.parts import AdapterSpec
 

@@ -16,12 +16,12 @@ from safetensors.torch import save_file
 from tiny_families import tiny_config
 
 from paceline.core.errors import ConfigError
-from paceline.models.adapters import adapted_modules, peft_key
 from paceline.models.factory import HFModelFactory
-from paceline.models.norms import FusedRMSNorm
-from paceline.models.qkv import FusedAttention
-from paceline.models.roles import RoleModule
-from paceline.models.swiglu import FusedSwiGLU
+from paceline.models.fused_layers.qkv_rotary import FusedAttention
+from paceline.models.fused_layers.rms_norm import FusedRMSNorm
+from paceline.models.fused_layers.swiglu import FusedSwiGLU
+from paceline.models.lora.lora import adapted_modules, peft_key
+from paceline.models.role_module import RoleModule
 from paceline.plan.parts import AdapterSpec, Quantization
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
@@ -129,7 +129,7 @@ def test_frozen_weights_need_no_masters(family: str, monkeypatch: pytest.MonkeyP
     """Where the processor multiplies bf16, the base is kept in bf16 alone: the same losses as with copies
     of fp32 masters.
     """
-    import paceline.models.precision as precision
+    import paceline.models.compute_dtype as precision
 
     bf16: Any = {"compute_dtype": torch.bfloat16}
     expected = learn(build(family, **bf16))

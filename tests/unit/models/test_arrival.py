@@ -11,13 +11,13 @@ from model_families import FAMILIES, Source
 from support import swept
 from torch import Tensor, nn
 
-from paceline.models import factory, precision
-from paceline.models.arrival import arrive, standing_in
+from paceline.models import compute_dtype, factory
 from paceline.models.factory import HFModelFactory
-from paceline.models.materialise import kernels_of
-from paceline.models.quantised import scales_of
-from paceline.models.roles import RoleModule
-from paceline.models.stored_dtype import stored_dtype
+from paceline.models.loading.materialize import kernels_of
+from paceline.models.loading.stored_dtype import stored_dtype
+from paceline.models.low_precision.bitsandbytes_4bit import scales_of
+from paceline.models.role_module import RoleModule
+from paceline.models.stream_to_device import arrive, standing_in
 from paceline.plan.parts import AdapterSpec, Quantization
 
 LORA = AdapterSpec(4, 8.0, target_modules=("all-linear",))
@@ -39,7 +39,7 @@ def saved(family: str, folder: Path, dtype: torch.dtype = torch.bfloat16) -> str
 
 def both(monkeypatch: pytest.MonkeyPatch, name: str, **options: Any) -> tuple[RoleModule, RoleModule]:
     """The model read in the dtype of its file, and in fp32."""
-    monkeypatch.setattr(precision, "product_dtype", lambda dtype, device: dtype)
+    monkeypatch.setattr(compute_dtype, "product_dtype", lambda dtype, device: dtype)
     source = Source(name_or_path=name)
     own = HFModelFactory(source, **options)
     narrow = own()

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from paceline.algorithms.supervised.classification import LABEL, TERM, Classification
 from paceline.models.factory import HFModelFactory
-from paceline.models.roles import RoleModule
-from paceline.models.scalar_head import Classes
+from paceline.models.heads.sequence_classification import Classes
+from paceline.models.role_module import RoleModule
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
 

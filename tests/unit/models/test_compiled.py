@@ -13,11 +13,11 @@ from model_families import build_family, make_batch
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 
-from paceline.models import compiled_attention
-from paceline.models.attention_context import PackedSequenceInfo
-from paceline.models.compiled_attention import document_flash, document_scores
-from paceline.models.documents import CpuDocuments, documents_generic
-from paceline.models.roles import RoleModule
+from paceline.models.attention import compiled_attention
+from paceline.models.attention.compiled_attention import document_flash, document_scores
+from paceline.models.attention.reference_attention import CpuDocuments, documents_generic
+from paceline.models.attention.sequence_info import PackedSequenceInfo
+from paceline.models.role_module import RoleModule
 from paceline.plan.model.attention_kernel import PADDED_SDPA
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.roles import Output, Role

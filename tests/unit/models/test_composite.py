@@ -19,9 +19,9 @@ from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
-from paceline.models.adapters import Adapter
-from paceline.models.composite import class_of_whole
 from paceline.models.factory import HFModelFactory
+from paceline.models.loading.multimodal import class_of_whole
+from paceline.models.lora.lora import Adapter
 from paceline.plan.adapter import adapter_of
 from paceline.plan.codec import to_json
 from paceline.plan.model.family import composites

@@ -12,7 +12,7 @@ import torch
 from model_families import build_family, make_batch
 
 from paceline.algorithms.supervised.distillation import SFT_TERM, TERM, Distillation
-from paceline.models.roles import RoleModule
+from paceline.models.role_module import RoleModule
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 

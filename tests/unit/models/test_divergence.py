@@ -13,9 +13,15 @@ from model_families import build_family, make_batch, reference_logits
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.models.divergence import FusedDivergence, LentHead, TeacherRows, divergence_rows, divergence_sum
-from paceline.models.head_kernels import ChunkedLogits, HeadShape
-from paceline.models.roles import RoleModule
+from paceline.models.heads.chunked_cross_entropy import ChunkedLogits, HeadShape
+from paceline.models.heads.distillation_divergence import (
+    FusedDivergence,
+    LentHead,
+    TeacherRows,
+    divergence_rows,
+    divergence_sum,
+)
+from paceline.models.role_module import RoleModule
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.divergence import TEACHER, Divergence
 from paceline.protocols.roles import Output

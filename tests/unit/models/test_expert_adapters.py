@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.models.adapters import adapted_modules, peft_key
 from paceline.models.factory import HFModelFactory
-from paceline.models.roles import RoleModule
+from paceline.models.lora.lora import adapted_modules, peft_key
+from paceline.models.role_module import RoleModule
 from paceline.plan.adapter import adapter_parameters
 from paceline.plan.model.read_shape import shape_from_config
 from paceline.plan.parts import AdapterSpec

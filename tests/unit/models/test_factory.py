@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
-from paceline.models.norms import FusedRMSNorm
-from paceline.models.qkv import FusedAttention
-from paceline.models.swiglu import FusedSwiGLU, fuse_mlps
+from paceline.models.fused_layers.qkv_rotary import FusedAttention
+from paceline.models.fused_layers.rms_norm import FusedRMSNorm
+from paceline.models.fused_layers.swiglu import FusedSwiGLU, fuse_mlps
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.roles import Output
 

@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 from torch.nn.attention import _registry
 
-from paceline.models.flash_impl import activate_flash, active_flash
-from paceline.models.kernel_choice import AttentionKernels
+from paceline.models.attention.flash_backend import activate_flash, active_flash
+from paceline.models.attention.kernel_choice import AttentionKernels
 from paceline.plan.model.attention_kernel import PADDED_SDPA, VARLEN_FLASH
 
 

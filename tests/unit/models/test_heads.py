@@ -11,10 +11,10 @@ from model_families import FAMILIES, build_family, make_batch, reference_logits
 from support import swept
 from torch import Tensor
 
-from paceline.models import head_kernels
-from paceline.models.head_kernels import ChunkedLogits, FusedNll, HeadShape, nll_sums
-from paceline.models.heads import Head
-from paceline.models.token_stats import KEPT_CHUNKS, TokenStats, Wanted
+from paceline.models.heads import chunked_cross_entropy
+from paceline.models.heads.chunked_cross_entropy import ChunkedLogits, FusedNll, HeadShape, nll_sums
+from paceline.models.heads.lm_head import Head
+from paceline.models.heads.token_logprobs import KEPT_CHUNKS, TokenStats, Wanted
 from paceline.protocols.batch import IGNORE_INDEX
 from paceline.protocols.roles import Output
 
@@ -76,7 +76,7 @@ def test_fused_loss_equals_autograd(shape: HeadShape, bias: bool) -> None:
 def test_a_chunk_in_blocks_and_a_loss_of_entropy_alone(
     shape: HeadShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_kernels, "CACHE_BYTES", 2 * 4 * VOCAB)  # two rows at a time
+    monkeypatch.setattr(chunked_cross_entropy, "CACHE_BYTES", 2 * 4 * VOCAB)  # two rows at a time
     hidden, weight, _, labels = _inputs(False)
     logs = [torch.log_softmax(_plain(hidden, weight, None, shape), dim=-1) for _ in range(2)]
     _, entropy, _ = TokenStats.apply(hidden, weight, None, labels, shape, Wanted(entropy=True))
@@ -144,7 +144,7 @@ def test_a_label_of_vanishing_probability_keeps_its_loss() -> None:
 def test_no_gradient_is_formed_without_grad_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     module, batch = build_family("llama"), make_batch()
     trained = module(batch, frozenset({Output.NLL, Output.CORRECT}))
-    monkeypatch.setattr("paceline.models.heads.FusedNll", None)  # must not be touched
+    monkeypatch.setattr("paceline.models.heads.lm_head.FusedNll", None)  # must not be touched
     with torch.no_grad():
         seen = module(batch, frozenset({Output.NLL, Output.CORRECT}))
     torch.testing.assert_close(seen["nll"], trained["nll"].detach())
@@ -220,7 +220,9 @@ def test_whole_model_loss_and_gradients_in_float64() -> None:
 
 def test_low_precision_head_goes_over_its_chunk_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})  # products stay bf16
-    monkeypatch.setattr("paceline.models.head_kernels.CACHE_BYTES", 4 * VOCAB * 2)  # two rows a piece
+    monkeypatch.setattr(
+        "paceline.models.heads.chunked_cross_entropy.CACHE_BYTES", 4 * VOCAB * 2
+    )  # two rows a piece
     hidden, weight, _, labels = _inputs(False)
     low = [x.detach().bfloat16().requires_grad_() for x in (hidden, weight)]
     exact = [x.detach().float().requires_grad_() for x in low]

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.models import layer_norm
-from paceline.models.layer_norm import ComputeLayerNorm
+from paceline.models.low_precision import layer_norm
+from paceline.models.low_precision.layer_norm import ComputeLayerNorm
 from paceline.plan.hardware.kinds import CPU, CUDA
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.models.factory import HFModelFactory
-from paceline.models.listing import ClassRequest, listing_of
+from paceline.models.loading.list_parameters import ClassRequest, listing_of
 from paceline.plan.adapter import adapter_parameters
 from paceline.plan.codec import from_json, to_json
 from paceline.plan.cost.pieces import pieces_of

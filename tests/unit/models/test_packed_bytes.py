@@ -14,9 +14,9 @@ from tiny_families import tiny_config
 from paceline.config.schema import Config
 from paceline.config.sections.lora import LoraSection
 from paceline.models.factory import HFModelFactory
-from paceline.models.listing import parameter_kinds
-from paceline.models.materialise import build_on_meta, fill
-from paceline.models.quantised import packing, scales_of
+from paceline.models.loading.list_parameters import parameter_kinds
+from paceline.models.loading.materialize import build_on_meta, fill
+from paceline.models.low_precision.bitsandbytes_4bit import packing, scales_of
 from paceline.plan.adapter import adapter_of
 from paceline.plan.cost.pieces import pieces_of, scale_bytes
 from paceline.plan.hardware.probe import Hardware

@@ -11,13 +11,13 @@ import torch
 from model_families import build_family, make_batch
 from torch import nn
 
-from paceline.models import documents
-from paceline.models.documents import CpuDocuments
-from paceline.models.malloc import configure_malloc, return_freed_memory
-from paceline.models.norms import RmsNorm
-from paceline.models.qkv import rotate
-from paceline.models.swiglu import SwiGlu
+from paceline.models.attention import reference_attention
+from paceline.models.attention.reference_attention import CpuDocuments
+from paceline.models.fused_layers.qkv_rotary import rotate
+from paceline.models.fused_layers.rms_norm import RmsNorm
+from paceline.models.fused_layers.swiglu import SwiGlu
 from paceline.protocols.roles import Output
+from paceline.runtime.malloc import configure_malloc, return_freed_memory
 
 NLL = frozenset({Output.NLL})
 
@@ -50,7 +50,7 @@ def test_rms_norm_keeps_its_output_unless_a_gain_is_too_near_zero(least: float, 
 
 def test_swiglu_over_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     # two rows a block, the last one short
-    monkeypatch.setattr("paceline.models.swiglu.BLOCK_ELEMENTS", 2 * 7)
+    monkeypatch.setattr("paceline.models.fused_layers.swiglu.BLOCK_ELEMENTS", 2 * 7)
     x, gate, up, down = _draw(1, 5, 4), _draw(7, 4), _draw(7, 4), _draw(4, 7)
     assert torch.autograd.gradcheck(lambda *a: SwiGlu.apply(*a, torch.float64), (x, gate, up, down))
     expected = (nn.functional.silu(x @ gate.t()) * (x @ up.t())) @ down.t()
@@ -74,14 +74,14 @@ def test_documents_of_one_length_are_attended_to_at_once_with_the_same_bits(
         return [out, *torch.autograd.grad(out, (q, k, v), upstream)]
 
     calls: list[int] = []
-    flash = documents._flash
+    flash = reference_attention._flash
     monkeypatch.setattr(
-        documents, "_flash", lambda *a, **kw: (calls.append(a[0].shape[0]), flash(*a, **kw))[1]
+        reference_attention, "_flash", lambda *a, **kw: (calls.append(a[0].shape[0]), flash(*a, **kw))[1]
     )
     together = both_ways((0, 5, 10, 15))
     assert calls == [3]
     calls.clear()
-    monkeypatch.setattr(documents, "equal_rows", lambda *_: 0)
+    monkeypatch.setattr(reference_attention, "equal_rows", lambda *_: 0)
     for a, b in zip(together, both_ways((0, 5, 10, 15)), strict=True):
         assert torch.equal(a, b)
         assert a.stride() == b.stride()
@@ -95,7 +95,7 @@ def test_documents_of_one_length_are_attended_to_at_once_with_the_same_bits(
 def test_documents_of_one_length_are_known_by_their_bounds(
     bounds: tuple[int, ...], tokens: int, rows: int
 ) -> None:
-    assert documents.equal_rows(bounds, tokens) == rows
+    assert reference_attention.equal_rows(bounds, tokens) == rows
 
 
 def test_turning_there_and_back() -> None:
@@ -127,7 +127,7 @@ def test_heap_is_kept_with_glibc_only() -> None:
 def test_freed_blocks_go_back_while_models_are_built_and_stay_in_training(first: str) -> None:
     """Blocks of 20 MiB, freed below one that stays: glibc by itself would keep them from the second on."""
     script = f"""
-from paceline.models.malloc import {first}
+from paceline.runtime.malloc import {first}
 {first}()
 size = 20 * 2**20
 bytearray(size)

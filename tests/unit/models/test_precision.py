@@ -11,10 +11,10 @@ from model_families import FAMILIES, Source, build_family, make_batch, reference
 from support import swept
 from tiny_families import tiny_config
 
+from paceline.models.compute_dtype import ComputeLinear, compute_copy, product_dtype
 from paceline.models.factory import HFModelFactory
-from paceline.models.kept_forwards import ReadsCopies, kept_forward
-from paceline.models.precision import ComputeLinear, compute_copy, product_dtype
-from paceline.models.tp_experts import why_not
+from paceline.models.low_precision.own_forward_modules import ReadsCopies, kept_forward
+from paceline.models.moe.tensor_parallel_experts import why_not
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output

@@ -19,11 +19,11 @@ from torch import Tensor
 from paceline.checkpoint.export import export_hf
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
-from paceline.models import dequantise, quantised_folder
-from paceline.models.dequantise import by_blocks, mxfp4
 from paceline.models.factory import READ_IN_PARTS, HFModelFactory
-from paceline.models.opened_files import OpenedFiles
-from paceline.models.slices import FolderSlices
+from paceline.models.loading import dequantize, quantized_folder
+from paceline.models.loading.dequantize import by_blocks, mxfp4
+from paceline.models.loading.safetensors_files import OpenedFiles
+from paceline.models.loading.sharded_loading import FolderSlices
 from paceline.plan.cost.starts import UNPACKING
 from paceline.plan.model.read_shape import shape_of
 from paceline.plan.parts import AdapterSpec
@@ -205,7 +205,7 @@ def _folder(way: str, folder: Path) -> Tensors:
 def test_weights_are_those_of_an_independent_formula(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dequantise, "AT_ONCE", 32)  # less than a weight's inputs and outputs
+    monkeypatch.setattr(dequantize, "AT_ONCE", 32)  # less than a weight's inputs and outputs
     expected = _folder(way, tmp_path)
     build = HFModelFactory(Source(name_or_path=str(tmp_path)))
     module = build()
@@ -287,7 +287,7 @@ def test_what_making_a_weight_plain_takes_is_planned(way: str) -> None:
     """The plan counts ``UNPACKING`` times the weight in float32, the result included."""
     stored, settings = LARGE[way]()
     with torch.profiler.profile(profile_memory=True) as profile:
-        plain = dequantise.formula_of(settings)(stored, settings)
+        plain = dequantize.formula_of(settings)(stored, settings)
     made: Any = profile.profiler
     events = sorted(made.kineto_results.events(), key=lambda event: event.start_ns())
     sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
@@ -312,9 +312,9 @@ def test_some_rows_at_a_time_are_those_of_all_at_once(
         parts["zero_point"] = torch.randint(-9, 9, sizes, generator=generator).to(torch.int8)
     if kind == "group of inputs":
         parts["g_idx"] = torch.randint(0, 3, (96,), generator=generator)
-    formula, made = dequantise.formula_of(settings), []
+    formula, made = dequantize.formula_of(settings), []
     for at_once in (32, 10_000):
-        monkeypatch.setattr(dequantise, "AT_ONCE", at_once)
+        monkeypatch.setattr(dequantize, "AT_ONCE", at_once)
         made.append(formula(parts, settings))
     assert made[0].shape == weight.shape and torch.equal(*made)
 
@@ -323,10 +323,10 @@ def test_some_rows_at_a_time_are_those_of_all_at_once(
 def test_groups_that_do_not_fit_are_refused(length: int) -> None:
     parts = {"qweight": _words_of(64, 64), "qzeros": _words_of(4, 8), "scales": torch.rand(4, 64)}
     with pytest.raises(ValueError, match="do not fit"):
-        dequantise.gptq({**parts, "g_idx": torch.zeros(length, dtype=torch.int32)}, {"bits": 4})
+        dequantize.gptq({**parts, "g_idx": torch.zeros(length, dtype=torch.int32)}, {"bits": 4})
     words = {"packed": _words_of(1, 4), "scale": torch.rand(1), "shape": torch.tensor([300, 32])}
     with pytest.raises(ValueError, match="do not fit"):
-        dequantise.compressed(words, {**COMPRESSED, "num_bits": 4})
+        dequantize.compressed(words, {**COMPRESSED, "num_bits": 4})
 
 
 @pytest.mark.parametrize("way", [*WAYS, "experts"])
@@ -379,7 +379,7 @@ def test_of_stacked_experts_those_that_are_wanted_are_made_plain(
         seen.append(len(parts["blocks"]))
         return mxfp4(parts, settings)
 
-    monkeypatch.setattr(quantised_folder, "formula_of", lambda _: spied)
+    monkeypatch.setattr(quantized_folder, "formula_of", lambda _: spied)
     read = slices.read(name, (1, 0, 3), (1, whole.shape[1], 5))
     assert seen == [1] and torch.equal(read.float(), whole[1:2, :, 3:8])
 

@@ -9,7 +9,7 @@ import torch
 from model_families import FAMILIES, build_family, make_batch
 from torch import Tensor
 
-from paceline.models.roles import RoleModule
+from paceline.models.role_module import RoleModule
 from paceline.protocols.roles import Output
 
 NLL = frozenset({Output.NLL})

@@ -130,7 +130,7 @@ def test_code_that_goes_on_elsewhere_cannot_be_pinned_here(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["evil/kernel", "evil/kernel@main", "evil/kernel:attn"])
 def test_an_attention_of_the_hub_is_code(name: str, tmp_path: Path) -> None:
-    from paceline.models.source import load_hf_config
+    from paceline.models.loading.model_source import load_hf_config
 
     (tmp_path / "c.yaml").write_text(f"model: {{name_or_path: m, attn_implementation: '{name}'}}\n")
     with pytest.raises(ConfigError, match="sec.attention_kernel"):
@@ -151,7 +151,7 @@ from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.core.remote_code import read_code
 from paceline.models.factory import HFModelFactory
-from paceline.models.materialise import skeleton
+from paceline.models.loading.materialize import skeleton
 from paceline.protocols.roles import Role
 import paceline.models.factory as factory
 from transformers import AutoModelForCausalLM

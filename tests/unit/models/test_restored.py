@@ -15,11 +15,11 @@ from model_families import FAMILIES, Source, build_family, make_batch
 from whole_models import whole_config
 
 from paceline.core.errors import ConfigError
-from paceline.models.composite import class_of_whole
 from paceline.models.factory import FROM_CHECKPOINT, HFModelFactory
-from paceline.models.materialise import choices_of, tensors_of
-from paceline.models.roles import RoleModule
-from paceline.models.stages import split
+from paceline.models.loading.materialize import choices_of, tensors_of
+from paceline.models.loading.multimodal import class_of_whole
+from paceline.models.parallel.pipeline_stages import split
+from paceline.models.role_module import RoleModule
 from paceline.protocols.model import WHOLE, BuildOptions
 from paceline.protocols.roles import Output, Role
 

@@ -12,7 +12,7 @@ from tiny_families import tiny_config
 
 from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
-from paceline.models.routers import routers
+from paceline.models.moe.routers import routers
 from paceline.protocols.roles import Output
 from paceline.strategies.window.summary import spread_of, tokens_by_expert
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from paceline.algorithms.moe_balance_loss import TERM, Balanced
 from paceline.algorithms.supervised.sft import SFT
+from paceline.models.activation_checkpointing import enable_recompute
 from paceline.models.factory import HFModelFactory
-from paceline.models.recompute import enable_recompute
-from paceline.models.roles import RoleModule
+from paceline.models.role_module import RoleModule
 from paceline.plan.model.family import families
 from paceline.plan.model.mixtures import config_coefficient
 from paceline.plan.model.router_loss import RouterLoss

@@ -14,8 +14,8 @@ from model_families import Source, make_batch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paceline.models import norms
 from paceline.models.factory import HFModelFactory
+from paceline.models.fused_layers import rms_norm
 from paceline.plan.cost.coefficients import memory_coefficients
 from paceline.plan.cost.peak import peak_of
 from paceline.plan.cost.work import StepSpec
@@ -97,6 +97,6 @@ def test_our_own_block_keeps_about_half_and_the_closed_form_says_so(
         return kept(module, lambda: module(batch, frozenset({Output.NLL})))
 
     assert bytes_of(3) - bytes_of(2) == pytest.approx(closed_form(config, "fused", cpu=True), rel=0.05)
-    monkeypatch.setattr(norms, "LEAST_GAIN", math.inf)  # as on a GPU: the norms keep their input as well
+    monkeypatch.setattr(rms_norm, "LEAST_GAIN", math.inf)  # as on a GPU: the norms keep their input as well
     assert (bytes_of(3) - bytes_of(2)) / 2 == pytest.approx(closed_form(config, "fused"), rel=0.05)
     assert closed_form(config, "fused") < 0.6 * closed_form(config, "eager")

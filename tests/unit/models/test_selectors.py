@@ -16,8 +16,8 @@ from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.generation.stateful import cache_for
 from paceline.generation.static_cache import obstacle
+from paceline.models.attention.sparse_indexer import selectors
 from paceline.models.factory import HFModelFactory
-from paceline.models.selectors import selectors
 from paceline.plan.model.family import families
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.roles import Output

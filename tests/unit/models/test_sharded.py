@@ -9,12 +9,12 @@ import torch
 from model_families import FAMILIES, Source, make_batch
 
 from paceline.core.errors import ConfigError
-from paceline.models.attention_context import PackedSequenceInfo
-from paceline.models.context_attention import CpuTail, attend_tail
-from paceline.models.context_parallel import padded, shared_heads
-from paceline.models.documents import scores_attention
-from paceline.models.source import load_hf_config
-from paceline.models.tensor_parallel import tensor_parallel_plan
+from paceline.models.attention.context_parallel import padded, shared_heads
+from paceline.models.attention.context_parallel_attention import CpuTail, attend_tail
+from paceline.models.attention.reference_attention import scores_attention
+from paceline.models.attention.sequence_info import PackedSequenceInfo
+from paceline.models.loading.model_source import load_hf_config
+from paceline.models.parallel.tensor_parallel import tensor_parallel_plan
 from paceline.protocols.batch import IGNORE_INDEX
 
 
@@ -91,7 +91,7 @@ def test_the_tail_of_a_document_over_all_of_it(
     options: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Joined by log-sums, or masked a few rows at a time, against explicit scores."""
-    monkeypatch.setattr("paceline.models.context_attention.ROWS", 3)
+    monkeypatch.setattr("paceline.models.attention.context_parallel_attention.ROWS", 3)
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(1, 4, 7, 8, generator=generator, dtype=torch.float64).requires_grad_()
     k, v = (

@@ -13,14 +13,14 @@ from support import swept
 from tiny_families import tiny_config
 from torch import Tensor
 
-import paceline.models.slices as slices_module
+import paceline.models.loading.sharded_loading as slices_module
 from paceline.core.errors import ConfigError
 from paceline.models.factory import READ_IN_PARTS, HFModelFactory
-from paceline.models.materialise import choices_of, tensors_of
-from paceline.models.new_rows import new_rows
-from paceline.models.roles import RoleModule
-from paceline.models.scalar_head import Classes
-from paceline.models.slices import FolderSlices
+from paceline.models.heads.sequence_classification import Classes
+from paceline.models.loading.materialize import choices_of, tensors_of
+from paceline.models.loading.resize_embeddings import new_rows
+from paceline.models.loading.sharded_loading import FolderSlices
+from paceline.models.role_module import RoleModule
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Role
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from whole_models import whole_config
 
 from paceline.config.sections.model import ModelSection
-from paceline.models.composite import class_of_whole
 from paceline.models.factory import PACKED, READ_IN_PARTS, HFModelFactory
-from paceline.models.materialise import choices_of
-from paceline.models.slices import FolderSlices
+from paceline.models.loading.materialize import choices_of
+from paceline.models.loading.multimodal import class_of_whole
+from paceline.models.loading.sharded_loading import FolderSlices
 from paceline.plan.model.family import composites, families
 from paceline.plan.model.read_shape import shape_of
 from paceline.plan.parts import AdapterSpec, Quantization

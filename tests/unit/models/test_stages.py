@@ -12,10 +12,15 @@ from model_families import FAMILIES, Source, make_batch, spread_out
 from test_state_layers import Wide
 
 from paceline.core.errors import ConfigError
-from paceline.models import stage_probe
 from paceline.models.factory import HFModelFactory
-from paceline.models.stage_probe import small_layers_pass_tuples
-from paceline.models.stages import layers_pass_tuples, split, split_layers, token_ids
+from paceline.models.parallel import pipeline_stages
+from paceline.models.parallel.pipeline_stages import (
+    layers_pass_tuples,
+    small_layers_pass_tuples,
+    split,
+    split_layers,
+    token_ids,
+)
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
 from paceline.strategies.window.fixed_shape import FixedShape
@@ -104,7 +109,9 @@ def test_what_a_small_model_does_not_settle_is_left_to_the_whole(monkeypatch: py
     llama = HFModelFactory(Source(config=FAMILIES["llama"]))(empty)
     with pytest.raises(ConfigError, match="models.too_few_layers"):
         small_layers_pass_tuples(llama, 9)
-    monkeypatch.setattr(stage_probe, "shrunk", lambda config, layers: {**config, "num_attention_heads": 0})
+    monkeypatch.setattr(
+        pipeline_stages, "shrunk", lambda config, layers: {**config, "num_attention_heads": 0}
+    )
     assert small_layers_pass_tuples(llama, 2) is None
 
 

@@ -21,7 +21,7 @@ from test_state_layers import LENGTHS, LOGPROBS, Wide, build
 from torch import Tensor
 from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
 
-from paceline.models.state_layers import ByDocument
+from paceline.models.recurrent_layers import ByDocument
 
 Calls = list[tuple[str, dict[str, Any]]]
 ENDS = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()], dtype=torch.int32)

@@ -15,11 +15,11 @@ from tiny_families import tiny_config
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from paceline.models import documents_by_length
-from paceline.models.documents_by_length import DocumentsByLength, grouped
+from paceline.models.attention import padded_documents
+from paceline.models.attention.padded_documents import DocumentsByLength, grouped
 from paceline.models.factory import HFModelFactory
-from paceline.models.roles import RoleModule
-from paceline.models.state_layers import has_state, state_layers
+from paceline.models.recurrent_layers import has_state, state_layers
+from paceline.models.role_module import RoleModule
 from paceline.plan.model.family import families
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output
@@ -54,7 +54,7 @@ class Wide(TorchFunctionMode):
 
 @pytest.fixture(autouse=True)
 def groups_of_short_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents_by_length, "CHUNK", 1)
+    monkeypatch.setattr(padded_documents, "CHUNK", 1)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_groups_hold_every_document_once_and_waste_little() -> None:
     assert sorted(sum(groups, [])) == list(range(60))
     for group in groups:
         assert lengths[group[0]] == max(lengths[i] for i in group)
-        assert min(lengths[i] for i in group) >= documents_by_length.SHORTEST * lengths[group[0]]
+        assert min(lengths[i] for i in group) >= padded_documents.SHORTEST * lengths[group[0]]
 
 
 @pytest.mark.parametrize("lengths", [(5, 12, 3, 12, 7), (4, 4, 4), (9,), (1, 30, 1, 29, 2)])

@@ -14,8 +14,9 @@ from machines import A100
 
 from paceline.config.schema import Config
 from paceline.generation import step_graph
-from paceline.models import attention, norms
-from paceline.models.attention_context import PackedSequenceInfo
+from paceline.models.attention import packed_attention
+from paceline.models.attention.sequence_info import PackedSequenceInfo
+from paceline.models.fused_layers import rms_norm
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.strategies.job import Job
 from paceline.protocols.batch import Batch
@@ -72,7 +73,7 @@ def varlen_kernel(monkeypatch: pytest.MonkeyPatch) -> bool:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     q = torch.zeros(1, 2, 7, 8, dtype=torch.bfloat16).as_subclass(OnCuda)
     bounds = (0, 3, 7)
-    attention.document_attention(
+    packed_attention.document_attention(
         q, q, q, PackedSequenceInfo(bounds, torch.tensor(bounds, dtype=torch.int32), 4), scale=1.0
     )
     return asked == [([0, 3, 7], (4, 4), (-1, 0))]
@@ -167,9 +168,9 @@ def row_kernels(monkeypatch: pytest.MonkeyPatch) -> bool:
     """
     handed: list[Any] = []
     choice = SimpleNamespace(aten=lambda *_: False, triton=lambda *_: True)
-    monkeypatch.setattr(norms, "row_kernels_of", lambda _: choice)
-    monkeypatch.setattr(norms.TritonRmsNorm, "apply", lambda *given: handed.append(given) or given[0])
-    norm = norms.FusedRMSNorm()
+    monkeypatch.setattr(rms_norm, "row_kernels_of", lambda _: choice)
+    monkeypatch.setattr(rms_norm.TritonRmsNorm, "apply", lambda *given: handed.append(given) or given[0])
+    norm = rms_norm.FusedRMSNorm()
     norm.paceline_eps, norm.paceline_offset, norm.weight = 1e-6, 0.0, torch.nn.Parameter(torch.ones(4))
     norm(torch.ones(2, 4))
     on_cpu = len(handed)

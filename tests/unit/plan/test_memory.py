@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from paceline.config.load import load_config
-from paceline.models import precision
+from paceline.models import compute_dtype
 from paceline.models.factory import HFModelFactory
 from paceline.plan.algorithms.roles import named_shapes
 from paceline.plan.cost.from_plan import cluster_of_cpu, planned_candidate, search_spec_of
@@ -93,7 +93,7 @@ def test_weights_and_their_copies_are_those_of_the_built_model(
     family: str, plan_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # as a CPU with the instructions
-    monkeypatch.setattr(precision, "product_dtype", lambda dtype, device: dtype)
+    monkeypatch.setattr(compute_dtype, "product_dtype", lambda dtype, device: dtype)
     sizes = {"model_type": family, "pad_token_id": 0, **(GPT2 if family == "gpt2" else SIZES)}
     whole = {"lora": {"r": 3, "modules_to_save": ["lm_head", "norm", "layers.1"]}}
     for sections in ({}, {"lora": {"r": 3}}, *([] if family in OTHER_NAMES else [whole])):
@@ -103,7 +103,7 @@ def test_weights_and_their_copies_are_those_of_the_built_model(
         held = list(root.parameters())
         planned = model_states(plan, 0)
         assert planned is not None
-        assert planned.parameters == storage_bytes([*held, *map(precision.compute_copy, held)]), sections
+        assert planned.parameters == storage_bytes([*held, *map(compute_dtype.compute_copy, held)]), sections
         assert planned.gradients == sum(p.numel() * p.element_size() for p in held if p.requires_grad)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.models.precision import ComputeLinear
+from paceline.models.compute_dtype import ComputeLinear
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family import families

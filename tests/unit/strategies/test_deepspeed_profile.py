@@ -13,7 +13,7 @@ import torch
 
 from paceline.config.sections.model import ModelSection
 from paceline.models.factory import HFModelFactory
-from paceline.models.products import attention_modules
+from paceline.models.flops import attention_modules
 from paceline.plan.model.read_shape import shape_from_config
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role

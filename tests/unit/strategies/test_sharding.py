@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from paceline.core.errors import ConfigError
+from paceline.models.fused_layers.swiglu import FusedSwiGLU
 from paceline.models.replace_forward import replace_forward
-from paceline.models.swiglu import FusedSwiGLU
 from paceline.plan.strategies.options import FsdpOptions, Wrap
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.runtime.process_group.world import World

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from paceline.config.sections.profile import Profile
 from paceline.core.rundir import RunDir
-from paceline.models.products import multiply_adds
+from paceline.models.flops import multiply_adds
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.window import Window
 from paceline.training.profiles import recorder

@@ -7,7 +7,7 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from paceline.checkpoint.hub_layout import hub_entries
-from paceline.models.adapters import add_adapter
+from paceline.models.lora.lora import add_adapter
 from paceline.plan.parts import AdapterSpec
 from paceline.training.rollout.server_weights import whole
 

@@ -1,0 +1,131 @@
+"""Attention by torch's ``flex_attention`` (Dong et al. 2024, arXiv:2412.05496), compiled for the device:
+capped scores, and what a query sees by blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.models.attention.flex_block_mask import BLOCK, VisibleKeys
+from paceline.plan.model.attention_kernel import FLEX_MIN_WIDTH
+
+
+class FlexCall(Protocol):
+    """``flex_call``, compiled or not."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        first: Tensor,
+        last: Tensor,
+        blocks: tuple[Tensor, ...],
+        scale: float,
+        softcap: float | None,
+        want_sums: bool,
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
+def flex_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    first: Tensor,
+    last: Tensor,
+    blocks: tuple[Tensor, ...],
+    scale: float,
+    softcap: float | None,
+    want_sums: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """query [1, H, T, D], key [1, K, S, D], value [1, K, S, E] -> [1, H, T, E] and, if wanted, fp32
+    log-sum-exps [1, H, T]. ``first``, ``last``, ``blocks``: see ``VisibleKeys``.
+
+    The mask is a function of tensors alone: no window, length or document is a constant of what is compiled.
+    """
+    from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+    def seen(batch: Tensor, head: Tensor, at: Tensor, to: Tensor) -> Tensor:
+        return (to >= first[at]) & (to <= last[at])
+
+    def capped(score: Tensor, batch: Tensor, head: Tensor, at: Tensor, to: Tensor) -> Tensor:
+        assert softcap is not None
+        return torch.tanh(score / softcap) * softcap
+
+    a, b, c, d, e, f, g, h = blocks
+    mask = BlockMask((query.shape[2], key.shape[2]), a, b, c, d, e, f, g, h, (BLOCK, BLOCK), seen)
+    out, aux = flex_attention(
+        query,
+        key,
+        value,
+        score_mod=None if softcap is None else capped,
+        block_mask=mask,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+        kernel_options={"BACKEND": "TRITON"},  # the one for decoding is chosen by length: another graph
+        return_aux=AuxRequest(lse=want_sums),
+    )
+    return out, aux.lse
+
+
+def compiled_flex(backend: str = "inductor") -> FlexCall:
+    """Return ``flex_call`` compiled once for all numbers of tokens and documents; again for other heads,
+    dtypes, scales and caps.
+    """
+    compiled: FlexCall = torch.compile(flex_call, fullgraph=True, backend=backend)
+
+    def call(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        first: Tensor,
+        last: Tensor,
+        blocks: tuple[Tensor, ...],
+        scale: float,
+        softcap: float | None,
+        want_sums: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        for x in (query, key, value, *blocks):
+            torch._dynamo.mark_dynamic(x, 2)
+        for x in (first, last):
+            torch._dynamo.mark_dynamic(x, 0)
+        for x in blocks[1::2]:
+            torch._dynamo.mark_dynamic(x, 3)
+        # a cap that differs between two models would become a number that the kernel cannot take
+        with torch._dynamo.config.patch(specialize_float=True):
+            return compiled(query, key, value, first, last, blocks, scale, softcap, want_sums)
+
+    return call
+
+
+def documents_flex(
+    flex: FlexCall,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: VisibleKeys,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """query [1, H, T, D], key [1, K, S, D], value [1, K, S, E] -> [1, H, T, E]; ``sinks``: [H], each one more
+    logit of the softmax without a value, uncapped.
+
+    Triton multiplies no heads below 16: smaller ones get zeros.
+    """
+    own = value.shape[-1]
+    query, key, value = (_at_least(x, FLEX_MIN_WIDTH) for x in (query, key, value))
+    out, sums = flex(query, key, value, seen.first, seen.last, seen.blocks, scale, softcap, sinks is not None)
+    if sums is not None and sinks is not None:
+        share = torch.sigmoid(sums - sinks.float()[None, :, None])
+        out = (out * share.unsqueeze(-1)).to(query.dtype)
+    return out[..., :own]
+
+
+def _at_least(x: Tensor, width: int) -> Tensor:
+    return x if x.shape[-1] >= width else F.pad(x, (0, width - x.shape[-1]))

@@ -1,0 +1,273 @@
+"""Attention within each document of a flat batch. Plain functions on [1, heads, T, head_dim]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.models.attention.sequence_info import PackedSequenceInfo
+from paceline.models.typed_autograd import Function, FunctionContext
+from paceline.plan.model.attention_kernel import FLASH_MULTIPLE
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class _DocumentsContext(FunctionContext):
+    saved_tensors: tuple[Tensor, ...]  # query, key, value, output, log-sum-exps
+    bounds: tuple[int, ...]
+    scale: float
+    product: torch.dtype
+
+
+class CpuDocuments(Function):
+    """Causal attention per document with torch's CPU flash kernel, forward and backward, in one autograd node
+    for all documents.
+
+    query [1, H, T, D], key and value [1, K, T, D] with H a multiple of K (grouped-query attention); output
+    [1, H, T, D] with the memory layout of [1, T, H, D]. ``product``: the dtype the kernel computes in (fp32
+    if the CPU has no bf16 instructions, see ``precision``).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: _DocumentsContext,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bounds: tuple[int, ...],
+        scale: float,
+        product: torch.dtype,
+    ) -> Tensor:
+        """Compute each document into one output buffer, or all documents in one call if they are equally
+        long.
+        """
+        result, sums = flash_forward(query, key, value, bounds, scale, product)
+        ctx.save_for_backward(query, key, value, result, *sums)
+        ctx.bounds, ctx.scale, ctx.product = bounds, scale, product
+        return result
+
+    @staticmethod
+    def backward(ctx: _DocumentsContext, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Call the kernel's own backward per document, or once for all if they are equally long."""
+        query, key, value, out, *sums = ctx.saved_tensors
+        grads = flash_backward(grad, query, key, value, out, sums, ctx.bounds, ctx.scale, ctx.product)
+        return *grads, None, None, None
+
+
+def flash_forward(
+    query: Tensor, key: Tensor, value: Tensor, bounds: tuple[int, ...], scale: float, product: torch.dtype
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the attention [1, H, T, D], laid out as [1, T, H, D], in the query's dtype, and the
+    log-sum-exps: [1, H, t] of each document, or one [documents, H, t] if all are equally long.
+    """
+    q, k, v = query.to(product), key.to(product), value.to(product)
+    if rows := equal_rows(bounds, q.shape[2]):
+        o, lse = _flash(*(_split(x, rows) for x in (q, k, v)), 0.0, True, scale=scale)
+        out, sums = _joined(o), [lse]
+    else:
+        out, sums = _each(q, k, v, bounds, scale)
+    return out.to(query.dtype), sums
+
+
+def flash_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    sums: Sequence[Tensor],
+    bounds: tuple[int, ...],
+    scale: float,
+    product: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value from what ``flash_forward`` took and returned."""
+    all_of_them = tuple(x.to(product) for x in (grad, query, key, value, out))
+    if rows := equal_rows(bounds, query.shape[2]):
+        parts = (_split(x, rows) for x in all_of_them)
+        grads = [_joined(x) for x in _flash_backward(*parts, sums[0], 0.0, True, scale=scale)]
+    else:
+        grads = [torch.empty_like(x) for x in all_of_them[1:4]]
+        for (start, end), lse in zip(pairwise(bounds), sums, strict=True):
+            part = (x[:, :, start:end] for x in all_of_them)
+            pieces = _flash_backward(*part, lse, 0.0, True, scale=scale)
+            for whole, piece in zip(grads, pieces, strict=True):
+                whole[:, :, start:end] = piece
+    return grads[0].to(query.dtype), grads[1].to(key.dtype), grads[2].to(value.dtype)
+
+
+def _each(
+    q: Tensor, k: Tensor, v: Tensor, bounds: tuple[int, ...], scale: float
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the attention [1, H, T, D], laid out as [1, T, H, D], and the log-sum-exps [1, H, t] of each
+    document.
+    """
+    _, heads, tokens, width = q.shape
+    out = q.new_empty(1, tokens, heads, width).transpose(1, 2)
+    sums = []
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        o, lse = _flash(q[:, :, start:end], k[:, :, start:end], v[:, :, start:end], 0.0, True, scale=scale)
+        out[:, :, start:end] = o
+        sums.append(lse)
+    return out, sums
+
+
+def equal_rows(bounds: tuple[int, ...], tokens: int) -> int:
+    """Return the number of documents if there are several and all are equally long, else 0."""
+    rows = len(bounds) - 1
+    equal = rows > 1 and tokens % rows == 0 and bounds == tuple(range(0, tokens + 1, tokens // rows))
+    return rows if equal and tokens else 0
+
+
+def _split(x: Tensor, rows: int) -> Tensor:
+    """[1, H, rows · t, D] -> [rows, H, t, D], a view."""
+    heads, tokens = x.shape[1:3]
+    return x.squeeze(0).view(heads, rows, tokens // rows, -1).transpose(0, 1)
+
+
+def _joined(x: Tensor) -> Tensor:
+    """[rows, H, t, D] -> [1, H, rows · t, D] laid out as [1, T, H, D]; a view of the kernel's output."""
+    return x.transpose(1, 2).flatten(0, 1).unsqueeze(0).transpose(1, 2)
+
+
+def documents_generic(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: PackedSequenceInfo,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Any causal variant, one document at a time: sliding window, softcapped scores (Gemma 2), attention
+    sinks (GPT-OSS), dropout.
+
+    Shapes as in ``CpuDocuments``; value may have another head dim. Sliding window: position i attends to (i -
+    window, i].
+    """
+    groups = query.shape[1] // key.shape[1]
+    pieces = []
+    for start, end in zip(layout.bounds, layout.bounds[1:], strict=False):
+        q, k, v = (x[:, :, start:end] for x in (query, key, value))
+        mask = None if window is None or window >= end - start else causal_mask(end - start, window, q.device)
+        if softcap is not None or sinks is not None:
+            pieces.append(
+                scores_attention(q, k, v, mask, scale=scale, dropout=dropout, softcap=softcap, sinks=sinks)
+            )
+            continue
+        if groups > 1:
+            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        pieces.append(
+            F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout, scale=scale
+            )
+        )
+    return torch.cat(pieces, dim=2)
+
+
+def causal_mask(length: int, window: int | None, device: torch.device) -> Tensor:
+    """Return bool [length, length]: True where the row's position may attend to the column's."""
+    mask = torch.ones(length, length, dtype=torch.bool, device=device).tril_()
+    return mask if window is None else mask.triu_(1 - window)
+
+
+def scores_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention with explicit scores [B, H, Q, K] and softmax in fp32 (as Hugging Face's eager functions).
+
+    ``mask`` is bool, or added to the scores; None: causal, with aligned ends. ``sinks`` [H] are extra logits
+    of the softmax that have no value.
+    """
+    groups, last = q.shape[1] // k.shape[1], k.shape[2]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    if mask is None:
+        mask = causal_mask(last, None, q.device)[last - q.shape[2] :]
+    scores = torch.matmul(q, k.transpose(2, 3)) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    added = mask.is_floating_point()
+    scores = scores + mask if added else scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    wide = torch.float32 if scores.dtype in (torch.bfloat16, torch.float16) else scores.dtype
+    if sinks is not None:
+        sink = sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1).to(scores.dtype)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = F.softmax(scores, dim=-1, dtype=wide)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    return torch.matmul(F.dropout(weights.to(q.dtype), p=dropout), v)
+
+
+def documents_padded(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: PackedSequenceInfo,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """One causal SDPA call on [D, heads, longest, width]: for accelerators, where one call per document would
+    be bound by kernel launches.
+
+    Padding is at the end of each row, so no real position attends to it. Shapes and window as in
+    ``documents_generic``. A sink is a key before the document that all see: its score is the sink, its value
+    0. Heads get zeros up to a multiple of 8, as kernels of other sizes keep all scores.
+    """
+    rows, own = layout.padded, value.shape[-1]
+    q, k, v = (rows.pad(x[0].transpose(0, 1)).transpose(1, 2) for x in (query, key, value))
+    if sinks is not None:
+        q, k, v = _before_all(q, k, v, sinks.float() / scale)
+    q, k, v = (_in_multiples(x) for x in (q, k, v))
+    mask = None if window is None else causal_mask(q.shape[2], window, query.device)
+    if mask is not None and sinks is not None:
+        mask[:, 0] = True
+    out = F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=mask is None,
+        dropout_p=dropout,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    if sinks is not None:
+        out = out[:, :, 1:]
+    return rows.unpad(out[..., :own].transpose(1, 2)).transpose(0, 1).unsqueeze(0)
+
+
+def _before_all(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Put a key before all others whose product with every query is ``sinks`` [H], and a query that is none.
+
+    Heads get a component that is 1 in queries and 0 in keys but the new one. As each query head has a sink of
+    its own, heads of keys that several share are repeated. Values get zeros up to the size of queries.
+    """
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    q = F.pad(F.pad(q, (0, 1), value=1.0), (0, 0, 1, 0))
+    at_sink = F.pad(sinks.to(k.dtype)[:, None, None], (k.shape[-1], 0)).expand(k.shape[0], -1, -1, -1)
+    return q, torch.cat([at_sink, F.pad(k, (0, 1))], dim=2), F.pad(v, (0, q.shape[-1] - v.shape[-1], 1, 0))
+
+
+def _in_multiples(x: Tensor) -> Tensor:
+    missing = -x.shape[-1] % FLASH_MULTIPLE
+    return F.pad(x, (0, missing)) if missing else x

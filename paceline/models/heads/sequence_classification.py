@@ -1,0 +1,151 @@
+"""A linear head with K outputs instead of the vocabulary, as in Hugging Face's sequence classification: the
+score of an answer (reward model), its expected score (value model), or one logit per class (classifier).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
+from paceline.models import codes
+from paceline.models.heads.lm_head import Vocabulary
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Output, Role
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from paceline.protocols.model import HFModel
+
+HEAD = (
+    # the attribute in every class that is a GenericForSequenceClassification, and in GPT-2's and similar ones
+    "score"
+)
+SCALAR_ROLES = frozenset({Role.REWARD, Role.VALUE, Role.CLASSIFIER})
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Names of the classes, in the order of their ids; ``several``: a document may have several of them, or
+    none.
+    """
+
+    names: tuple[str, ...]
+    several: bool = False
+
+    @staticmethod
+    def read(role: Role, config: Mapping[str, Json]) -> Classes | None:
+        """Return the classes named in the ``config.json`` of a trained classifier; None for any other
+        role.
+        """
+        if role is not Role.CLASSIFIER:
+            return None
+        numbers = config["id2label"]
+        assert isinstance(numbers, dict)
+        names = tuple(str(numbers[key]) for key in sorted(numbers, key=int))
+        return Classes(names, str(config.get("problem_type")).startswith("multi"))
+
+    @property
+    def of_config(self) -> JsonObject:
+        """The keys of ``config.json`` that describe the classes."""
+        numbers = {str(i): name for i, name in enumerate(self.names)}
+        kind = "multi_label_classification" if self.several else "single_label_classification"
+        return {
+            "id2label": numbers,
+            "label2id": {name: i for i, name in enumerate(self.names)},
+            "problem_type": kind,
+        }
+
+
+class AutoClass(Protocol):
+    """One of Transformers' auto classes."""
+
+    __name__: str
+    _model_mapping: Mapping[type[PreTrainedConfig], type[nn.Module] | tuple[type[nn.Module], ...]]
+
+    def from_config(
+        self,
+        config: PreTrainedConfig,
+        *,
+        dtype: torch.dtype,
+        attn_implementation: str | None,
+        **code: bool | str | None,
+    ) -> HFModel: ...
+
+    def from_pretrained(
+        self,
+        name: str,
+        *,
+        config: PreTrainedConfig,
+        revision: str,
+        dtype: torch.dtype,
+        attn_implementation: str | None,
+        use_safetensors: Literal[True],
+        output_loading_info: Literal[True],
+        **code: bool | str | None,
+    ) -> tuple[HFModel, Mapping[str, Collection[str]]]: ...
+
+
+def auto_class(role: Role) -> AutoClass:
+    """Return the Hugging Face auto class that builds the model of ``role``."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    found = AutoModelForSequenceClassification if role in SCALAR_ROLES else AutoModelForCausalLM
+    return cast(AutoClass, found)  # whose methods have no types of their own
+
+
+class ScalarHead:
+    """``Linear(hidden, K)`` without bias, K being ``num_labels``, applied to the last hidden states at the
+    last token of each document or at the labelled positions.
+
+    The layer is called, its weight is not read, so that engines gather its parameters. It computes in the
+    dtype of its weight.
+    """
+
+    fused = True
+
+    def __init__(self, hf: HFModel) -> None:
+        self._hf = hf
+        outputs = hf.config.num_labels
+        self.reason = (
+            "one number per document or token" if outputs == 1 else f"{outputs} classes per document"
+        )
+        self.vocabulary: Vocabulary | None = None
+        layer = getattr(hf, HEAD, None)
+        if not isinstance(layer, torch.nn.Linear) or layer.out_features != outputs:
+            raise ConfigError(
+                codes.MODELS_NO_SCALAR_HEAD(
+                    "this model's class for sequence classification has no linear layer 'score'"
+                    " with that number of outputs",
+                    "model",
+                    type(hf).__name__,
+                    "use a decoder of another family: llama, qwen2, qwen3, mistral, gemma2, gpt2, …",
+                )
+            )
+
+    def __call__(self, hidden: Tensor, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
+        """hidden [1, T, H] -> ``scores`` [D], ``classes`` [D, K] or ``values`` [L], fp32 (fp64 for fp64
+        weights).
+
+        The layer is called once, however many outputs are required.
+        """
+        assert required <= {Output.SCORES, Output.CLASSES, Output.VALUES}, "a scalar head has no vocabulary"
+        layer = getattr(self._hf, HEAD)
+        places = []
+        if required & {Output.SCORES, Output.CLASSES}:
+            places.append(batch.boundaries()[1:] - 1)
+        if Output.VALUES in required:
+            places.append(batch.label_places())
+        sizes = [len(place) for place in places]
+        with torch.autocast(hidden.device.type, enabled=False):
+            found = layer(hidden[0].index_select(0, torch.cat(places)).to(layer.weight.dtype))
+        found = found if found.dtype == torch.float64 else found.float()
+        kinds = [kind for kind in (Output.SCORES, Output.CLASSES, Output.VALUES) if kind in required]
+        parts = zip(kinds, found.split(sizes), strict=True)
+        return {kind.value: part if kind is Output.CLASSES else part.squeeze(-1) for kind, part in parts}

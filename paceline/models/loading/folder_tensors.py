@@ -1,0 +1,128 @@
+"""The tensors of a model folder, and those that training carries into its exports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.safetensors_header import StoredTensor, header_of
+from paceline.core.units import human_bytes
+from paceline.models.loading.loading_report import Account, account, listed, refusals
+from paceline.models.loading.multimodal import WholeModel
+from paceline.models.loading.quantized_folder import QuantisedFolder
+from paceline.models.loading.stored_dtype import weights_folder
+from paceline.plan import codes as plan_codes
+from paceline.plan.model.weights_files import weights_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class FolderTensors:
+    """What became of a folder's tensors. ``leaves_out``: what is not trained is not exported either (a score
+    head in place of the language-model head).
+    """
+
+    folder: Path
+    stored: Mapping[str, StoredTensor]
+    found: Account
+    leaves_out: bool = False
+    dequantised: str = ""  # how many weights were stored quantized, and their size as plain ones
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """Names of the tensors that an export copies from the folder."""
+        return () if self.leaves_out else self.found.carried
+
+    @property
+    def used(self) -> list[str]:
+        """Names that the model is loaded from."""
+        return [name for some in self.found.used.values() for name in some]
+
+    @property
+    def message(self) -> str:
+        """One line for the log."""
+        loaded = len(self.stored) - len(self.found.carried) - len(self.found.tied)
+        parts = [f"{len(self.stored)} in the folder", f"{loaded} loaded"]
+        if self.dequantised:
+            parts.append(self.dequantised)
+        if self.found.converted:
+            parts.append(f"{self.found.converted} of them merged")
+        if self.found.tied:
+            parts.append(f"{len(self.found.tied)} tied")
+        if self.found.carried:
+            size = sum(s.span[1] - s.span[0] for n in self.found.carried for s in (self.stored[n],))
+            what = (
+                "left out by the score head's class"
+                if self.leaves_out
+                else "not trained, copied unchanged into an export"
+            )
+            parts.append(
+                f"{len(self.found.carried)} {what} ({human_bytes(size)}): {listed(self.found.carried)}"
+            )
+        return ", ".join(parts)
+
+    def of_former_vocabulary(self, had: int, rows: int) -> str:
+        """Return which carried tensors have ``had`` rows, where the vocabulary now has ``rows``: a further
+        prediction head's own embeddings, say. Empty where there are none.
+        """
+        kept = [n for n in self.carried if had != rows and self.stored[n].shape[:1] == (had,)]
+        if not kept:
+            return ""
+        return f"; {len(kept)} of them keep {had} rows beside a vocabulary of {rows} ({listed(kept)})"
+
+
+def folder_tensors(
+    model: PreTrainedModel,
+    name: str,
+    revision: str | None,
+    *,
+    fresh: frozenset[str],
+    leaves_out: bool,
+    whole: WholeModel | None = None,
+    quantised: QuantisedFolder | None = None,
+) -> FolderTensors | None:
+    """Account for every tensor of the folder (or the hub's ``name``), of which headers alone are read.
+
+    ``model`` may be on meta, and is the language model of ``whole``, if that is given; ``fresh``: names that
+    may be initialized from the seed. None if the files cannot be read: then the load says why. Raises
+    ConfigError ``models.missing_weights`` and ``models.lost_weights``.
+    """
+    try:
+        folder = weights_folder(name, revision)
+        stored = {key: entry for file in weights_of(folder, []) for key, entry in header_of(file).items()}
+    except (OSError, ValueError):
+        return None
+    if not stored:
+        return None
+    names = stored if quantised is None else quantised.names.plain(stored)
+    found = account(model, names) if whole is None else whole.account(model, names)
+    found = replace(found, missing=tuple(n for n in found.missing if n not in fresh))
+    if wrong := refusals(replace(found, refused=() if leaves_out else found.refused), name):
+        raise ConfigError(*wrong)
+    if quantised is None:
+        return FolderTensors(folder, stored, found, leaves_out)
+    packed = quantised.names
+    if inside := [one for one in found.carried if one in packed.weights and not leaves_out]:
+        raise ConfigError(_quantised_tower(name, inside))
+    found = replace(found, carried=tuple(n for one in found.carried for n in packed.files_of(one)))
+    size = human_bytes(packed.num_bytes)
+    counted = f"{len(packed.weights)} quantized weights read as bfloat16 ({size})"
+    if packed.idle:
+        counted += f", {len(packed.idle)} scales of activations left out"
+    return FolderTensors(folder, stored, found, leaves_out, counted)
+
+
+def _quantised_tower(where: str, names: list[str]) -> Diagnostic:
+    return plan_codes.PLAN_QUANTISED_BASE(
+        "weights beside the language model are stored quantized, and an export could not copy them: the class"
+        " with all parts would not read them without its quantization_config",
+        "model.name_or_path",
+        f"{where}: {listed(names)}",
+        "use the release of this model in bfloat16",
+    )

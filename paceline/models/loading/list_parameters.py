@@ -1,0 +1,152 @@
+"""``python -m paceline.models.loading.list_parameters``: print the parameters of a model's class as JSON.
+
+Reads the part of a ``model:`` section that says which class it is from its input, and builds that class on
+the meta device. Started by ``plan.model.ask_class``, so that planning itself needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from paceline.core.errors import PacelineError
+from paceline.core.json_types import JsonObject
+from paceline.launch.redacted_output import redacted
+from paceline.models.heads.sequence_classification import auto_class
+from paceline.models.loading.materialize import skeleton
+from paceline.models.loading.model_source import code_options, load_hf_config
+from paceline.models.lora.trainable_targets import read_by_parent
+from paceline.models.recurrent_activation_bytes import saved_bytes
+from paceline.plan.codec import to_json
+from paceline.plan.model import listing
+from paceline.plan.model.listing import LayerRun, Listed, Listing
+from paceline.plan.model.mixtures import COUNT
+from paceline.protocols.roles import Role
+
+if TYPE_CHECKING:
+    from paceline.protocols.model import HFModel
+
+_STACK = re.compile(r"^(.*?\.?(?:layers|h|blocks|block))\.(\d+)\.")
+_ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
+
+
+@dataclass(frozen=True)
+class ClassRequest:
+    """A ``model:`` section as the factory reads it."""
+
+    config: JsonObject | None = None
+    name_or_path: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+    resize_embeddings: str = "auto"
+    embedding_multiple: int = 1
+
+
+@redacted
+def main() -> int:
+    """Print the listing, or why there is none, as the last line of the output. Return 0."""
+    try:
+        answer: JsonObject = {"listing": to_json(listing_of(ClassRequest(**json.load(sys.stdin))))}
+    except PacelineError as error:
+        answer = {"why": f"{error.diagnostics[0].what} ({error.diagnostics[0].found})"[:300]}
+    except Exception as error:  # a class's own error
+        answer = {"why": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
+    print(json.dumps(answer), flush=True)
+    return 0
+
+
+def listing_of(source: ClassRequest) -> Listing:
+    """Return the parameters of the model's class, built without storage. Raises what building it raises."""
+    config = load_hf_config(source)
+    hf = skeleton(auto_class(Role.POLICY), config, None, code_options(source))
+    text = config.get_text_config()
+    counts = {n for name in COUNT if type(n := getattr(text, name, None)) is int and n > 1}
+    return listed(hf, frozenset(counts))
+
+
+def listed(hf: HFModel, experts: frozenset[int] = frozenset()) -> Listing:
+    """Return the parameters of ``hf``. ``experts``: sizes of a leading dimension that counts experts."""
+    tables: dict[tuple[Listed, ...], int] = {}
+    runs: list[LayerRun] = []
+    for first, tensors in _by_layer(hf, experts):
+        table = tables.setdefault(tensors, len(tables))
+        last = runs[-1] if runs else None
+        if (
+            last
+            and first >= 0
+            and (last.tensors, last.first + last.count) == (table, first)
+            and last.first >= 0
+        ):
+            runs[-1] = LayerRun(table, last.first, last.count + 1)
+        else:
+            runs.append(LayerRun(table, first))
+    head = hf.get_output_embeddings()
+    embedding = hf.get_input_embeddings()
+    tied = head is not None and getattr(head, "weight", None) is getattr(embedding, "weight", head)
+    saved = tuple(saved_bytes(hf, pattern) for pattern in _examples(tables, runs))
+    return Listing(version("transformers"), tied, tuple(tables), tuple(runs), saved if any(saved) else ())
+
+
+def _examples(tables: Mapping[tuple[Listed, ...], int], runs: Sequence[LayerRun]) -> Iterator[str]:
+    """Yield the name of a layer for every list of tensors; empty outside of layers."""
+    for tensors, table in tables.items():
+        first = next(run.first for run in runs if run.tensors == table)
+        yield tensors[0].name.partition(f".{listing.LAYER}.")[0] + f".{first}" if first >= 0 else ""
+
+
+def _by_layer(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[int, tuple[Listed, ...]]]:
+    """Yield (layer, its tensors) in the order of ``named_parameters()``; -1: tensors outside of layers."""
+    place, gathered = ("", -1), list[Listed]()
+    for name, shape, kind in parameter_kinds(hf, experts):
+        stack = _STACK.match(name)
+        here = (stack[1], int(stack[2])) if stack else ("", -1)
+        if here != place and gathered:
+            yield place[1], tuple(gathered)
+            gathered = []
+        place = here
+        pattern = f"{stack[1]}.{listing.LAYER}.{name[stack.end() :]}" if stack else name
+        gathered.append(Listed(pattern, shape, kind))
+    if gathered:
+        yield place[1], tuple(gathered)
+
+
+def parameter_kinds(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    modules, head = dict(hf.named_modules()), hf.get_output_embeddings()
+    for name, parameter in hf.named_parameters():
+        owner, _, leaf = name.rpartition(".")
+        module, shape = modules[owner], tuple(parameter.shape)
+        kind = listing.OTHER
+        if module is head:
+            kind = listing.HEAD
+        elif isinstance(module, nn.Embedding):
+            kind = listing.EMBEDDING
+        elif leaf.endswith("bias") or len(shape) < 2:
+            kind = listing.OTHER
+        elif _ONE_EXPERT.search(name) or _is_stack(owner, shape, experts):
+            kind = listing.EXPERTS
+        elif isinstance(module, nn.Linear):
+            above, _, own = owner.rpartition(".")
+            kind = listing.MATRIX if own in read_by_parent(modules[above]) else listing.LINEAR
+        elif type(module).__name__ == "Conv1D":
+            kind = listing.TRANSPOSED
+        elif isinstance(module, (nn.Conv1d, nn.Conv2d)):
+            kind = listing.CONVOLUTION
+        elif leaf.endswith(("weight", "proj")):
+            kind = listing.MATRIX
+        yield name, shape, kind
+
+
+def _is_stack(owner: str, shape: tuple[int, ...], experts: frozenset[int]) -> bool:
+    """Whether a tensor stacks one matrix per expert."""
+    return len(shape) == 3 and (shape[0] in experts or owner.endswith("experts"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""Materialize a model from the meta device. Each rank reads its own shards from the files; where they cannot
+be read so (``models.slices``), rank 0 builds the model on its host and the others receive it tensor by tensor
+and keep their shards only.
+
+Decisions that need real weights (which kernel computes a module) are taken by rank 0 and broadcast. No rank
+computes values by itself: buffers that no checkpoint holds, such as rotary frequencies, are broadcast like
+weights, so that none can be left wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypedDict
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from paceline.core.errors import PacelineError
+from paceline.core.json_types import Json, JsonObject
+from paceline.models import codes
+from paceline.models.fused_layers.qkv_rotary import FusedAttention
+from paceline.models.fused_layers.rms_norm import FusedRMSNorm
+from paceline.models.fused_layers.swiglu import FusedSwiGLU
+from paceline.models.replace_forward import replace_forward
+from paceline.models.role_module import RoleModule
+from paceline.protocols.model import BuildOptions, ModelFactory, RootModule, Slices
+from paceline.runtime.process_group.world import World
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from paceline.models.heads.sequence_classification import AutoClass
+    from paceline.plan.parts import Quantization
+    from paceline.protocols.model import HFModel
+
+
+Kernel = tuple[str, dict[str, Json]]  # norm, attention or mlp, and the attributes that a probe found
+Read = Callable[[Sequence[int], Sequence[int]], Tensor]  # offsets, shape -> that block of a tensor
+Place = Callable[[Tensor, Read, torch.device], Tensor]  # the tensor on meta -> this rank's part of it
+
+
+def skeleton(
+    auto: AutoClass,
+    config: PreTrainedConfig,
+    attention: str | None,
+    code: Mapping[str, bool | str | None],
+    dtype: torch.dtype = torch.float32,
+) -> HFModel:
+    """Return the Hugging Face model that ``auto`` builds from ``config``, without storage. ``code``: whether
+    Python code from the hub runs, and its commit.
+    """
+    with torch.device("meta"):
+        return from_config(auto, config, attention, code, dtype)
+
+
+def build_on_meta(
+    build: ModelFactory, options: BuildOptions, world: World
+) -> tuple[RootModule, RootModule | None]:
+    """Return the model without storage, and on rank 0 what ``fill`` sends the others: the model with the
+    weights that cannot be read in parts. Collective. A base whose layers are packed on the way
+    (``options.packs``) and whose files cannot be read in parts is built by every rank instead.
+    """
+    root = build(replace(options, device=torch.device("meta")))
+    if root.slices is None and quantization_of(root) is not None:
+        return build(replace(options, packs=False)), None
+    source = build(replace(options, by_slices=True)) if world.is_main else None
+    copy_decisions(root, source, world)
+    return root, source
+
+
+def quantization_of(root: RootModule) -> Quantization | None:
+    """Return how the weights below the adapters of ``root`` are packed in 4 bits, if they are."""
+    adapter = root.adapter if isinstance(root, RoleModule) else None
+    return None if adapter is None else adapter.spec.quantization
+
+
+def name_trunk(hf: HFModel) -> None:
+    """Set the prefix of a class that names another than its trunk's (Llama 4's causal class keeps that of the
+    class with a tower), so that ``hf.base_model`` is the trunk.
+    """
+    if not hasattr(hf, hf.base_model_prefix):
+        from transformers import PreTrainedModel
+
+        found = [name for name, module in hf.named_children() if isinstance(module, PreTrainedModel)]
+        if len(found) == 1:
+            hf.base_model_prefix = found[0]
+
+
+def from_config(
+    auto: AutoClass,
+    config: PreTrainedConfig,
+    attention: str | None,
+    code: Mapping[str, bool | str | None],
+    dtype: torch.dtype = torch.float32,
+) -> HFModel:
+    """Call ``auto.from_config``, with ``code_revision`` only if the class will be downloaded from the hub.
+
+    Transformers would pass the option on to its own classes, and to a class from the hub that an earlier
+    model of this process has registered; neither accepts it.
+    """
+    known = auto._model_mapping.get(type(config), None)
+    registered = known is not None and not getattr(known, "__module__", "transformers.").startswith(
+        "transformers."
+    )
+    brings_code = auto.__name__ in (getattr(config, "auto_map", None) or {}) and not registered
+    options = dict(code) if brings_code else {k: v for k, v in code.items() if k != "code_revision"}
+    return auto.from_config(config, dtype=dtype, attn_implementation=attention, **options)
+
+
+class _Decisions(TypedDict):
+    kernels: dict[str, Kernel]
+    head: tuple[bool, str]
+    base: JsonObject | None  # of the adapter
+    generation: JsonObject | None
+
+
+def copy_decisions(root: RootModule, source: RootModule | None, world: World) -> None:
+    """Apply rank 0's decisions about ``source``'s modules to ``root``. Collective; ``source`` is None on the
+    other ranks.
+    """
+    assert isinstance(root, RoleModule)
+    decisions = world.broadcast_json(None if source is None else choices_of(source))
+    modules = dict(root.hf.named_modules())
+    for name, (kernel, values) in decisions["kernels"].items():
+        swap_kernel(modules[name], kernel, values)
+    root.head.fused, root.head.reason = decisions["head"]
+    if root.adapter is not None:
+        root.adapter = replace(root.adapter, base=decisions["base"] or {})
+    if decisions["generation"] is not None:
+        root.hf.generation_config = type(root.hf.generation_config).from_dict(decisions["generation"])
+
+
+def choices_of(source: RootModule) -> _Decisions:
+    assert isinstance(source, RoleModule)
+    generation = getattr(source.hf, "generation_config", None)
+    return {
+        "kernels": kernels_of(source.hf),
+        "head": (source.head.fused, source.head.reason),
+        "base": None if source.adapter is None else dict(source.adapter.base),
+        "generation": None if generation is None else generation.to_dict(),
+    }
+
+
+def kernels_of(hf: nn.Module) -> dict[str, Kernel]:
+    """Return, by module name, which of Paceline's kernels computes it, with the attributes that a probe
+    found.
+    """
+    kernels: dict[str, Kernel] = {}
+    for name, module in hf.named_modules():
+        if isinstance(module, FusedRMSNorm):
+            kernels[name] = (
+                "norm",
+                {"paceline_eps": module.paceline_eps, "paceline_offset": module.paceline_offset},
+            )
+        elif isinstance(module, FusedAttention):
+            kernels[name] = ("attention", {"paceline_passes": dict(module.paceline_passes)})
+        elif isinstance(module, FusedSwiGLU):
+            kernels[name] = ("mlp", {"paceline_tanh": module.paceline_tanh})
+    return kernels
+
+
+def swap_kernel(module: nn.Module, kernel: str, values: Mapping[str, Json]) -> None:
+    """Swap ``module`` to one of the kernels of ``kernels_of``."""
+    kind = {"norm": FusedRMSNorm, "attention": FusedAttention, "mlp": FusedSwiGLU}[kernel]
+    if not isinstance(module, kind):
+        module.__class__ = replace_forward(kind, type(module))
+    for name, value in values.items():
+        setattr(module, name, value)
+
+
+@torch.no_grad()
+def fill(
+    root: RootModule,
+    source: RootModule | None,
+    world: World,
+    device: torch.device,
+    place: Place | None = None,
+    tensors: Iterable[tuple[str, Tensor]] | None = None,
+) -> None:
+    """Give every parameter (plain or DTensor) and buffer of ``root`` its values, on ``device``: a rank's own
+    part from the files (``root.slices``), or rank 0's. Collective. ``place`` makes a rank's part of a tensor
+    (None: all of it, or the shard of a DTensor); ``tensors``: those of ``root`` under the names that they
+    have in ``source``, if others.
+
+    What rank 0 sends passes the others one full tensor at a time. Raises PacelineError
+    ``models.not_filled`` if anything is left on meta.
+    """
+    place = place or own_part
+    slices = None if source is None else source.slices
+    _send_rows(slices, root, world)
+    real = None if source is None else dict(tensors_of(source))
+    stored = {n for n in real or () if slices is not None and slices.has(_plain(n))}
+    listed = (
+        [(n, tuple(t.shape), str(t.dtype), n in stored) for n, t in real.items()]
+        if real is not None
+        else None
+    )
+    mine: dict[str, list[Tensor]] = {}
+    for name, tensor in tensors_of(root) if tensors is None else tensors:
+        mine.setdefault(name, []).append(tensor)
+    made: dict[int, Tensor] = {}
+    # Rank 0 has the list; all ranks broadcast the tensors in its order.
+    for name, shape, dtype, in_files in world.broadcast_json(listed):
+        if in_files:
+            assert root.slices is not None
+            for target in mine.get(name, ()):
+                made[id(target)] = place(target, partial(root.slices.read, _plain(name)), device)
+            continue
+        whole = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=world.device)
+        if real is not None:
+            whole.copy_(real.pop(name))
+        dist.broadcast(whole, 0)
+        for target in mine.get(name, ()):
+            made[id(target)] = place(target, partial(block_of, whole), device)
+        del whole  # before the next is allocated beside it
+    replace_tensors(root, made)
+    filled = {id(tensor) for tensor in made.values()}
+    left = [
+        name
+        for name, tensor in tensors_of(root)
+        if tensor.is_meta or (isinstance(tensor, nn.Parameter) and id(tensor) not in filled)
+    ]
+    if left:
+        raise PacelineError(codes.MODELS_NOT_FILLED(found=", ".join(left[:5])))
+
+
+def _send_rows(slices: Slices | None, root: RootModule, world: World) -> None:
+    """Give ``root`` the rows that rank 0's ``slices`` have made. Collective."""
+    more = None if slices is None else slices.more
+    listed = {name: list(rows.shape) for name, rows in (more or {}).items()}
+    for name, shape in world.broadcast_json(listed if world.is_main else None).items():
+        rows = torch.empty(shape, device=world.device)
+        if more is not None:
+            rows.copy_(more[name])
+        dist.broadcast(rows, 0)
+        assert root.slices is not None
+        root.slices.more[name] = rows.cpu()
+
+
+def tensors_of(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters, buffers, and tensors kept as plain attributes (some models keep rotary frequencies
+    so); tied parameters once.
+    """
+    yield from root.named_parameters()
+    yield from root.named_buffers()
+    for prefix, module in root.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield f"{prefix}.{name}", value
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("hf.")
+
+
+def block_of(whole: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
+    return whole[tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))]
+
+
+def own_part(target: Tensor, read: Read, device: torch.device) -> Tensor:
+    """Return this rank's shard as a tensor of ``target``'s kind, with storage on ``device``; ``read`` returns
+    the block of a shape at offsets.
+    """
+    if not isinstance(target, DTensor):
+        whole = read((0,) * target.ndim, target.shape)
+        made = whole.to(device=device, dtype=target.dtype, copy=True)
+        return nn.Parameter(made, target.requires_grad) if isinstance(target, nn.Parameter) else made
+    shape, offsets = compute_local_shape_and_global_offset(
+        target.shape, target.device_mesh, target.placements
+    )
+    block = read(offsets, shape) if math.prod(shape) else torch.empty(shape)
+    local = block.to(device=device, dtype=target.dtype, copy=True).contiguous()
+    shared = DTensor(local, target._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return nn.Parameter(shared, target.requires_grad)
+
+
+def replace_tensors(root: nn.Module, made: Mapping[int, Tensor]) -> None:
+    """Replace each old tensor by the new one (keyed by the old one's id) wherever it is registered."""
+    for module in root.modules():
+        for table in (module._parameters, module._buffers, vars(module)):
+            for name, old in list(table.items()):
+                if isinstance(old, Tensor) and id(old) in made:
+                    table[name] = made[id(old)]  # type: ignore[assignment]

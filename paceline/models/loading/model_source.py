@@ -1,0 +1,170 @@
+"""A role's model as the config names it: its Hugging Face config, and the folder's own ``config.json``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
+from paceline.core.remote_code import check_code
+from paceline.models import codes
+from paceline.plan.model.quantised_base import quantised_base
+from paceline.rules import codes as rules_codes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_STRIPPED = (
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "auto_map",
+    "_name_or_path",
+    "transformers_version",
+)
+
+
+class ModelSource(Protocol):
+    """The part of the ``model:`` section that the factory reads (``config.sections.ModelSection`` satisfies
+    it).
+    """
+
+    @property
+    def name_or_path(self) -> str | None: ...
+    @property
+    def revision(self) -> str | None: ...
+    @property
+    def config(self) -> JsonObject | None: ...
+    @property
+    def trust_remote_code(self) -> bool: ...
+    @property
+    def resize_embeddings(self) -> str: ...
+    @property
+    def embedding_multiple(self) -> int: ...
+
+
+def load_hf_config(model: ModelSource) -> PreTrainedConfig:
+    """Return the Hugging Face config object; keys that name code or an attention function, and how weights
+    are quantized, are dropped. Raises ConfigError.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    if model.config is not None:
+        values: dict[str, Any] = {k: v for k, v in model.config.items() if k not in _STRIPPED}
+        kind = values.pop("model_type", None)
+        try:
+            made = AutoConfig.for_model(kind, **values)
+        except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
+            raise ConfigError(
+                codes.MODELS_BAD_CONFIG(
+                    "this model cannot be built from its config",
+                    "model.config",
+                    first_lines(error),
+                    "model_type: llama, with hidden_size, num_hidden_layers, num_attention_heads, …",
+                )
+            ) from error
+        refuse_hub_attention(made, "model.config")
+        return made
+    if model.name_or_path is None:
+        raise ConfigError(codes.MODELS_NO_MODEL("model.name_or_path", "nothing"))
+    if model.trust_remote_code:
+        check_code(model.name_or_path, model.revision)
+    try:
+        config = AutoConfig.from_pretrained(
+            model.name_or_path, revision=model.revision or "main", **code_options(model)
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
+        raise ConfigError(cannot_load(model.name_or_path, error)) from error
+    refuse_hub_attention(config, model.name_or_path)
+    own_code = model.trust_remote_code and bool(getattr(config, "auto_map", None))
+    if stored := quantised_base(config.to_dict(), "model.name_or_path", own_code):
+        raise ConfigError(*stored)  # a hub name that was not on this machine when the plan was made
+    for part in {id(c): c for c in (config, config.get_text_config())}.values():
+        if getattr(part, "quantization_config", None) is not None:
+            del part.quantization_config  # the weights are read as plain ones (models.quantised_folder)
+    return config
+
+
+def raw_config(model: ModelSource) -> JsonObject:
+    """Return ``config.json`` as in the folder or on the hub, without what Transformers adds when it reads
+    it.
+    """
+    from transformers import PreTrainedConfig
+
+    read: Any = PreTrainedConfig.get_config_dict
+    found, _ = read(model.name_or_path, revision=model.revision or "main")
+    return {key: _json(value) for key, value in found.items() if not key.startswith("_")}
+
+
+def _json(value: Json) -> Json:
+    """Encode as Transformers does: infinity, for which JSON has no number, becomes ``{"__float__":
+    "Infinity"}``.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"__float__": {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")}
+    if isinstance(value, (list, tuple)):
+        return [_json(one) for one in value]
+    return {k: _json(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def code_options(model: ModelSource) -> dict[str, bool | str | None]:
+    """Return the options for Python code that comes with the model: whether it may run, and from which
+    commit, even if it is in another repository than the weights.
+    """
+    return (
+        {"trust_remote_code": True, "code_revision": model.revision}
+        if model.trust_remote_code
+        else {"trust_remote_code": False}
+    )
+
+
+def cannot_load(name: str, error: Exception) -> Diagnostic:
+    hint = "use a folder with config.json and *.safetensors, or a hub name that has them"
+    if "trust_remote_code" in str(error):
+        hint = (
+            "the model needs its own code: set trust_remote_code: true, and revision to the"
+            " 40-digit commit that you have reviewed"
+        )
+    return codes.MODELS_CANNOT_LOAD(
+        what="this model cannot be loaded (safetensors only)",
+        where="model.name_or_path",
+        found=f"{name}: {first_lines(error)}",
+        hint=hint,
+    )
+
+
+def first_lines(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2]) if lines else type(error).__name__
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def refuse_hub_attention(config: PreTrainedConfig | None, name: str) -> None:
+    """Raise ConfigError ``sec.attention_kernel`` if the Hugging Face ``config`` of model ``name`` names an
+    attention as ``org/repository``, which Transformers would download and run.
+    """
+    found = [name for name in _kernel_names(config) if "/" in name]
+    if found:
+        what = "the model's config.json requests an attention implementation that is code from the hub"
+        hint = (
+            "remove attn_implementation from its config.json; model.attn_implementation sets the"
+            " implementation for this run"
+        )
+        raise ConfigError(
+            rules_codes.SEC_ATTENTION_KERNEL(what, "model.name_or_path", f"{name}: {found[0]}", hint)
+        )
+
+
+def _kernel_names(config: PreTrainedConfig | None) -> Iterator[str]:
+    """Yield the attention implementations of a config and of its sub-configs (text, vision, …)."""
+    named = getattr(config, "_attn_implementation", None)
+    yield from map(str, named.values() if isinstance(named, Mapping) else [named])
+    for inner in getattr(config, "sub_configs", None) or ():
+        if getattr(config, inner, None) is not None:
+            yield from _kernel_names(getattr(config, inner))

@@ -1,0 +1,312 @@
+"""A rank reads its own part of a model from the safetensors files, and no more of them.
+
+Only where each parameter is one tensor of the files, or several that are stacked or joined (the experts of a
+layer), or a head drawn from the seed, or has new rows beside those of the files: what is converted otherwise
+is made by a rank that reads the whole model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import ConfigError
+from paceline.core.safetensors_header import FLOATS, StoredTensor, header_of
+from paceline.models.loading.folder_tensors import FolderTensors
+from paceline.models.loading.loading_report import Join, conversions
+from paceline.models.loading.materialize import replace_tensors
+from paceline.models.loading.model_source import cannot_load
+from paceline.models.loading.quantized_folder import QuantisedFiles, QuantisedFolder
+from paceline.models.loading.resize_embeddings import new_rows
+from paceline.models.loading.safetensors_files import OpenedFiles, TensorFiles
+from paceline.models.persistent_buffers import persistent_buffers
+from paceline.plan.model.weights_files import weights_of
+from paceline.protocols.model import Slices
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Shape = tuple[int, ...]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FileBlock:
+    """A tensor of the files, which is the block of ``shape`` at ``offsets`` of a parameter; it may lack that
+    one's first dimensions, which are then 1, or have two dimensions ``transposed``.
+    """
+
+    file: Path
+    name: str
+    offsets: Shape
+    shape: Shape
+    transposed: tuple[int, int] | None = None
+
+    def as_stored(self, dims: Sequence[T]) -> tuple[T, ...]:
+        """Return what is given a dimension of the parameter in the order of the file's dimensions."""
+        order = [*dims]
+        if self.transposed is not None:
+            one, other = self.transposed
+            order[one], order[other] = order[other], order[one]
+        return tuple(order)
+
+
+@dataclass(frozen=True)
+class FolderSlices:
+    """``places``: a parameter or persistent buffer of the model -> the blocks of the files that it is;
+    ``grown``: one with more rows than it has there -> its shapes there and in the model; ``more``: these
+    rows.
+    """
+
+    places: Mapping[str, tuple[FileBlock, ...]]
+    grown: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
+    more: dict[str, Tensor] = field(default_factory=dict)
+    opened: TensorFiles = field(default_factory=OpenedFiles, compare=False)
+
+    def grow(self, seed: int) -> None:
+        """Make the rows of ``more``: one such parameter after the other is read, some columns at a time."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, (old, new) in self.grown.items():
+            if len(old) == 1:
+                self.more[name] = self._stored(name, (0,), old).float().mean().expand(new[0] - old[0])
+                continue
+
+            def columns(first: int, number: int, name: str = name, rows: int = old[0]) -> Tensor:
+                return self._stored(name, (0, first), (rows, number))
+
+            self.more[name] = new_rows(columns, new[0] - old[0], old[1], generator)
+
+    def has(self, name: str) -> bool:
+        return name in self.places
+
+    def read(self, name: str, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """Return the block of ``shape`` at ``offsets`` on the CPU, in the file's dtype (fp32 with rows of
+        ``more``). Raises ConfigError ``models.cannot_load``.
+        """
+        if name not in self.grown:
+            return self._stored(name, offsets, shape)
+        old = self.grown[name][0][0]
+        first, end = offsets[0], offsets[0] + shape[0]
+        columns = tuple(slice(o, o + n) for o, n in zip(offsets[1:], shape[1:], strict=True))
+        parts = [self.more[name][(slice(max(first - old, 0), max(end - old, 0)), *columns)]]
+        if first < old:
+            parts.insert(0, self._stored(name, offsets, (min(end, old) - first, *shape[1:])).float())
+        return torch.cat(parts)
+
+    def picked(self, name: str, shape: Shape, step: int, count: int) -> Tensor:
+        """Return ``count`` values of the flattened parameter of ``shape``, one every ``step``, in fp32."""
+        index = torch.arange(0, math.prod(shape), step)[:count]
+        if name in self.grown:
+            return self.read(name, (0,) * len(shape), shape).flatten()[index].float()
+        where, found = torch.unravel_index(index, shape), torch.empty(len(index))
+        for block in self.places[name]:
+            inside, flat = torch.ones(len(index), dtype=torch.bool), torch.zeros_like(index)
+            dims = block.as_stored([*zip(where, block.offsets, block.shape, strict=True)])
+            for at, first, number in dims:
+                inside &= (at >= first) & (at < first + number)
+                flat = flat * number + (at - first)
+            with _named(block.file):
+                found[inside] = self.opened.values_of(block.file, block.name, flat[inside]).float()
+        return found
+
+    def read_by(self, opened: TensorFiles) -> FolderSlices:
+        """Return the same, read by ``opened``."""
+        return replace(self, opened=self.opened.read_by(opened))
+
+    def renamed(self, names: Mapping[str, str]) -> FolderSlices:
+        """Return the same for a model in which a parameter's name (a key of ``names``) was another (its
+        value).
+        """
+        return replace(
+            self,
+            places={name: self.places[was] for name, was in names.items() if was in self.places},
+            grown={name: self.grown[was] for name, was in names.items() if was in self.grown},
+            more={name: self.more[was] for name, was in names.items() if was in self.more},
+        )
+
+    def _stored(self, name: str, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """Return a block of the tensor in the files."""
+        blocks = self.places[name]
+        if len(blocks) == 1:
+            return self._part(blocks[0], offsets, shape)
+        found: Tensor | None = None
+        for block in blocks:
+            first = [max(o, b) for o, b in zip(offsets, block.offsets, strict=True)]
+            last = [
+                min(o + n, b + m)
+                for o, n, b, m in zip(offsets, shape, block.offsets, block.shape, strict=True)
+            ]
+            size = [end - start for start, end in zip(first, last, strict=True)]
+            if min(size) <= 0:
+                continue
+            part = self._part(block, [f - b for f, b in zip(first, block.offsets, strict=True)], size)
+            found = torch.empty(tuple(shape), dtype=part.dtype) if found is None else found
+            found[tuple(slice(f - o, e - o) for f, e, o in zip(first, last, offsets, strict=True))] = part
+        assert found is not None, f"{name} has no values at {offsets}"
+        return found
+
+    def _part(self, block: FileBlock, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """Return a part of one of the files' tensors, in ``shape``."""
+        with _named(block.file):
+            whole = self.opened.slice_of(block.file, block.name)
+            stored = len(whole.get_shape())
+            where = tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))
+            if block.transposed is not None:
+                return whole[block.as_stored(where)].transpose(*block.transposed).contiguous()
+            return (whole[where[len(shape) - stored :]] if shape else whole[()]).reshape(tuple(shape))
+
+
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Turn what is raised inside for a file that cannot be read into ConfigError."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(cannot_load(str(file), error)) from error
+
+
+def folder_slices(
+    model: PreTrainedModel,
+    tensors: FolderTensors,
+    fresh: Collection[str] = (),
+    growing: Collection[str] = (),
+    converting: PreTrainedModel | None = None,
+    quantised: QuantisedFolder | None = None,
+) -> FolderSlices | str:
+    """Return where each parameter and persistent buffer of ``model`` (which may be on meta) is in its
+    folder; or why one of them cannot be read in parts. Those of ``fresh`` that it lacks are left out, those
+    of ``growing`` may have fewer rows there. ``converting``: the class that the folder is of, if another;
+    ``quantised``: how its weights are stored, if not plain.
+    """
+    if tensors.found.ties:  # whether they are equal is known when both are read
+        return "the files hold tied weights twice"
+    if quantised is None:
+        stored = tensors.stored
+        files = {name: file for file in weights_of(tensors.folder, []) for name in header_of(file)}
+    else:
+        stored = quantised.plain()
+        files = {name: quantised.file_of(name) for name in stored}
+    converted = conversions(model if converting is None else converting, stored)
+    ties = dict(model.all_tied_weights_keys or {})
+    aliases = {own: name for name, own in ties.items()}
+    places: dict[str, tuple[FileBlock, ...]] = {}
+    grown: dict[str, tuple[Shape, Shape]] = {}
+    for name, tensor in (*model.named_parameters(), *persistent_buffers(model)):
+        used = tensors.found.used
+        names = used.get(name) or used.get(aliases.get(name, "")) or used.get(ties.get(name, "")) or ()
+        if not names and name in fresh:
+            continue
+        if not names:
+            return f"the files have no {name}"
+        shape = tuple(tensor.shape)
+        have = stored[names[0]].shape
+        if name in growing and have[:1] < shape[:1]:
+            grown[name] = (have, shape)
+            shape = (have[0], *shape[1:])
+        found = _blocks(shape, names, stored, converted)
+        if not found:
+            return f"{name} is made from other tensors of the files"
+        places[name] = tuple(
+            FileBlock(
+                files[one], one, at, size, _transposed_dims(converted.get(one), stored[one].shape, shape)
+            )
+            for one, at, size in found
+        )
+    opened = OpenedFiles() if quantised is None else QuantisedFiles(quantised)
+    return FolderSlices(places, {n: grown[n] for n in growing if n in grown}, opened=opened)
+
+
+def _transposed_dims(how: Join | None, have: Shape, shape: Shape) -> tuple[int, int] | None:
+    """Return which dimensions of a stored tensor of the shape ``have`` change places for one of ``shape``."""
+    return None if how is None or (how.or_not and have == shape) else how.transposed
+
+
+def _blocks(
+    shape: Shape,
+    names: Collection[str],
+    stored: Mapping[str, StoredTensor],
+    converted: Mapping[str, Join | None],
+) -> list[tuple[str, Shape, Shape]]:
+    """Return (name, offsets, shape) of the blocks that fill a tensor of ``shape`` one beside the other;
+    nothing if these tensors of the files do not.
+    """
+    if len({stored[name].dtype for name in names}) > 1 or stored[next(iter(names))].dtype not in FLOATS:
+        return []
+    joins = [converted.get(name) for name in names if name in converted]
+    if not joins:
+        (name, *more) = names
+        return [] if more or stored[name].shape != shape else [(name, (0,) * len(shape), shape)]
+    how = joins[0]
+    if how is None or len(joins) < len(names) or any(j is None or j.stacked != how.stacked for j in joins):
+        return []
+    if how.transposed is not None:
+        (name, *more) = names
+        have = stored[name].shape
+        block = FileBlock(Path(), name, (0,) * len(shape), shape, _transposed_dims(how, have, shape))
+        alike = len(have) == len(shape) > max(how.transposed) and block.as_stored(shape) == have
+        return [] if more or not alike else [(name, block.offsets, shape)]
+    found = list(_joined(names, stored, converted, how, shape))
+    dims = range(len(shape))
+    fits = all(
+        len(size) == len(shape) and all(at[d] + size[d] <= shape[d] for d in dims) for _, at, size in found
+    )
+    return found if fits and sum(math.prod(size) for _, _, size in found) == math.prod(shape) else []
+
+
+def _joined(
+    names: Collection[str],
+    stored: Mapping[str, StoredTensor],
+    converted: Mapping[str, Join | None],
+    how: Join,
+    shape: Shape,
+) -> Iterator[tuple[str, Shape, Shape]]:
+    """Yield where each tensor comes to lie: parts in their converter's order, the tensors of one in that of
+    the numbers in their names, as Transformers takes them.
+    """
+    from transformers.core_model_loading import dot_natural_key
+
+    parts: dict[int, list[str]] = defaultdict(list)
+    for name in sorted(names, key=dot_natural_key):
+        if (join := converted[name]) is not None:
+            parts[join.part].append(name)
+    along = 0
+    for _, some in sorted(parts.items()):
+        for number, name in enumerate(some):
+            size = ((1,) if how.stacked else ()) + stored[name].shape
+            at = [0] * len(size)
+            if how.stacked:
+                at[0] = number
+            if how.dim is not None:
+                at[how.dim] = along
+            yield name, tuple(at), size
+            if how.dim is not None and not how.stacked:
+                along += size[how.dim]
+        if how.dim is not None and how.stacked:
+            along += size[how.dim]
+
+
+@torch.no_grad()
+def read_rest(hf: PreTrainedModel, slices: Slices) -> None:
+    """Give the parameters of ``hf`` that are on meta, and its persistent buffers, their values on the host:
+    in the files' dtype, but for what is trained.
+    """
+    made: dict[int, Tensor] = {}
+    for name, tensor in (*hf.named_parameters(), *persistent_buffers(hf)):
+        parameter = isinstance(tensor, nn.Parameter)
+        if not slices.has(name) or (parameter and not tensor.is_meta):
+            continue
+        values = slices.read(name, (0,) * tensor.ndim, tensor.shape)
+        if tensor.requires_grad or not parameter:
+            values = values.to(tensor.dtype)
+        made[id(tensor)] = nn.Parameter(values, tensor.requires_grad) if parameter else values
+    replace_tensors(hf, made)

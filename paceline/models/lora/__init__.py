@@ -1,0 +1,1 @@
+"""LoRA adapters: where they sit, how they begin, and experts."""

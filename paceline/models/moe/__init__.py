@@ -1,0 +1,1 @@
+"""Mixtures of experts: routers, their load, their balance."""

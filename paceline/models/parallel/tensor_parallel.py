@@ -1,0 +1,491 @@
+"""Tensor parallelism by the model's own plan: ``base_model_tp_plan`` of its Hugging Face config, with the
+styles of transformers 5 (``tp_families``: by one of ours).
+
+Every parameter becomes a DTensor on the tp mesh, sharded or replicated, so gradient norms, optimizers, FSDP2
+and checkpoints need no special case. Activations are plain tensors (``tp_layers``). The loss is computed in
+full by every rank, or (``loss_parallel``) with embedding and head sharded over the vocabulary
+(``parallel_head``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from paceline.core.diagnostics import Code
+from paceline.core.errors import ConfigError
+from paceline.models import codes
+from paceline.models.fused_layers.rms_norm import fuse_norms
+from paceline.models.heads.vocab_parallel import VocabularyPart
+from paceline.models.moe import tensor_parallel_experts
+from paceline.models.moe.tensor_parallel_experts import EXPERTS
+from paceline.models.parallel import tensor_parallel_families, tensor_parallel_layers, tensor_parallel_lora
+from paceline.models.parallel.tensor_parallel_layers import Forward, Tensors
+from paceline.models.parallel.tp_regions import TP_AXIS, block_of
+from paceline.models.recurrent_layers import ByDocument
+from paceline.models.role_module import RoleModule
+from paceline.plan import codes as plan_codes
+from paceline.plan.model.family import family_of
+from paceline.protocols.model import RootModule
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import Linear
+    from transformers import PreTrainedConfig
+
+    from paceline.protocols.model import HFModel
+
+COLWISE, ROWWISE = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
+OWN_HEADS = "replicated_with_grad_allreduce"
+LATENT = "mla_kv_a_proj"  # its output is the latent of all heads and a key that they share
+STYLES = (*COLWISE, *ROWWISE, OWN_HEADS, LATENT, EXPERTS)
+#: What latent attention computes before it has heads: whole on every rank, for its own heads.
+_BEFORE_HEADS = frozenset({"q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm"})
+TP_SIZE = "training.parallelism.tp_size"
+
+
+def tensor_parallel_plan(config: PreTrainedConfig) -> dict[str, str]:
+    """Return module pattern (``layers.*.mlp.up_proj``, relative to the trunk) -> style, from a Hugging Face
+    config object.
+
+    Raises ConfigError ``models.tp_no_plan`` if the model has no plan, ``models.tp_style`` if it uses a style
+    that is not supported.
+    """
+    text = config.get_text_config()
+    plan: Mapping[str, str] = getattr(text, "base_model_tp_plan", None) or {}
+    plan = plan or family_of(text.model_type).tp_plan
+    if why := tensor_parallel_families.why_not(text):
+        raise _refused(
+            plan_codes.MODELS_TP_STYLE,
+            "this model's class does not compute with shards of its weights",
+            f"model_type {text.model_type}: {why}",
+            "slow_but_exact: false in the model's config.json, or fsdp without tp_size",
+        )
+    if not plan:
+        raise _refused(
+            plan_codes.MODELS_TP_NO_PLAN,
+            "this model has no tensor-parallel plan",
+            f"model_type {text.model_type}",
+            "fsdp without tp_size shards any model; llama, qwen2, qwen3, mistral, gemma, phi3, … have a plan",
+        )
+    plan = tensor_parallel_experts.without_parts(plan)
+    unknown = {pattern: style for pattern, style in plan.items() if style not in STYLES}
+    if unknown:
+        pattern, style = next(iter(unknown.items()))
+        raise _refused(
+            plan_codes.MODELS_TP_STYLE,
+            "this model's tensor-parallel plan uses a style that is not supported",
+            f"model_type {text.model_type}: {pattern} is {style}",
+            "use fsdp without tp_size",
+        )
+    return dict(plan)
+
+
+def apply_tensor_parallel(
+    root: RootModule, mesh: DeviceMesh, *, sequence_parallel: bool = False, loss_parallel: bool = False
+) -> None:
+    """Shard the model of a root module over ``mesh`` (one axis, ``tp``), in place; call before
+    ``fully_shard`` and the optimizer.
+
+    The module must be built with ``fused=False``; its parameters may be on the meta device. Raises
+    ConfigError ``models.tp_*``.
+    """
+    if mesh.mesh_dim_names != (TP_AXIS,):
+        raise ValueError(
+            f"the mesh of tensor parallelism must have one axis, {TP_AXIS}, not {mesh.mesh_dim_names}"
+        )
+    assert isinstance(root, RoleModule)
+    trunk = root.hf.base_model
+    cut = how_cut(root, mesh.size(), sequence_parallel=sequence_parallel)
+    fuse_norms(root.hf)  # the only kernels that read no other module's weights
+    tensors = Tensors(mesh.get_group(), sequence_parallel)
+    shares = _Shares(mesh)
+    # First the vocabulary, then what the plan names, then everything else: a DTensor is not sharded twice.
+    if loss_parallel:
+        _share_vocabulary(root, tensors, shares)
+    for name, style in cut.styled.items():
+        _apply_style(trunk.get_submodule(name), name, style, tensors, shares)
+    _replicate_rest(root.hf, cut, tensors, shares)
+    # Where activations enter and leave sharded computation.
+    for name, sharded in cut.blocks.items():
+        block = trunk.get_submodule(name)
+        if not sharded and (read := _read_by_block(block, name, cut.styled)):
+            _set_forward(block, tensor_parallel_layers.with_local_children(block, read, tensors))
+        if tensor_parallel_families.counts_heads(block):
+            _set_forward(block, tensor_parallel_families.own_heads(block, tensors))
+        _set_forward(
+            block,
+            (tensor_parallel_layers.sharded_block if sharded else tensor_parallel_layers.replicated_block)(
+                block, tensors
+            ),
+        )
+    for name, layer in trunk.named_modules():  # a layer with state reads weights of its children itself
+        if isinstance(layer, ByDocument) and name not in cut.blocks:
+            inner = [module for module in layer.modules() if module is not layer]
+            _set_forward(layer, tensor_parallel_layers.with_local_children(layer, inner, tensors))
+    if sequence_parallel:
+        _set_forward(cut.stack[0], tensor_parallel_layers.first_layer(cut.stack[0], tensors))
+    _assert_sharded(root.hf, mesh)
+    root.notes_by_subject["tensor"] = _account(root, mesh.size(), sequence_parallel, loss_parallel)
+
+
+@dataclass(frozen=True)
+class TensorCut:
+    """How a model is sharded.
+
+    styled  module of the trunk -> style
+    stack   the decoder layers
+    blocks  result of ``_blocks``
+    last    the norm after the layers, where sequence parallelism ends (None without it)
+    """
+
+    styled: Mapping[str, str]
+    stack: nn.ModuleList
+    blocks: Mapping[str, bool]
+    last: nn.Module | None
+
+
+def how_cut(root: RootModule, size: int, *, sequence_parallel: bool = False) -> TensorCut:
+    """Return how the model of a root module is sharded over ``size`` ranks, from its modules, which may be on
+    the meta device.
+
+    Raises ConfigError ``models.tp_*`` or ``models.sp_*`` for what cannot be sharded.
+    """
+    assert isinstance(root, RoleModule)
+    trunk = root.hf.base_model
+    plan = tensor_parallel_plan(trunk.config)
+    _check_heads(trunk.config.get_text_config(), plan, size)
+    if sequence_parallel and root.attention.layout != "packed":
+        raise _refused(
+            codes.MODELS_SP_PADDED,
+            "sequence parallelism shards packed micro-batches, but this model uses one padded row"
+            " per document",
+            root.attention.reason,
+            "sequence_parallel: false",
+        )
+    if sequence_parallel and root.carries_state:
+        raise _refused(
+            codes.MODELS_SP_PADDED,
+            "sequence parallelism shards tokens outside of attention, but this model has layers there that"
+            " pass a state from token to token",
+            type(root.hf).__name__,
+            "sequence_parallel: false",
+        )
+    styled = _styled(trunk, plan)
+    _check_experts(trunk, styled, size, sequence_parallel)
+    for name, style in styled.items():
+        module = trunk.get_submodule(name)
+        linear = isinstance(module, nn.Linear) or tensor_parallel_lora.is_adapted(module)
+        if style == LATENT or (style not in (OWN_HEADS, EXPERTS) and not linear):
+            raise _refused(
+                plan_codes.MODELS_TP_STYLE,
+                "the tensor-parallel plan names a layer that cannot be sharded as it says",
+                f"{name}: {type(module).__name__}",
+                "use fsdp without tp_size",
+            )
+    blocks, stack = _blocks(trunk, styled), trunk.get_submodule(_stack_name(plan))
+    assert isinstance(stack, nn.ModuleList)
+    # A layer that no pattern matches would be whole on every rank; plans of mixtures may share their experts
+    # alone.
+    shared = {id(trunk.get_submodule(name)) for name, style in styled.items() if style != OWN_HEADS}
+    for index, layer in enumerate(() if EXPERTS in styled.values() else stack):
+        if not any(id(module) in shared for module in layer.modules()):
+            raise _refused(
+                codes.MODELS_TP_NOT_SHARDED,
+                "the model's tensor-parallel plan matches nothing in a layer",
+                f"layer {index}",
+                "use fsdp without tp_size",
+            )
+    return TensorCut(styled, stack, blocks, _final_norm(root.hf, trunk, stack) if sequence_parallel else None)
+
+
+def _styled(trunk: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
+    """Return the plan's styles by module; what latent attention computes before it has heads joins them,
+    where the plan cuts its heads.
+    """
+    found = {name: style for name, _ in trunk.named_modules() if (style := _style_of(name, plan)) is not None}
+    heads = {
+        n.rpartition(".")[0] for n, style in found.items() if n.endswith("kv_b_proj") and style in COLWISE
+    }
+    for parent in heads:
+        for child, _ in trunk.get_submodule(parent).named_children():
+            if child in _BEFORE_HEADS and found.get(f"{parent}.{child}", LATENT) == LATENT:
+                found[f"{parent}.{child}"] = OWN_HEADS
+    return found
+
+
+def _check_experts(trunk: nn.Module, styled: Mapping[str, str], size: int, sequence_parallel: bool) -> None:
+    """Raise ConfigError for experts that cannot be shared, and for tokens shared between them."""
+    for name in (name for name, style in styled.items() if style == EXPERTS):
+        module = trunk.get_submodule(name)
+        if why := tensor_parallel_experts.why_not(module, size):
+            raise _refused(
+                plan_codes.MODELS_TP_STYLE,
+                "the experts of this model cannot be divided among tensor-parallel ranks",
+                f"{name}: {why}",
+                "use a tp_size that divides the experts, or fsdp without tp_size",
+            )
+        if sequence_parallel:
+            raise _refused(
+                plan_codes.MODELS_TP_STYLE,
+                "sequence parallelism shards tokens between blocks, but routers of experts choose for all",
+                f"{name}: {type(module).__name__}",
+                "sequence_parallel: false",
+            )
+
+
+class _Shares:
+    """Turns parameters into DTensors on the mesh, each once, so that tied ones stay tied."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+        # keeps the old one: its id is not reused
+        self._made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+
+    @torch.no_grad()
+    def take(self, module: nn.Module, name: str, dim: int | None, where: str) -> None:
+        """Replace parameter ``name`` of ``module`` by a DTensor, sharded along ``dim`` or replicated
+        (None).
+        """
+        old = module._parameters[name]
+        if old is None or isinstance(old, DTensor):
+            return
+        if id(old) not in self._made:
+            size = self.mesh.size()
+            if dim is not None and old.shape[dim] % size:
+                raise _refused(
+                    codes.MODELS_TP_WIDTH,
+                    f"{where}.{name} cannot be split into {size} equal parts",
+                    f"{tuple(old.shape)} along dim {dim}",
+                    f"use a tp_size that divides {old.shape[dim]}",
+                )
+            block = old.detach() if dim is None else block_of(old.detach(), self.mesh.get_group(), dim)
+            block = block if dim is None else block.clone(memory_format=torch.contiguous_format)
+            placement = Replicate() if dim is None else Shard(dim)
+            shared = DTensor.from_local(block, self.mesh, [placement], run_check=False)
+            self._made[id(old)] = (old, nn.Parameter(shared, requires_grad=old.requires_grad))
+        module._parameters[name] = self._made[id(old)][1]
+
+
+def _style_of(name: str, plan: Mapping[str, str]) -> str | None:
+    return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+
+
+def _stack_name(plan: Mapping[str, str]) -> str:
+    """Return the name of the decoder layers: ``layers`` of ``layers.*.mlp.up_proj``."""
+    return next(iter(plan)).split(".*")[0]
+
+
+def _apply_style(module: nn.Module, name: str, style: str, tensors: Tensors, shares: _Shares) -> None:
+    if tensor_parallel_lora.is_adapted(module):
+        _adapt_style(module, name, style, tensors, shares)
+        return
+    if style == OWN_HEADS:
+        for parameter in module._parameters:
+            shares.take(module, parameter, None, name)
+        _set_forward(module, tensor_parallel_layers.whole(module, tensors, partial=True, inside_cut=False))
+        return
+    if style == EXPERTS:
+        for parameter in module._parameters:
+            shares.take(module, parameter, 0, name)
+        _set_forward(module, tensor_parallel_experts.some_experts(module, tensors))
+        return
+    _take_linear(module, name, style, shares)
+    if style in COLWISE:
+        _set_forward(
+            module, tensor_parallel_layers.colwise(module, tensors, gathers=style == "colwise_gather_output")
+        )
+    else:
+        _set_forward(
+            module, tensor_parallel_layers.rowwise(module, tensors, splits=style == "rowwise_split_input")
+        )
+
+
+def _take_linear(module: nn.Module, name: str, style: str, shares: _Shares) -> None:
+    shares.take(module, "weight", 0 if style in COLWISE else 1, name)
+    shares.take(module, "bias", 0 if style in COLWISE else None, name)
+
+
+def _adapt_style(layer: Linear, name: str, style: str, tensors: Tensors, shares: _Shares) -> None:
+    """Shard a linear layer together with its adapter."""
+    if style == OWN_HEADS:
+        for module in tensor_parallel_lora.inside(layer):
+            for parameter in module._parameters:
+                shares.take(module, parameter, None, name)
+        made = tensor_parallel_lora.own_heads(layer, tensors)
+    else:
+        _take_linear(layer.base_layer, name, style, shares)
+        tensor_parallel_lora.share_factors(layer, name, 0 if style in COLWISE else 1, shares.take)
+        if style in COLWISE:
+            made = tensor_parallel_lora.colwise(layer, tensors, gathers=style == "colwise_gather_output")
+        else:
+            made = tensor_parallel_lora.rowwise(layer, tensors, splits=style == "rowwise_split_input")
+    for module, forward in made.items():
+        _set_forward(module, forward)
+
+
+def _blocks(trunk: nn.Module, styled: Mapping[str, str]) -> dict[str, bool]:
+    """Return the parents of styled modules -> whether activations inside are sharded (else every projection
+    gathers them).
+
+    Inside a sharded block the plan must cover every layer with parameters: one that it leaves out would
+    silently get wrong gradients. Raises ConfigError ``models.tp_plan_incomplete``.
+    """
+    blocks: dict[str, bool] = {}
+    for name, style in styled.items():
+        parent = name.rpartition(".")[0]
+        blocks[parent] = blocks.get(parent, False) or style == "colwise"
+    within = {
+        id(one)
+        for name in styled
+        if tensor_parallel_lora.is_adapted(layer := trunk.get_submodule(name))
+        for one in tensor_parallel_lora.inside(layer)
+    }
+    for parent, sharded in blocks.items():
+        for name, module in trunk.get_submodule(parent).named_modules(prefix=parent):
+            left_out = name not in styled and id(module) not in within
+            if sharded and left_out and any(p is not None for p in module._parameters.values()):
+                raise _refused(
+                    codes.MODELS_TP_PLAN_INCOMPLETE,
+                    "the model's tensor-parallel plan leaves out a layer between sharded ones",
+                    f"{name}: {type(module).__name__}",
+                    "use fsdp without tp_size",
+                )
+    return blocks
+
+
+def _read_by_block(block: nn.Module, name: str, styled: Mapping[str, str]) -> list[nn.Module]:
+    """Return the convolutions of a block that all ranks compute whole, whose weights it may read itself."""
+    return [
+        child
+        for place, child in block.named_modules(prefix=name)
+        if isinstance(child, nn.Conv1d) and place not in styled
+    ]
+
+
+def _share_vocabulary(root: RoleModule, tensors: Tensors, shares: _Shares) -> None:
+    """Shard embedding and head over the vocabulary; the loss is then computed without whole rows of
+    logits.
+    """
+    embedding, head = root.hf.get_input_embeddings(), root.hf.get_output_embeddings()
+    size, rows = tensors.group.size(), embedding.num_embeddings
+    if rows % size or head.weight.shape[0] != rows:
+        raise _refused(
+            codes.MODELS_TP_VOCABULARY,
+            f"a parallel loss needs a vocabulary that is divisible by {size}",
+            f"{rows} rows",
+            f"set model.embedding_multiple: {size}, or loss_parallel: false",
+        )
+    start = tensors.group.rank() * (rows // size)
+    for module, name in ((embedding, "embedding"), (head, "head")):
+        for parameter in module._parameters:
+            shares.take(module, parameter, 0, name)
+    _set_forward(embedding, tensor_parallel_layers.vocabulary_rows(embedding, tensors, start))
+    _set_forward(head, tensor_parallel_layers.colwise(head, tensors, gathers=True))
+    root.parallelize_head(VocabularyPart(tensors.group, start))
+
+
+def _replicate_rest(hf: HFModel, cut: TensorCut, tensors: Tensors, shares: _Shares) -> None:
+    """Replicate every other parameter; under sequence parallelism norms between blocks compute on this rank's
+    tokens.
+    """
+    # Under sequence parallelism modules between blocks see a rank's tokens only, those inside see all.
+    inside = {id(m) for name in cut.blocks for m in hf.base_model.get_submodule(name).modules()}
+    between = {id(m) for m in cut.stack.modules()} - inside
+    for name, module in hf.named_modules():
+        plain = [k for k, p in module._parameters.items() if p is not None and not isinstance(p, DTensor)]
+        if not plain:
+            continue
+        for parameter in plain:
+            shares.take(module, parameter, None, name)
+        if cut.last is not None and module is cut.last:
+            _set_forward(module, tensor_parallel_layers.final_norm(cut.last, tensors))
+        else:
+            _set_forward(
+                module,
+                tensor_parallel_layers.whole(
+                    module, tensors, partial=False, inside_cut=id(module) in between
+                ),
+            )
+
+
+def _final_norm(hf: HFModel, trunk: nn.Module, stack: nn.Module) -> nn.Module:
+    """Return the one module with parameters between the layers and the head. Raises ConfigError
+    ``models.sp_final_norm``.
+    """
+    others = {id(m) for m in (*stack.modules(), hf.get_input_embeddings())}
+    found = [
+        m
+        for m in trunk.modules()
+        if id(m) not in others and any(p is not None for p in m._parameters.values())
+    ]
+    if len(found) != 1:
+        raise _refused(
+            codes.MODELS_SP_FINAL_NORM,
+            "sequence parallelism ends at the norm after the layers, but this model does not have"
+            " exactly one such module",
+            f"{type(trunk).__name__}: {', '.join(type(m).__name__ for m in found) or 'none'}",
+            "sequence_parallel: false",
+        )
+    return found[0]
+
+
+def _check_heads(config: PreTrainedConfig, plan: Mapping[str, str], size: int) -> None:
+    """Check that the number of attention heads divides, if the plan shards attention by heads. Raises
+    ConfigError ``models.tp_heads``.
+    """
+    if not any("att" in pattern and style == "colwise" for pattern, style in plan.items()):
+        return
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        count = getattr(config, key, None)
+        if count is not None and count % size:
+            raise _refused(
+                codes.MODELS_TP_HEADS,
+                f"the attention heads are not divisible by {size} ranks",
+                f"{key}: {count}",
+                f"use a tp_size that divides {count}, and the other ranks for dp_shard_size",
+            )
+
+
+def _assert_sharded(hf: nn.Module, mesh: DeviceMesh) -> None:
+    """Check that every parameter is on the mesh, and that this rank's shards have the right size. Raises
+    RuntimeError.
+    """
+    for name, parameter in hf.named_parameters():
+        if not isinstance(parameter, DTensor):
+            raise RuntimeError(f"tensor parallelism did not shard {name}")
+        parts = mesh.size() if parameter.placements[0].is_shard() else 1
+        if parameter.to_local().numel() * parts != parameter.numel():
+            raise RuntimeError(
+                f"{name}: this rank holds {tuple(parameter.to_local().shape)} of {tuple(parameter.shape)}"
+            )
+
+
+def _account(root: RoleModule, size: int, sequence_parallel: bool, loss_parallel: bool) -> str:
+    """Describe what was sharded, for the log."""
+    held = [(p.numel(), p.placements[0].is_shard()) for p in root.hf.parameters() if isinstance(p, DTensor)]
+    share = sum(count for count, cut in held if cut) / sum(count for count, _ in held)
+    extras = [
+        "tokens sharded between blocks (sequence parallel)" if sequence_parallel else "",
+        "vocabulary sharded" if loss_parallel else "head and embedding complete on every rank",
+    ]
+    lines = [
+        f"{share:.0%} of the parameters sharded over {size} ranks by the model's own plan",
+        *filter(None, extras),
+    ]
+    return ", ".join(lines)
+
+
+def _set_forward(module: nn.Module, forward: Forward) -> None:
+    """Replace the forward of one instance; class, names and hooks stay."""
+    vars(module)["forward"] = forward
+
+
+def _refused(code: Code, what: str, found: str, hint: str) -> ConfigError:
+    return ConfigError(code(what=what, where=TP_SIZE, found=found, hint=hint))

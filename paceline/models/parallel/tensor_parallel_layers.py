@@ -1,0 +1,243 @@
+"""Forwards of modules whose parameters are sharded over a tp group: plain tensors inside, ``regions`` for
+communication.
+
+Each wraps the module's own forward (class, names and parameters stay) and computes with this rank's shards.
+With sequence parallelism the residual stream between blocks is sharded along the tokens, except in a forward
+outside of a packed micro-batch (generation, one token at a time).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+from torch import Tensor, nn
+
+from paceline.models.attention.sequence_info import sequence_info_of
+from paceline.models.parallel.tp_regions import (
+    Group,
+    copy_to_tp,
+    gather,
+    local,
+    reduce_from_tp,
+    reduce_scatter,
+    split,
+)
+
+_TOKENS, _FEATURES = 1, -1  # dims of [1, T, H]
+Forward = Callable[..., Any]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The tp group of one model, and whether its residual stream is sharded along the tokens."""
+
+    group: Group
+    sequence_parallel: bool
+
+    def is_sharded(self, module: nn.Module) -> bool:
+        """Return whether the tokens are sharded in the running forward."""
+        return self.sequence_parallel and sequence_info_of(module) is not None
+
+
+@contextmanager
+def local_parameters(
+    module: nn.Module, group: Group, *, partial: bool = False, hide: str | None = None
+) -> Iterator[None]:
+    """Inside the context ``module``'s own parameters are this rank's shards, without the one named ``hide``.
+
+    ``partial``: their gradients are summed over the group.
+    """
+    kept = dict(module._parameters)
+    try:
+        for name, parameter in kept.items():
+            if parameter is not None:
+                block = local(parameter)
+                blocks: dict[str, Any] = module._parameters
+                blocks[name] = None if name == hide else copy_to_tp(block, group) if partial else block
+        yield
+    finally:
+        module._parameters.update(kept)
+
+
+def whole(module: nn.Module, tensors: Tensors, *, partial: bool, inside_cut: bool) -> Forward:
+    """Forward with replicated parameters.
+
+    ``partial``: each rank applies them to its own heads; ``inside_cut``: to its own tokens, if these are
+    sharded. In both cases gradients are summed over the group.
+    """
+    forward = own_forward(module)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        summed = partial or (inside_cut and tensors.is_sharded(module))
+        with local_parameters(module, tensors.group, partial=summed):
+            return forward(*args, **kwargs)
+
+    return run
+
+
+def colwise(module: nn.Module, tensors: Tensors, *, gathers: bool) -> Forward:
+    """Column-parallel linear layer (rows of the [out, in] weight): replicated input, this rank's output
+    features.
+
+    ``gathers``: returns all output features, and the input's gradient is summed here.
+    """
+    forward = own_forward(module)
+
+    def run(x: Tensor) -> Tensor:
+        # else ``sharded_block`` did it for all projections
+        x = copy_to_tp(x, tensors.group) if gathers else x
+        with local_parameters(module, tensors.group):
+            out: Tensor = forward(x)
+        return gather(out, tensors.group, _FEATURES, partial=False) if gathers else out
+
+    return run
+
+
+def rowwise(module: nn.Module, tensors: Tensors, *, splits: bool, linear: nn.Module | None = None) -> Forward:
+    """Row-parallel linear layer (columns of the [out, in] weight): this rank's input features, output summed
+    over the group; the bias is added once.
+
+    ``splits``: the input is replicated and is split here; ``linear``: the layer with weight and bias, if
+    ``module`` wraps it.
+    """
+    forward, linear = own_forward(module), linear or module
+
+    def run(x: Tensor) -> Tensor:
+        x = split(x, tensors.group, _FEATURES) if splits else x
+        with local_parameters(linear, tensors.group, hide="bias"):
+            out: Tensor = forward(x)
+        cut = not splits and tensors.is_sharded(module)
+        out = reduce_scatter(out, tensors.group, _TOKENS) if cut else reduce_from_tp(out, tensors.group)
+        bias = local(linear._parameters.get("bias"))
+        if bias is None:
+            return out
+        return out + (copy_to_tp(bias, tensors.group) if cut else bias).to(out.dtype)
+
+    return run
+
+
+def sharded_block(module: nn.Module, tensors: Tensors) -> Forward:
+    """An attention or MLP whose column-parallel children return their own features: its input enters the
+    group once for all of them.
+    """
+
+    def come(x: Tensor) -> Tensor:
+        return (
+            gather(x, tensors.group, _TOKENS, partial=True)
+            if tensors.is_sharded(module)
+            else copy_to_tp(x, tensors.group)
+        )
+
+    return _with_states(module, come)
+
+
+def replicated_block(module: nn.Module, tensors: Tensors) -> Forward:
+    """A block whose children gather at each projection (fused qkv, norms over all heads): all ranks hold all
+    activations in between.
+    """
+
+    def come(x: Tensor) -> Tensor:
+        return gather(x, tensors.group, _TOKENS, partial=False) if tensors.is_sharded(module) else x
+
+    def leave(out: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+        if not tensors.is_sharded(module):
+            return out
+        if isinstance(out, tuple):
+            return (split(out[0], tensors.group, _TOKENS), *out[1:])
+        return split(out, tensors.group, _TOKENS)
+
+    return _then(_with_states(module, come), leave)
+
+
+def with_local_children(module: nn.Module, children: Sequence[nn.Module], tensors: Tensors) -> Forward:
+    """The module's own forward, in which the replicated parameters of ``children`` are plain tensors too: a
+    layer with state reads its convolution's weight itself, without calling it.
+    """
+    forward = vars(module).get("forward") or own_forward(module)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for child in children:
+                stack.enter_context(local_parameters(child, tensors.group))
+            return forward(*args, **kwargs)
+
+    return run
+
+
+def first_layer(module: nn.Module, tensors: Tensors) -> Forward:
+    """The first decoder layer: tokens are sharded from here on."""
+    return _with_states(
+        module, lambda x: split(x, tensors.group, _TOKENS) if tensors.is_sharded(module) else x
+    )
+
+
+def final_norm(module: nn.Module, tensors: Tensors) -> Forward:
+    """The last module on sharded tokens: its output is gathered."""
+
+    def leave(out: Tensor) -> Tensor:
+        return gather(out, tensors.group, _TOKENS, partial=False) if tensors.is_sharded(module) else out
+
+    return _then(whole(module, tensors, partial=False, inside_cut=True), leave)
+
+
+def vocabulary_rows(module: nn.Embedding, tensors: Tensors, start: int) -> Forward:
+    """An embedding of which this rank has the rows from ``start`` on: tokens of other ranks give zeros, and
+    the sum over the group is the look-up.
+    """
+    forward = own_forward(module)
+    rows = module.num_embeddings // tensors.group.size()
+    if module.padding_idx is not None:  # set on the rank that has its row, which gets no gradient
+        module.padding_idx = (
+            module.padding_idx - start if start <= module.padding_idx < start + rows else None
+        )
+
+    def run(ids: Tensor) -> Tensor:
+        mine = ids - start
+        outside = (mine < 0) | (mine >= rows)
+        with local_parameters(module, tensors.group):
+            out: Tensor = forward(mine.masked_fill(outside, 0))
+        return reduce_from_tp(out.masked_fill(outside.unsqueeze(-1), 0.0), tensors.group)
+
+    return run
+
+
+def own_forward(module: nn.Module) -> Forward:
+    """Return the forward of the module's class at the time of the call, as an engine or a kernel may swap the
+    class later.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return type(module).forward(module, *args, **kwargs)
+
+    return run
+
+
+def with_argument(module: nn.Module, name: str, change: Callable[[Tensor], Tensor]) -> Forward:
+    """Return the module's own forward, with the tensor that it is given by ``name``, or first, changed."""
+    forward = vars(module).get("forward") or own_forward(module)  # that of a compiled layer, if it is one
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if name in kwargs:
+            return forward(*args, **{**kwargs, name: change(kwargs[name])})
+        return forward(change(args[0]), *args[1:], **kwargs)
+
+    return run
+
+
+def _with_states(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Forward:
+    """Return the module's own forward, of changed hidden states [1, T, H]."""
+    return with_argument(module, "hidden_states", change)
+
+
+def _then(forward: Callable[P, R], change: Callable[[R], R]) -> Callable[P, R]:
+    """Return ``forward`` with its result changed."""
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        return change(forward(*args, **kwargs))
+
+    return run

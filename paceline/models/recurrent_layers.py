@@ -1,0 +1,217 @@
+"""Layers that pass a state from token to token (linear attention, state spaces, short convolutions): in a
+packed forward they see one document at a time.
+
+Transformers' layers know one document a row, unless kernels are installed that take boundaries
+(``state_kernels``). So a layer gets the documents as rows padded at the end, in groups of about one length,
+and its outputs go back to their places: what is behind a document's end changes nothing before it, as the
+layers are causal. Everything else of the model (projections of attention, experts, norms) sees the packed
+row.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.models.attention.sequence_info import PackedSequenceInfo, sequence_info_of
+from paceline.models.replace_forward import own_class, replace_forward
+
+_STATE = "cache_params"  # the parameter by which Transformers' layers take states of earlier tokens
+_HIDDEN = ("hidden_states", "input_states")
+_MASKS = ("attention_mask", "conv_mask")
+_OF_STATE = frozenset({"linear_attention", "conv"})  # layer types
+_CACHES = frozenset({"cache_params", "past_key_values"})
+
+
+class ByDocument(nn.Module):
+    """The class that a layer with state is swapped to; keeps the layer's parameters, attributes and names.
+
+    ends  the argument by which the layer's kernels take the ends of documents; None: they take none
+    """
+
+    ends: str | None = None
+
+    @torch.compiler.disable
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the layer's own; in a packed forward of each document by itself: hidden states [1, T, H]."""
+        layout = sequence_info_of(self)
+        if layout is None:
+            return super().forward(*args, **kwargs)
+        given = inspect.signature(super().forward).bind(*args, **kwargs)
+        given.arguments.update({name: None for name in _MASKS if name in given.arguments})
+        tokens = given.arguments[_hidden_of(given.arguments)].shape[1]
+        if self.ends is not None:
+            return _whole(super().forward, given, tokens, layout, boundaries(self.ends, layout))
+        groups = _split(given.arguments, tokens, layout)
+        outs = []
+        for arguments in groups:
+            given.arguments.update(arguments)
+            outs.append(super().forward(*given.args, **given.kwargs))
+        return _joined(outs, layout)
+
+
+def _whole(
+    forward: Callable[..., Any],
+    given: inspect.BoundArguments,
+    tokens: int,
+    layout: PackedSequenceInfo,
+    taken: Mapping[str, Tensor],
+) -> Any:
+    """Return what kernels that take boundaries make of the packed row, shared prompts written out."""
+    shared = layout.shared
+    if shared is not None:
+        for name, value in given.arguments.items():
+            if isinstance(value, Tensor) and value.dim() > 1 and value.shape[:2] == (1, tokens):
+                given.arguments[name] = shared.full(value, 1)
+    out = forward(*given.args, **{**given.kwargs, **taken})
+    if shared is None:
+        return out
+    return (shared.kept(out[0], 1), *out[1:]) if isinstance(out, tuple) else shared.kept(out, 1)
+
+
+def keep_documents_apart(hf: nn.Module) -> int:
+    """Swap every layer with state of a model; return how many there are."""
+    layers = list(state_layers(hf))
+    for layer in layers:
+        if not isinstance(layer, ByDocument):
+            vars(layer)["ends"] = name_of_ends(type(layer))
+            layer.__class__ = replace_forward(ByDocument, type(layer))
+    return len(layers)
+
+
+def how_kept_apart(hf: nn.Module) -> str:
+    """Return, for the log, how the swapped layers see one document at a time."""
+    by_kernels = {
+        class_of(module) for module in hf.modules() if isinstance(module, ByDocument) and module.ends
+    }
+    rows = "each document by itself: padded rows in groups of about one length"
+    if not by_kernels:
+        return rows
+    taken = f"the kernels of {', '.join(sorted(by_kernels))} take the documents' boundaries"
+    others = any(isinstance(module, ByDocument) and not module.ends for module in hf.modules())
+    return f"{taken}; other layers: {rows}" if others else taken
+
+
+def class_of(layer: nn.Module) -> str:
+    """Return the name of a layer's own class, also of a swapped one."""
+    return own_class(type(layer), ByDocument).__name__
+
+
+def has_state(module: nn.Module) -> bool:
+    """Whether a module is, or holds, a swapped layer with state."""
+    return any(isinstance(inner, ByDocument) for inner in module.modules())
+
+
+def state_layers(hf: nn.Module) -> Iterator[nn.Module]:
+    """Yield the innermost modules that carry a state from token to token by themselves, outside of attention.
+
+    They take ``cache_params``, or hold a convolution over tokens, or take a cache in a layer of a type with
+    state.
+    """
+    kinds = getattr(getattr(hf, "config", None), "layer_types", None) or ()
+    inner: set[int] = set()
+    for module in reversed(list(hf.modules())):  # children before their parents
+        if any(id(child) in inner for child in module.modules()):
+            continue
+        if _carries_state(module, kinds):
+            inner.add(id(module))
+            yield module
+
+
+def _carries_state(module: nn.Module, kinds: Any) -> bool:
+    if isinstance(module, ByDocument):
+        return True
+    names = inspect.signature(type(module).forward).parameters
+    if not any(name in names for name in _HIDDEN):
+        return False
+    if any(isinstance(child, nn.Conv1d) for child in module.children()):
+        return True
+    number = getattr(module, "layer_idx", None)
+    typed = isinstance(number, int) and number < len(kinds) and kinds[number] in _OF_STATE
+    return _STATE in names or (typed and not _CACHES.isdisjoint(names))
+
+
+def _hidden_of(arguments: Mapping[str, Any]) -> str:
+    return next(name for name in _HIDDEN if name in arguments)
+
+
+def _split(arguments: Mapping[str, Any], tokens: int, layout: PackedSequenceInfo) -> list[dict[str, Any]]:
+    """Return, for each group of documents, the arguments that hold something of each token [1, T, …]."""
+    found: list[dict[str, Any]] = [{} for _ in layout.by_length.sizes]
+    for name, value in arguments.items():
+        for own, part in zip(found, _parts(value, tokens, layout), strict=True):
+            if part is not value:
+                own[name] = part
+    return found
+
+
+def _parts(value: Any, tokens: int, layout: PackedSequenceInfo) -> Sequence[Any]:
+    """Return ``value`` for each group: rows of documents, if it holds something of each token."""
+    groups = layout.by_length
+    if isinstance(value, tuple):
+        inner = [_parts(one, tokens, layout) for one in value]
+        return list(zip(*inner, strict=True)) if inner else [value] * len(groups.sizes)
+    if isinstance(value, Mapping):
+        taken = {name: _parts(one, tokens, layout) for name, one in value.items()}
+        return [{name: one[i] for name, one in taken.items()} for i in range(len(groups.sizes))]
+    if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[:2] != (1, tokens):
+        return [value] * len(groups.sizes)
+    whole = value if layout.shared is None else layout.shared.full(value, 1)
+    return groups.rows(whole.squeeze(0))
+
+
+def _joined(outs: Sequence[Any], layout: PackedSequenceInfo) -> Any:
+    """Return what the layer returned for all groups as for one packed row: a tensor, or a tuple that begins
+    with one (what follows, states and weights of attention, is not read in training).
+    """
+    if isinstance(outs[0], tuple):
+        return _joined([out[0] for out in outs], layout), *(None for _ in outs[0][1:])
+    out = layout.by_length.flat(outs).unsqueeze(0)
+    return out if layout.shared is None else layout.shared.kept(out, 1)
+
+
+_ENDS, _INDEX, _ENDS_OF_LAYER = "cu_seqlens", "seq_idx", "cu_seq_lens_q"
+_ONE_TOKEN = re.compile("update|recurrent")  # functions of decoding
+_PACKAGE = "is_new_implementation"  # in Transformers' wrapper: whether a package's function is called
+
+
+def boundaries(name: str, layout: PackedSequenceInfo) -> dict[str, Tensor]:
+    """Return what a layer's forward takes as the documents of a packed row: their ends int32 [D + 1] by
+    ``name`` (flash-linear-attention), and the document of each token int32 [1, T] (the others).
+    """
+    lengths = layout.cu_seqlens[1:] - layout.cu_seqlens[:-1]
+    documents = torch.arange(len(lengths), device=lengths.device, dtype=torch.int32)
+    index = documents.repeat_interleave(lengths, output_size=layout.bounds[-1])
+    return {name: layout.cu_seqlens, _INDEX: index[None]}
+
+
+def name_of_ends(layer: type) -> str | None:
+    """Return the argument by which a layer's forward takes the ends of documents; None where its kernels take
+    no boundaries.
+    """
+    forward = inspect.unwrap(layer.__dict__.get("forward", layer))
+    if not isinstance(forward, FunctionType):
+        return None
+    kinds = {parameter.kind for parameter in inspect.signature(forward).parameters.values()}
+    used = [taken for name, taken in _functions(forward) if not _ONE_TOKEN.search(name)]
+    if inspect.Parameter.VAR_KEYWORD not in kinds or not used or not all(used):
+        return None
+    return _ENDS_OF_LAYER if _ENDS_OF_LAYER in forward.__code__.co_consts else _ENDS
+
+
+def _functions(forward: FunctionType) -> Iterator[tuple[str, bool]]:
+    """Yield the functions with kernels that a forward calls, and whether a package's takes boundaries."""
+    for name in forward.__code__.co_names:
+        function = forward.__globals__.get(name)
+        if not isinstance(function, FunctionType):
+            continue
+        held = inspect.getclosurevars(function).nonlocals
+        if _PACKAGE in held:
+            taken = {_ENDS, _INDEX} & set(held.get("applicable_params", ()))
+            yield f"{name} {function.__name__}", bool(held[_PACKAGE] and taken)

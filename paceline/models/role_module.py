@@ -1,0 +1,266 @@
+"""The root module of a role (contract 1): trunk and head behind one forward, so that algorithms never handle
+logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from paceline.models.attention.packed_attention import AttentionChoice, placeholder_mask
+from paceline.models.attention.padded_documents import PaddedRows
+from paceline.models.attention.rope_per_document import DocumentRope
+from paceline.models.attention.sequence_info import AttentionContext, PackedSequenceInfo
+from paceline.models.compile_layers import CompiledLayers
+from paceline.models.compute_dtype import LowPrecisionCopies, head_of
+from paceline.models.heads.chunked_cross_entropy import CHUNK_BYTES
+from paceline.models.heads.distillation_divergence import Comparison, LentHead
+from paceline.models.heads.lm_head import Head, Vocabulary
+from paceline.models.heads.sequence_classification import SCALAR_ROLES, ScalarHead
+from paceline.models.lora.lora import Adapter, switched_off
+from paceline.models.moe.balance_sums import RouterSums
+from paceline.models.moe.expert_load import RouterLoad
+from paceline.models.persistent_buffers import persistent_buffers
+from paceline.models.recurrent_layers import has_state, how_kept_apart
+from paceline.models.shared_prefix import SharedPrompts, draws_at_random
+from paceline.protocols.batch import Batch
+from paceline.protocols.divergence import Divergence
+from paceline.protocols.model import RootModule
+from paceline.protocols.roles import Output, Role
+
+if TYPE_CHECKING:
+    from paceline.protocols.model import HFModel
+
+
+_ROUTED = {"output_router_logits": True}  # records the routers' logits
+
+
+class TrunkOutput(Protocol):
+    """What a trunk returns, as far as it is read."""
+
+    last_hidden_state: Tensor
+    router_logits: tuple[Tensor, ...] | None  # if requested
+
+
+class RoleModule(RootModule):
+    """A Hugging Face causal language model as the root module of ``role``; for reward, value and classifier
+    roles a sequence classification model.
+
+    ``forward(batch, required)`` returns fp32 tensors by name (see ``Output``). A micro-batch without labels
+    still gives every trainable parameter a gradient. ``hf`` is the model itself, for saving and generation;
+    its parameters keep their Hugging Face names. ``carries_state``: layers of it pass a state from token to
+    token outside of attention.
+    """
+
+    hf: HFModel
+
+    def __init__(
+        self,
+        role: Role,
+        hf: HFModel,
+        attention: AttentionChoice,
+        compute_dtype: torch.dtype = torch.float32,
+        engine_casts: bool = False,
+        adapter: Adapter | None = None,
+        temperature: float = 1.0,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        """``temperature``: log-probabilities and entropies are those of softmax(logits / temperature);
+        ``chunk_bytes``: of logits that the head computes at a time.
+        """
+        super().__init__()
+        self.role = role
+        self.hf = hf
+        self.adapter = adapter
+        self.attention = attention
+        self.compute_dtype = compute_dtype
+        self.notes_by_subject: dict[str, str] = {}  # changes after it was built, for ``notes``
+        self.slot = AttentionContext()
+        self.slot.attach(hf)
+        self.head = (
+            ScalarHead(hf)
+            if role in SCALAR_ROLES
+            else Head(hf, chunk_bytes, temperature, self.slot.row_kernels)
+        )
+        self._lent: LentHead | None = None
+        self._comparison: Comparison | None = None
+        self.low_precision: LowPrecisionCopies | None = None
+        if compute_dtype in (torch.bfloat16, torch.float16):
+            self.low_precision = LowPrecisionCopies(
+                self._trunk(), head_of(hf), compute_dtype, copies=not engine_casts
+            )
+        by_length = any(isinstance(module, DocumentRope) for module in hf.modules())  # reads whole documents
+        self._shares = (
+            attention.layout == "packed" and not by_length and not draws_at_random(self._trunk(), hf.config)
+        )
+        self.carries_state = has_state(hf)
+        self._compiled: CompiledLayers | None = None
+        self._routers: RouterSums | None = None
+        self._load = RouterLoad(hf)
+
+    def forward(self, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
+        """Return the outputs in ``required`` for ``batch``: sums and per-token tensors at labelled positions,
+        fp32.
+        """
+        with self.computing(batch.input_ids.device.type):
+            hidden, sums = self._states(batch, Output.ROUTER in required)
+            if Output.HIDDEN in required:
+                return self._lend(hidden)
+            # The head's own outputs, then the divergence, which needs the teacher's head too.
+            own = required - {Output.DIVERGENCE, Output.ROUTER}
+            found = self.head(hidden, batch, own) if own else {}
+            if sums is not None:
+                found[Output.ROUTER.value] = sums
+            if Output.DIVERGENCE in required:
+                assert self._comparison is not None, "there is no teacher to compare with"
+                found[Output.DIVERGENCE.value] = self._comparison(hidden, batch)
+            return found
+
+    def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield parameters under their Hugging Face names, tied ones once; with an adapter only the trained
+        ones, under peft's names.
+        """
+        if self.adapter is None:
+            yield from self.hf.named_parameters()
+            return
+        for name, parameter in self.hf.named_parameters():
+            if name in self.adapter.trained:
+                yield self.adapter.trained[name], parameter
+
+    def plain_named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield persistent buffers (the load-balancing bias of a router, say) under their Hugging Face names;
+        none with an adapter.
+        """
+        return iter(()) if self.adapter is not None else persistent_buffers(self.hf)
+
+    def choose_head(self) -> None:
+        """Choose how the head is computed again, by a probe on the weights that it has now."""
+        if isinstance(self.head, Head):
+            self.head.choose(self.hf)
+
+    def refresh_compute_weights(self) -> None:
+        """Cast the masters into the low-precision copies again (a no-op in fp32)."""
+        if self.low_precision is not None and self.low_precision.cached:
+            self.low_precision.refresh()
+
+    def computing(self, device_type: str) -> torch.autocast | nullcontext[None]:
+        """Return the context for calling ``hf`` directly (decoding), so that it computes in the same dtype as
+        ``forward``.
+        """
+        if self.low_precision is None or self.low_precision.cached:
+            return nullcontext()
+        return torch.autocast(device_type, dtype=self.compute_dtype)
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """Inside the context the model computes as its base does; parameters and ``requires_grad`` do not
+        change.
+        """
+        return switched_off(self.hf)
+
+    def compile_layers(self, *, backend: str = "inductor", mode: str | None = None) -> None:
+        """Compile the decoder layers with torch.compile (not the head, which is one autograd
+        function); names do not change.
+        """
+        self._load.stop()
+        self._compiled = CompiledLayers(self.hf, self.slot, backend, mode)
+
+    def parallelize_head(self, vocabulary: Vocabulary) -> None:
+        """Compute the head's losses through ``vocabulary`` (tensor parallelism)."""
+        self.head.vocabulary = vocabulary
+
+    def compare_with(self, teacher: RootModule, how: Divergence) -> None:
+        """Set the teacher of ``Output.DIVERGENCE``; its head is read in each of its own forwards."""
+        assert isinstance(teacher, RoleModule)
+        assert isinstance(teacher.head, Head)
+        assert isinstance(self.head, Head)
+        teacher._lent = teacher._lent or LentHead(teacher.head)
+        self._comparison = Comparison(self.head, teacher._lent, how)
+
+    def _lend(self, hidden: Tensor) -> dict[str, Tensor]:
+        """Return a teacher's hidden states, and let its lent head copy the weights that are gathered now."""
+        if self._lent is not None:
+            self._lent.look()
+        return {Output.HIDDEN.value: hidden}
+
+    def expert_tokens(self) -> Tensor | None:
+        """Return how many tokens each expert got since the last call, int64 [layers, experts]."""
+        return self._load.taken()
+
+    def note(self, subject: str, text: str) -> None:
+        """Keep how this module was run, for ``notes``."""
+        self.notes_by_subject[subject] = text
+
+    def notes(self) -> dict[str, str]:
+        """Return how this module computes, and why, by subject: for the log."""
+        ran = self.slot.kernels.describe()
+        notes = {"attention": f"{self.attention.reason}{ran}", "head": self.head.reason}
+        if self.carries_state:
+            notes["layers with state"] = how_kept_apart(self.hf)
+        if rows := self.slot.row_kernels.describe():
+            notes["row-wise kernels"] = rows
+        if self.low_precision is not None:
+            notes["precision"] = self.low_precision.reason
+        if self.adapter is not None:
+            notes["adapter"] = self.adapter.note
+        if self._compiled is not None:
+            notes["compile"] = self._compiled.describe()
+        return notes | self.notes_by_subject
+
+    def _trunk(self) -> nn.Module:
+        return self.hf.base_model
+
+    def _states(self, batch: Batch, routed: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Return the hidden states [1, T, H] of the flat batch, and ``Output.ROUTER`` if ``routed``."""
+        return (self._packed if self.attention.layout == "packed" else self._padded)(batch, routed)
+
+    def _sums(
+        self,
+        output: TrunkOutput,
+        batch: Batch,
+        shared: SharedPrompts | None = None,
+        rows: PaddedRows | None = None,
+    ) -> Tensor:
+        """Return ``Output.ROUTER`` from a trunk's output."""
+        self._routers = self._routers or RouterSums(self.hf)
+        return self._routers(output.router_logits, batch, shared, rows)
+
+    def _packed(self, batch: Batch, routed: bool) -> tuple[Tensor, Tensor | None]:
+        """``_states`` of one row; prompts that its documents share are computed once."""
+        shared = SharedPrompts.of(batch) if self._shares and type(batch) is Batch else None
+        ids, positions = batch.input_ids, batch.position_ids
+        if shared is not None:
+            ids, positions = shared.kept(ids, 1), shared.kept(positions, 1)
+        layout = PackedSequenceInfo.of(batch, shared)
+        with self.slot.packed_sequences(layout), self._load.counting(batch, shared=shared):
+            output: TrunkOutput = self._trunk()(
+                input_ids=ids,
+                position_ids=positions,
+                attention_mask=placeholder_mask(ids.device),
+                use_cache=False,
+                **(_ROUTED if routed else {}),
+            )
+        hidden = output.last_hidden_state
+        sums = self._sums(output, batch, shared) if routed else None
+        return (hidden if shared is None else shared.full(hidden, 1)), sums
+
+    def _padded(self, batch: Batch, routed: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the same from one right-padded row per document: for models whose documents cannot be kept
+        apart by attention alone.
+        """
+        layout = PackedSequenceInfo.of(batch)
+        rows = layout.padded
+        offsets = torch.arange(batch.max_seqlen, device=batch.input_ids.device)
+        with self.slot.padded_rows(layout), self._load.counting(batch, rows=rows):
+            output: TrunkOutput = self._trunk()(
+                input_ids=batch.input_ids[0][rows.index],
+                position_ids=offsets[None, :].expand(rows.index.shape),
+                attention_mask=rows.real.long(),
+                use_cache=False,
+                **(_ROUTED if routed else {}),
+            )
+        hidden = rows.unpad(output.last_hidden_state).unsqueeze(0)
+        return hidden, self._sums(output, batch, rows=rows) if routed else None
