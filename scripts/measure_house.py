@@ -108,7 +108,12 @@ EDGES: Mapping[str, str] = {
     "strategies/deepspeed/partition_views.py": "mappings that DeepSpeed leaves on its parameters",
     "plan/strategies/fsdp/options.py": "fsdp_config, by Transformers' and Accelerate's keys",
     **dict.fromkeys(
-        (f"strategies/{name}.py" for name in ("averaged", "muon", "rounded_adamw", "state")),
+        (
+            "strategies/optimizers/muon.py",
+            "strategies/optimizers/schedule_free.py",
+            "strategies/optimizers/stochastic_rounding_adamw.py",
+            "strategies/replicated_state.py",
+        ),
         "groups and state dictionaries of torch's optimizers, and of GradScaler",
     ),
     **dict.fromkeys(
