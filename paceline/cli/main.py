@@ -89,9 +89,25 @@ def dispatch(arguments: Sequence[str]) -> int:
         while cause is not None:  # typer turns Ctrl-C into a silent exit
             if isinstance(cause, KeyboardInterrupt):
                 raise cause from None
+            if option := getattr(cause, "option_name", ""):
+                _say_how_keys_are_set(option, rest)
             cause = cause.__cause__ or cause.__context__
         raise
     return int(ExitCode.OK)
+
+
+def _say_how_keys_are_set(option: str, arguments: Sequence[str]) -> None:
+    """Tell who wrote a key of the config as an option, as Transformers' programs take them, how it is set."""
+    from paceline.config.schema import SECTIONS
+    from paceline.config.spelling import known_names
+
+    key = option.lstrip("-").replace("-", "_")
+    if key.partition(".")[0] in SECTIONS or key in known_names(""):
+        at = next((i for i, word in enumerate(arguments) if word.partition("=")[0] == option), None)
+        value = "VALUE"
+        if at is not None:
+            value = arguments[at].partition("=")[2] or (*arguments[at + 1 : at + 2], value)[0]
+        print(f"A key of the config is set without dashes, after the file: {key}={value}", file=sys.stderr)
 
 
 def _rank_last(arguments: Sequence[str]) -> Sequence[str]:

@@ -9,7 +9,7 @@ from paceline.config import codes
 from paceline.config.aliases import ALIASES, SECTION_ALIASES, SKIP, Alias, NoTranslation
 from paceline.config.items import NAMED_FILES, leaf_of, takes_items
 from paceline.config.nearest import MOST_UNKNOWN
-from paceline.config.recognised import APEX_LEVEL, RECOGNISED
+from paceline.config.recognised import APEX_LEVEL, RECOGNISED, RECOGNISED_IN, Recognised
 from paceline.config.schema import SECTIONS, field_of, is_text, nested_model, takes_mapping
 from paceline.config.source import Entry, Source, shown
 from paceline.config.spelling import known_names, same
@@ -28,6 +28,11 @@ _GROUPS = frozenset(
     name[:dot] for name in (*ALIASES, *RECOGNISED) for dot, letter in enumerate(name) if letter == "."
 ) - {"deepspeed"}
 _EXTENSION = "x-"  # convention for blocks that only define YAML anchors
+
+
+def known_without_effect(section: str, name: str) -> Recognised | None:
+    """Return what to say of a key that sets nothing here; None if it is not known."""
+    return RECOGNISED_IN.get(section, RECOGNISED if section in ("", "training") else {}).get(name)
 
 
 class Collector:
@@ -97,8 +102,8 @@ class Collector:
             self._children(parts, node, source)
         elif parts[0] == "lora" and (node.value is None or isinstance(node.value, bool)):
             self._emit("lora", {} if node.value else None, node, source)
-        elif node.value is None:
-            return
+        elif node.value is None and source.file:
+            return  # a section without keys
         elif parts[0] in _SHORTHAND and isinstance(node.value, (str, list)):
             self._emit(_SHORTHAND[parts[0]], node.data(), node, source)
         else:
@@ -202,8 +207,8 @@ class Collector:
             alias = None
         if alias is not None:
             self._alias(alias, name, node, source)
-        elif name in RECOGNISED and section in ("", "training"):
-            self._recognised(name, node, source)
+        elif (known := known_without_effect(section, name)) is not None:
+            self._recognised(name, known, node, source)
         elif name in _GROUPS and (isinstance(node.value, dict) or node.value is None):
             for key, child in node.children().items():
                 line = node.key_lines[key] if source.file else None
@@ -247,8 +252,7 @@ class Collector:
                 found=f"{name}: {shown(name, value)}",
             )
 
-    def _recognised(self, name: str, node: Node, source: Source) -> None:
-        key = RECOGNISED[name]
+    def _recognised(self, name: str, key: Recognised, node: Node, source: Source) -> None:
         value = node.data()
         written = f"{name}: {shown(name, value)}"
         if name == "fp16_opt_level" and str(value).strip().lower() == "o0":

@@ -26,6 +26,13 @@ def evaluation_metrics(
     return ("eval_reward", *of_each, "eval_completion_length", "eval_truncated", *of_answers)
 
 
+def greater_is_better(metric: str) -> bool | None:
+    """Return whether a greater value is better, by the metric's name; None if the name does not say."""
+    if metric.endswith(("loss", "nll", "kl", "truncated")):
+        return False
+    return True if metric.endswith(("accuracy", "f1", "exact_match", "margin", "margins")) else None
+
+
 def reward_labels(names: Sequence[str]) -> list[str]:
     """Return each reward's name in metrics: a user's function without its module; ``_2`` is added to a
     second.

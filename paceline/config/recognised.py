@@ -43,9 +43,9 @@ def _listed(value: Json) -> tuple[Json, ...]:
     return tuple(value) if isinstance(value, list) else (value,)
 
 
-def _keys() -> dict[str, Recognised]:
+def _keys(table: str) -> dict[str, Recognised]:
     found = dict[str, Recognised]()
-    for name, given in as_object(read_table("recognised")["keys"]).items():
+    for name, given in as_object(read_table("recognised")[table]).items():
         row: JsonObject = as_object(given)
         verb = next(verb for verb in ("note", "warn", "refuse") if verb in row)
         fine, known = _listed(row.get("fine", [])), tuple(map(str, _listed(row.get("known", []))))
@@ -56,4 +56,6 @@ def _keys() -> dict[str, Recognised]:
 #: Its level O0 switches `fp16: true` off
 APEX_LEVEL = "training.fp16_opt_level"
 #: Name as written → what happens instead
-RECOGNISED = _keys()
+RECOGNISED = _keys("keys")
+#: The same by section, of the program whose settings the section holds: peft's, Transformers'
+RECOGNISED_IN: dict[str, dict[str, Recognised]] = {name: _keys(name) for name in ("lora", "generation")}

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from paceline.config.aliases import ALIASES, SECTION_ALIASES
-from paceline.config.recognised import RECOGNISED
+from paceline.config.recognised import RECOGNISED, RECOGNISED_IN
 from paceline.config.schema import SECTIONS, item_model, nested_model
 from paceline.config.sections.data import Dataset
 from paceline.config.sections.types import OneOf, Section
@@ -118,7 +118,10 @@ def _recognised() -> str:
         " that request nothing are refused or give a warning.\n"
     ]
     rows += ["| key | what happens instead | other values |", "|---|---|---|"]
-    for name, key in RECOGNISED.items():
+    under = {
+        f"{section}.{name}": key for section, keys in RECOGNISED_IN.items() for name, key in keys.items()
+    }
+    for name, key in (RECOGNISED | under).items():
         other = "note" if key.any_value else "refused" if key.refuse else "warning"
         if key.known:
             other = f"{', '.join(word.upper() for word in key.known)}: warning; others refused"

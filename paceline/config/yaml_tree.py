@@ -82,6 +82,9 @@ class Node:
         return found
 
 
+_GLUED = re.compile(r"([A-Za-z_]\w*):([^:/].*)")
+
+
 def parse_yaml(text: str, name: str) -> Node | None:
     """Parse the one document in ``text``; None if it is empty. ``name`` is the file name in messages.
 
@@ -334,5 +337,8 @@ class _Builder:
                 )
             )
             return
+        if child.value is None and (glued := _GLUED.fullmatch(key)):  # {r:8} is the key "r:8" in YAML
+            what, hint = "a blank is missing after the colon", f"{glued[1]}: {glued[2]}"
+            self._slips.append(codes.CONFIG_YAML_SYNTAX(what, f"{self._name}:{line}", key, hint))
         children[key] = child
         key_lines[key] = line

@@ -212,6 +212,19 @@ class _TRAIN_BEST_METRIC(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _TRAIN_BEST_IS_WORST(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        metric: object,
+        way: object,
+        better: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _TRAIN_REENTRANT(CodeName):
     def __call__(
         self,
@@ -1069,6 +1082,7 @@ TRAIN_ADAM_EPSILON: _TRAIN_ADAM_EPSILON
 TRAIN_SCHEDULE: _TRAIN_SCHEDULE
 TRAIN_SCHEDULE_OPTIONS: Code
 TRAIN_BEST_METRIC: _TRAIN_BEST_METRIC
+TRAIN_BEST_IS_WORST: _TRAIN_BEST_IS_WORST
 TRAIN_EVAL_GENERATE: Code
 TRAIN_EVAL_METRICS: Code
 TRAIN_REENTRANT: _TRAIN_REENTRANT

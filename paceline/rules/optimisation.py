@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from paceline.config.metrics import evaluation_metrics
+from paceline.config.metrics import evaluation_metrics, greater_is_better
 from paceline.config.optim_args import optim_args_problems
 from paceline.config.optimizers import BUILT
 from paceline.config.optimizers_not_built import not_built
 from paceline.config.options import misfits
-from paceline.config.schedules import OPTIONS, STATEFUL, unmet
+from paceline.config.schedules import NEEDED, OPTIONS, STATEFUL, unmet
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.json_types import Json
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
@@ -112,24 +113,47 @@ def schedule_options(c: Context) -> Iterator[Diagnostic]:
             _KWARGS,
             _SCHEDULE,
             found=found,
-            hint=f"lr_scheduler_kwargs: {{{', '.join(f'{key}: …' for key in OPTIONS[name])}}}",
+            hint=_instead(name, given, t.max_steps),
         )
 
 
+def _instead(name: str, given: Mapping[str, Json], max_steps: int) -> str:
+    """Return what to write where options of a schedule do not fit: what lacks, or a decay that the run has
+    room for.
+    """
+    extra = [key for key in NEEDED.get(name, ()) if key in given][1:]
+    fitting = {key: value for key, value in given.items() if key not in extra}
+    if "num_decay_steps" in given and max_steps > 0:
+        fitting["num_decay_steps"] = max(1, max_steps // 10)
+    lacks = [key for key in NEEDED.get(name, ()) if key not in given][: 0 if fitting != given else 1]
+    written = [*(f"{key}: {value}" for key, value in fitting.items()), *(f"{key}: …" for key in lacks)]
+    return f"lr_scheduler_kwargs: {{{', '.join(written)}}}"
+
+
+_METRIC, _GREATER = "training.metric_for_best_model", "training.greater_is_better"
+
+
 def best_metric(c: Context) -> Iterator[Diagnostic]:
-    """train.best_metric"""
+    """train.best_metric, train.best_is_worst"""
     t = c.config.training
-    requested = t.metric_for_best_model
-    if requested is None:
-        return
+    requested = t.metric_for_best_model or "loss"
     rewards = t.rollout.rewards if t.rollout is not None else ()
     answers = t.eval_metrics if t.eval_generate else ()
     names = evaluation_metrics(t.algorithm, [reward.name for reward in rewards], answers)
     full = requested if requested.startswith("eval_") else f"eval_{requested}"
     if full not in names:
+        if t.metric_for_best_model is None:
+            return  # the algorithm's first metric
+        yield c.at(codes.TRAIN_BEST_METRIC(algorithm=t.algorithm, names=", ".join(names)), _METRIC)
+        return
+    greater, given = greater_is_better(full), t.greater_is_better
+    if None not in (greater, given) and greater != given:
         yield c.at(
-            codes.TRAIN_BEST_METRIC(algorithm=t.algorithm, names=", ".join(names)),
-            "training.metric_for_best_model",
+            codes.TRAIN_BEST_IS_WORST(
+                metric=full, way=("smaller", "greater")[bool(greater)], better=str(greater).lower()
+            ),
+            _GREATER,
+            _METRIC,
         )
 
 

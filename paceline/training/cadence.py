@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
 def every(interval: float, total_steps: int) -> int:
-    """Convert an interval to steps; below 1 it is a fraction of the run, as in TrainingArguments."""
-    return max(1, int(interval)) if interval >= 1 else max(1, round(interval * total_steps))
+    """Convert an interval to steps; below 1 it is a fraction of the run, rounded up as TrainerState does."""
+    return max(1, int(interval) if interval >= 1 else math.ceil(total_steps * interval))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
+from paceline.config.metrics import greater_is_better
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
@@ -91,7 +92,6 @@ def best_rule(training: TrainingSection, names: Sequence[str]) -> BestRule:
                 "training.metric_for_best_model", metric, names=", ".join(names)
             )
         )
-    greater = (
-        training.greater_is_better if training.greater_is_better is not None else not metric.endswith("loss")
-    )
+    given = training.greater_is_better
+    greater = given if given is not None else greater_is_better(metric) is not False
     return BestRule(metric, greater, training.early_stopping_patience, training.early_stopping_threshold)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import codes as config_codes
@@ -30,6 +31,16 @@ if TYPE_CHECKING:
     from paceline.plan.hardware.probe import Hardware
     from paceline.plan.model.shape import ModelShape
     from paceline.plan.plan import Plan
+
+#: Findings that say what a folder is, and those that only say what it lacks to be another.
+_IS = (plan_codes.MODEL_RUN_FOLDER.name, plan_codes.MODEL_ADAPTER_FOLDER.name)
+_LACKS = (
+    plan_codes.PLAN_MODEL_CONFIG.name,
+    plan_codes.PLAN_MODEL_TYPE.name,
+    plan_codes.PLAN_ADAPTER_FOLDER.name,
+    "data.no_tokenizer",
+    "models.cannot_load",
+)
 
 
 def planned(
@@ -307,7 +318,16 @@ def merged(
         located = replace(diagnostic, where=place)
         if (diagnostic.code, place) not in named and located not in found and not _is_named(located, found):
             found.append(located)
-    return found
+    return [d for d in found if not _follows(d, found)]
+
+
+def _follows(one: Diagnostic, found: Sequence[Diagnostic]) -> bool:
+    """Whether a finding only says what a folder lacks, and another says what that folder is."""
+    return one.code in _LACKS and any(
+        d.code in _IS
+        and (one.where == d.where or Path(one.where).parent == Path(d.found) or one.found.startswith(d.found))
+        for d in found
+    )
 
 
 def _is_named(one: Diagnostic, found: Sequence[Diagnostic]) -> bool:

@@ -465,6 +465,13 @@ def _check_layers(hf: HFModel, started: bool) -> None:
         module.cast_input_dtype_enabled = False
 
 
+def _own_names(hf: HFModel) -> list[str]:
+    """Return the last parts of the names of modules with parameters, without those that peft has put in."""
+    modules = (n for n, m in hf.named_modules() if any(True for _ in m.parameters(recurse=False)))
+    names = {n.removesuffix(".base_layer").rpartition(".")[2] for n in modules if "lora_" not in n}
+    return sorted(names)[:12]
+
+
 def _train_whole(hf: HFModel, wanted: Iterable[str]) -> list[str]:
     """Unfreeze the modules named in ``modules_to_save``, in place; return those names plus the names of
     modules tied to them, sorted.
@@ -498,9 +505,7 @@ def _train_whole(hf: HFModel, wanted: Iterable[str]) -> list[str]:
                     "the model has no such module with parameters",
                     "lora.modules_to_save",
                     target,
-                    ", ".join(
-                        sorted({n.rpartition(".")[2] for n, m in hf.named_modules() if m._parameters})[:12]
-                    ),
+                    f"modules_to_save: [{', '.join(_own_names(hf))}] are there",
                 )
             )
         for parameter in parameters:

@@ -11,10 +11,14 @@ from shlex import quote
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.files import MAX_INDEX_BYTES, read_text, special_files
+from paceline.core.rundir import RunDir
 from paceline.plan import codes
 from paceline.plan.model.read_shape import config_from_path
 from paceline.plan.model.weights_files import damage
 
+#: What only a checkpoint of ours has, and its adapter's config, from the checkpoint and from the run
+_MANIFEST, _ADAPTERS = "manifest.json", "**/hf/adapter_config.json"
+_CONFIGS = ("config.json", "adapter_config.json")
 _INDEX = "model.safetensors.index.json"
 _ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co|hf-mirror\.com)/([\w.-]+/[\w.-]+)")
 _PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -46,6 +50,8 @@ def check_model_folder(name: str, key: str) -> list[Diagnostic]:
         return [codes.MODEL_NOT_A_FOLDER(key, name, hint=hint)]
     if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
         return [_adapter(folder, key)]
+    if run := _of_a_run(folder, key):
+        return [run]
     if special := special_files(folder):
         return [_special(folder, special, key)]
     if (folder / "adapter_config.json").is_file():
@@ -104,6 +110,24 @@ def _adapter(folder: Path, key: str) -> Diagnostic:
     return codes.MODEL_ADAPTER_FOLDER(what, key, str(folder), hint)
 
 
+def _of_a_run(folder: Path, key: str) -> Diagnostic | None:
+    """Return an error for a folder that a run, ours or the Trainer's, writes beside or above models."""
+    if any((folder / name).is_file() for name in ("model.safetensors", _INDEX)):
+        return None
+    last = key.rpartition(".")[2]
+    checkpoint = folder.parent if (folder.parent / _MANIFEST).is_file() else folder
+    if (checkpoint / _MANIFEST).is_file() or RunDir(folder).plan_json.is_file():
+        whole = not key.startswith("lora.") and bool([*checkpoint.glob(_ADAPTERS), *folder.glob(_ADAPTERS)])
+        hint = f"paceline export {quote(str(checkpoint))} --to DIR{' --merge' * whole}, then {last}: DIR"
+        return codes.MODEL_RUN_FOLDER("this is a folder of a Paceline run", key, str(folder), hint)
+    saved = [f.parent for f in folder.glob("checkpoint-*/*config.json") if f.name in _CONFIGS]
+    newest = max(saved, key=lambda f: (len(f.name), f.name), default=None)
+    if newest is None or (folder / "config.json").is_file():
+        return None
+    what = "this folder holds checkpoints of the Trainer, and no model itself"
+    return codes.MODEL_RUN_FOLDER(what, key, str(folder), f"{last}: {newest}")
+
+
 def _weights(folder: Path, key: str) -> Iterator[Diagnostic]:
     index, whole = folder / _INDEX, folder / "model.safetensors"
     if whole.is_file():
@@ -145,6 +169,8 @@ def check_adapter_folder(name: str, key: str) -> list[Diagnostic]:
         return []
     if special := special_files(folder):
         return [_special(folder, special, key)]
+    if run := _of_a_run(folder, key):
+        return [run]
     if not weights.is_file():
         return [_no_weights(folder, key, _CONVERT_ADAPTER)]
     wrong = damage(weights, key)

@@ -88,6 +88,8 @@ def test_a_verb_misspelt(typo: str, meant: str, capsys: pytest.CaptureFixture[st
         (["train"], "CONFIG"),
         (["train", "c.yaml", "--nprc", "2"], "--nproc"),
         (["train", "c.yaml", "--nproc", "two"], "--nproc"),
+        (["train", "c.yaml", "--max_steps", "5"], ": max_steps=5"),
+        (["train", "c.yaml", "--training.seed=5"], ": training.seed=5"),
         (["train", "c.yaml", "seed"], "key=value"),
         (["train", "c.yaml", "=1"], "key=value"),
         (["export", "somewhere"], "--to"),

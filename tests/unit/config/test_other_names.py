@@ -4,9 +4,11 @@ word.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import peft
 import pytest
 
 from paceline.config.aliases import ALIASES, SECTION_ALIASES
@@ -81,6 +83,15 @@ def test_every_key_that_any_value_of_passes_has_been_looked_at() -> None:
     found = {name for name, key in RECOGNISED.items() if key.any_value}
     reviewed = set().union(*ANY_VALUE.values())
     assert found <= reviewed, f"say what its values would choose: {sorted(found - reviewed)}"
+
+
+def test_every_field_of_pefts_config_is_a_key_or_named_under_lora(refuse: Load) -> None:
+    for name in (field.name for field in dataclasses.fields(peft.LoraConfig)):
+        value = "CAUSAL_LM" if name == "task_type" else "{a: 1}"
+        for section in ("lora", "model") if name == "revision" else ("lora",):
+            found = refuse(f"{section}: {{{name}: {value}}}\ntraining: {{seed: no}}").diagnostics
+            unknown = [d for d in found if d.code == "config.unknown_key" and "belongs under" not in d.hint]
+            assert not unknown, name
 
 
 def test_every_alias_leads_to_a_field() -> None:

@@ -362,6 +362,12 @@ CASES = [
         _t(lr_scheduler_type="cosine", lr_scheduler_kwargs={"num_cycls": 2}),
         _t(lr_scheduler_type="cosine", lr_scheduler_kwargs={"num_cycles": 2}),
     ),
+    case(
+        "train.best_is_worst",
+        _t(metric_for_best_model="token_accuracy", greater_is_better=False),
+        _t(greater_is_better=False),
+        severity=Severity.WARNING,
+    ),
     case("train.best_metric", _t(metric_for_best_model="rouge1"), _t(metric_for_best_model="token_accuracy")),
     case(
         "train.eval_generate",

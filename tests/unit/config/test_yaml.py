@@ -31,6 +31,7 @@ TRAPS = [
     ("seed: 1\nx: y: z\n", "config.yaml_syntax", 2),
     ("seed: 'open\n", "config.yaml_syntax", 1),
     ("a: 1\nseed:1\n", "config.yaml_syntax", 2),
+    ("lora: {r:8}\n", "config.yaml_syntax", 1),
     ("a: 1\nseed = 1\n", "config.yaml_syntax", 2),
     ("a:\n  seed:1\n  b: 2\n", "config.yaml_syntax", 2),
     ("a: 1\nseed:1\nb: 2\n", "config.yaml_syntax", 2),

@@ -80,6 +80,24 @@ def _adapter_as_model(job: Job) -> None:
     (job.model / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/no/base"}))
 
 
+def _run_as(key: str) -> Callable[[Job], dict[str, Any]]:
+    def change(job: Job) -> dict[str, Any]:
+        checkpoint = job.root / "earlier/checkpoints/step-00000002"
+        checkpoint.mkdir(parents=True)
+        for file in (checkpoint / "manifest.json", job.root / "earlier/plan.json"):
+            file.write_text("{}")
+        (job.root / "earlier/config.json").write_text("{}")
+        return {key: str(job.root / "earlier" if "model" in key else checkpoint)}
+
+    return change
+
+
+def _trainers_as_model(job: Job) -> dict[str, Any]:
+    (job.root / "trained/checkpoint-9").mkdir(parents=True)
+    job.model.rename(job.root / "trained/checkpoint-10")
+    return {"model.name_or_path": str(job.root / "trained")}
+
+
 def _adapter_beside_the_model(job: Job) -> None:
     (job.model / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
 
@@ -276,6 +294,9 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("index cut", _index_cut, "model.weights_index"),
     ("an adapter as model", _adapter_as_model, "model.adapter_folder"),
     ("an adapter beside the model", _adapter_beside_the_model, "model.adapter_folder"),
+    ("a run as model", _run_as("model.name_or_path"), "model.run_folder"),
+    ("a checkpoint as adapter", _run_as("lora.adapter_name_or_path"), "model.run_folder"),
+    ("the Trainer's folder as model", _trainers_as_model, "model.run_folder"),
     ("an adapter of pickles", _adapter_bin, "model.pickled"),
     (
         "weights of another vocabulary",
@@ -482,6 +503,15 @@ PATHS = {
     "training.deepspeed": f"{LONG}.json",
     "training.fsdp_config": f"{LONG}.json",
 }
+
+
+@pytest.mark.parametrize("key", ["model.name_or_path", "lora.adapter_name_or_path"])
+def test_of_a_runs_folder_nothing_is_said_but_that(
+    job: Job, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_this_process(monkeypatch)
+    wrong = [d for d in job.found(_run_as(key)(job)).values() if d.severity.value == "error"]
+    assert [d.code for d in wrong] == ["model.run_folder"] and "paceline export" in wrong[0].hint, wrong
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])

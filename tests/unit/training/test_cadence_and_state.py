@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
+from transformers.trainer_callback import TrainerState
 
+from paceline.config.metrics import evaluation_metrics
+from paceline.config.sections.training import TrainingSection
 from paceline.training.cadence import Cadence, every
-from paceline.training.state import BestRule, TrainState
+from paceline.training.state import BestRule, TrainState, best_rule
 
 
 def cadence(**changes: object) -> Cadence:
@@ -46,7 +51,19 @@ def test_epoch_best_and_no() -> None:
 
 
 def test_an_interval_below_one_is_a_share_of_the_run() -> None:
-    assert (every(0.25, 40), every(7, 40), every(0.001, 40)) == (10, 7, 1)
+    """As TrainerState counts them."""
+    for interval, steps in itertools.product((0.001, 0.1, 0.25, 1 / 3, 0.7, 7), (1, 7, 10, 30, 99)):
+        judge, given = TrainerState(), SimpleNamespace(logging_steps=interval, eval_steps=1, save_steps=1)
+        judge.compute_steps(given, steps)
+        assert every(interval, steps) == judge.logging_steps, (interval, steps)
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "distillation", "kto", "grpo"])
+def test_a_loss_or_a_divergence_is_better_when_it_is_smaller(algorithm: str) -> None:
+    names = evaluation_metrics(algorithm)
+    greater = {n: best_rule(TrainingSection(metric_for_best_model=n), names).greater_is_better for n in names}
+    smaller = {"eval_loss", "eval_nll", "eval_kl", "eval_truncated"}
+    assert {name for name in names if not greater[name]} == smaller & set(names)
 
 
 @pytest.mark.parametrize(
