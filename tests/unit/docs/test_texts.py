@@ -13,7 +13,7 @@ import typer
 
 from paceline.cli.main import VERBS
 from paceline.config.aliases import ALIASES, SECTION_ALIASES
-from paceline.config.recognised import RECOGNISED
+from paceline.config.recognised import RECOGNISED, RECOGNISED_IN
 from paceline.config.schema import SECTIONS, field_of, fields
 from paceline.config.synonyms import synonyms
 from paceline.core.diagnostics import all_codes
@@ -156,7 +156,7 @@ def keys() -> set[str]:
         *fields(),
         *inner,
         *SECTION_ALIASES,
-        *(f"{s}.{a}" for s in SECTIONS for a in (*ALIASES, *RECOGNISED)),
+        *(f"{s}.{a}" for s in SECTIONS for a in (*ALIASES, *RECOGNISED, *RECOGNISED_IN.get(s, ()))),
     }
 
 
