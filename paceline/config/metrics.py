@@ -30,7 +30,8 @@ def greater_is_better(metric: str) -> bool | None:
     """Return whether a greater value is better, by the metric's name; None if the name does not say."""
     if metric.endswith(("loss", "nll", "kl", "truncated")):
         return False
-    return True if metric.endswith(("accuracy", "accuracies", "f1", "exact_match", "margin", "margins")) else None
+    greater = ("accuracy", "accuracies", "f1", "exact_match", "margin", "margins")
+    return True if metric.endswith(greater) else None
 
 
 def reward_labels(names: Sequence[str]) -> list[str]:
