@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from paceline.config.exchange.axolotl_data import datasets, tokens
 from paceline.config.exchange.axolotl_schedule import best_weights, schedule
 from paceline.config.exchange.common import by_alias, project, whole_weights_in
@@ -127,10 +129,24 @@ def _fsdp_config(reading: KeyReader) -> None:
         reading.mapped(
             [k for k in reading.given if k.partition(".")[0] == "fsdp_config"], ("training.fsdp_config",)
         )
+        reading.mapped([f"fsdp_config.{k}" for k in inner if k == "fsdp_version"], ("training.fsdp_config",))
         reading.nothing(
-            [f"fsdp_config.{k}" for k in inner if k not in plain], "a checkpoint is written once, in one form"
+            [f"fsdp_config.{k}" for k in inner if k not in (*plain, "fsdp_version")],
+            "a checkpoint is written once, in one form",
         )
         reading.mapped("fsdp_version", ("training.fsdp_config",))
+
+
+def _beside_linear(reading: KeyReader) -> None:
+    """Modules beside all linear ones: others than linear ones, and the head, get an adapter there."""
+    listed = reading.given.get("lora_target_modules")
+    names = [str(name) for name in (listed if isinstance(listed, list) else [listed])]
+    more = [
+        name for name in names if not re.search(r"(proj|fc\d?|dense|linear|gate|up|down|w\d|c_attn)$", name)
+    ]
+    if more:
+        says = f"beside all linear modules axolotl adapts {', '.join(more)}: name every module"
+        reading.lose("lora_target_modules", says)
 
 
 def _given_on(reading: KeyReader, key: str) -> bool:
@@ -187,6 +203,7 @@ CODE = {
     "datasets": datasets,
     "tokens": tokens,
     "fsdp_config": _fsdp_config,
+    "beside_linear": _beside_linear,
     "trackers": _trackers,
     "watchdog": _watchdog,
     "plugins": _plugins,

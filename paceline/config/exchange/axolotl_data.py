@@ -32,6 +32,9 @@ def datasets(reading: KeyReader) -> None:
         ("test_datasets", "data.eval"),
     ):
         listed = reading.given.get(key)
+        if isinstance(listed, str) and key != "pretraining_dataset":
+            reading.lose(key, f"axolotl takes a list of data sets: [{{path: {listed}, type: chat_template}}]")
+            continue
         listed = [{"path": listed, "type": "pretrain"}] if isinstance(listed, str) and listed else listed
         if isinstance(listed, list) and listed:
             made = [
@@ -82,6 +85,10 @@ def _one(reading: KeyReader, at: str, item: JsonObject, algorithm: str, key: str
             f"{at}.type",
             "axolotl's alpaca prompt is text with a preamble; here the chat template writes the turns",
         )
+    elif isinstance(kind, dict):  # the user's own strategy: text is put together by formats
+        says = "its formats write text: a data.converter makes such rows, with model.chat_template: plain"
+        for name in [f"{at}.type", *(k for k in reading.given if k.startswith(f"{at}.type."))]:
+            reading.lose(name, says)
     elif word:
         reading.lose(f"{at}.type", f"the prompt strategy {word} is axolotl's; convert the rows to messages")
     for inner, value in item.items():
@@ -213,5 +220,7 @@ def tokens(reading: KeyReader) -> None:
                 reading.lose(
                     outer, f"the tokenizer's own special tokens are used: {', '.join(map(str, bad))}"
                 )
-            else:
+            elif "model.add_special_tokens" in reading.result.settings:
                 reading.mapped(outer, ("model.add_special_tokens",))
+            else:
+                reading.nothing(outer, "each of them for its own reason")

@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError
 from paceline.config.aliases import ALIASES, SKIP, Alias, Learnt, NoTranslation, Skip
 from paceline.config.exchange.decide import SENTENCES, decide
 from paceline.config.exchange.low_rank import transformers_galore
+from paceline.config.exchange.model_config import config_of
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.tables import NO_TRACKERS, defaults
 from paceline.config.recognised import RECOGNISED
@@ -26,6 +27,7 @@ _PROJECTS = {
 }
 _NOT_WRITTEN = ("log_level", "model_revision", "eval_dataset", "train_dataset", "eval_strategy_")
 _HOMES = ("training", "model", "data")
+NO_VALUE = "it has no value"
 
 
 def transformers_defaults() -> dict[str, object]:
@@ -72,9 +74,16 @@ def whole_weights_in(reading: KeyReader, key: str, word: str, system: str) -> No
     """Decide the dtype ``word`` of weights that are all trained: Transformers' Trainer steps them as they are
     loaded, but under DeepSpeed and FSDP, which make float32 masters of them.
     """
-    engine = reading.engine()
-    if word in ("float32", "auto"):
+    engine, stored = reading.engine(), ""
+    if word == "auto" and not engine:
+        own = config_of(reading)
+        stored = str(own.get("dtype") or own.get("torch_dtype") or "")
+        word = stored or word
+    if word == "float32" or (word == "auto" and engine):
         reading.keep(key, "model.dtype", word)
+    elif word == "auto":
+        says = f"{system} trains the weights in the dtype of the files, which are not here; ours in float32"
+        reading.differs(key, "model.dtype", word, says)
     elif engine:
         reading.keep(key, "model.dtype", word, f"loaded so; {engine} trains float32 masters of them, as here")
     elif word == "bfloat16":
@@ -92,7 +101,7 @@ def by_alias(reading: KeyReader, key: str) -> None:
     """Decide a key by our own names, our aliases, and the keys known to have no effect."""
     value = reading.given[key]
     if value is None:
-        reading.nothing(key, "it has no value")
+        reading.nothing(key, NO_VALUE)
         return
     if key not in reading.defaults and "." not in key and (isinstance(value, dict) or _is_section(key)):
         # a name of ours alone: what the program would mean by it is not known

@@ -42,6 +42,7 @@ SENTENCES = {
         "uploading is a step of its own: the training is the same, and `paceline export` writes the folder"
     ),
     "KERNEL": "another kernel for the same function; the fused cross entropy is always on here",
+    "QUANTISED": "quantised weights are not trained without adapters, there and here",
     "LOGGED": "it changes what is logged, not the training",
     "MEMORY": "it saves memory; sums and updates are the same",
     "SMOOTHED": "TRL's losses but robust, exo_pair and aot do not read it",

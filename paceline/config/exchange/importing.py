@@ -10,7 +10,7 @@ from paceline.config import codes
 from paceline.config.exchange import axolotl, llamafactory, swift, trl
 from paceline.config.exchange.accelerate_options import AccelerateJob, accelerate_job, joined, outranked
 from paceline.config.exchange.command_line import Command
-from paceline.config.exchange.common import transformers, transformers_defaults
+from paceline.config.exchange.common import NO_VALUE, transformers, transformers_defaults
 from paceline.config.exchange.detect import SYSTEMS, system_of
 from paceline.config.exchange.flags import as_parsed
 from paceline.config.exchange.job_files import import_job
@@ -54,6 +54,8 @@ TRANSLATORS = {
     "hf": Translator("Transformers", transformers, lambda job: transformers_defaults()),
 }
 _JOBS = ("deepspeed", "accelerate")
+#: whose null the programs themselves replace by the default
+_MAY_BE_NULL = ("bf16", "report_to")
 
 
 def read_foreign(path: str) -> tuple[JsonObject, dict[str, int]]:
@@ -178,9 +180,23 @@ def import_data(
     reading.facts |= {"job": job, "named": algorithm}
     translator.translate(reading)
     found = reading.result
+    if translator.parsed:
+        _nulls(reading)
     _rolled_up(found)
     _attention(found)
     return found
+
+
+def _nulls(reading: KeyReader) -> None:
+    """A null in place of a default that is a value: the program runs without the default, too."""
+    for key, finding in list(reading.result.findings.items()):
+        default = reading.defaults.get(key)
+        unset = key in reading.given and reading.given[key] is None and key not in _MAY_BE_NULL
+        acts = finding.verdict is KeyVerdict.MAPPED or finding.says == NO_VALUE
+        if unset and acts and default not in (None, False, "", 0, [], {}, "none"):
+            program = reading.result.system
+            says = f"null is not {program}'s default, {default}: remove the line for that, or write a value"
+            reading.lose(key, says)
 
 
 def _attention(found: Imported) -> None:

@@ -60,6 +60,14 @@ def _alpha(reading: KeyReader) -> None:
     reading.keep("lora_alpha", "lora.alpha", twice if alpha is None else alpha)
 
 
+def _adapters(reading: KeyReader) -> None:
+    """Of several adapters LLaMA-Factory merges all, and trains the last."""
+    names = str(reading.given.get("adapter_name_or_path") or "")
+    if "," in names:
+        says = "LLaMA-Factory merges all but the last, which it trains: merge them, and name the last"
+        reading.lose("adapter_name_or_path", says)
+
+
 def _reward_model(reading: KeyReader) -> None:
     if reading.text("reward_model_type") == "full" and reading.is_given("reward_model"):
         model: Json = [{"name": "model", "options": {"model": reading.given["reward_model"]}}]
@@ -160,6 +168,7 @@ def _listed(reading: KeyReader, name: str) -> None:
 
 
 CODE = {
+    "adapters": _adapters,
     "alpha": _alpha,
     "reward_model": _reward_model,
     "template": template,

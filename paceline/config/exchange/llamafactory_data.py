@@ -9,6 +9,7 @@ from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.rows import first_row
 from paceline.config.foreign.json_text import parse_json
 from paceline.config.reading import read_text
+from paceline.config.scalars import resolve_plain
 from paceline.core.json_types import Json, JsonObject, as_object
 
 #: What LLaMA-Factory's repository names in data/dataset_info.json itself
@@ -63,7 +64,7 @@ def _named(reading: KeyReader, key: str, path: str, names: list[str], info: Json
     unknown: list[str] = []
     lost: list[str] = []
     differs: list[str] = []
-    limit = reading.given.get("max_samples")
+    limit = resolve_plain(str(reading.given.get("max_samples") or ""))
     folder = str(reading.value("dataset_dir") or "data")
     for name in names:
         entry = as_object(info.get(name)) or _BUNDLED.get(name)
@@ -100,6 +101,8 @@ def _named(reading: KeyReader, key: str, path: str, names: list[str], info: Json
         reading.keep(key, path, found)
     if isinstance(limit, int):
         reading.mapped("max_samples", (path,))
+    elif reading.is_given("max_samples"):
+        reading.lose("max_samples", f"{limit} is no number of rows")
 
 
 def unread(entry: JsonObject) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paceline.config.exchange.model_config import config_of
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.rows import first_row
-from paceline.config.exchange.swift_machine import config_of
 from paceline.core.json_types import Json, JsonObject
 
 _ROLLOUTS = ("grpo", "ppo", "gkd")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 from paceline.config.exchange.common import whole_weights_in
 from paceline.config.exchange.launcher_options import VARIABLES
+from paceline.config.exchange.model_config import config_of
 from paceline.config.exchange.reading import KeyReader
-from paceline.config.reading import read_text
 from paceline.config.scalars import resolve_plain
-from paceline.core.errors import ConfigError
-from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.core.json_types import Json, as_object
 
 #: The block of a YAML, here of a command line as well, that holds variables of the process
 ENVIRONMENT = "ENV"
@@ -35,19 +32,6 @@ def new_tokens(reading: KeyReader) -> None:
         reading.lose("new_special_tokens", "write the tokens themselves, not a file of them")
     elif listed:
         reading.keep("new_special_tokens", "model.add_special_tokens", listed)
-
-
-def config_of(reading: KeyReader) -> JsonObject:
-    """Return the ``config.json`` of a model that is a folder here, or beside the file; else empty."""
-    name = str(reading.given.get("model") or "")
-    for base in (Path("."), Path(reading.result.file).parent):
-        file = base / name / "config.json"
-        if name and file.is_file():
-            try:
-                return as_object(json.loads(read_text(str(file))))
-            except (ValueError, ConfigError):
-                return {}
-    return {}
 
 
 def precision(reading: KeyReader) -> None:
@@ -105,8 +89,12 @@ def targets(reading: KeyReader) -> None:
     names = reading.value(key)
     if names in ("all-linear", ["all-linear"]):
         reading.keep(key, "lora.target_modules", "all-linear")
-    elif "all-embedding" in str(names) or (isinstance(names, list) and "all-linear" in names):
-        reading.lose(key, "all-linear beside others is not supported: name the modules")
+    elif any(word in str(names) for word in ("all-embedding", "all-router")) or (
+        isinstance(names, list) and "all-linear" in names
+    ):
+        reading.lose(
+            key, "all-linear beside others, all-embedding and all-router are not supported: name the modules"
+        )
     else:
         reading.keep(key, "lora.target_modules", names)
     if key == "target_regex":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.config import codes
 from paceline.config.exchange.common import transformers_keys, whole_weights_in
 from paceline.config.exchange.decide import SENTENCES, decide
+from paceline.config.exchange.model_config import peft_targets
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.tables import NO_TRACKERS, defaults
 from paceline.config.exchange.trl_data import datasets
@@ -67,10 +68,18 @@ def _dtype(reading: KeyReader) -> None:
     if key is None:
         return
     word = reading.text(key)
-    if reading.on("use_peft") and word not in ("float32", "auto"):
+    if reading.on("use_peft"):
         reading.keep(key, "model.dtype", word, "of the frozen weights; adapters are float32")
     else:
         whole_weights_in(reading, key, word, "TRL")
+
+
+def _template_path(reading: KeyReader) -> None:
+    """A file of Jinja is its text; of anything else TRL clones a tokenizer's template and special tokens."""
+    path = str(reading.given.get("chat_template_path") or "")
+    if path and not path.endswith((".jinja", ".j2")):
+        says = f"TRL takes the template and the special tokens of {path}: set model.chat_template to its file"
+        reading.lose("chat_template_path", says)
 
 
 def _dataset_kwargs(reading: KeyReader) -> None:
@@ -126,6 +135,8 @@ def _dpo_losses(reading: KeyReader) -> None:
 
 CODE = {
     "dtype": _dtype,
+    "template_path": _template_path,
+    "peft_targets": peft_targets,
     "datasets": datasets,
     "dataset_kwargs": _dataset_kwargs,
     "dpo_losses": _dpo_losses,

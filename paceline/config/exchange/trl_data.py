@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.config.exchange.reading import KeyReader
 from paceline.config.exchange.rows import first_row
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, as_object
 
 _NAMES = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_split")
 _KNOWN = ("messages", "text")  # TRL reads turns whatever the field says
@@ -113,9 +113,20 @@ def _loss_on(reading: KeyReader) -> None:
         reading.nothing("completion_only_loss", "assistant_only_loss is on")
         return
     only = reading.given.get("completion_only_loss")
-    path = str(reading.given.get("dataset_name") or "")
-    row = first_row(path, Path(reading.result.file).parent) if path else {}
+    train = reading.result.settings.get("data.train")
+    listed = train.value if train is not None and isinstance(train.value, list) else []
+    path, folder = (
+        str(as_object(listed[0]).get("path") or "") if listed else "",
+        Path(reading.result.file).parent,
+    )
+    row = first_row(path, folder) if path else {}
     completions = only is True or (only is None and {"prompt", "completion"} <= set(row))
+    if only is None and path and not row:
+        says = (
+            f"rows of prompt and completion have loss on the completion alone: {path} is not here to be seen"
+        )
+        reading.differs("completion_only_loss", "data.train_on", "all", f"{says} (data.train_on: assistant)")
+        return
     note = "TRL puts loss on completions where rows have prompt and completion, else on every token"
     reading.set("data.train_on", "assistant" if completions else "all", "completion_only_loss", note)
     reading.mapped(("completion_only_loss", "assistant_only_loss"), ("data.train_on",))

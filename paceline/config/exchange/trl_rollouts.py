@@ -5,9 +5,11 @@ from __future__ import annotations
 from paceline.config.exchange.reading import KeyReader
 from paceline.core.json_types import Json, JsonObject
 
-#: TRL's and Open-R1's reward functions that one of ours computes alike: theirs → ours
+#: of TRL's think_format_reward: one thought first, then anything
+_THOUGHT = r"^<think>(?!.*<think>)(.*?)</think>.*$"
+#: TRL's reward functions that one of ours computes alike: theirs → ours
 REWARDS: dict[str, JsonObject] = {
-    "trl.rewards.think_format_reward": {"name": "format", "options": {"names": ["think"]}},
+    "think_format_reward": {"name": "regex", "options": {"pattern": _THOUGHT}},
 }
 
 
@@ -38,30 +40,28 @@ def server(reading: KeyReader) -> None:
 
 def rewards(reading: KeyReader) -> None:
     """Decide the reward functions, their weights, and a reward model."""
-    names = reading.given.get("reward_funcs")
-    weights = reading.given.get("reward_weights")
+    named, weights = reading.given.get("reward_funcs"), reading.given.get("reward_weights")
     model = reading.given.get("reward_model_name_or_path")
-    listed = [str(name) for name in names] if isinstance(names, list) else []
-    shares = list(weights) if isinstance(weights, list) else [1.0] * (len(listed) + bool(model))
-    made: list[Json] = []
-    lost: list[str] = []
+    names = [str(name) for name in (named if isinstance(named, list) else [named] if named else [])]
+    found: list[JsonObject | None] = [REWARDS.get(name.removeprefix("trl.rewards.")) for name in names]
     if isinstance(model, str) and model:
         reading.mapped("reward_model_name_or_path", ("training.rollout.rewards",))
-        made.append({"name": "model", "options": {"model": model}})
-    for name in listed:
-        known = REWARDS.get(name)
-        made.append(dict(known)) if known else lost.append(name)
-    if lost:
-        says = f"reward functions of that system: {', '.join(lost)}; write them as training.rollout.rewards"
-        reading.lose(
-            "reward_funcs", f"{says} (module:function; they get texts, not messages: docs/rollouts.md)"
-        )
-        if "reward_weights" in reading.given:
-            reading.lose("reward_weights", "the weights of rewards that are not known here")
-    elif made:
-        for item, share in zip(made, shares, strict=False):
-            if isinstance(item, dict):
-                item["weight"] = share
-        reading.mapped(("reward_funcs", "reward_weights"), ("training.rollout.rewards",))
+        found.insert(0, {"name": "model", "options": {"model": model}})
+    listed = weights if isinstance(weights, list) else [weights] if weights is not None else []
+    shares = listed or [1.0] * len(found)
+    made: list[Json] = [
+        {**one, "weight": share} for one, share in zip(found, shares, strict=False) if one is not None
+    ]
     if made:
         reading.set("training.rollout.rewards", made, "reward_funcs")
+    lost = [name for name, one in zip(reversed(names), reversed(found), strict=False) if one is None]
+    if len(shares) != len(found):
+        reading.lose("reward_weights", f"{len(shares)} weights for {len(found)} rewards, which TRL refuses")
+    if lost:
+        says = f"reward functions of that system: {', '.join(reversed(lost))}; write them as"
+        says += " training.rollout.rewards (module:function; they get texts, not messages: docs/rollouts.md)"
+        reading.lose("reward_funcs", says)
+        if listed and not reading.decided("reward_weights"):
+            reading.lose("reward_weights", "the weights of rewards that are not known here")
+    elif made and not reading.decided("reward_weights"):
+        reading.mapped(("reward_funcs", "reward_weights"), ("training.rollout.rewards",))

@@ -313,6 +313,7 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
         only(lambda a: not a.get("activation_offloading"), _trainer("gradient_checkpointing")),
     ),
     "training.algorithm": ((), _algorithm),
+    "training.disable_dropout": ((), lambda a: bool(a["training"].get("disable_dropout"))),
     "training.optim": (("optimizer",), lambda a: a["optimizer"]),
     "training.lr_scheduler_type": (
         ("lr_scheduler", "lr_quadratic_warmup", "cosine_constant_lr_ratio"),

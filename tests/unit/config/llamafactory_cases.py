@@ -64,7 +64,12 @@ _OF: dict[str, dict[str, tuple[object, ...]]] = {
     "pt": {},
     "rm": {},
     "dpo": _PAIRS,
-    "kto": {"pref_beta": (0.3,), "kto_chosen_weight": (0.8,), "kto_rejected_weight": (1.2,)},
+    "kto": {
+        "pref_beta": (0.3,),
+        "pref_ftx": (0.5,),
+        "kto_chosen_weight": (0.8,),
+        "kto_rejected_weight": (1.2,),
+    },
     "ppo": {
         "ppo_epochs": (2,),
         "ppo_target": (5.0,),
@@ -196,6 +201,12 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
         ("pref_ftx",),
         _only(lambda a: _algorithm(a) == "dpo", lambda a: a["pref_ftx"] or None),
     ),
+    "training.sft_term": (
+        ("pref_ftx",),
+        _only(lambda a: _algorithm(a) in ("orpo", "simpo", "kto"), lambda a: a["pref_ftx"] or None),
+    ),
+    "training.ld_alpha": (("ld_alpha",), _only(lambda a: a["stage"] == "dpo", lambda a: a["ld_alpha"])),
+    "lora.quantization_bit": (("quantization_bit",), lambda a: a["quantization_bit"]),
     "training.simpo.simpo_gamma": ((), _of(("simpo",), "simpo_gamma")),
     "training.kto.desirable_weight": ((), _of(("kto",), "kto_chosen_weight")),
     "training.kto.undesirable_weight": ((), _of(("kto",), "kto_rejected_weight")),

@@ -169,6 +169,7 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
         lambda a: getattr(a["training"]["lr_scheduler_type"], "value", a["training"]["lr_scheduler_type"]),
     ),
     "training.data_seed": ((), lambda a: a["data_seed"]),
+    "training.disable_dropout": ((), lambda a: bool(a["training"].get("disable_dropout"))),
     "training.save_steps": ((), only(lambda a: a["save_strategy"] == "steps", _trainer("save_steps"))),
     "training.eval_steps": (
         (),

@@ -1,6 +1,7 @@
 """Imports against the other program's own parsed arguments: recorded, or asked anew (slow).
 
-``SWIFT_PYTHON``, ``LF_PYTHON`` and ``AX_PYTHON`` name interpreters with ms-swift, LLaMA-Factory and axolotl;
+``SWIFT_PYTHON``, ``LF_PYTHON`` and ``AX_PYTHON`` name interpreters with ms-swift, LLaMA-Factory and axolotl,
+``TRL_PATH`` a folder with TRL's package;
 ``RECORD=1`` writes the answers anew.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +20,15 @@ import axolotl_cases
 import llamafactory_cases
 import pytest
 import swift_cases
+import trl_cases
 
-from paceline.config.exchange.accepted import accepted
+from paceline.config.exchange.accepted import accepted, stands
 from paceline.config.exchange.command_line import read_command
 from paceline.config.exchange.importing import flat, import_command, import_data
 from paceline.config.exchange.verdicts import Imported, KeyVerdict
 from paceline.config.load import load_config
 from paceline.config.schema import field_of
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.rules import of_config
 
 HERE, RESEARCH = Path(__file__).parent, Path(__file__).parents[3] / "research"
@@ -74,6 +78,14 @@ PEERS = [
         88,
         axolotl_cases.prepare,
     ),
+    Peer(
+        "trl",
+        "TRL_PATH",
+        trl_cases.files,
+        lambda given: import_data(given[1], dict.fromkeys(given[1], 1), "a.yaml", "trl", given[0]),
+        trl_cases.TABLE,
+        110,
+    ),
 ]
 PEER = pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
 
@@ -99,6 +111,8 @@ def at(config: Mapping[str, Any], path: str) -> Any:
         "training.mixed_precision": "bf16",
         "data.train_on": "assistant",
     }  # the recorder's, conversations'
+    if path == "training.disable_dropout" and value is None:
+        return algorithm_spec(config["training"]["algorithm"]).disable_dropout
     return auto.get(path, value) if value == "auto" else value
 
 
@@ -118,7 +132,12 @@ def differences(peer: Peer, case: Any, resolved: Mapping[str, Any], folder: Path
         alike = ours == expected or (isinstance(ours, (list, tuple)) and list(ours) == expected)
         if expected is not swift_cases.SKIPPED and not alike and not said & set(keys):
             wrong.append(f"{path}: {ours!r}, {peer.name} has {expected!r}")
-    return wrong
+    ghosts = [
+        f"{f.key} is said to stand in {f.to}"
+        for f in found.of(KeyVerdict.MAPPED)
+        if f.to and not any(stands(found, to) for to in f.to)
+    ]
+    return wrong + ghosts
 
 
 @PEER
@@ -143,8 +162,10 @@ def test_the_recorded_answers_are_the_other_programs(tmp_path: Path, peer: Peer)
     made = peer.inputs(tmp_path, peer.count)
     (tmp_path / "given.json").write_text(json.dumps(made))
     script = RESEARCH / f"{peer.name}_arguments.py"
-    call = [os.environ[peer.python], str(script), str(tmp_path / "given.json")]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    named, environment = os.environ[peer.python], {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    if peer.name == "trl":
+        named, environment = sys.executable, {**environment, "PYTHONPATH": named}
+    call = [named, str(script), str(tmp_path / "given.json")]
     done = subprocess.run(call, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path)
     answers = json.loads(done.stdout.strip().splitlines()[-1])
     fresh = [

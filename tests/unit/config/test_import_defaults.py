@@ -1,0 +1,145 @@
+"""What an import may not do without a word: adapters that nobody asked for, nulls, other rewards."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from paceline.config.exchange.importing import TRANSLATORS, import_data
+from paceline.config.exchange.tables import table
+from paceline.config.exchange.trl_rollouts import REWARDS
+from paceline.config.exchange.verdicts import Imported, KeyVerdict
+
+FULL: dict[str, dict[str, Any]] = {
+    "trl": {"model_name_or_path": "m", "dataset_name": "rows"},
+    "llamafactory": {"model_name_or_path": "m", "dataset": "rows", "finetuning_type": "full", "stage": "sft"},
+    "axolotl": {"base_model": "m", "datasets": [{"path": "rows"}]},
+    "swift": {"model": "m", "dataset": "rows", "tuner_type": "full"},
+    "hf": {"model_name_or_path": "m"},
+}
+#: the keys that ask for adapters
+ASK = {"use_peft", "finetuning_type", "adapter", "tuner_type"}
+
+
+def imported(system: str, given: dict[str, Any], algorithm: str | None = None) -> Imported:
+    return import_data(given, dict.fromkeys(given, 1), "a.yaml", system, algorithm)
+
+
+@pytest.mark.parametrize("system", FULL)
+def test_full_training_gets_adapters_by_no_other_key(system: str) -> None:
+    known = TRANSLATORS[system].defaults("sft")
+    about = re.compile("lora|quant|bit|adapter|peft|target|rank|alpha")
+    for key in (key for key in known if about.search(key) and key not in ASK):
+        for value in (True, 4):
+            found = imported(system, {**FULL[system], key: value})
+            made = [path for path in found.settings if path.startswith("lora")]
+            assert made == [], (key, value)
+
+
+@pytest.mark.parametrize("system", ["trl", "llamafactory", "hf"])
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "grpo"])
+def test_a_null_in_place_of_a_default_is_said(system: str, algorithm: str) -> None:
+    """These programs' parsers hand a null on, where the default would have been a value."""
+    known = TRANSLATORS[system].defaults(algorithm)
+    nulls = {key: None for key in known if key not in ("bf16", "report_to", "output_dir", "stage")}
+    found = imported(system, {**nulls, **FULL[system]}, algorithm)
+    silent = [
+        key
+        for key in nulls.keys() - FULL[system].keys()
+        if known[key] not in (None, False, "", 0, [], {}, "none")
+        and (found.findings[key].verdict is KeyVerdict.MAPPED or "no value" in found.findings[key].says)
+    ]
+    assert silent == []
+
+
+def test_thoughts_are_rewarded_as_trl_rewards_them() -> None:
+    """The answers of TRL 1.16's think_format_reward."""
+    theirs = {
+        "<think>a</think>b": 1,
+        "<think>a</think>": 1,
+        "<think>a</think>\nx <think>": 0,
+        "a<think>b</think>": 0,
+        "<think>a<think>b</think>c": 0,
+        "<think>\na\n</think>\n<answer>3</answer>": 1,
+        " <think>a</think>b": 0,
+        "<think>a</think>b</think>": 1,
+        "no": 0,
+    }
+    made: Any = REWARDS["think_format_reward"]
+    assert made["name"] == "regex"  # which searches, `.` for newlines, too
+    ours = {text: int(bool(re.search(made["options"]["pattern"], text, re.DOTALL))) for text in theirs}
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("names", ["think_format_reward", ["mine.f", "trl.rewards.think_format_reward"]])
+def test_a_reward_keeps_its_own_weight(names: object) -> None:
+    weights = [0.5] if isinstance(names, str) else [1.0, 0.5]
+    given = {**FULL["trl"], "reward_funcs": names, "reward_weights": weights}
+    found = imported("trl", given, "grpo")
+    made: Any = found.settings["training.rollout.rewards"].value
+    assert [one["weight"] for one in made] == [0.5]
+    assert found.findings["reward_funcs"].verdict is (
+        KeyVerdict.MAPPED if isinstance(names, str) else KeyVerdict.LOST
+    )
+
+
+def test_modules_without_a_name_are_those_of_peft(tmp_path: Path) -> None:
+    spec = find_spec("peft")
+    assert spec is not None and spec.submodule_search_locations
+    source = Path(spec.submodule_search_locations[0], "utils", "constants.py").read_text()
+    name = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"
+    [theirs] = [
+        ast.literal_eval(node.value)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name
+    ]
+    targets: Any = {**table("peft")["targets"]}
+    assert targets.pop("") == theirs["llama"]
+    for kind, ours in targets.items():
+        assert theirs[kind] in (ours, ours[0]), kind
+    verdicts = {}
+    for kind in ("phi", "no_such"):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "config.json").write_text(json.dumps({"model_type": kind}))
+        given = {**FULL["trl"], "model_name_or_path": str(tmp_path / kind), "use_peft": True}
+        found = imported("trl", given)
+        targets = found.settings.get("lora.target_modules")
+        verdicts[kind] = targets.value if targets else found.findings["lora_target_modules"].verdict
+    assert verdicts == {"phi": ["q_proj", "v_proj", "fc1", "fc2"], "no_such": KeyVerdict.LOST}
+
+
+@pytest.mark.parametrize(
+    ("stored", "settings"),
+    [("bfloat16", {"model.dtype": "bfloat16", "training.pure_bf16": True}), ("float32", {}), (None, None)],
+)
+def test_weights_of_dtype_auto_are_trained_as_they_are_stored(
+    tmp_path: Path, stored: str | None, settings: dict[str, Any] | None
+) -> None:
+    if stored:
+        (tmp_path / "config.json").write_text(json.dumps({"dtype": stored}))
+    found = imported("trl", {**FULL["trl"], "model_name_or_path": str(tmp_path), "dtype": "auto"})
+    said = found.findings["dtype"].verdict is KeyVerdict.DIFFERS
+    values = {path: setting.value for path, setting in found.settings.items()}
+    assert said is (settings is None) and (settings or {}).items() <= values.items()
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "hub"])
+def test_completions_have_loss_by_the_rows_columns(tmp_path: Path, kind: str) -> None:
+    file, row = tmp_path / f"rows.{kind}", {"prompt": "q", "completion": "a"}
+    if kind == "csv":
+        with file.open("w", encoding="utf-8-sig", newline="") as stream:
+            csv.writer(stream).writerows([row.keys(), row.values()])
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), file)
+    found = imported("trl", {**FULL["trl"], "dataset_name": str(file)})
+    trained, said = found.settings["data.train_on"].value, found.findings.get("completion_only_loss")
+    assert (trained, said is not None) == (("all", True) if kind == "hub" else ("assistant", False))
