@@ -32,8 +32,8 @@ import torch
 from large_models import GIB, LLAMA, MIB, WIDE, Source, Values, layers_for, memory_of, write_folder
 from torch import Tensor
 
-from paceline.checkpoint.carried import carried_state
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.format.untrained_tensors import carried_state
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.checkpoint.folder import write_weights
-from paceline.checkpoint.tensorfile import TensorEntry
+from paceline.checkpoint.export.hf_folder import write_weights
+from paceline.checkpoint.format.safetensors_file import TensorEntry
 from paceline.models.factory import HFModelFactory
 from paceline.protocols.model import BuildOptions
 

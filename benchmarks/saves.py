@@ -30,9 +30,9 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
-from paceline.checkpoint.beside import SavesBeside
-from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.async_checkpointer import SavesBeside
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.rundir import RunDir
 from paceline.protocols.shard import Shard
 from paceline.runtime.process_group.store_barrier import StoreRanks

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.core.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
-    from paceline.checkpoint.exporters import Exporter
+    from paceline.checkpoint.export.exporters import Exporter
     from paceline.generation.answer import Message
 
 Model = str | PathLike[str]  # a ``Run`` is a path, too
@@ -36,9 +36,9 @@ def export(
     training.exporters; ``max_shard_size``: of a file of weights (500MB, 2GiB). Raises ConfigError and
     CheckpointError.
     """
-    from paceline.checkpoint.export import export_hf
-    from paceline.checkpoint.exporters import exporters_of
-    from paceline.checkpoint.main import choose, shard_bytes
+    from paceline.checkpoint.export.exporters import exporters_of
+    from paceline.checkpoint.export.hf_export import export_hf
+    from paceline.checkpoint.export.main import choose, shard_bytes
 
     notes: list[Diagnostic] = []
     found = choose(Path(run), checkpoint, notes)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-    from paceline.checkpoint.exporters import Exporter
+    from paceline.checkpoint.export.exporters import Exporter
     from paceline.plan.plan import Plan
 
 
@@ -203,7 +203,7 @@ def checkpoints(run: str | PathLike[str]) -> list[Checkpoint]:
 
     Raises ConfigError (``api.no_run``).
     """
-    from paceline.checkpoint.layout import read_hint, scan
+    from paceline.checkpoint.format.folder_layout import read_hint, scan
 
     at = RunDir.at(existing_run(Path(run)))
     latest, best = read_hint(at.latest), read_hint(at.checkpoints / "best")

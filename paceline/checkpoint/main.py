@@ -1,253 +1,336 @@
-"""``python -m paceline.checkpoint.main export|push RUN --to DIR|hf://OWNER/NAME [--dtype D] [--checkpoint
-latest|best|step-N] [--merge] [--gguf] [--exporter NAME] [--max-shard-size SIZE] [--public]``.
-"""
+"""``python -m paceline.checkpoint.main list|verify|diff|average|prune|fetch|upload|convert …``."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.disk import make_folder
-from paceline.checkpoint.exporters import Exporters, exporters_of
-from paceline.checkpoint.layout import is_step_name, read_hint, scan, step_name
-from paceline.checkpoint.resume import find_checkpoint
-from paceline.checkpoint.strictjson import parse_object
-from paceline.config.object_url import ObjectUrl, is_url, parse_url
+from paceline.checkpoint.commands.prune import thin
+from paceline.checkpoint.export.main import choose, url_of
+from paceline.checkpoint.format.durable_files import make_folder, named_errors
+from paceline.checkpoint.format.folder_layout import is_step_name, scan
+from paceline.checkpoint.format.manifest import MANIFEST
+from paceline.checkpoint.load.list_checkpoints import as_table, list_checkpoints
+from paceline.checkpoint.save.last_verified import mark_verified
+from paceline.checkpoint.save.retention import RetentionRule, being_read
+from paceline.config.object_url import STORES, is_url
 from paceline.core.diagnostics import Diagnostic, render_all
-from paceline.core.errors import CheckpointError, ConfigError, ExitCode, PacelineError
-from paceline.core.files import MAX_JSON_BYTES, read_run_file
+from paceline.core.errors import BusyError, CheckpointError, ConfigError, ExitCode, PacelineError
+from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
-from paceline.core.units import bytes_of, human_bytes, human_count
+from paceline.core.units import human_bytes
+from paceline.launch.claim_run_dir import in_use
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted
 from paceline.rules import codes as rules_codes
-
-if TYPE_CHECKING:
-    from paceline.checkpoint.export import ExportReport
-
-_ABOUT = {
-    "model": "a complete model",
-    "adapter": "a peft adapter without its base model (--merge writes a complete model)",
-    "merged model": "a complete model, with the adapter merged into its base",
-}
 
 
 @redacted
 @ended
 def main(argv: Sequence[str] | None = None) -> int:
-    """Export a checkpoint; return the exit code (``core.errors.ExitCode``)."""
+    """Run a verb; return the exit code (``core.errors.ExitCode``)."""
     args = _parser().parse_args(argv)
-    notes: list[Diagnostic] = []
     try:
-        pushes = args.verb == "push" or args.to.startswith("hf:")
-        with ExitStack() as stack:
-            if is_url(args.run):
-                checkpoint = stack.enter_context(_fetched(args, pushes, notes))
-            else:
-                checkpoint = choose(Path(args.run), args.checkpoint, notes)
-            if notes:
-                print(render_all(notes), file=sys.stderr)
-            exporters = exporters_of(args.exporter, checkpoint)
-            exporters = replace(exporters, gguf=exporters.gguf or args.gguf)
-            (_push if pushes else _export)(checkpoint, args, exporters)
+        return _VERBS[args.verb](args)
     except PacelineError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
+
+
+def _list(args: argparse.Namespace) -> int:
+    if is_url(args.run):
+        from paceline.checkpoint.object_store.list_and_verify import list_stored
+        from paceline.checkpoint.object_store.obstore_backend import open_store
+
+        url = url_of(args.run)
+        rows = list_stored(open_store(url), url)
+    else:
+        rows = list_checkpoints(Path(args.run))
+    if not rows:
+        raise ConfigError(_none(args.run))
+    _answer(args, {"checkpoints": [row.to_json() for row in rows]}, lambda: as_table(rows))
     return int(ExitCode.OK)
 
 
-@contextmanager
-def _fetched(args: argparse.Namespace, pushes: bool, notes: list[Diagnostic]) -> Iterator[Path]:
-    """Yield the checkpoint that a URL names, brought into a folder beside the export (of a push: into the
-    system's for temporary files), which is removed at the end. Every block's hash has been compared.
-    """
-    from paceline.checkpoint.folder import check_destination
-    from paceline.checkpoint.objects.brought import bring_named
-    from paceline.checkpoint.objects.opened import open_store
+def _verify(args: argparse.Namespace) -> int:
+    if is_url(args.run):
+        return _verify_stored(args)
+    from paceline.checkpoint.commands.verify import examine
 
-    url, beside = url_of(args.run), None
-    if args.checkpoint not in ("result", "latest"):
-        step = args.checkpoint.removeprefix("step-")
-        if url.step is not None or not (step.isascii() and step.isdigit()):
-            what, hint = "a URL has the newest, or a step", f"{url}/step-00000500, without --checkpoint"
-            raise ConfigError(codes.EXPORT_NO_CHECKPOINT(what, "--checkpoint", args.checkpoint, hint))
-        url = replace(url, step=step_name(int(step)))
-    if not pushes:
-        to = Path(args.to).expanduser().absolute()
-        check_destination(to, args.overwrite)
-        beside = to.parent
-        make_folder(beside)
-    with tempfile.TemporaryDirectory(prefix=".paceline-fetched-", dir=beside) as folder:
-        brought = bring_named(open_store(url), url, RunDir.at(folder).checkpoints)
-        notes += brought.notes
-        yield brought.path
-
-
-def url_of(text: str) -> ObjectUrl:
-    """Return the URL that an argument names. Raises ConfigError."""
-    try:
-        return parse_url(text)
-    except ValueError as wrong:
-        hint = "s3://bucket/folder, or s3://bucket/folder/step-00000500"
-        raise ConfigError(
-            rules_codes.SAVE_CHECKPOINT_URL(f"this URL cannot be used: {wrong}", "URL", hint=hint)
-        ) from None
-
-
-def _export(checkpoint: Path, args: argparse.Namespace, exporters: Exporters) -> None:
-    from paceline.checkpoint.export import export_hf
-
-    report = export_hf(
-        checkpoint,
-        Path(args.to).expanduser().absolute(),
-        args.dtype,
-        role=args.role,
-        overwrite=args.overwrite,
-        merge=args.merge,
-        exporters=exporters,
-        max_shard_bytes=shard_bytes(args.max_shard_size),
-        verified=True,
-    )
-    _print(checkpoint, report, f"exported to {report.path}")
-
-
-def _push(checkpoint: Path, args: argparse.Namespace, exporters: Exporters) -> None:
-    from paceline.checkpoint.push import push
-
-    done = push(
-        checkpoint,
-        args.to,
-        args.dtype,
-        role=args.role,
-        merge=args.merge,
-        exporters=exporters,
-        overwrite=args.overwrite,
-        max_shard_bytes=shard_bytes(args.max_shard_size),
-        verified=True,
-        public=args.public,
-    )
-    seen = "private: only its owner sees it" if done.private else "public: everybody sees it"
-    _print(checkpoint, done.export, f"pushed to {done.repo} ({seen})")
-    if done.removed:
-        print(f"no longer there, but in its history: {', '.join(done.removed)}")
-    print(done.url)
-
-
-def _print(checkpoint: Path, report: ExportReport, where: str) -> None:
-    """Print what has become of a checkpoint."""
-    beside = f" (and {report.num_carried} copied unchanged from the base)" if report.num_carried else ""
-    checked = "reopened and compared" if report.load_checked else "not loaded back: it needs its own code"
-    print(f"{checkpoint.name} (step {report.step}) {where}: {_ABOUT[report.kind]}")
-    print(
-        f"{report.num_tensors} tensors{beside}, {human_count(report.num_parameters)} parameters,"
-        f" {report.dtype}, {human_bytes(report.num_bytes)}; {checked}"
-    )
-    if report.init:
-        print(
-            f"it began with a part of the base weights ({report.init}), which peft takes out of them when it"
-            " loads it; programs that do not (vLLM) need the model that --merge writes"
-        )
-
-
-def shard_bytes(text: str) -> int:
-    """Return the bytes of ``--max-shard-size``. Raises ConfigError."""
-    with suppress(ValueError):
-        if (found := bytes_of(text)) > 0:
-            return found
-    raise ConfigError(codes.EXPORT_SHARD_SIZE("--max-shard-size", text))
-
-
-def choose(run: Path, which: str, notes: list[Diagnostic]) -> Path:
-    """Return the verified checkpoint that ``which`` means in ``run``; ``run`` may itself be a checkpoint.
-
-    ``result``: the one named by result.json (the best, if the run kept it), else the latest. Raises
-    CheckpointError and ConfigError.
-    """
-    at = RunDir.at(run)
-    if not run.exists():
-        what, hint = (
-            "there is no such folder",
-            "give a run directory such as outputs/demo, or a checkpoint in it",
-        )
-        raise CheckpointError(codes.EXPORT_NO_CHECKPOINT(what, str(run), hint=hint))
-    if not at.checkpoints.is_dir():
-        found = find_checkpoint(str(run), at, notes)
-    elif which == "result":
-        named = _named_by_result(at)
-        found = find_checkpoint(str(named) if named is not None else "auto", at, notes)
-    elif which == "latest":
-        found = find_checkpoint("auto", at, notes)
-    else:
-        found = find_checkpoint(str(_step(at, which)), at, notes)
-    if found is None:
-        raise CheckpointError(
-            codes.EXPORT_NO_CHECKPOINT(
-                "this run has saved no checkpoint",
-                str(at.checkpoints),
-                hint="wait for the first save, or train again with training.save_strategy: steps",
+    paths = _named(Path(args.run), args.checkpoint)
+    found = []
+    for path in paths:
+        with ExitStack() as stack:
+            with suppress(CheckpointError):  # no manifest (any more): it is examined all the same
+                stack.enter_context(being_read(path))
+            one = examine(path)
+        if one.found and len(paths) > 1 and not path.exists():
+            print(f"{path.name}: removed meanwhile", file=sys.stderr)  # by the run, which keeps the last ones
+            continue
+        found.append(one)
+        if not one.found:
+            mark_verified(path)
+        if not args.json:
+            print(
+                f"{path.name}: sound: {one.num_tensors} tensors, {human_bytes(one.num_bytes)}, every hash"
+                if not one.found
+                else f"{path.name}: NOT sound\n{render_all(one.found)}",
+                flush=True,
             )
+    if not found:
+        raise ConfigError(_none(args.run))
+    if args.json:
+        print(json.dumps({"checkpoints": [one.to_json() for one in found]}, indent=1))
+    return int(ExitCode.FAILED if any(one.found for one in found) else ExitCode.OK)
+
+
+def _verify_stored(args: argparse.Namespace) -> int:
+    from paceline.checkpoint.object_store.list_and_verify import verdicts
+    from paceline.checkpoint.object_store.obstore_backend import open_store
+
+    url, found = url_of(args.run), []
+    for one in verdicts(open_store(url), url, args.checkpoint):
+        found.append(one)
+        if not args.json:
+            sound = f"{one.where}: every hash is right: {human_bytes(one.num_bytes)}; no number was looked at"
+            print(sound if not one.found else f"{one.where}: NOT sound\n{render_all(one.found)}", flush=True)
+    if args.json:
+        print(json.dumps({"checkpoints": [one.to_json() for one in found]}, indent=1))
+    return int(ExitCode.FAILED if any(one.found for one in found) else ExitCode.OK)
+
+
+def _diff(args: argparse.Namespace) -> int:
+    from paceline.checkpoint.commands.diff import compare
+    from paceline.checkpoint.load.reader import CheckpointReader
+
+    paths = [_one(path) for path in (args.first, args.second)]
+    with ExitStack() as stack:
+        for path in paths:
+            stack.enter_context(being_read(path))
+        first, second = (stack.enter_context(CheckpointReader(path)) for path in paths)
+        found = compare(first, second)
+    _answer(args, found.to_json(), found.as_text)
+    return int(ExitCode.OK)
+
+
+def _prune(args: argparse.Namespace) -> int:
+    _on_disk(args.run)
+    run = RunDir.at(args.run)
+    if not run.checkpoints.is_dir():
+        raise ConfigError(_none(args.run))
+    try:
+        with FileLock(run.lock, timeout=0):
+            found = thin(run.checkpoints, RetentionRule(args.keep, args.every), dry=args.dry_run)
+    except Timeout:
+        raise BusyError(in_use(run)) from None
+    word = "would be removed" if args.dry_run else "removed"
+    lines = [f"{name}: {word}" for name in found.removed]
+    lines += [f"{name}: kept: {why}" for name, why in found.kept.items()]
+    lines.append(f"{human_bytes(found.num_bytes)} {'would be ' if args.dry_run else ''}freed")
+    _answer(args, found.to_json(), lambda: "\n".join(lines))
+    return int(ExitCode.OK)
+
+
+def _fetch(args: argparse.Namespace) -> int:
+    from paceline.checkpoint.object_store.download import bring_named
+    from paceline.checkpoint.object_store.obstore_backend import open_store
+
+    url, run = url_of(args.url), RunDir.at(args.to)
+    make_folder(run.root)
+    try:
+        with FileLock(run.lock, timeout=0):
+            brought = bring_named(open_store(url), url, run.checkpoints)
+    except Timeout:
+        raise BusyError(in_use(run)) from None
+    if brought.notes:
+        print(render_all(brought.notes), file=sys.stderr)
+    _answer(args, {"path": str(brought.path)}, lambda: str(brought.path))
+    return int(ExitCode.OK)
+
+
+def _upload(args: argparse.Namespace) -> int:
+    from paceline.checkpoint.object_store.upload_stopped_run import send
+
+    url, run, notes = url_of(args.url), RunDir.at(args.run), list[Diagnostic]()
+    if url.step is not None:
+        what, hint = "this URL names one checkpoint", f"give the run's: {url}"
+        raise ConfigError(rules_codes.SAVE_CHECKPOINT_URL(what, "URL", url.step, hint))
+    if not run.checkpoints.is_dir():
+        raise ConfigError(_none(args.run))
+    try:
+        with FileLock(run.lock, timeout=0), named_errors(run.root, "the checkpoint cannot be uploaded"):
+            path = choose(args.run, args.checkpoint, notes)
+            found = send(path, run, url)
+    except Timeout:
+        raise BusyError(in_use(run)) from None
+    if notes or found:
+        print(render_all([*notes, *found]), file=sys.stderr)
+    where = f"{url}/{path.name}"
+    words = f"{where}{'' if found else ' is there already'}"
+    _answer(args, {"url": where, "uploaded": bool(found)}, lambda: words)
+    return int(ExitCode.OK)
+
+
+def _average(args: argparse.Namespace) -> int:
+    from paceline.checkpoint.commands.average import AveragedReader
+    from paceline.checkpoint.export.hf_export import export_hf
+
+    paths = [_one(path) for path in args.paths]
+    if args.last is not None and len(paths) == 1:
+        folder = RunDir.at(args.paths[0]).checkpoints
+        paths = [found.path for found in scan(folder) if found.problem is None][-args.last :]
+    if len(paths) < 2:
+        what, hint = "an average needs two checkpoints or more", "give several, or one run and --last N"
+        raise ConfigError(codes.EXPORT_NO_CHECKPOINT(what, "", str(len(paths)), hint))
+    with ExitStack() as stack:
+        for path in paths[1:]:  # the export holds the first
+            stack.enter_context(being_read(path))
+        report = export_hf(
+            paths[0],
+            args.to.expanduser().absolute(),
+            args.dtype,
+            role=args.role,
+            overwrite=args.overwrite,
+            merge=args.merge,
+            opened=lambda _: AveragedReader(paths),
         )
+    names = [str(path) for path in paths]
+    answer: JsonObject = {"averaged": list(names), "path": str(report.path), "tensors": report.num_tensors}
+    _answer(args, answer, lambda: f"the mean of {', '.join(names)} is in {report.path} ({report.kind})")
+    return int(ExitCode.OK)
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from paceline.checkpoint.convert.convert import convert
+
+    to = args.to.expanduser().absolute()
+    if args.dcp:
+        from paceline.checkpoint.convert.dcp_export import write_dcp
+
+        written = write_dcp(_one(args.source), to, overwrite=args.overwrite)
+        _answer(args, written.to_json(), written.as_text)
+        return int(ExitCode.OK)
+    run = RunDir.at(to)
+    if not args.overwrite and (run.exists() or scan(run.checkpoints)):
+        what, hint = "the run directory is in use: it has checkpoints", "give another folder, or --overwrite"
+        raise ConfigError(codes.EXPORT_DESTINATION(what, "--to", str(to), hint))
+    make_folder(to)
+    try:
+        with FileLock(run.lock, timeout=0), named_errors(args.source, "the checkpoint cannot be read"):
+            source = args.source.expanduser()
+            found = convert(source, to, model=args.model, moments=not args.weights_only, step=args.step)
+    except Timeout:
+        raise BusyError(in_use(run)) from None
+    if found.left:
+        print(render_all(found.left), file=sys.stderr)
+    _answer(args, found.to_json(), lambda: found.as_text(str(args.to)))
+    return int(ExitCode.OK)
+
+
+_VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "list": _list,
+    "verify": _verify,
+    "diff": _diff,
+    "average": _average,
+    "prune": _prune,
+    "fetch": _fetch,
+    "upload": _upload,
+    "convert": _convert,
+}
+
+
+def _answer(args: argparse.Namespace, as_json: JsonObject, as_text: Callable[[], str]) -> None:
+    print(json.dumps(as_json, indent=1) if args.json else as_text())
+
+
+def _one(path: Path) -> Path:
+    """Return the checkpoint at ``path``: itself, or the latest of a run."""
+    _on_disk(path)
+    if (path / MANIFEST).is_file() or is_step_name(path.name):
+        return path
+    notes: list[Diagnostic] = []
+    found = choose(path, "latest", notes)
+    if notes:
+        print(render_all(notes), file=sys.stderr)
     return found
 
 
-def _step(run: RunDir, which: str) -> Path:
-    name = read_hint(run.checkpoints / "best") if which == "best" else which
-    if name is None:
-        raise CheckpointError(codes.EXPORT_NO_BEST(str(run.checkpoints)))
-    number = name.removeprefix("step-")
-    if number.isascii() and number.isdigit() and is_step_name(run.checkpoint(int(number)).name):
-        path = run.checkpoint(int(number))
-        if path.is_dir():
-            return path
-    there = ", ".join(f.name for f in scan(run.checkpoints)) or "none"
-    raise ConfigError(
-        codes.EXPORT_NO_CHECKPOINT(
-            "there is no such checkpoint", "--checkpoint", which, f"latest, best, or one of: {there}"
+def _on_disk(path: Path) -> None:
+    """Raise ConfigError for a URL, of which a path has one slash less."""
+    scheme, colon, rest = str(path).partition(":/")
+    if colon and scheme in STORES:
+        what, hint = "this verb reads and changes folders only", f"paceline checkpoints fetch {scheme}://"
+        raise ConfigError(
+            codes.EXPORT_NO_CHECKPOINT(what, f"{scheme}://{rest.lstrip('/')}", "a URL", f"{hint}… --to DIR")
         )
+
+
+def _named(run: Path, which: str) -> list[Path]:
+    """Return the checkpoints to verify: ``all`` of a run, one of its names, or the path itself."""
+    if (run / MANIFEST).is_file() or is_step_name(run.name):
+        return [run]
+    folder = RunDir.at(run).checkpoints
+    found = scan(folder if folder.is_dir() else run)
+    if which != "all":
+        found = found[-1:] if which == "latest" else [f for f in found if f.name == which]
+    if not found:
+        raise ConfigError(_none(run))
+    return [one.path for one in found]
+
+
+def _none(run: Path | str) -> Diagnostic:
+    return codes.EXPORT_NO_CHECKPOINT(
+        "there is no such checkpoint", str(run), hint="give a run directory, or one of its checkpoints"
     )
-
-
-def _named_by_result(run: RunDir) -> Path | None:
-    try:
-        data = parse_object(
-            read_run_file(run.result_json).encode(), str(run.result_json), max_bytes=MAX_JSON_BYTES
-        )
-    except (OSError, CheckpointError):
-        return None
-    name = Path(str(data.get("checkpoint") or "")).name
-    path = run.checkpoints / name
-    return path if is_step_name(name) and path.is_dir() else None
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="paceline export", description=__doc__, allow_abbrev=False)
-    parser.add_argument("verb", choices=["export", "push"])
-    parser.add_argument("run", help="a run directory or a checkpoint, or the URL of one")
-    parser.add_argument("--to", required=True, metavar="DIR", help="the folder to write, or hf://owner/name")
-    parser.add_argument("--public", action="store_true", help="make a new repository public")
-    parser.add_argument("--dtype", default="float32", help="float32 (as trained), bfloat16 or float16")
-    parser.add_argument(
-        "--checkpoint",
-        default="result",
-        metavar="WHICH",
-        help="latest, best or step-N [the one the run's result names]",
-    )
-    parser.add_argument("--role", default="policy", help="which model of the run")
-    parser.add_argument(
-        "--merge", action="store_true", help="merge the adapter into its base: writes a complete model"
-    )
-    parser.add_argument("--gguf", action="store_true", help="also write model.gguf")
-    also = "gguf, none, or module:function; several times"
-    parser.add_argument("--exporter", action="append", metavar="NAME", help=also)
-    parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of a file of weights")
-    parser.add_argument("--overwrite", action="store_true", help="replace a folder that is not empty")
+    parser = argparse.ArgumentParser(prog="paceline checkpoints", description=__doc__, allow_abbrev=False)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print JSON")
+    verbs.add_parser("list", parents=[common]).add_argument("run")
+    verify = verbs.add_parser("verify", parents=[common])
+    verify.add_argument("run")
+    verify.add_argument("--checkpoint", default="all", metavar="WHICH")
+    diff = verbs.add_parser("diff", parents=[common])
+    diff.add_argument("first", type=Path)
+    diff.add_argument("second", type=Path)
+    average = verbs.add_parser("average", parents=[common])
+    average.add_argument("paths", type=Path, nargs="+")
+    average.add_argument("--last", type=int)
+    average.add_argument("--to", type=Path, required=True)
+    average.add_argument("--dtype", default="float32")
+    average.add_argument("--role", default="policy")
+    average.add_argument("--merge", action="store_true")
+    average.add_argument("--overwrite", action="store_true")
+    prune = verbs.add_parser("prune", parents=[common])
+    prune.add_argument("run", type=Path)
+    prune.add_argument("--keep", type=int, required=True)
+    prune.add_argument("--every", type=int)
+    prune.add_argument("--dry-run", action="store_true")
+    fetch = verbs.add_parser("fetch", parents=[common])
+    fetch.add_argument("url")
+    fetch.add_argument("--to", type=Path, required=True)
+    upload = verbs.add_parser("upload", parents=[common])
+    upload.add_argument("run", type=Path)
+    upload.add_argument("url")
+    upload.add_argument("--checkpoint", default="latest", metavar="WHICH")
+    convert = verbs.add_parser("convert", parents=[common])
+    convert.add_argument("source", type=Path)
+    convert.add_argument("--to", type=Path, required=True)
+    convert.add_argument("--model", type=Path)
+    convert.add_argument("--step", type=int)
+    convert.add_argument("--weights-only", action="store_true")
+    convert.add_argument("--dcp", action="store_true")
+    convert.add_argument("--overwrite", action="store_true")
     return parser
 
 

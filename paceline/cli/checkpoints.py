@@ -17,7 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Look after a run's checkpoints.",
 )
-_MODULE = "paceline.checkpoint.verbs"
+_MODULE = "paceline.checkpoint.main"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -46,4 +46,4 @@ def export(
     after. A run with a lora section becomes peft's adapter folder, or with --merge a whole model.
     """
     options = export_options(to, dtype, checkpoint, role, merge, gguf, exporter, max_shard_size, overwrite)
-    become("paceline.checkpoint.main", "export", run, *options)
+    become("paceline.checkpoint.export.main", "export", run, *options)

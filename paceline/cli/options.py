@@ -83,7 +83,7 @@ def export_options(
     max_shard_size: str,
     overwrite: bool,
 ) -> list[str]:
-    """Return these options for ``paceline.checkpoint.main``."""
+    """Return these options for ``paceline.checkpoint.export.main``."""
     values = {
         "--to": to,
         "--dtype": dtype,

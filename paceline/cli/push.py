@@ -46,4 +46,4 @@ def push(
     and no local paths. Needs a login: hf auth login, or HF_TOKEN.
     """
     options = export_options(to, dtype, checkpoint, role, merge, gguf, exporter, max_shard_size, overwrite)
-    become("paceline.checkpoint.main", "push", run, *options, *(["--public"] if public else []))
+    become("paceline.checkpoint.export.main", "push", run, *options, *(["--public"] if public else []))

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.checkpoint.export import export_hf
-from paceline.checkpoint.layout import is_step_name, scan, step_of
-from paceline.checkpoint.main import choose
-from paceline.checkpoint.retain import being_read
+from paceline.checkpoint.export.hf_export import export_hf
+from paceline.checkpoint.export.main import choose
+from paceline.checkpoint.format.folder_layout import is_step_name, scan, step_of
+from paceline.checkpoint.save.retention import being_read
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError

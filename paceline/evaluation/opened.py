@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.checkpoint.foreign.model_names import gives_scores, read_config
-from paceline.checkpoint.main import choose
-from paceline.checkpoint.retain import being_read
+from paceline.checkpoint.convert.tensor_names import gives_scores, read_config
+from paceline.checkpoint.export.main import choose
+from paceline.checkpoint.save.retention import being_read
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.evaluation.straight import load_model, prepared_without_copy
@@ -95,7 +95,7 @@ def export_copy(run: Path, to: Path) -> None:
     """Export the model of ``run``, adapters merged, in a process of its own, which frees its memory."""
     options = ("--to", str(to), "--merge")
     made = subprocess.run(
-        [sys.executable, "-m", "paceline.checkpoint.main", "export", str(run), *options],
+        [sys.executable, "-m", "paceline.checkpoint.export.main", "export", str(run), *options],
         capture_output=True,
         text=True,
         check=False,

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.checkpoint.export_adapter import is_adapter
-from paceline.checkpoint.export_carried import carried_entries
-from paceline.checkpoint.folder import (
+from paceline.checkpoint.export.hf_folder import (
     check_names,
     config_of,
     gives_scores,
@@ -23,7 +21,9 @@ from paceline.checkpoint.folder import (
     whole_of,
     write_side_files,
 )
-from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.export.peft_adapter import is_adapter
+from paceline.checkpoint.export.untrained_tensors import carried_entries
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.data.template import CostlyTemplateError, Encoder
 from paceline.generation.answer import load_folder
 from paceline.models.heads.sequence_classification import auto_class

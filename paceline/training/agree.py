@@ -9,7 +9,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, TypedDict, TypeVar
 
-from paceline.checkpoint.nodes.disks import Disks
+from paceline.checkpoint.node_local.shared_disks import Disks
 from paceline.config.schema import Config
 from paceline.config.source import shown
 from paceline.core.diagnostics import Diagnostic

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.checkpoint.layout import scan
-from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.resume import open_checkpoint
+from paceline.checkpoint.format.folder_layout import scan
+from paceline.checkpoint.load.find_checkpoint import open_checkpoint
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.config.schema import Config
 from paceline.core.errors import CheckpointError, ConfigError, DataError, ExitCode, PacelineError
 from paceline.core.files import read_run_file, read_text

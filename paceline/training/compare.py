@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.checkpoint.names import TensorName
-from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.format.tensor_names import TensorName
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
 from paceline.launch.exit_handling import ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.checkpoint.foreign.mark import CONVERTED
+from paceline.checkpoint.format.manifest import CONVERTED
 from paceline.config.optimizers import BUILT, StateSplit
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.checkpoint import codes as checkpoint_codes
-from paceline.checkpoint.layout import LATEST, scan
-from paceline.checkpoint.manifest import read_manifest
-from paceline.checkpoint.resume import (
+from paceline.checkpoint.format.folder_layout import LATEST, scan
+from paceline.checkpoint.format.step_agreement import read_config, read_state
+from paceline.checkpoint.format.verify_files import read_manifest
+from paceline.checkpoint.load.find_checkpoint import (
     AUTO,
     BEFORE_BYTES,
     at_its_key,
@@ -18,7 +19,6 @@ from paceline.checkpoint.resume import (
     lies_elsewhere,
     same_run,
 )
-from paceline.checkpoint.ties import read_config, read_state
 from paceline.config.object_url import is_url, parse_url
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, Severity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from paceline.checkpoint.manifest_format import Manifest
+from paceline.checkpoint.format.manifest import Manifest
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import JsonObject, as_number
 from paceline.core.safetensors_header import STORED_DTYPES

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from paceline.algorithms.algorithm import Algorithm
 from paceline.algorithms.moe_balance_loss import Balanced
 from paceline.algorithms.registry import algorithm_class
-from paceline.checkpoint.beside import SavesBeside
-from paceline.checkpoint.carried import STATE_KEY
-from paceline.checkpoint.nodes.disks import Disks
-from paceline.checkpoint.objects.uploads import Uploads, open_uploads
-from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.retain import RetentionRule, being_read
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.async_checkpointer import SavesBeside
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.format.untrained_tensors import STATE_KEY
+from paceline.checkpoint.load.reader import CheckpointReader
+from paceline.checkpoint.node_local.shared_disks import Disks
+from paceline.checkpoint.object_store.background_upload import Uploads, open_uploads
+from paceline.checkpoint.save.retention import RetentionRule, being_read
 from paceline.config.metrics import evaluation_metrics
 from paceline.config.schema import Config
 from paceline.config.sections.rollout import RolloutOptions

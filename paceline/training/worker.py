@@ -19,9 +19,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from paceline.checkpoint.nodes.disks import Disks, find_disks
-from paceline.checkpoint.nodes.resume import NodesResume
-from paceline.checkpoint.objects.deadline import AFTER_STOP_SECONDS, Deadline
+from paceline.checkpoint.node_local.resume import NodesResume
+from paceline.checkpoint.node_local.shared_disks import Disks, find_disks
+from paceline.checkpoint.object_store.upload_deadline import AFTER_STOP_SECONDS, Deadline
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import BusyError, CheckpointError, ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject

@@ -13,8 +13,11 @@ from paceline.plan.model.family import composites, families
 
 #: File → the names of families that stand in it, and why.
 NOT_ASKED: dict[str, tuple[set[str], str]] = {
-    "checkpoint/gguf_values.py": ({"llama"}, "the config that Transformers reads a Mistral's file as"),
-    "checkpoint/gguf_tokenizer.py": ({"gpt2", "llama", "qwen2"}, "tokenizers and splits of GGUF"),
+    "checkpoint/export/gguf/config_values.py": (
+        {"llama"},
+        "the config that Transformers reads a Mistral's file as",
+    ),
+    "checkpoint/export/gguf/tokenizer.py": ({"gpt2", "llama", "qwen2"}, "tokenizers and splits of GGUF"),
     "config/exchange/llamafactory_data.py": ({"llava"}, "a template of LLaMA-Factory"),
     "config/nearest.py": ({"opt"}, "a part of a key's name"),
     "demo/scaling.py": ({"llama"}, "the config of the model that it trains"),
@@ -22,7 +25,7 @@ NOT_ASKED: dict[str, tuple[set[str], str]] = {
     "plan/model/family.py": ({"llama"}, "the layout that a family has by default"),
 }
 #: One entry a family that is written as GGUF, with functions of tensors: the format's own table.
-TABLE = "checkpoint/gguf_families.py"
+TABLE = "checkpoint/export/gguf/families.py"
 
 
 def named(tree: ast.AST, kinds: frozenset[str]) -> set[str]:

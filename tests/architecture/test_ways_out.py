@@ -52,9 +52,9 @@ WRITERS = {
     "paceline/demo/numbers.py": "the demo's",
     "paceline/demo/further.py": "the demo's",
     "paceline/demo/pairs.py": "the demo's",
-    "paceline/checkpoint/disk.py": "numbers and the config",
-    "paceline/checkpoint/foreign/child.py": "values of a pickle, on a pipe",
-    "paceline/checkpoint/foreign/reading.py": "a pickle, on a pipe",
+    "paceline/checkpoint/format/durable_files.py": "numbers and the config",
+    "paceline/checkpoint/convert/pickle_reader/sandboxed_reader.py": "values of a pickle, on a pipe",
+    "paceline/checkpoint/convert/pickle_reader/client.py": "a pickle, on a pipe",
     "paceline/algorithms/rewards/sandbox/client.py": "a program, in memory",
     "paceline/algorithms/rewards/sandbox/server.py": "a verdict, on a pipe",
     "paceline/algorithms/rewards/sandbox/walls.py": "maps of users",
@@ -62,8 +62,8 @@ WRITERS = {
         "a config that was refused if it held a secret, in a temporary folder"
     ),
     "paceline/training/trial/run.py": "findings, in a temporary folder",
-    "paceline/checkpoint/every_byte.py": "findings, in a temporary folder",
-    "paceline/checkpoint/objects/start.py": "findings, in a temporary folder",
+    "paceline/checkpoint/commands/verify_before_resume.py": "findings, in a temporary folder",
+    "paceline/checkpoint/object_store/preflight.py": "findings, in a temporary folder",
     "paceline/launch/preflight/object_storage.py": "URLs, refused if they held a secret",
     "paceline/config/reference.py": "documentation",
     "paceline/config/foreign/reference.py": "documentation",
@@ -179,7 +179,8 @@ def test_nothing_goes_round_the_escaping_of_what_is_printed() -> None:
         if isinstance(node, ast.Attribute)
         and dotted(node) in ("sys.__stdout__", "sys.__stderr__", "sys.stdout.buffer", "sys.stderr.buffer")
         and not source.path.startswith("paceline/algorithms/rewards/sandbox/")  # the stranger's own program
-        and source.path != "paceline/checkpoint/foreign/child.py"  # a pipe to its parent
+        and source.path
+        != "paceline/checkpoint/convert/pickle_reader/sandboxed_reader.py"  # a pipe to its parent
         or isinstance(node, ast.Call)
         and dotted(node.func) == "os.write"
         and ast.unparse(node.args[0]) in ("1", "2")

@@ -20,7 +20,7 @@ from cells import LOGIT_TOLERANCE, LOSS_TOLERANCE, ON_POLICY, SAVED, STEPS, Cell
 from pool import HERE, ROOT, Pool
 from support import write_teacher
 
-from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.core.tables import ALGORITHMS
@@ -184,7 +184,7 @@ class Checker:
     def logits(self, run: RunDir, cell: Cell) -> torch.Tensor:
         from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-        from paceline.checkpoint.main import main as export
+        from paceline.checkpoint.export.main import main as export
 
         auto: Any = (
             AutoModelForSequenceClassification

@@ -124,7 +124,7 @@ class DeviceChecker:
         """Whether the last checkpoints hold the same tensors, bit for bit."""
         import torch
 
-        from paceline.checkpoint.reader import CheckpointReader
+        from paceline.checkpoint.load.reader import CheckpointReader
 
         last = [RunDir.at(place).checkpoint(STEPS) for place in (run, again)]
         with CheckpointReader(last[0]) as a, CheckpointReader(last[1]) as b:

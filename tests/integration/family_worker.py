@@ -25,8 +25,8 @@ from test_state_layers import Wide
 from tiny_families import tiny_config
 
 from paceline.algorithms.supervised.sft import SFT
-from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory

@@ -19,8 +19,8 @@ from engine_stub import engine_of
 from tiny_parts import TinyObjective, make_batch
 from torch.distributed.tensor import DTensor
 
-from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.plan.mesh import Mesh

@@ -20,8 +20,8 @@ from memory_worker import MODEL, plan_of
 from tiny_parts import TinyObjective, make_batch
 from torch import nn
 
-from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.config.load import load_config
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory

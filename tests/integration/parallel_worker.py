@@ -15,8 +15,8 @@ from parallel_pieces import attention, context, generation, head, refusals, tens
 from tiny_parts import TinyObjective
 from tiny_parts import make_batch as tiny_batch
 
-from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.rundir import RunDir
 from paceline.plan.mesh import Mesh
 from paceline.protocols.roles import Role

@@ -35,8 +35,8 @@ from support import Run, write_yaml
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from paceline.checkpoint.foreign.find import convert
-from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.convert.convert import convert
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step

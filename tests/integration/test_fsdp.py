@@ -15,7 +15,7 @@ from ranks import run_ranks
 from support import Run, write_yaml
 from test_lora import save_base
 
-from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.rundir import RunDir
 from paceline.models.factory import FROM_CHECKPOINT, READ_IN_PARTS
 from paceline.runlog.eventlog import read_events
@@ -152,7 +152,7 @@ def test_decoding_and_the_export_give_the_same_logits(found: Found, world_size: 
     import torch
     from transformers import AutoModelForCausalLM
 
-    from paceline.checkpoint.export import export_hf
+    from paceline.checkpoint.export.hf_export import export_hf
 
     export_hf(Path(found[world_size][0]["state"]["checkpoint"]), tmp_path / "hf")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()

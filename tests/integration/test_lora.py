@@ -13,7 +13,7 @@ import torch
 from ranks import run_ranks
 from support import Run, write_yaml
 
-from paceline.checkpoint.export import export_hf
+from paceline.checkpoint.export.hf_export import export_hf
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events

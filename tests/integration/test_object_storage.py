@@ -113,7 +113,7 @@ import os
 import signal
 import threading
 
-from paceline.checkpoint.objects.opened import ObstoreStore
+from paceline.checkpoint.object_store.obstore_backend import ObstoreStore
 
 ObstoreStore.put_file = lambda *_: threading.Event().wait()  # a network that takes all day
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from support import Run, write_pairs, write_yaml
 
-from paceline.checkpoint.export import export_hf
+from paceline.checkpoint.export.hf_export import export_hf
 from paceline.config.load import load_config
 from paceline.core.rundir import RunDir
 from paceline.data.kinds.pairs import PAIRS

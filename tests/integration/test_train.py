@@ -305,7 +305,7 @@ def test_a_run_is_not_written_over_and_its_export_gives_equal_logits(
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from paceline.checkpoint.resume import open_checkpoint
+    from paceline.checkpoint.load.find_checkpoint import open_checkpoint
 
     config = tiny(save_strategy="steps", save_steps=4, max_steps=4)
     assert train(paceline, config, tmp_path, 2).code == 0

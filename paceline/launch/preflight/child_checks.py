@@ -163,7 +163,11 @@ def check_bytes(where: str, run: RunDir, *, several: bool = False) -> None:
         answer = Path(folder) / "answer.json"
         several_nodes = ["several"] * several
         child = started_child(
-            "paceline.checkpoint.every_byte", where, str(run.root), str(answer), *several_nodes
+            "paceline.checkpoint.commands.verify_before_resume",
+            where,
+            str(run.root),
+            str(answer),
+            *several_nodes,
         )
         if ended := wait_for_child(child, None):
             what = "the checkpoint could not be verified before the start"

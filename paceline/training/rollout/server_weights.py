@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from paceline.checkpoint.disk import named_errors
-from paceline.checkpoint.folder import MAX_SHARD_BYTES, write_weights
-from paceline.checkpoint.hub_layout import hub_entries
-from paceline.checkpoint.tensorfile import TensorEntry
+from paceline.checkpoint.export.hf_folder import MAX_SHARD_BYTES, write_weights
+from paceline.checkpoint.export.hf_tensor_names import hub_entries
+from paceline.checkpoint.format.durable_files import named_errors
+from paceline.checkpoint.format.safetensors_file import TensorEntry
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 from paceline.core.private import open_to_strangers

@@ -221,7 +221,7 @@ def _metrics(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
 
 
 def _exporters(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
-    from paceline.checkpoint.exporters import own_exporter
+    from paceline.checkpoint.export.exporters import own_exporter
 
     for name in config.training.exporters:
         if ":" in name:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from checkpoint_samples import FILES, OneRank, sample_shards
 
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.core.rundir import RunDir
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from checkpoint_samples import FILES, OneRank, whole
 
-from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.resume import find_checkpoint
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.rundir import RunDir
 
 CALLS = ("open", "write", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir")

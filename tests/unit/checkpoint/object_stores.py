@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.objects.claims import Lease
-from paceline.checkpoint.objects.store import ObjectFacts, ReadBack, StoreUnavailable
+from paceline.checkpoint.object_store.interface import ObjectFacts, ReadBack, StoreUnavailable
+from paceline.checkpoint.object_store.lease import Lease
 from paceline.config.object_url import ObjectUrl, parse_url
 
 URL: ObjectUrl = parse_url("s3://bucket/run")

@@ -11,11 +11,11 @@ import pytest
 from checkpoint_samples import OneRank
 from test_objects import save
 
-from paceline.checkpoint.main import main as export
-from paceline.checkpoint.objects.opened import ObstoreStore
-from paceline.checkpoint.objects.uploads import open_uploads
-from paceline.checkpoint.retain import RetentionRule
-from paceline.checkpoint.verbs import main
+from paceline.checkpoint.export.main import main as export
+from paceline.checkpoint.main import main
+from paceline.checkpoint.object_store.background_upload import open_uploads
+from paceline.checkpoint.object_store.obstore_backend import ObstoreStore
+from paceline.checkpoint.save.retention import RetentionRule
 from paceline.core.errors import ExitCode
 from paceline.core.rundir import RunDir
 

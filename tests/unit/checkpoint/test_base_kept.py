@@ -13,9 +13,9 @@ import torch
 from checkpoint_samples import OneRank, whole
 from generated_bases import BESIDE, FIRST, LEFT, SPECIALS, Base, make_base
 
-from paceline.checkpoint.export import export_hf
-from paceline.checkpoint.foreign.find import convert
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.convert.convert import convert
+from paceline.checkpoint.export.hf_export import export_hf
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
 from paceline.core.rundir import RunDir

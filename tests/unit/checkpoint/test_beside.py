@@ -13,10 +13,10 @@ import torch
 from checkpoint_samples import FILES, OneRank, on_ranks, sample_shards, whole
 from test_crash_points import Killed, check, kill_at, points
 
-from paceline.checkpoint.beside import SavesBeside
-from paceline.checkpoint.resume import find_checkpoint, open_checkpoint
-from paceline.checkpoint.snapshot import SnapshotMemory
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.async_checkpointer import SavesBeside
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
+from paceline.checkpoint.save.host_snapshot import SnapshotMemory
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.protocols.shard import Shard
@@ -82,7 +82,7 @@ def test_what_training_changes_after_the_start_is_not_saved(
 
 
 def test_the_memory_of_a_snapshot_is_used_again(run: RunDir) -> None:
-    from paceline.checkpoint.contents import contents_of
+    from paceline.checkpoint.save.staging import contents_of
 
     memory = SnapshotMemory(CPU)
 
@@ -134,7 +134,7 @@ def test_without_memory_for_a_snapshot_the_save_is_synchronous_and_says_so(
     def none_left(num_bytes: int, *, pinned: bool) -> torch.Tensor:
         raise MemoryError
 
-    monkeypatch.setattr("paceline.checkpoint.snapshot.allocate_host", none_left)
+    monkeypatch.setattr("paceline.checkpoint.save.host_snapshot.allocate_host", none_left)
     weight, saves = torch.ones(8), beside(run)
     saves.start(1, [whole("w", weight)], {}, {})
     assert not saves.is_working, "it had ended when the loop went on"
@@ -164,18 +164,18 @@ def test_a_kill_at_every_point_of_a_save_beside_training(tmp_path: Path) -> None
 
 
 def test_one_scan_a_save(run: RunDir, save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.checkpoint import layout
+    from paceline.checkpoint.format import folder_layout
 
     for step in (1, 2, 3):
         save(step)
     seen: list[str] = []
-    real = layout.examine_folder
+    real = folder_layout.examine_folder
 
-    def look(path: Path, name: str) -> layout.Found:
+    def look(path: Path, name: str) -> folder_layout.Found:
         seen.append(name)
         return replace(real(path, name))
 
-    monkeypatch.setattr(layout, "examine_folder", look)
+    monkeypatch.setattr(folder_layout, "examine_folder", look)
     save(4, keep=2)
     assert seen == ["step-00000001", "step-00000002", "step-00000003"]
     assert sorted(p.name for p in run.checkpoints.glob("step-*")) == ["step-00000003", "step-00000004"]

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.checkpoint.carried import carried_state
-from paceline.checkpoint.export import export_hf
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.export.hf_export import export_hf
+from paceline.checkpoint.format.untrained_tensors import carried_state
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory

@@ -12,9 +12,9 @@ import torch
 from checkpoint_samples import FILES, OneRank, on_ranks, sample_shards, whole
 from safetensors.torch import load_file
 
-from paceline.checkpoint import disk
-from paceline.checkpoint.resume import find_checkpoint, open_checkpoint
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.format import durable_files
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, DataError
 from paceline.core.rundir import RunDir
@@ -225,7 +225,7 @@ def test_too_little_room_is_said_before_anything_is_written(
 ) -> None:
     save(1)
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((4096, 4096, 1, 0, 0, 1, 1, 1, 0, 255)))
-    monkeypatch.setattr(disk, "write_all", lambda fd, view: pytest.fail("wrote"))
+    monkeypatch.setattr(durable_files, "write_all", lambda fd, view: pytest.fail("wrote"))
     with pytest.raises(CheckpointError, match="disk_full") as caught:
         save(2)
     assert "0 B free" in str(caught.value)
@@ -238,7 +238,7 @@ def test_disk_full_in_the_middle_leaves_everything_as_it_was(
 ) -> None:
     save(1)
     before, left = names_in(run), [fail_at]
-    real = disk.write_all
+    real = durable_files.write_all
 
     def tight(fd: int, view: memoryview) -> None:
         if len(view) > left[0]:
@@ -247,7 +247,7 @@ def test_disk_full_in_the_middle_leaves_everything_as_it_was(
         left[0] -= len(view)
         real(fd, view)
 
-    monkeypatch.setattr(disk, "write_all", tight)
+    monkeypatch.setattr(durable_files, "write_all", tight)
     with pytest.raises(CheckpointError, match="checkpoint.disk_full") as caught:
         save(2)
     assert "unchanged" in str(caught.value)

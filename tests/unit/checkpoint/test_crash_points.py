@@ -9,8 +9,8 @@ import pytest
 import torch
 from checkpoint_samples import FILES, OneRank, sample_shards
 
-from paceline.checkpoint.resume import find_checkpoint, open_checkpoint
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
 from paceline.core.rundir import RunDir
 
 

@@ -14,12 +14,12 @@ import torch
 from checkpoint_samples import FILES, OneRank, on_ranks, sample_shards
 from recorded import Crash, Recorder, Tree, crashes, read_tree, write_tree
 
-from paceline.checkpoint.beside import SavesBeside
-from paceline.checkpoint.manifest import open_part, read_manifest, verify_open
-from paceline.checkpoint.nodes.disks import Disks
-from paceline.checkpoint.nodes.survey import Survey, files_of, parts_in
-from paceline.checkpoint.resume import find_checkpoint
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.async_checkpointer import SavesBeside
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.format.verify_files import open_part, read_manifest, verify_open
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint
+from paceline.checkpoint.node_local.inventory import Survey, files_of, parts_in
+from paceline.checkpoint.node_local.shared_disks import Disks
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from checkpoint_samples import OneRank, whole
 
-from paceline.checkpoint.export import export_hf
-from paceline.checkpoint.main import choose, main
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.export.hf_export import export_hf
+from paceline.checkpoint.export.main import choose, main
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.rundir import RunDir
 

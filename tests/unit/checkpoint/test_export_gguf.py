@@ -12,9 +12,9 @@ import pytest
 import torch
 from support import CHAT_TEMPLATE, WORDS, write_tokenizer
 
-from paceline.checkpoint.export_gguf import FILE, check_gguf, write_gguf
-from paceline.checkpoint.gguf_families import FAMILIES
-from paceline.checkpoint.gguf_tokenizer import known_splits, tokenizer_of
+from paceline.checkpoint.export.gguf.families import FAMILIES
+from paceline.checkpoint.export.gguf.tokenizer import known_splits, tokenizer_of
+from paceline.checkpoint.export.gguf.writer import FILE, check_gguf, write_gguf
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.plan.model.family import families
 

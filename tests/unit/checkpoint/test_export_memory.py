@@ -13,9 +13,9 @@ import torch
 from checkpoint_samples import OneRank, whole
 from safetensors.torch import save_file
 
-from paceline.checkpoint import load_check
-from paceline.checkpoint.export import export_hf
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.export import reload_check
+from paceline.checkpoint.export.hf_export import export_hf
 from paceline.config.schema import Config
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
@@ -46,7 +46,7 @@ MOE = {
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model counts as one that is too large to be loaded back."""
-    monkeypatch.setattr(load_check, "LOADED_WHOLE", 0)
+    monkeypatch.setattr(reload_check, "LOADED_WHOLE", 0)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoint.exporters import OwnExporter, exporters_of, run_exporters
+from paceline.checkpoint.export.exporters import OwnExporter, exporters_of, run_exporters
 from paceline.core.errors import CheckpointError, ConfigError
 
 MINE = """

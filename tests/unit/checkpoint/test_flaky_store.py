@@ -19,15 +19,15 @@ from object_stores import Clock
 from s3_stand_in import s3_stand_in
 from test_objects import tree
 
-from paceline.checkpoint.blocks import Grain
-from paceline.checkpoint.objects.brought import bring_newest
-from paceline.checkpoint.objects.catalogue import read_head
-from paceline.checkpoint.objects.claims import check_store
-from paceline.checkpoint.objects.opened import open_store
-from paceline.checkpoint.objects.uploads import Uploads
-from paceline.checkpoint.objects.writer import StoreWriter
-from paceline.checkpoint.retain import RetentionRule
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.format.block_hashes import Grain
+from paceline.checkpoint.object_store.background_upload import Uploads
+from paceline.checkpoint.object_store.commits import read_head
+from paceline.checkpoint.object_store.download import bring_newest
+from paceline.checkpoint.object_store.lease import check_store
+from paceline.checkpoint.object_store.obstore_backend import open_store
+from paceline.checkpoint.object_store.writer import StoreWriter
+from paceline.checkpoint.save.retention import RetentionRule
 from paceline.config.object_url import ObjectUrl, parse_url
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir

@@ -16,11 +16,11 @@ import test_foreign_dcp
 import test_zero_folders as deepspeed
 from foreign_samples import write_trainer_folder
 
-from paceline.checkpoint.foreign import find
-from paceline.checkpoint.foreign.coded import ValueEncoder, decode
-from paceline.checkpoint.foreign.listed import LISTED
-from paceline.checkpoint.foreign.machine import PickleMachine
-from paceline.checkpoint.foreign.values import Value
+from paceline.checkpoint.convert import convert
+from paceline.checkpoint.convert.pickle_reader.allowed_names import LISTED
+from paceline.checkpoint.convert.pickle_reader.machine import PickleMachine
+from paceline.checkpoint.convert.pickle_reader.value_json import ValueEncoder, decode
+from paceline.checkpoint.convert.pickle_reader.values import Value
 from paceline.core.errors import PacelineError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -67,7 +67,7 @@ def changed(data: bytes, draw: random.Random) -> bytes:
 def test_a_changed_byte_is_read_or_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slot: str
 ) -> None:
-    monkeypatch.setattr(find, "PickleReader", ReaderHere)
+    monkeypatch.setattr(convert, "PickleReader", ReaderHere)
     make, name = MADE[slot]
     make(tmp_path / "theirs")
     path, draw, refused = tmp_path / "theirs" / name, random.Random(slot), 0
@@ -75,7 +75,7 @@ def test_a_changed_byte_is_read_or_refused(
     for _ in range(TRIES):
         path.write_bytes(changed(data, draw))
         try:
-            find.convert(tmp_path / "theirs", tmp_path / "ours")
+            convert.convert(tmp_path / "theirs", tmp_path / "ours")
         except PacelineError as error:
             refused += 1
             assert error.diagnostics[0].code.startswith(("convert.", "checkpoint.json")), error

@@ -15,9 +15,9 @@ import torch.distributed.checkpoint as dcp
 from foreign_samples import stepped, tiny_llama
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
-from paceline.checkpoint.foreign.dcp_out import write_dcp
-from paceline.checkpoint.foreign.find import convert
-from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.convert.convert import convert
+from paceline.checkpoint.convert.dcp_export import write_dcp
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -17,8 +17,8 @@ from foreign_samples import CONFIG, stepped, tiny_llama, write_trainer_folder
 from safetensors.torch import save_file
 from test_zero_folders import MODEL, MODEL_3, edit, parts, write
 
-from paceline.checkpoint.foreign.find import convert
-from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.convert.convert import convert
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import CheckpointError
 
 LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.0}

@@ -23,16 +23,16 @@ import torch
 from foreign_samples import write_trainer_folder
 from test_hostile_files import Bomb, pickles
 
-from paceline.checkpoint.foreign.archive import TorchArchive
-from paceline.checkpoint.foreign.coded import ValueEncoder, decode
-from paceline.checkpoint.foreign.find import convert
-from paceline.checkpoint.foreign.listed import LISTED
-from paceline.checkpoint.foreign.machine import PickleMachine
-from paceline.checkpoint.foreign.reading import PickleReader
-from paceline.checkpoint.foreign.tensors import MappedFiles
-from paceline.checkpoint.foreign.values import Refused, as_dict
-from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.verbs import main
+from paceline.checkpoint.convert.convert import convert
+from paceline.checkpoint.convert.pickle_reader.allowed_names import LISTED
+from paceline.checkpoint.convert.pickle_reader.client import PickleReader
+from paceline.checkpoint.convert.pickle_reader.machine import PickleMachine
+from paceline.checkpoint.convert.pickle_reader.torch_tensors import MappedFiles
+from paceline.checkpoint.convert.pickle_reader.torch_zip import TorchArchive
+from paceline.checkpoint.convert.pickle_reader.value_json import ValueEncoder, decode
+from paceline.checkpoint.convert.pickle_reader.values import Refused, as_dict
+from paceline.checkpoint.load.reader import CheckpointReader
+from paceline.checkpoint.main import main
 from paceline.core.errors import CheckpointError
 
 
@@ -171,7 +171,7 @@ def test_values_come_through_as_they_were(reader: PickleReader) -> None:
 def test_the_child_can_open_nothing(tmp_path: Path) -> None:
     program = """
 import os, socket
-from paceline.checkpoint.foreign.child import shut_in
+from paceline.checkpoint.convert.pickle_reader.sandboxed_reader import shut_in
 walls = shut_in()
 for attempt in (lambda: open(%r), lambda: open(%r, "w"), socket.socket, os.fork, lambda: os.dup(0)):
     try:

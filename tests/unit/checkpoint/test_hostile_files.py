@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint.blocks import BlockHash, Grain
-from paceline.checkpoint.manifest_format import Manifest, digest_of, is_safe_name
-from paceline.checkpoint.resume import find_checkpoint, open_checkpoint
-from paceline.checkpoint.strictjson import parse_object
+from paceline.checkpoint.format.block_hashes import BlockHash, Grain
+from paceline.checkpoint.format.manifest import Manifest, digest_of, is_safe_name
+from paceline.checkpoint.format.strict_json import parse_object
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 
@@ -377,7 +377,7 @@ def test_hashes_are_compared_before_anything_is_parsed(save: Save, monkeypatch: 
             (path / "state.json").stat().st_size
         )
     )
-    monkeypatch.setattr("paceline.checkpoint.reader.parse_object", lambda *a, **k: pytest.fail("parsed"))
+    monkeypatch.setattr("paceline.checkpoint.load.reader.parse_object", lambda *a, **k: pytest.fail("parsed"))
     with pytest.raises(CheckpointError, match="sha256"):
         open_checkpoint(path)
 

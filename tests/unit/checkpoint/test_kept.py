@@ -16,13 +16,13 @@ import torch
 from checkpoint_samples import FILES, OneRank, sample_shards, whole
 from filelock import FileLock
 
-from paceline.checkpoint.averaged import AveragedReader
-from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.resume import find_checkpoint, open_checkpoint
-from paceline.checkpoint.retain import being_read
-from paceline.checkpoint.store import Checkpointer
-from paceline.checkpoint.verbs import main
-from paceline.checkpoint.verified import last_verified, mark_verified
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.commands.average import AveragedReader
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
+from paceline.checkpoint.load.reader import CheckpointReader
+from paceline.checkpoint.main import main
+from paceline.checkpoint.save.last_verified import last_verified, mark_verified
+from paceline.checkpoint.save.retention import being_read
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.plan.codec import from_json

@@ -14,11 +14,18 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint import reader as reading
-from paceline.checkpoint.blocks import BlockHash, Grain
-from paceline.checkpoint.manifest_format import FileEntry, Manifest
-from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.tensor_index import BlockRow, TensorRows, build_index, pack, parse_index, unpack
+from paceline.checkpoint.format.block_hashes import BlockHash, Grain
+from paceline.checkpoint.format.manifest import FileEntry, Manifest
+from paceline.checkpoint.format.tensor_index import (
+    BlockRow,
+    TensorRows,
+    build_index,
+    pack,
+    parse_index,
+    unpack,
+)
+from paceline.checkpoint.load import reader as reading
+from paceline.checkpoint.load.reader import CheckpointReader
 
 NAMES = tuple(f"layers.{i}.weight" for i in range(20))
 COLUMNS = 16

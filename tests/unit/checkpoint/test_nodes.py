@@ -16,19 +16,19 @@ import pytest
 import torch
 from checkpoint_samples import FILES, ThreadRank, on_ranks, sample_shards
 
-from paceline.checkpoint.blocks import Grain
-from paceline.checkpoint.nodes import disks, given, wire
-from paceline.checkpoint.nodes import resume as nodes_resume
-from paceline.checkpoint.nodes.disks import Disks, find_disks
-from paceline.checkpoint.nodes.given import FilesGiven
-from paceline.checkpoint.nodes.resume import NodesResume
-from paceline.checkpoint.nodes.survey import Survey, parts_in
-from paceline.checkpoint.nodes.wire import FileServer, RefusedError, asked_for, key_of
-from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.resume import find_checkpoint, open_checkpoint
-from paceline.checkpoint.retain import being_read
-from paceline.checkpoint.store import Checkpointer
-from paceline.checkpoint.ties import read_state
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.format.block_hashes import Grain
+from paceline.checkpoint.format.step_agreement import read_state
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
+from paceline.checkpoint.load.reader import CheckpointReader
+from paceline.checkpoint.node_local import file_server, shared_disks, shared_files
+from paceline.checkpoint.node_local import resume as nodes_resume
+from paceline.checkpoint.node_local.file_server import FileServer, RefusedError, asked_for, key_of
+from paceline.checkpoint.node_local.inventory import Survey, parts_in
+from paceline.checkpoint.node_local.resume import NodesResume
+from paceline.checkpoint.node_local.shared_disks import Disks, find_disks
+from paceline.checkpoint.node_local.shared_files import FilesGiven
+from paceline.checkpoint.save.retention import being_read
 from paceline.config.object_url import parse_url
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
@@ -140,15 +140,15 @@ def test_who_shares_a_folder_is_found_out(leaders: tuple[int, ...], tmp_path: Pa
 def test_an_old_listing_does_not_part_who_share_a_folder(
     fresh_after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = disks.opens_path
+    own = shared_disks.opens_path
 
     def opens(path: Path) -> bool:
         written = any(tmp_path.glob(".disk-*-1"))
         return own(path) and (fresh_after == "open" or written)
 
-    monkeypatch.setattr(disks, "opens_path", opens)
+    monkeypatch.setattr(shared_disks, "opens_path", opens)
     monkeypatch.setattr(os, "listdir", lambda folder: [])
-    monkeypatch.setattr(disks, "BETWEEN_SECONDS", 0.01)
+    monkeypatch.setattr(shared_disks, "BETWEEN_SECONDS", 0.01)
     found = on_ranks(2, lambda rank: find_disks(rank, tmp_path, first_on_node=True))
     monkeypatch.undo()
     assert found == [Disks.one(2)] * 2
@@ -266,13 +266,13 @@ def test_who_met_at_its_own_name_listens_where_the_others_reach_it(
     """Rank 0's host has the meeting place's name at 127.0.1.1, as Debian's /etc/hosts has."""
     nodes.save([1])
     listening: dict[int, str] = {}
-    own = given.FileServer
+    own = shared_files.FileServer
 
     def served(address: str, key: bytes, opened: Any) -> FileServer:
         listening[opened.__self__._ranks.rank] = address
         return own("127.0.0.1", key, opened)
 
-    monkeypatch.setattr(given, "FileServer", served)
+    monkeypatch.setattr(shared_files, "FileServer", served)
 
     def work(rank: ThreadRank) -> int:
         run = nodes.run(rank.rank)
@@ -446,7 +446,7 @@ def test_the_server_gives_only_what_it_shall_to_who_has_the_key(tmp_path: Path) 
 
 def test_bytes_that_a_stranger_changed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "given").write_bytes(b"bytes")
-    own, key = wire.sign_pair, key_of(SECRET, "token")
+    own, key = file_server.sign_pair, key_of(SECRET, "token")
     server = FileServer("127.0.0.1", key, lambda digest, name: ((tmp_path / name).open("rb"), 5))
 
     def signed(*given: bytes) -> Any:
@@ -455,7 +455,7 @@ def test_bytes_that_a_stranger_changed_are_refused(tmp_path: Path, monkeypatch: 
             made.update(b"other")
         return made
 
-    monkeypatch.setattr(wire, "sign_pair", signed)
+    monkeypatch.setattr(file_server, "sign_pair", signed)
     try:
         with (
             pytest.raises(RefusedError, match="not signed"),

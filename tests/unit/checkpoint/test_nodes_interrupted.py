@@ -9,10 +9,10 @@ import pytest
 from checkpoint_samples import FILES, ThreadRank, on_ranks, sample_shards
 from test_nodes import SMALL, Nodes, names
 
-from paceline.checkpoint.nodes.disks import Disks
-from paceline.checkpoint.nodes.survey import Survey, begun_in, parts_in
-from paceline.checkpoint.retain import being_read
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.node_local.inventory import Survey, begun_in, parts_in
+from paceline.checkpoint.node_local.shared_disks import Disks
+from paceline.checkpoint.save.retention import being_read
 
 
 class Killed(BaseException):

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from checkpoint_samples import FILES, ThreadRank, on_ranks, sample_shards
 
-from paceline.checkpoint.nodes import publish
-from paceline.checkpoint.nodes.disks import Disks
-from paceline.checkpoint.nodes.survey import Survey, parts_in
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.node_local import publish
+from paceline.checkpoint.node_local.inventory import Survey, parts_in
+from paceline.checkpoint.node_local.shared_disks import Disks
 from paceline.core.rundir import RunDir
 
 FIRST, AGAIN = 1, [1, 2]  # the step that is there, and those that are saved: in its place, or after it
@@ -172,7 +172,7 @@ def test_nothing_old_goes_before_the_new_one_is_whole(
         own(path)
 
     monkeypatch.setattr(publish, "discard", discard)
-    monkeypatch.setattr("paceline.checkpoint.staging.discard", discard)
+    monkeypatch.setattr("paceline.checkpoint.save.staging.discard", discard)
 
     def crash(rank: int, point: str) -> None:
         if point == "pruned_aside":

@@ -13,15 +13,15 @@ import pytest
 from checkpoint_samples import FILES, OneRank, on_ranks, sample_shards, whole
 from object_stores import URL, FaultyStore, MemoryStore, lost
 
-from paceline.checkpoint.objects.brought import bring_named, bring_newest
-from paceline.checkpoint.objects.catalogue import COMMITS, Commit, last_number, read_head
-from paceline.checkpoint.objects.claims import check_store, take_claim, wait_until_free
-from paceline.checkpoint.objects.store import ObjectStore, ReadBack, StoreRefused, create_own
-from paceline.checkpoint.objects.uploads import Uploads
-from paceline.checkpoint.objects.writer import StoreWriter
-from paceline.checkpoint.resume import find_checkpoint
-from paceline.checkpoint.retain import RetentionRule
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint
+from paceline.checkpoint.object_store.background_upload import Uploads
+from paceline.checkpoint.object_store.commits import COMMITS, Commit, last_number, read_head
+from paceline.checkpoint.object_store.download import bring_named, bring_newest
+from paceline.checkpoint.object_store.interface import ObjectStore, ReadBack, StoreRefused, create_own
+from paceline.checkpoint.object_store.lease import check_store, take_claim, wait_until_free
+from paceline.checkpoint.object_store.writer import StoreWriter
+from paceline.checkpoint.save.retention import RetentionRule
 from paceline.config.object_url import parse_url
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
@@ -32,7 +32,7 @@ KEEP_ALL = RetentionRule(None)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.checkpoint.objects.store.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("paceline.checkpoint.object_store.interface.FIRST_PAUSE", 0.001)
 
 
 def save(run: RunDir, step: int, world: Any = None, keep: int | None = None) -> Path:
@@ -289,7 +289,7 @@ def test_a_run_that_was_taken_over_commits_no_more(tmp_path: Path) -> None:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims say nothing of processes, as those of another machine."""
-    monkeypatch.setattr("paceline.checkpoint.objects.claims.this_process", dict)
+    monkeypatch.setattr("paceline.checkpoint.object_store.lease.this_process", dict)
 
 
 def test_a_live_claim_is_refused_and_a_silent_one_taken_over(elsewhere: None) -> None:
@@ -322,7 +322,7 @@ def test_a_claim_of_a_process_that_died_here_is_free_at_once(monkeypatch: pytest
     store = MemoryStore()
     take_claim(store, URL, "run-a", store.clock.lease())
     before = store.clock.now
-    monkeypatch.setattr("paceline.checkpoint.objects.claims.started_at", lambda pid: "another process")
+    monkeypatch.setattr("paceline.checkpoint.object_store.lease.started_at", lambda pid: "another process")
     assert take_claim(store, URL, "run-b", store.clock.lease()).number == 2 and store.clock.now == before
 
 
@@ -448,8 +448,8 @@ def test_urls() -> None:
 def test_a_checkpoint_is_fetched_for_the_other_verbs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from paceline.checkpoint.objects.opened import open_store
-    from paceline.checkpoint.verbs import main
+    from paceline.checkpoint.main import main
+    from paceline.checkpoint.object_store.obstore_backend import open_store
 
     url = parse_url(f"file://{tmp_path}/store")
     run = RunDir.at(tmp_path / "a")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from object_stores import MemoryStore
 
-from paceline.checkpoint.manifest_format import FileEntry
-from paceline.checkpoint.objects import files
-from paceline.checkpoint.objects.opened import open_store
-from paceline.checkpoint.objects.store import ReadBack, StoreRefused, StoreUnavailable
+from paceline.checkpoint.format.manifest import FileEntry
+from paceline.checkpoint.object_store import transfer
+from paceline.checkpoint.object_store.interface import ReadBack, StoreRefused, StoreUnavailable
+from paceline.checkpoint.object_store.obstore_backend import open_store
 from paceline.config.object_url import parse_url
 
 
@@ -30,7 +30,7 @@ def test_no_block_is_written_once_the_descriptor_is_closed(
         def get_range(self, name: str, start: int, end: int) -> bytes:
             if start == 0:
                 under_way.wait(10)
-                raise StoreRefused(files.codes.OBJECTS_DENIED("a fault of the test", name))
+                raise StoreRefused(transfer.codes.OBJECTS_DENIED("a fault of the test", name))
             under_way.set()
             closed.wait(0.5)  # as long as a close would take that does not wait for this block
             return super().get_range(name, start, end)
@@ -44,12 +44,12 @@ def test_no_block_is_written_once_the_descriptor_is_closed(
         close(fd)
         closed.set()
 
-    monkeypatch.setattr(files, "PIECE", 4)
-    monkeypatch.setattr(files, "os", SimpleNamespace(**{**vars(os), "pwrite": writes, "close": closes}))
+    monkeypatch.setattr(transfer, "PIECE", 4)
+    monkeypatch.setattr(transfer, "os", SimpleNamespace(**{**vars(os), "pwrite": writes, "close": closes}))
     store, manifest, entry = Store(), SimpleNamespace(), FileEntry(8, "")
     store.put("f", b"12345678")
     with ThreadPoolExecutor(2) as pool, pytest.raises(StoreRefused):
-        files.fetch_file(store, "f", entry, manifest, tmp_path, "f", pool)  # type: ignore[arg-type]
+        transfer.fetch_file(store, "f", entry, manifest, tmp_path, "f", pool)  # type: ignore[arg-type]
     assert order == ["write", "close"]
 
 
@@ -82,7 +82,7 @@ def test_only_amazons_servers_are_believed(
 def test_a_sampled_upload_that_arrived_damaged_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, at: int
 ) -> None:
-    monkeypatch.setattr("paceline.checkpoint.objects.store.FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("paceline.checkpoint.object_store.interface.FIRST_PAUSE", 0.0)
     (tmp_path / "f").write_bytes(bytes(size))
 
     class Damages(MemoryStore):
@@ -92,15 +92,15 @@ def test_a_sampled_upload_that_arrived_damaged_is_seen(
             self.put(name, bytes(content))
 
     with pytest.raises(StoreUnavailable, match="arrived damaged"):
-        files.upload(Damages(reads_back=ReadBack.SAMPLES), tmp_path, ["f"], "data")
+        transfer.upload(Damages(reads_back=ReadBack.SAMPLES), tmp_path, ["f"], "data")
     sound = MemoryStore(reads_back=ReadBack.SAMPLES)
-    assert files.upload(sound, tmp_path, ["f"], "data") == {"f": size}
+    assert transfer.upload(sound, tmp_path, ["f"], "data") == {"f": size}
 
 
 def test_samples_lie_at_both_ends_and_between() -> None:
     size, between = 5 * _MIB + 7, set[int]()
     for _ in range(50):
-        first, one, last = files.read_back_ranges(ReadBack.SAMPLES, size)
+        first, one, last = transfer.read_back_ranges(ReadBack.SAMPLES, size)
         assert first == (0, _MIB) and last == (size - _MIB, size)
         assert one[0] >= _MIB and one[1] <= size - _MIB and one[1] - one[0] == _MIB
         between.add(one[0])

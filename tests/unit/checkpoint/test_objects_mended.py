@@ -9,8 +9,8 @@ import pytest
 from object_stores import URL, MemoryStore, lost
 from test_objects import Run, head_of, impatient, tree, upload_all, wait_until
 
-from paceline.checkpoint.objects.brought import bring_named
-from paceline.checkpoint.objects.catalogue import COMMITS
+from paceline.checkpoint.object_store.commits import COMMITS
+from paceline.checkpoint.object_store.download import bring_named
 
 __all__ = ["impatient"]
 

@@ -9,13 +9,13 @@ import pytest
 from checkpoint_samples import OneRank
 from test_objects import save, tree
 
-from paceline.checkpoint.nodes.disks import Disks
-from paceline.checkpoint.objects.claims import Lease, take_claim
-from paceline.checkpoint.objects.opened import open_store
-from paceline.checkpoint.objects.start import main
-from paceline.checkpoint.objects.uploads import open_uploads
-from paceline.checkpoint.resume import find_checkpoint
-from paceline.checkpoint.retain import RetentionRule
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint
+from paceline.checkpoint.node_local.shared_disks import Disks
+from paceline.checkpoint.object_store.background_upload import open_uploads
+from paceline.checkpoint.object_store.lease import Lease, take_claim
+from paceline.checkpoint.object_store.obstore_backend import open_store
+from paceline.checkpoint.object_store.preflight import main
+from paceline.checkpoint.save.retention import RetentionRule
 from paceline.config.object_url import parse_url
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
@@ -127,7 +127,7 @@ def test_a_large_one_is_left_to_the_ranks_and_one_of_a_newer_paceline_is_refused
 ) -> None:
     place = Place(tmp_path, 1)
     spoil(save(place.run, 1), "flipped")
-    monkeypatch.setattr("paceline.checkpoint.objects.here.BEFORE_BYTES", 0)
+    monkeypatch.setattr("paceline.checkpoint.object_store.local_state.BEFORE_BYTES", 0)
     assert place.start("auto") == []
     manifest = place.run.checkpoint(1) / "manifest.json"
     data = json.loads(manifest.read_text())
@@ -180,12 +180,14 @@ def test_a_second_writer_is_refused_before_its_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(tmp_path)
-    monkeypatch.setattr("paceline.checkpoint.objects.claims.this_process", dict)
+    monkeypatch.setattr("paceline.checkpoint.object_store.lease.this_process", dict)
     url, slow = parse_url(place.url), Lease(0.5, 0.05)
     take_claim(open_store(url), url, "another run", slow)
-    monkeypatch.setattr("paceline.checkpoint.objects.start.Lease", lambda: slow)
+    monkeypatch.setattr("paceline.checkpoint.object_store.preflight.Lease", lambda: slow)
     assert place.start("auto") == ["error objects.in_use"]
-    monkeypatch.setattr("paceline.checkpoint.objects.writer.take_claim", lambda *a: take_claim(*a[:3], slow))
+    monkeypatch.setattr(
+        "paceline.checkpoint.object_store.writer.take_claim", lambda *a: take_claim(*a[:3], slow)
+    )
     place.run.root.mkdir()
     with pytest.raises(CheckpointError, match=r"objects\.in_use"):
         open_uploads(place.url, place.run, OneRank(), RetentionRule(None))

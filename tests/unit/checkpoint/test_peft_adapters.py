@@ -19,9 +19,9 @@ import pytest
 import torch
 from checkpoint_samples import OneRank, whole
 
-from paceline.checkpoint.export import export_hf
-from paceline.checkpoint.foreign.converted import spec_of
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.convert.writer import spec_of
+from paceline.checkpoint.export.hf_export import export_hf
 from paceline.config.schema import Config
 from paceline.config.sections.lora import LoraSection
 from paceline.core.errors import CheckpointError, ConfigError

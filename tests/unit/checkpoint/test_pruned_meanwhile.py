@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 from vanishing import deleted_at_every_call
 
-from paceline.checkpoint import examined, layout, refused, resume, verbs
-from paceline.checkpoint.compared import compare
-from paceline.checkpoint.listed import as_table, list_checkpoints
-from paceline.checkpoint.retain import RetentionRule
-from paceline.checkpoint.thinned import thin
-from paceline.checkpoint.verbs import main
-from paceline.checkpoint.verified import last_verified
+from paceline.checkpoint import errors
+from paceline.checkpoint import main as verbs
+from paceline.checkpoint.commands import verify
+from paceline.checkpoint.commands.diff import compare
+from paceline.checkpoint.commands.prune import thin
+from paceline.checkpoint.format import folder_layout
+from paceline.checkpoint.load import find_checkpoint
+from paceline.checkpoint.load.list_checkpoints import as_table, list_checkpoints
+from paceline.checkpoint.main import main
+from paceline.checkpoint.save.last_verified import last_verified
+from paceline.checkpoint.save.retention import RetentionRule
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 
@@ -28,16 +32,22 @@ def step(run: Path) -> Path:
 
 
 def both(run: Path) -> None:
-    with resume.open_checkpoint(step(run)) as first, resume.open_checkpoint(step(run)) as second:
+    with (
+        find_checkpoint.open_checkpoint(step(run)) as first,
+        find_checkpoint.open_checkpoint(step(run)) as second,
+    ):
         compare(first, second)
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
-    "scan": lambda run: (layout.scan(run / "checkpoints"), layout.leftovers(run / "checkpoints")),
+    "scan": lambda run: (
+        folder_layout.scan(run / "checkpoints"),
+        folder_layout.leftovers(run / "checkpoints"),
+    ),
     "list": lambda run: as_table(list_checkpoints(run / "checkpoints")),
-    "examine": lambda run: examined.examine(step(run)),
+    "examine": lambda run: verify.examine(step(run)),
     "compare": both,
-    "resume": lambda run: resume.find_checkpoint("latest", RunDir.at(run)),
+    "resume": lambda run: find_checkpoint.find_checkpoint("latest", RunDir.at(run)),
     "last verified": lambda run: last_verified(run / "checkpoints"),
     "main verify": lambda run: main(["verify", str(run)]),
     "thin": lambda run: thin(run / "checkpoints", RetentionRule(1, None), dry=False),
@@ -50,13 +60,13 @@ def test_a_checkpoint_pruned_meanwhile_is_not_called_damaged(
     shutil.copytree(WHOLE, tmp_path / "run")
     folder = RunDir.at(tmp_path / "run").checkpoints
     shutil.copytree(folder / "step-00000002", folder / "step-00000001")
-    of_both = examined.examine
+    of_both = verify.examine
 
-    def pruned_first(path: Path) -> examined.Examined:
+    def pruned_first(path: Path) -> verify.Examined:
         shutil.rmtree(folder / "step-00000001", ignore_errors=True)
         return of_both(path)
 
-    monkeypatch.setattr(examined, "examine", pruned_first)
+    monkeypatch.setattr(verify, "examine", pruned_first)
     main(["verify", str(tmp_path / "run"), "--json"])
     told = capsys.readouterr()
     assert told.err == "step-00000001: removed meanwhile\n"
@@ -75,7 +85,7 @@ def test_what_was_asked_for_and_is_gone_was_not_verified(
     def gone(path: Path) -> Any:
         for one in folder.glob("step-*"):
             shutil.rmtree(one)
-        raise CheckpointError(refused.incomplete(path, "manifest.json is missing").diagnostics[0])
+        raise CheckpointError(errors.incomplete(path, "manifest.json is missing").diagnostics[0])
 
     monkeypatch.setattr(verbs, "being_read", gone)
     assert main(["verify", str(tmp_path / "run"), "--checkpoint", which]) != 0

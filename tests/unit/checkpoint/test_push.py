@@ -12,8 +12,8 @@ from checkpoint_samples import OneRank, whole
 from hub_stand_in import HubStandIn, hub_stand_in
 from huggingface_hub import constants
 
-from paceline.checkpoint.main import main
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.export.main import main
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import EventLog

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoint.manifest import open_regular
-from paceline.checkpoint.reader import CheckpointReader, room_for
+from paceline.checkpoint.format.verify_files import open_regular
+from paceline.checkpoint.load.reader import CheckpointReader, room_for
 from paceline.core.errors import CheckpointError
 
 
@@ -48,7 +48,7 @@ def test_what_the_machine_cannot_open_is_not_called_damaged(
     def refuse(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("paceline.checkpoint.manifest.os.open", refuse)
+    monkeypatch.setattr("paceline.checkpoint.format.verify_files.os.open", refuse)
     with pytest.raises(CheckpointError) as caught:
         open_regular(file)
     assert caught.value.diagnostics[0].code == "checkpoint.unreadable"

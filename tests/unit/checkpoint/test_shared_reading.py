@@ -13,12 +13,12 @@ import torch
 import xxhash
 from checkpoint_samples import FILES, ThreadRank, on_ranks
 
-from paceline.checkpoint.blocks import BlockHash, Grain, hash_of_block, read_block_hash
-from paceline.checkpoint.hashed_reads import HashedReads
-from paceline.checkpoint.open_files import OpenFiles
-from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.resume import find_checkpoint
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.format.block_hashes import BlockHash, Grain, hash_of_block, read_block_hash
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint
+from paceline.checkpoint.load.hashed_reads import HashedReads
+from paceline.checkpoint.load.open_files import OpenFiles
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
@@ -143,7 +143,7 @@ def test_a_flipped_byte_is_the_same_error_on_all_ranks(run: RunDir, now: int, pa
 
 
 def test_verdicts_come_in_rounds_where_there_are_many(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.checkpoint.shared_check.LEAVES_A_ROUND", 40)  # a block and a bit
+    monkeypatch.setattr("paceline.checkpoint.load.distributed_verify.LEAVES_A_ROUND", 40)  # a block and a bit
     path = saved(run, 4)
     assert not any(isinstance(answer, Exception) for answer in resumed(path, 3))
     flip(path / "shard-00003-of-00004.safetensors", -3)

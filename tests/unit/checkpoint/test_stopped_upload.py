@@ -19,13 +19,13 @@ from filelock import FileLock
 from object_stores import URL, MemoryStore
 from test_objects import KEEP_ALL, Run, head_of, impatient, save, upload_all, wait_until
 
-from paceline.checkpoint.objects.catalogue import COMMITS, read_head
-from paceline.checkpoint.objects.claims import CLAIMS
-from paceline.checkpoint.objects.deadline import Deadline
-from paceline.checkpoint.objects.opened import open_store
-from paceline.checkpoint.objects.uploads import Uploads
-from paceline.checkpoint.objects.writer import StoreWriter
-from paceline.checkpoint.verbs import main as verbs
+from paceline.checkpoint.main import main as verbs
+from paceline.checkpoint.object_store.background_upload import Uploads
+from paceline.checkpoint.object_store.commits import COMMITS, read_head
+from paceline.checkpoint.object_store.lease import CLAIMS
+from paceline.checkpoint.object_store.obstore_backend import open_store
+from paceline.checkpoint.object_store.upload_deadline import Deadline
+from paceline.checkpoint.object_store.writer import StoreWriter
 from paceline.config.object_url import parse_url
 from paceline.core.errors import ExitCode
 from paceline.core.rundir import RunDir
@@ -137,10 +137,10 @@ def test_a_second_interrupt_ends_the_wait() -> None:
         from pathlib import Path
         from types import SimpleNamespace
         from object_stores import URL, MemoryStore
-        from paceline.checkpoint.objects.deadline import Deadline
-        from paceline.checkpoint.objects.uploads import Uploads
-        from paceline.checkpoint.objects.writer import StoreWriter
-        from paceline.checkpoint.retain import RetentionRule
+        from paceline.checkpoint.object_store.upload_deadline import Deadline
+        from paceline.checkpoint.object_store.background_upload import Uploads
+        from paceline.checkpoint.object_store.writer import StoreWriter
+        from paceline.checkpoint.save.retention import RetentionRule
         from paceline.training.signals import StopSignals
 
         store, signals = MemoryStore(), StopSignals()

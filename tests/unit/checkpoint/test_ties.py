@@ -13,10 +13,10 @@ import pytest
 import torch
 from checkpoint_samples import FILES, OneRank, on_ranks, sample_shards
 
-from paceline.checkpoint.layout import scan
-from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.resume import find_checkpoint, open_checkpoint
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.format.folder_layout import scan
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir

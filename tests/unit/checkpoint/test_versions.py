@@ -13,9 +13,9 @@ import torch
 import xxhash
 from checkpoint_samples import sample_shards
 
-from paceline.checkpoint.manifest_format import digest_of
-from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.resume import find_checkpoint, open_checkpoint
+from paceline.checkpoint.format.manifest import digest_of
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 

@@ -15,8 +15,8 @@ import torch
 from foreign_samples import stepped, tiny_llama
 from test_hostile_files import pickles
 
-from paceline.checkpoint.foreign.find import convert
-from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.convert.convert import convert
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import CheckpointError
 
 RANKS = 2

@@ -196,34 +196,38 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("arguments", "module", "passed_on"),
     [
-        (["export", "RUN", "--to", "DIR"], "paceline.checkpoint.main", ["export", "RUN", "--to", "DIR"]),
-        (["export", "RUN", "--to", "DIR", "--overwrite"], "paceline.checkpoint.main", ["--overwrite"]),
+        (
+            ["export", "RUN", "--to", "DIR"],
+            "paceline.checkpoint.export.main",
+            ["export", "RUN", "--to", "DIR"],
+        ),
+        (["export", "RUN", "--to", "DIR", "--overwrite"], "paceline.checkpoint.export.main", ["--overwrite"]),
         (
             ["export", "RUN", "--to", "DIR", "--checkpoint", "best"],
-            "paceline.checkpoint.main",
+            "paceline.checkpoint.export.main",
             ["--checkpoint", "best"],
         ),
-        (["checkpoints", "list", "RUN", "--json"], "paceline.checkpoint.verbs", ["list", "RUN", "--json"]),
-        (["checkpoints", "verify", "RUN"], "paceline.checkpoint.verbs", ["--checkpoint", "all"]),
-        (["checkpoints", "diff", "A", "B"], "paceline.checkpoint.verbs", ["diff", "A", "B"]),
+        (["checkpoints", "list", "RUN", "--json"], "paceline.checkpoint.main", ["list", "RUN", "--json"]),
+        (["checkpoints", "verify", "RUN"], "paceline.checkpoint.main", ["--checkpoint", "all"]),
+        (["checkpoints", "diff", "A", "B"], "paceline.checkpoint.main", ["diff", "A", "B"]),
         (
             ["checkpoints", "prune", "RUN", "--keep", "3", "--every", "100", "--dry-run"],
-            "paceline.checkpoint.verbs",
+            "paceline.checkpoint.main",
             ["--keep", "3", "--every", "100", "--dry-run"],
         ),
         (
             ["checkpoints", "average", "RUN", "--last", "3", "--to", "DIR"],
-            "paceline.checkpoint.verbs",
+            "paceline.checkpoint.main",
             ["average", "RUN", "--to", "DIR"],
         ),
         (
             ["checkpoints", "convert", "THEIRS", "--to", "DIR", "--step", "0", "--weights-only"],
-            "paceline.checkpoint.verbs",
+            "paceline.checkpoint.main",
             ["convert", "THEIRS", "--to", "DIR", "--step", "0", "--weights-only"],
         ),
         (
             ["checkpoints", "convert", "RUN", "--dcp", "--overwrite", "--to", "DIR", "--json"],
-            "paceline.checkpoint.verbs",
+            "paceline.checkpoint.main",
             ["convert", "RUN", "--to", "DIR", "--dcp", "--json", "--overwrite"],
         ),
         (

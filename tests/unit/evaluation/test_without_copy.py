@@ -9,9 +9,9 @@ import pytest
 import torch
 from support import write_tokenizer
 
-from paceline.checkpoint.export import export_hf
-from paceline.checkpoint.main import choose
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.export.hf_export import export_hf
+from paceline.checkpoint.export.main import choose
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.rundir import RunDir
 from paceline.evaluation.models import NamedModel
@@ -144,7 +144,7 @@ def test_what_cannot_be_read_without_a_copy_is_exported_for_chat(
 
 
 def test_a_checkpoint_that_is_read_is_not_pruned(checkpoint: Path) -> None:
-    from paceline.checkpoint.retain import is_being_read
+    from paceline.checkpoint.save.retention import is_being_read
     from paceline.evaluation.opened import model_folder
 
     with model_folder(checkpoint.parents[1]) as folder:

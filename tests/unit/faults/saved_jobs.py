@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from fault_jobs import Job, write_safetensors
 
-from paceline.checkpoint.manifest_format import FileEntry, Manifest
-from paceline.checkpoint.strictjson import dump_object
+from paceline.checkpoint.format.manifest import FileEntry, Manifest
+from paceline.checkpoint.format.strict_json import dump_object
 from paceline.cli.options import load
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir

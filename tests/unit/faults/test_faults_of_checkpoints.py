@@ -14,7 +14,7 @@ from fault_jobs import LLAMA, Job
 from saved_jobs import SHARD, in_this_process, save, write_manifest
 from support import write_rows, write_tokenizer
 
-from paceline.checkpoint.manifest_format import VERSION
+from paceline.checkpoint.format.manifest import VERSION
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir

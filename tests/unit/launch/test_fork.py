@@ -221,5 +221,11 @@ def test_a_look_imports_neither_what_reads_checkpoints_nor_what_prepares_rows(tm
     )
     modules = set(done.stdout.split())
     assert "paceline.training.look" in modules
-    unwanted = {"numpy", "torch", "transformers", "paceline.data.prepare", "paceline.checkpoint.manifest"}
+    unwanted = {
+        "numpy",
+        "torch",
+        "transformers",
+        "paceline.data.prepare",
+        "paceline.checkpoint.format.verify_files",
+    }
     assert not modules & unwanted

@@ -24,7 +24,7 @@ from test_composite import (
 from test_router_loss import batch_with_filler, built, by_document, by_micro_batch, gradients, ours
 from tiny_families import tiny_config
 
-from paceline.checkpoint.export import export_hf
+from paceline.checkpoint.export.hf_export import export_hf
 from paceline.models.factory import HFModelFactory
 from paceline.plan.model.family import family_of
 

@@ -35,8 +35,8 @@ from tiny_families import tiny_config
 from torch import Tensor
 from transformers.integrations.heterogeneity.configuration_utils import AmbiguousGlobalPerLayerAttributeError
 
-from paceline.checkpoint.export import export_hf
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.export.hf_export import export_hf
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
 from paceline.models.attention.sparse_indexer import selectors

@@ -12,9 +12,9 @@ from model_families import Source
 from safetensors.torch import load_file
 from whole_models import whole_config
 
-from paceline.checkpoint.carried import carried_state
-from paceline.checkpoint.export import export_hf
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.export.hf_export import export_hf
+from paceline.checkpoint.format.untrained_tensors import carried_state
 from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError

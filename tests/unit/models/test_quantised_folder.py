@@ -16,7 +16,7 @@ from test_composite import trained_checkpoint
 from tiny_families import tiny_config
 from torch import Tensor
 
-from paceline.checkpoint.export import export_hf
+from paceline.checkpoint.export.hf_export import export_hf
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
 from paceline.models.factory import READ_IN_PARTS, HFModelFactory

@@ -297,7 +297,7 @@ def test_what_a_stranger_left_in_a_run_or_a_checkpoint_runs_no_code(tmp_path: Pa
         with pytest.raises(Stop):
             answers.answer_run(run, [], initial=False, last=False, sampling=None)  # type: ignore[arg-type]
     assert seen == [False]
-    from paceline.checkpoint.folder import config_of
+    from paceline.checkpoint.export.hf_folder import config_of
 
     class Reader:
         path = tmp_path

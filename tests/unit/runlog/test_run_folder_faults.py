@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoint.disk import os_error
+from paceline.checkpoint.format.durable_files import os_error
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.refusals import refusal_of

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.refused import damaged
-from paceline.checkpoint.retain import is_being_read
-from paceline.checkpoint.store import Checkpointer
-from paceline.checkpoint.verified import last_verified
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.errors import damaged
+from paceline.checkpoint.load.reader import CheckpointReader
+from paceline.checkpoint.save.last_verified import last_verified
+from paceline.checkpoint.save.retention import is_being_read
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint.manifest import read_manifest
-from paceline.checkpoint.manifest_format import Manifest
-from paceline.checkpoint.store import Checkpointer
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.format.manifest import Manifest
+from paceline.checkpoint.format.verify_files import read_manifest
 from paceline.core.rundir import RunDir
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import Memory, ModelStates

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from paceline.checkpoint.hub_layout import hub_entries
+from paceline.checkpoint.export.hf_tensor_names import hub_entries
 from paceline.models.lora.lora import add_adapter
 from paceline.plan.parts import AdapterSpec
 from paceline.training.rollout.server_weights import whole

@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.beside import SavedBeside
-from paceline.checkpoint.store import Saved
+from paceline.checkpoint.async_checkpointer import SavedBeside
+from paceline.checkpoint.checkpointer import Saved
 from paceline.core.errors import CheckpointError
 from paceline.runlog import events
 from paceline.training.cadence import Cadence

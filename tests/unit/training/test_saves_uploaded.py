@@ -11,8 +11,8 @@ from unittest import mock
 import pytest
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.objects.deadline import Deadline
-from paceline.checkpoint.store import Saved
+from paceline.checkpoint.checkpointer import Saved
+from paceline.checkpoint.object_store.upload_deadline import Deadline
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.training.saver import RunSaves

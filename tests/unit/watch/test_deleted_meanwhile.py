@@ -18,7 +18,7 @@ from vanishing import deleted_at_every_call
 
 from paceline.api.run import Run, checkpoints
 from paceline.api.several_runs import facts_below
-from paceline.checkpoint import layout
+from paceline.checkpoint.format import folder_layout
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.doctor import flights
@@ -81,7 +81,10 @@ READERS: dict[str, Callable[[RunDir, Path], Any]] = {
     "rows": rows,
     "api": api,
     "facts_below": lambda run, cache: facts_below(run.root.parent),
-    "scan": lambda run, cache: (layout.scan(run.checkpoints), layout.leftover_hints(run.checkpoints)),
+    "scan": lambda run, cache: (
+        folder_layout.scan(run.checkpoints),
+        folder_layout.leftover_hints(run.checkpoints),
+    ),
     "flights": lambda run, cache: list(flights.run_findings(run)),
     "count": lambda run, cache: facts.count_checkpoints(run),
     "holds_work": lambda run, cache: claim_run_dir.holds_work(run),

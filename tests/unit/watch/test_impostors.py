@@ -15,9 +15,9 @@ import pytest
 from page_runs import begin, notice, samples, step, write_run
 from test_deleted_meanwhile import READERS, a_run
 
-from paceline.checkpoint.exporters import exporters_of
-from paceline.checkpoint.main import choose
-from paceline.checkpoint.nodes.disks import were_one
+from paceline.checkpoint.export.exporters import exporters_of
+from paceline.checkpoint.export.main import choose
+from paceline.checkpoint.node_local.shared_disks import were_one
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
 from paceline.generation.settings import stored_config

@@ -1,0 +1,186 @@
+"""Publishing a checkpoint (contract 5): stage, write, fsync, hash, agree, manifest, rename, ``latest``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict, TypeVar
+
+from paceline.checkpoint.collective import CheckpointWorld, together
+from paceline.checkpoint.format.block_hashes import Grain
+from paceline.checkpoint.format.durable_files import CrashPoint, make_folder, never, replace_text, sync_folder
+from paceline.checkpoint.format.folder_layout import Found, read_hint
+from paceline.checkpoint.node_local.publish import NodesPublisher
+from paceline.checkpoint.node_local.shared_disks import Disks
+from paceline.checkpoint.save.rank_file import Written, manifest_of
+from paceline.checkpoint.save.retention import Noted, RetentionRule, discard, prune
+from paceline.checkpoint.save.staging import Contents, Stage, complete_after, contents_of, open_stage
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+from paceline.core.json_types import Json
+from paceline.core.rundir import RunDir
+from paceline.protocols.shard import Shard
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The cost of a save: wall seconds on this rank, bytes of all ranks' files."""
+
+    seconds: float
+    num_bytes: int
+
+
+class _Opened(TypedDict):
+    """What rank 0 says of a fresh staging folder."""
+
+    folder: str
+    nonce: str
+    sequence: int
+
+
+class Checkpointer:
+    """Save checkpoints of one run; keep the newest ``keep`` (None: all), each whose step is a multiple of
+    ``every``, and the protected one.
+
+    ``disks``: which ranks see the same run directory; without, all do. ``crash`` is called with the name of
+    each point where a kill can happen; tests raise there.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        world: CheckpointWorld,
+        keep: int | None = None,
+        *,
+        every: int | None = None,
+        disks: Disks | None = None,
+        crash: CrashPoint = never,
+        grain: Grain = Grain(),  # noqa: B008 (frozen)
+    ) -> None:
+        if keep is not None and keep < 1:
+            raise ValueError("keep must be at least 1")
+        self._run = run
+        self._world = world
+        self._rule = RetentionRule(keep, every)
+        self._crash = crash
+        self._grain = grain
+        self._best = run.checkpoints / "best"
+        self._protected = read_hint(self._best)
+        self._notes: list[Diagnostic] = []
+        self._disks = disks or Disks.one(world.world_size)
+        self._nodes = (
+            None
+            if self._disks.are_one
+            else NodesPublisher(run, world, self._disks, self._rule, crash, grain, self._notes)
+        )
+        self.last: Saved | None = None
+
+    def save(
+        self, step: int, shards: Iterable[Shard], state: Mapping[str, Json], files: Mapping[str, bytes]
+    ) -> Path:
+        """Publish a checkpoint after ``step`` finished steps. Collective.
+
+        Every rank passes its own shards (possibly none); ``state`` and ``files`` are rank 0's. On return the
+        checkpoint is complete and durable. Raises the same CheckpointError on every rank if any rank fails
+        (the error of the first failing rank); staged files are then removed, and published checkpoints are
+        unchanged. Where a rank is lost, another error; what it leaves goes with the next save. A checkpoint
+        that is published stays, whatever fails after that.
+        """
+        return self.publish(step, lambda: contents_of(self._world.rank, shards, state, files))
+
+    def publish(self, step: int, take: Callable[[], Contents]) -> Path:
+        """As ``save``, of what ``take`` returns on each rank; its error is one of the save."""
+        began = time.perf_counter()
+        taken: list[Contents] = []
+
+        def measure() -> int:
+            if self._disks.leads(self._world.rank):
+                make_folder(self._run.checkpoints)
+            taken.append(take())
+            return taken[0].num_bytes
+
+        sizes = self._together(measure)
+        rank, world_size, nodes = self._world.rank, self._world.world_size, self._nodes
+        found: list[Found] = []
+        stage = self._opened(step, sum(sizes), found) if nodes is None else nodes.open(step, sizes)
+        try:
+            written = self._together(lambda: stage.fill(taken[0], rank, world_size, self._crash, self._grain))
+            if nodes is None:
+                self._together(lambda: self._publish(stage, written, found) if rank == 0 else None)
+            else:
+                nodes.publish(stage, written, self._protected)
+        except CheckpointError:  # all ranks have it
+            if nodes is not None:
+                nodes.undo(stage)
+            elif rank == 0:
+                discard(stage.folder)
+            raise
+        except Exception:  # of this rank alone, as where another has died: the others may have committed
+            if nodes is None and rank == 0:  # a simulated kill (BaseException) leaves its files, as kill -9
+                discard(stage.folder)
+            raise
+        total = sum(file["bytes"] for of_rank in written for file in of_rank["files"].values())
+        self.last = Saved(time.perf_counter() - began, total)
+        return stage.final
+
+    def protect(self, step: int | None) -> None:
+        """Never prune the checkpoint of ``step`` (the best so far, maybe not saved yet); None clears it."""
+        name = self._run.checkpoint(step).name if step is not None else None
+        if name == self._protected:
+            return
+        self._protected = name
+        if self._disks.leads(self._world.rank):
+            with Noted(self._notes, self._best):
+                if name is None:
+                    self._best.unlink(missing_ok=True)
+                else:
+                    make_folder(self._run.checkpoints)
+                    replace_text(self._best, name + "\n")
+
+    def take_notes(self) -> list[Diagnostic]:
+        """Return each warning once: a hint not written, an old checkpoint not removed."""
+        notes = self._notes[:]
+        self._notes.clear()
+        return notes
+
+    def _together(self, work: Callable[[], T]) -> list[T]:
+        """Run ``work`` on all ranks, return all results; an error on one is raised on all. Collective."""
+        return together(self._world, work, self._run.checkpoints, "the checkpoint could not be written")
+
+    def _opened(self, step: int, num_bytes: int, found: list[Found]) -> Stage:
+        """Return the staging folder that rank 0 opens; ``found`` gets the checkpoints that are there."""
+        final = self._run.checkpoint(step)
+
+        def open_it() -> _Opened | None:
+            if self._world.rank != 0:
+                return None
+            stage, there = open_stage(final, step, num_bytes, self._crash)
+            found.extend(there)
+            return {"folder": stage.folder.name, "nonce": stage.nonce, "sequence": stage.sequence}
+
+        opened = self._together(open_it)[0]
+        assert opened is not None, "rank 0 opens"
+        folder = self._run.checkpoints / opened["folder"]
+        return Stage(step, opened["nonce"], opened["sequence"], folder, final)
+
+    def _publish(self, stage: Stage, written: list[Written], found: list[Found]) -> None:
+        """On rank 0, after all ranks agreed: write the manifest, then rename the folder into view."""
+        manifest = manifest_of(
+            stage.step, stage.sequence, self._world.world_size, time.time(), written, self._grain
+        )
+        self._crash("agreed")
+        stage.seal(manifest, self._crash)
+        stage.rename(self._crash)
+        stage.forget_old()
+        sync_folder(self._run.checkpoints)
+        self._crash("published")
+        with Noted(self._notes, self._run.latest):
+            replace_text(self._run.latest, stage.final.name + "\n", self._crash)
+        with Noted(self._notes, self._run.checkpoints):
+            complete = complete_after(found, Found(stage.final, stage.final.name, manifest, None))
+            kept = {stage.final.name, *([self._protected] if self._protected else [])}
+            prune(complete, self._rule, kept, self._run.checkpoints, self._crash)

@@ -1,0 +1,84 @@
+"""Work that all ranks do, with one answer: an error on one rank is the same error on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, Protocol, TypedDict, TypeVar
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.format.durable_files import os_error
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError, PacelineError
+from paceline.core.json_types import JsonObject
+
+T = TypeVar("T")
+
+
+class CheckpointWorld(Protocol):
+    """The part of ``World`` that a checkpoint needs."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def all_gather_json(self, value: T) -> list[T]:
+        """Return every rank's value, of JSON types."""
+        ...
+
+
+class Alone:
+    """A world of one rank."""
+
+    rank = 0
+    world_size = 1
+
+    def all_gather_json(self, value: T) -> list[T]:
+        return [value]
+
+
+class _Answer(TypedDict, Generic[T], total=False):
+    """What one rank's part came to: a result, or errors."""
+
+    ok: T
+    errors: list[JsonObject]
+
+
+def together(ranks: CheckpointWorld, work: Callable[[], T], where: Path, what: str) -> list[T]:
+    """Run ``work`` on all ranks, return all results. Collective.
+
+    An error on one (the first rank that fails) is raised on all, as CheckpointError. ``what`` says what
+    could not be done where an error has no words of its own.
+    """
+    failure: Exception | None = None
+    mine: _Answer[T]
+    try:
+        mine = {"ok": work()}
+    except Exception as exc:
+        failure = exc
+        mine = {"errors": [d.to_json() for d in _diagnose(exc, where, what)]}
+    everyone = ranks.all_gather_json(mine)
+    for rank, answer in enumerate(everyone):
+        if "errors" in answer:
+            raise CheckpointError(
+                *(_of_rank(Diagnostic.from_json(d), rank) for d in answer["errors"])
+            ) from failure
+    return [answer["ok"] for answer in everyone]
+
+
+def _diagnose(exc: Exception, where: Path, what: str) -> tuple[Diagnostic, ...]:
+    if isinstance(exc, PacelineError):
+        return exc.diagnostics
+    if isinstance(exc, OSError):
+        return os_error(exc, where, what).diagnostics
+    return (
+        codes.CHECKPOINT_SAVE_FAILED(
+            f"{what}; earlier checkpoints are unchanged", str(where), f"{type(exc).__name__}: {exc}"
+        ),
+    )
+
+
+def _of_rank(diagnostic: Diagnostic, rank: int) -> Diagnostic:
+    return Diagnostic.from_json({**diagnostic.to_json(), "evidence": {**diagnostic.evidence, "rank": rank}})

@@ -1,0 +1,1 @@
+"""``paceline checkpoints``: verify, diff, prune, average."""

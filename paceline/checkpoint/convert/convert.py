@@ -1,0 +1,162 @@
+"""Which program's checkpoint a folder is, and the whole way from there to one of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.base_model_files import together
+from paceline.checkpoint.convert.accelerate import is_accelerate_folder, read_accelerate
+from paceline.checkpoint.convert.dcp_training_state import is_dcp_folder, is_fsdp_folder, read_dcp, read_fsdp
+from paceline.checkpoint.convert.deepspeed_universal import is_universal_folder, read_universal
+from paceline.checkpoint.convert.deepspeed_zero import is_deepspeed_folder, read_deepspeed
+from paceline.checkpoint.convert.hf_trainer import ADAPTER_CONFIG, is_trainer_folder, read_trainer
+from paceline.checkpoint.convert.pickle_reader.client import PickleReader
+from paceline.checkpoint.convert.pickle_reader.torch_tensors import MappedFiles
+from paceline.checkpoint.convert.source_state import ForeignState, incomplete, misfit
+from paceline.checkpoint.convert.tensor_names import (
+    ModelNames,
+    model_names,
+    read_config,
+    role_of,
+    side_files,
+)
+from paceline.checkpoint.convert.writer import Conversion, write_converted
+from paceline.checkpoint.format.manifest import MANIFEST
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+from paceline.core.json_types import JsonObject
+from paceline.core.rundir import RunDir
+from paceline.core.units import human_bytes
+
+
+class ForeignReader(Protocol):
+    """Reads a checkpoint of one form. Raises CheckpointError."""
+
+    def __call__(
+        self, folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool
+    ) -> ForeignState: ...
+
+
+@dataclass(frozen=True)
+class ForeignForm:
+    """One form of checkpoint: how a folder of it is recognised, and read."""
+
+    is_one: Callable[[Path], bool]
+    read: ForeignReader
+
+
+MOST_STEPS = 10**15  # a folder's name has so many digits
+#: In the order in which they are tried.
+FORMS: Sequence[ForeignForm] = (
+    ForeignForm(is_dcp_folder, read_dcp),
+    ForeignForm(is_fsdp_folder, read_fsdp),
+    ForeignForm(is_universal_folder, read_universal),
+    ForeignForm(is_deepspeed_folder, read_deepspeed),
+    ForeignForm(is_trainer_folder, read_trainer),
+    ForeignForm(is_accelerate_folder, read_accelerate),
+)
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What was written, what was not brought over, and what shut the reader of pickles in."""
+
+    written: Conversion
+    form: str
+    left: tuple[Diagnostic, ...]
+    walls: tuple[str, ...]
+
+    def to_json(self) -> JsonObject:
+        """Return the report for ``--json``."""
+        written = self.written
+        return {
+            "form": self.form,
+            "path": str(written.path),
+            "step": written.step,
+            "weights": written.num_weights,
+            "moments": written.num_moments,
+            "bytes": written.num_bytes,
+            "left": [one.what for one in self.left],
+            "walls": list(self.walls),
+        }
+
+    def as_text(self, to: str) -> str:
+        """Return the report in words."""
+        written = self.written
+        moments = f" and {written.num_moments} of the optimizer" if written.num_moments else ""
+        return (
+            f"{self.form}, step {written.step}, is now {written.path}: {written.num_weights} tensors of the"
+            f" model{moments}, {human_bytes(written.num_bytes)}\n"
+            f"pickles were read behind: {', '.join(self.walls)}\n"
+            f"go on with: paceline train CONFIG --resume {to}"
+        )
+
+
+def convert(
+    source: Path, to: Path, *, model: Path | None = None, moments: bool = True, step: int | None = None
+) -> ConversionReport:
+    """Write the foreign checkpoint ``source`` as a checkpoint in the run directory ``to``.
+
+    ``model``: the folder with the model's ``config.json`` and tokenizer, where they do not lie beside it;
+    ``step``: the finished steps, where the checkpoint does not know them. Raises CheckpointError.
+    """
+    if not source.is_dir():
+        raise CheckpointError(_unknown(source, "no folder"))
+    form = next((form for form in FORMS if form.is_one(source)), None)
+    if form is None:
+        there = ", ".join(sorted(path.name for path in source.iterdir())[:8])
+        raise CheckpointError(_unknown(source, there or "an empty folder"))
+    beside = _model_folder(source) if model is None else model
+    config = read_config(beside)
+    names = model_names(config, beside)
+    with closing(PickleReader()) as pickles:
+        state = form.read(source, MappedFiles(pickles), names, moments=moments)
+        state.role = role_of(config, state.adapter, state.weights).value
+        walls = tuple(pickles.walls)
+        if step is not None:
+            state = replace(state, step=step)
+        if not 0 <= state.step < MOST_STEPS:
+            raise misfit("the number of finished steps is none", str(source), str(state.step)[:40])
+        written = write_converted(
+            state, names.buffers, together(side_files(beside), side_files(source)), source, to
+        )
+    left = tuple(codes.CONVERT_LEFT(str(source), text=text) for text in state.left)
+    return ConversionReport(written, state.form, left, walls)
+
+
+def _model_folder(source: Path) -> Path:
+    """Return the folder with the model's config: the checkpoint's own, or one around it."""
+    for folder in (source, *source.resolve().parents[:2]):
+        if (folder / "config.json").is_file():
+            return folder
+    if (source / ADAPTER_CONFIG).is_file():
+        base = Path(str(read_config(source, ADAPTER_CONFIG).get("base_model_name_or_path") or "."))
+        if (base / "config.json").is_file():
+            return base
+    raise incomplete(
+        "the checkpoint has no config.json of its model: name the folder that has it with --model",
+        str(source),
+    )
+
+
+def _unknown(source: Path, found: str) -> Diagnostic:
+    ours = (source / MANIFEST).is_file() or RunDir.at(source).checkpoints.is_dir()
+    if ours:
+        return codes.CONVERT_UNKNOWN(
+            "this is a checkpoint of ours",
+            str(source),
+            found,
+            "add --dcp to write it as one of torch.distributed.checkpoint",
+        )
+    return codes.CONVERT_UNKNOWN(
+        "this is no checkpoint that can be converted",
+        str(source),
+        found,
+        "give a checkpoint-* folder, one of Accelerate's save_state, of DeepSpeed (global_step*) or of"
+        " torch.distributed.checkpoint",
+    )

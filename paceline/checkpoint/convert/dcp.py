@@ -1,0 +1,197 @@
+"""Folders of torch.distributed.checkpoint: ``.metadata`` says where each chunk of each tensor lies.
+
+Accelerate's ``pytorch_model_fsdp_0`` and ``optimizer_0`` are two of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.convert.pickle_reader.allowed_names import (
+    DCP_BYTES,
+    DCP_INDEX,
+    DCP_METADATA,
+    DCP_STORAGE,
+    DCP_TENSOR,
+    DTYPE_WORDS,
+)
+from paceline.checkpoint.convert.pickle_reader.machine import MAX_BYTES
+from paceline.checkpoint.convert.pickle_reader.torch_tensors import (
+    MappedFiles,
+    TorchFile,
+    refused,
+    refused_by_name,
+)
+from paceline.checkpoint.convert.pickle_reader.values import (
+    PickledCall,
+    PickledDict,
+    PickledName,
+    Refused,
+    Value,
+    as_dict,
+    as_list,
+    as_shape,
+    as_whole,
+)
+from paceline.checkpoint.convert.source_state import LazyTensor, incomplete
+from paceline.checkpoint.format.safetensors_file import DTYPES
+from paceline.checkpoint.format.verify_files import open_regular
+
+METADATA = ".metadata"
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+_Offsets = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DcpChunk:
+    """A block of a tensor, or what is no tensor: bytes ``[start, start + length)`` of a file."""
+
+    file: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class DcpTensor:
+    """A tensor by its metadata: offsets and shape of each chunk."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    chunks: Mapping[_Offsets, tuple[int, ...]]
+
+
+class DcpFolder:
+    """One folder: ``tensors`` and ``others`` (numbers, lists, texts) by the names in its state dict."""
+
+    def __init__(self, folder: Path, files: MappedFiles) -> None:
+        """Raises CheckpointError."""
+        self.folder, self._files = folder, files
+        path = folder / METADATA
+        where = str(path)
+        with refused_by_name(where):
+            content = files.pickles.read(_whole(path))
+            if not isinstance(content, PickledCall) or content.name != DCP_METADATA:
+                raise Refused("no metadata of torch.distributed.checkpoint")
+            state = as_dict(content.state)
+            self._places = dict(_places(as_dict(state.get("storage_data"))))
+            self.tensors = dict(_tensors(as_dict(state.get("state_dict_metadata"))))
+            self.others = [
+                name
+                for name, value in as_dict(state.get("state_dict_metadata")).texts()
+                if isinstance(value, PickledCall) and value.name == DCP_BYTES
+            ]
+        for name, tensor in self.tensors.items():
+            covered = sum(prod(shape) for shape in tensor.chunks.values())
+            if covered != prod(tensor.shape):
+                found = f"{covered} of {prod(tensor.shape)} elements"
+                raise incomplete(f"chunks of '{name}' are missing, or lie over one another", where, found)
+
+    def lazy(self, name: str) -> LazyTensor:
+        """Return a tensor that is read when it is asked for."""
+        tensor = self.tensors[name]
+        for offsets, shape in tensor.chunks.items():  # before anything of that size is allocated
+            place, need = self._place(name, offsets), prod(shape) * tensor.dtype.itemsize
+            if place.length < need or place.start + place.length > len(
+                self._files.view(self.folder / place.file)
+            ):
+                found = f"'{name}': a chunk of {need} bytes in {place.length} of {place.file}"
+                raise refused(str(self.folder / METADATA), found)
+        return LazyTensor(tensor.dtype, tensor.shape, partial(self._load, name, tensor))
+
+    def other(self, name: str) -> Value:
+        """Return what is no tensor. Raises CheckpointError."""
+        return self._open(name, None).content
+
+    def _load(self, name: str, tensor: DcpTensor) -> Tensor:
+        if len(tensor.chunks) == 1:
+            return self._chunk(name, *next(iter(tensor.chunks.items())), tensor.dtype)
+        found = torch.empty(tensor.shape, dtype=tensor.dtype)
+        seen = torch.zeros(tensor.shape, dtype=torch.bool)
+        for offsets, shape in tensor.chunks.items():
+            at = tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))
+            found[at] = self._chunk(name, offsets, shape, tensor.dtype)
+            seen[at] = True
+        if not bool(seen.all()):
+            raise incomplete(f"chunks of '{name}' lie over one another", str(self.folder / METADATA))
+        return found
+
+    def _chunk(self, name: str, offsets: _Offsets, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        opened = self._open(name, offsets)
+        stored = opened.tensor(opened.content)
+        if stored is None or stored.shape != shape or stored.dtype != dtype:
+            found = "no tensor" if stored is None else f"{stored.dtype} {list(stored.shape)}"
+            raise refused(opened.where, f"'{name}' is {found}, by the metadata {dtype} {list(shape)}")
+        with refused_by_name(opened.where):
+            return stored.load()
+
+    def _place(self, name: str, offsets: _Offsets | None) -> DcpChunk:
+        place = self._places.get((name, offsets))
+        if place is None and offsets is not None and not any(offsets):
+            place = self._places.get((name, None))
+        if place is None:
+            raise incomplete(f"'{name}' has no place in a file", str(self.folder / METADATA))
+        return place
+
+    def _open(self, name: str, offsets: _Offsets | None) -> TorchFile:
+        place = self._place(name, offsets)
+        return self._files.torch_file(self.folder / place.file, place.start, place.length)
+
+
+def _whole(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise incomplete("a file of the checkpoint is missing", str(path)) from None
+
+
+def _places(given: PickledDict) -> Iterator[tuple[tuple[str, _Offsets | None], DcpChunk]]:
+    """Yield (name, offsets) and place of each chunk. Raises Refused."""
+    for key, value in given.pairs:
+        if not isinstance(key, PickledCall) or key.name != DCP_INDEX:
+            raise Refused("a place that no tensor has")
+        if not isinstance(value, PickledCall) or value.name != DCP_STORAGE:
+            raise Refused("a tensor without a place")
+        index, info = as_dict(key.state), as_dict(value.state)
+        name, offset, file = index.get("fqn"), index.get("offset"), info.get("relative_path")
+        if not isinstance(name, str) or not isinstance(file, str):
+            raise Refused("a place without a name")
+        if not _FILE.fullmatch(file):
+            raise Refused(f"the file name {file[:100]!r}, which is no plain one")
+        if info.get("transform_descriptors"):
+            raise Refused(f"'{name}' is compressed or encrypted by a transform of its own")
+        offsets = None if offset is None else as_shape(offset)
+        yield (name, offsets), DcpChunk(file, as_whole(info.get("offset")), as_whole(info.get("length")))
+
+
+def _tensors(given: PickledDict) -> Iterator[tuple[str, DcpTensor]]:
+    """Yield name and description of each tensor. Raises Refused."""
+    for name, value in given.texts():
+        if not isinstance(value, PickledCall) or value.name != DCP_TENSOR:
+            continue
+        state = as_dict(value.state)
+        properties = state.get("properties")
+        kind = as_list(properties.state)[:1] if isinstance(properties, PickledCall) else []
+        word = kind[0].name if kind and isinstance(kind[0], PickledName) else ""
+        if word not in DTYPE_WORDS:
+            raise Refused(f"'{name[:100]}' has the dtype {word or 'of no name'!r}")
+        shape = as_shape(state.get("size"))
+        chunks: dict[_Offsets, tuple[int, ...]] = {}
+        for chunk in as_list(state.get("chunks")):
+            inner = as_dict(chunk.state) if isinstance(chunk, PickledCall) else PickledDict()
+            offsets, sizes = as_shape(inner.get("offsets")), as_shape(inner.get("sizes"))
+            if not len(offsets) == len(sizes) == len(shape):
+                raise Refused(f"a chunk of '{name[:100]}' with {len(offsets)} of {len(shape)} dimensions")
+            if any(o + n > whole for o, n, whole in zip(offsets, sizes, shape, strict=True)):
+                raise Refused(f"a chunk of '{name[:100]}' lies outside of the tensor")
+            if prod(sizes) or not prod(shape):
+                chunks[offsets] = sizes
+        yield name, DcpTensor(DTYPES[DTYPE_WORDS[word]], shape, chunks)

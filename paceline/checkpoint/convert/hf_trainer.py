@@ -1,0 +1,208 @@
+"""``checkpoint-*`` of Transformers' Trainer, and so of TRL and LLaMA-Factory: weights, optimizer, place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import isfinite
+from pathlib import Path
+
+from paceline.checkpoint.convert.hf_weights import folder_weights
+from paceline.checkpoint.convert.pickle_reader.torch_tensors import MappedFiles, TorchFile
+from paceline.checkpoint.convert.pickle_reader.values import Value, as_dict, as_list
+from paceline.checkpoint.convert.source_state import (
+    ADAM,
+    ADAM_KINDS,
+    ForeignState,
+    LazyTensor,
+    Moments,
+    incomplete,
+    misfit,
+)
+from paceline.checkpoint.convert.tensor_names import ModelNames, adapter_name, by_model, read_config
+from paceline.plan.model.parameters import NO_DECAY
+
+PLACE, OPTIMIZER, SCALER = "trainer_state.json", "optimizer.pt", "scaler.pt"
+ADAPTER_CONFIG = "adapter_config.json"
+_VALUE_HEADS = ("value_head.safetensors", "value_head.bin")
+WITHOUT = "use --weights-only to bring over the weights alone, with new moments"
+_LEFT = {
+    "scheduler.pt": "scheduler.pt: the learning rate of a step follows from training.lr_scheduler_type,"
+    " warmup_steps and max_steps; set them as they were",
+    "rng_state": "random states: they follow from training.seed and the step; with dropout 0 nothing depends"
+    " on them",
+    "training_args": "training_args.bin: it is not read; write what it says into the config",
+    PLACE: "the position in the data: rows are drawn in this run's own order, from this step on",
+}
+
+
+def is_trainer_folder(folder: Path) -> bool:
+    """Whether a folder is a ``checkpoint-*``."""
+    return (folder / PLACE).is_file()
+
+
+def place_of(folder: Path) -> int:
+    """Return the finished steps by ``trainer_state.json``. Raises CheckpointError."""
+    step = read_config(folder, PLACE).get("global_step")
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 53:
+        raise misfit("trainer_state.json has no step", str(folder / PLACE), f"global_step: {step!r}"[:100])
+    return step
+
+
+def left_of(folder: Path) -> list[str]:
+    """Return what of the folder is not brought over, one sentence each."""
+    names = sorted(path.name for path in folder.iterdir())
+    return [text for start, text in _LEFT.items() if any(name.startswith(start) for name in names)]
+
+
+def read_trainer(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool) -> ForeignState:
+    """Return what a ``checkpoint-*`` holds. Raises CheckpointError."""
+    state, trained, decaying = state_of(folder, files, names, "a checkpoint of Transformers' Trainer")
+    state.step, state.left = place_of(folder), left_of(folder)
+    if moments and (folder / OPTIMIZER).is_file():
+        optimizer_into(state, files.torch_file(folder / OPTIMIZER), trained, decaying)
+    elif moments:
+        state.left.append("moments: the folder has no optimizer.pt, so the optimizer begins anew")
+    scaler_into(state, folder, files)
+    return state
+
+
+_Trained = dict[str, tuple[int, ...]]
+
+
+def state_of(
+    folder: Path, files: MappedFiles, names: ModelNames, form: str
+) -> tuple[ForeignState, _Trained, frozenset[str]]:
+    """Return the weights of a folder, its model's or its adapter's; the shapes of what is trained, in the
+    model's order; and which of it weight decay applies to. Raises CheckpointError.
+    """
+    if heads := [name for name in _VALUE_HEADS if (folder / name).is_file()]:
+        what = "the folder has a value head beside its language model (LLaMA-Factory's rm and ppo stages)"
+        hint = "it has a bias, which score heads have not: train the reward model anew, from these weights"
+        raise misfit(what, str(folder), heads[0], f"{hint} (model.name_or_path)")
+    adapter = read_config(folder, ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else None
+    given = folder_weights(folder, files, adapter=adapter is not None)
+    if adapter is None:
+        weights = by_model(given, names, str(folder))
+        trained = {name: weights[name].shape for name in names.parameters}
+        return ForeignState(form, 0, weights), trained, names.decaying
+    weights = {adapter_name(name): tensor for name, tensor in given.items()}
+    trained = adapter_order(weights, names)
+    return ForeignState(form, 0, weights, adapter=adapter), trained, adapter_decaying(trained)
+
+
+def optimizer_into(
+    state: ForeignState, file: TorchFile, trained: Mapping[str, tuple[int, ...]], decaying: frozenset[str]
+) -> None:
+    """Put the moments of an optimizer's file into ``state``. Raises CheckpointError."""
+    state.moments = _moments(file, trained, decaying)
+    state.optimizer = ADAM
+
+
+def scaler_into(state: ForeignState, folder: Path, files: MappedFiles) -> None:
+    """Put the scale of fp16 into ``state``, if the folder has one. Raises CheckpointError."""
+    if (folder / SCALER).is_file():
+        state.scaler = _scaler(files.torch_file(folder / SCALER))
+
+
+def adapter_decaying(trained: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+    """Return those of an adapter's tensors that weight decay applies to."""
+    return frozenset(n for n, shape in trained.items() if len(shape) > 1 and not NO_DECAY.search(n))
+
+
+def adapter_order(weights: Mapping[str, LazyTensor], names: ModelNames) -> dict[str, tuple[int, ...]]:
+    """Return an adapter's tensors with their shapes in the order in which peft's model has them."""
+    at = {name.rpartition(".")[0]: number for number, name in enumerate(names.parameters)}
+
+    def place(name: str) -> tuple[int, str]:
+        layer, factor, _ = name.partition(".lora_")
+        return at.get(layer if factor else name.rpartition(".")[0], len(at)), name
+
+    return {name: weights[name].shape for name in sorted(weights, key=place)}
+
+
+def _moments(file: TorchFile, trained: Mapping[str, tuple[int, ...]], decaying: frozenset[str]) -> Moments:
+    """Return the moments by parameter: the file has numbers, in the order of its groups."""
+    content = as_dict(file.content)
+    groups = [as_dict(group) for group in as_list(content.get("param_groups"))]
+    numbers = [as_list(group.get("params")) for group in groups]
+    named = [as_list(group.get("param_names")) for group in groups]
+    order = parameter_order(file.where, numbers, named, trained, decaying)
+    found: Moments = {}
+    by_number = dict(as_dict(content.get("state")).numbers())
+    for number, name in order.items():
+        if number in by_number:
+            found[name] = adam_of(file, by_number[number], name, trained[name])
+    if not found:
+        raise incomplete("optimizer.pt has no moments", file.where)
+    return found
+
+
+def parameter_order(
+    where: str,
+    numbers: list[list[Value]],
+    named: list[list[Value]],
+    trained: Mapping[str, tuple[int, ...]],
+    decaying: frozenset[str],
+) -> dict[int, str]:
+    """Return the parameter of each number: groups with and without decay, each in the model's order."""
+    if all(named) and all(len(a) == len(b) for a, b in zip(numbers, named, strict=True)):
+        pairs = [pair for a, b in zip(numbers, named, strict=True) for pair in zip(a, b, strict=True)]
+        return {
+            n: name for n, name in pairs if isinstance(n, int) and isinstance(name, str) and name in trained
+        }
+    ways = [
+        [[n for n in trained if n in decaying], [n for n in trained if n not in decaying]],
+        [list(trained)],
+    ]
+    filled = [group for group in numbers if group]
+    for way in ways:
+        way = [group for group in way if group]
+        if [len(group) for group in way] == [len(group) for group in filled]:
+            flat = zip(
+                [n for group in filled for n in group], [n for group in way for n in group], strict=True
+            )
+            return {number: name for number, name in flat if isinstance(number, int)}
+    raise misfit(
+        "which moments belong to which parameter is not known: the optimizer's groups are not the model's",
+        where,
+        f"groups of {[len(group) for group in numbers]} parameters, where the model trains {len(trained)},"
+        f" {len(ways[0][0])} of them with weight decay",
+        WITHOUT,
+    )
+
+
+def adam_of(file: TorchFile, value: Value, name: str, shape: tuple[int, ...]) -> dict[str, LazyTensor]:
+    """Return Adam's state of one parameter. Raises CheckpointError."""
+    found: dict[str, LazyTensor] = {}
+    for kind, one in as_dict(value).texts():
+        tensor = file.tensor(one)
+        if tensor is not None:
+            found[kind] = LazyTensor.stored(tensor, file.where)
+        elif isinstance(one, (int, float)):
+            found[kind] = LazyTensor.number(float(one))
+    check_adam(found, name, shape, file.where)
+    return found
+
+
+def check_adam(found: Mapping[str, LazyTensor], name: str, shape: tuple[int, ...], where: str) -> None:
+    """Raise CheckpointError unless a parameter's moments are Adam's, in its shape."""
+    if set(found) != ADAM_KINDS:
+        what = f"the moments of '{name}' are not Adam's (exp_avg, exp_avg_sq, step)"
+        raise misfit(what, where, ", ".join(sorted(found)) or "nothing", WITHOUT)
+    for kind, tensor in found.items():
+        if tensor.shape != (() if kind == "step" else shape):
+            what = f"{kind} of '{name}' has another shape than the parameter"
+            raise misfit(what, where, f"{tensor.shape}, the parameter {shape}", WITHOUT)
+
+
+def _scaler(file: TorchFile) -> tuple[float, int] | None:
+    content = as_dict(file.content)
+    scale, tracker = content.get("scale"), content.get("_growth_tracker")
+    return (float(scale), tracker) if isinstance(scale, float) and isinstance(tracker, int) else None
+
+
+def last_step(moments: Iterable[Mapping[str, LazyTensor]]) -> int:
+    """Return the largest ``step`` among the moments; 0 without any."""
+    steps = [kinds["step"] for kinds in moments if "step" in kinds]
+    found = [float(step.load()) for step in steps if step.shape == ()]
+    return int(max((value for value in found if isfinite(value)), default=0))

@@ -1,0 +1,1 @@
+"""Pickles read by a machine that runs no code, in a child that is shut in."""

@@ -1,0 +1,103 @@
+"""Exporters: what else an exported folder gets. ``gguf`` is ours, others are functions of the user's own.
+
+An own exporter is called with the finished folder before that gets its name, and writes its files into it:
+either all of it appears or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.format.strict_json import parse_object
+from paceline.config.sections.own import EXPORTERS, NO_EXPORTER, own_name
+from paceline.core.errors import CheckpointError, ConfigError
+from paceline.core.files import read_run_file
+from paceline.core.registry import load_attr
+from paceline.core.rundir import RunDir
+
+Exporter = str | Callable[[Path], None]
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class OwnExporter:
+    """A function of an exported folder, and what it is called."""
+
+    name: str
+    function: Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Exporters:
+    """``gguf``: model.gguf is written, too; ``own``: the user's functions, in their order."""
+
+    gguf: bool = False
+    own: tuple[OwnExporter, ...] = ()
+
+
+def exporters_of(given: Sequence[Exporter] | None, checkpoint: Path) -> Exporters:
+    """Return the exporters that are named, or, if None are given, those of the checkpoint's run.
+
+    ``none`` stands for no exporter. Raises ConfigError before anything is written.
+    """
+    where = "--exporter"
+    if given is None:
+        given, where = _of_run(checkpoint), "training.exporters"
+    if isinstance(given, str) or callable(given):
+        given = [given]
+    read, own, gguf = own_name("exporters", (*EXPORTERS, NO_EXPORTER)), list[OwnExporter](), False
+    for one in given:
+        name = read(one) if isinstance(one, str) else getattr(one, "__qualname__", type(one).__name__)
+        if isinstance(one, str) and name in EXPORTERS:
+            gguf = True
+        elif not isinstance(one, str) or name != NO_EXPORTER:
+            own.append(OwnExporter(name, own_exporter(name, where) if isinstance(one, str) else one))
+    return Exporters(gguf, tuple(own))
+
+
+def own_exporter(name: str, where: str) -> Callable[[Path], None]:
+    """Return the function ``module:function``. Raises ConfigError."""
+    if ":" not in name:
+        what, hint = f"there is no exporter named '{name}'", f"{', '.join(EXPORTERS)}, or module:function"
+        raise ConfigError(codes.EXPORT_EXPORTER(what, where, name, hint))
+    found: Callable[[Path], None] = load_attr(name)
+    if not callable(found):
+        what = f"'{name}' is no function of the exported folder"
+        raise ConfigError(codes.EXPORT_EXPORTER(what, where, type(found).__name__, "name a function"))
+    return found
+
+
+def _of_run(checkpoint: Path) -> Sequence[str]:
+    """Return ``training.exporters`` of the run that the checkpoint lies in; nothing if it lies in none."""
+    file = RunDir.at(checkpoint.resolve().parent.parent).config_json
+    try:
+        stored = parse_object(read_run_file(file).encode(), str(file), max_bytes=_MOST_BYTES).get("training")
+    except OSError:
+        return ()
+    named = stored.get("exporters") if isinstance(stored, dict) else None
+    return [str(one) for one in named] if isinstance(named, list) else ()
+
+
+def run_exporters(own: Iterable[OwnExporter], folder: Path) -> None:
+    """Call each with the folder. Raises CheckpointError for one that raises or changes what is there."""
+    for one in own:
+        before = _files(folder)
+        try:
+            one.function(folder)
+        except Exception as error:  # a user's function may raise anything
+            what, found = f"the exporter '{one.name}' raised an exception", f"{type(error).__name__}: {error}"
+            hint = "correct it, or leave it out (--exporter none)"
+            raise CheckpointError(codes.EXPORT_EXPORTER(what, str(folder), found[:400], hint)) from error
+        after = _files(folder)
+        if changed := [name for name, state in before.items() if after.get(name) != state]:
+            what = f"the exporter '{one.name}' has changed files of the model"
+            hint = "an exporter writes files of its own names into the folder"
+            raise CheckpointError(codes.EXPORT_EXPORTER(what, str(folder), ", ".join(changed[:8]), hint))
+
+
+def _files(folder: Path) -> dict[str, tuple[int, int]]:
+    found = ((p, p.stat()) for p in sorted(folder.rglob("*")) if p.is_file())
+    return {str(p.relative_to(folder)): (state.st_size, state.st_mtime_ns) for p, state in found}

@@ -1,0 +1,1 @@
+"""GGUF beside an exported folder, checked against Transformers' own reader."""

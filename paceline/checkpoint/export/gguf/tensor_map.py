@@ -1,0 +1,112 @@
+"""Which tensors a GGUF file has, and of which tensors of a Hugging Face folder each is made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from paceline.checkpoint.export.gguf.tensor_transforms import TensorChange
+from paceline.core.json_types import JsonObject
+
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+#: Matrices that llama.cpp reads in float32 alone: routers, short kernels, decays, positions.
+_IN_FLOAT32 = re.compile(r"ffn_gate_inp|ssm_conv1d|shortconv\.conv\.|position_embd")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The tensors of a folder's safetensors files, read one by one."""
+
+    files: Mapping[str, safe_open]
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self.files[name].get_tensor(name)  # type: ignore[no-untyped-call]
+        return tensor
+
+    def empty(self, name: str) -> Tensor:
+        """Return the tensor without storage."""
+        return self[name].to("meta")
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Folder]:
+    """Yield the tensors of a folder."""
+    files: dict[str, safe_open] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        file = safe_open(path, framework="pt")
+        files |= dict.fromkeys(file.keys(), file)  # type: ignore[no-untyped-call]
+    yield Folder(files)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of the file: one tensor of the folder, or those of a layer's experts stacked, then changed."""
+
+    name: str
+    sources: tuple[str, ...]
+    is_stack: bool
+    changes: tuple[TensorChange, ...]
+
+    def made(self, read: Callable[[str], Tensor], config: JsonObject) -> Tensor:
+        """Return it from the tensors that ``read`` gives."""
+        parts = [read(source) for source in self.sources]
+        tensor = torch.stack(parts) if self.is_stack else parts[0]
+        for change in self.changes:
+            tensor = change.apply(tensor, config)
+        return tensor
+
+    def kind(self, ndim: int, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype in the file: ``dtype`` for matrices but those that are read in float32."""
+        is_matrix = ndim > 1 and self.name.endswith(".weight") and not _IN_FLOAT32.search(self.name)
+        return dtype if is_matrix else torch.float32
+
+    @property
+    def exact(self) -> bool:
+        """Whether it comes back bit for bit (in the file's dtype)."""
+        return all(change.exact for change in self.changes)
+
+
+def stored(
+    folder: Folder,
+    name_of: Callable[[str], str | None],
+    changes: Sequence[TensorChange],
+    renamed: Sequence[tuple[str, str]],
+) -> list[Stored] | str:
+    """Return the file's tensors, or the name of a folder's tensor that GGUF has no name for.
+
+    ``name_of`` gives GGUF's name of a module (or of a parameter that is none's weight or bias).
+    """
+    groups: dict[str, dict[int, str]] = {}
+    stacked = set[str]()
+    for source in folder.files:
+        expert = _EXPERT.search(source)
+        name = _EXPERT.sub(".experts.", source)
+        for pattern, replacement in renamed:
+            name = re.sub(pattern, replacement, name)
+        stem, dot, suffix = name.rpartition(".")
+        if suffix not in ("weight", "bias"):
+            stem, dot, suffix = name, "", ""
+        # Some are named as in the class without a head: without its first part.
+        found = name_of(stem) or name_of(stem.partition(".")[2])
+        if found is None:
+            return source
+        whole = found + dot + suffix
+        groups.setdefault(whole, {})[int(expert[1]) if expert else len(groups.get(whole, ()))] = source
+        if expert:
+            stacked.add(whole)
+    return [
+        Stored(
+            name,
+            tuple(parts[index] for index in sorted(parts)),
+            name in stacked,
+            tuple(change for change in changes if re.search(f"{change.names}$", name)),
+        )
+        for name, parts in groups.items()
+    ]

@@ -1,0 +1,239 @@
+"""Export a checkpoint as a Hugging Face folder: written tensor by tensor, loaded back, then renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.export.exporters import Exporters, run_exporters
+from paceline.checkpoint.export.folder_reader import FolderReads
+from paceline.checkpoint.export.gguf.writer import check_gguf, write_gguf
+from paceline.checkpoint.export.hf_folder import (
+    DTYPES,
+    MAX_SHARD_BYTES,
+    check_destination,
+    check_names,
+    config_of,
+    finite,
+    gives_scores,
+    is_known,
+    scoring,
+    staged,
+    whole_of,
+    write_side_files,
+    write_weights,
+)
+from paceline.checkpoint.export.hf_tensor_names import hub_entries
+from paceline.checkpoint.export.merge_lora import merged_entries
+from paceline.checkpoint.export.multimodal_adapter_names import names_in_whole
+from paceline.checkpoint.export.peft_adapter import (
+    adapter_entries,
+    check_adapter,
+    is_adapter,
+    write_adapter_files,
+)
+from paceline.checkpoint.export.reload_check import ExportedTensors, check_load
+from paceline.checkpoint.export.untrained_tensors import carried_entries, carried_files
+from paceline.checkpoint.format.durable_files import named_errors, need_space, write_fresh
+from paceline.checkpoint.format.safetensors_file import TensorEntry, write_tensors
+from paceline.checkpoint.format.tensor_names import TensorName
+from paceline.checkpoint.load.reader import CheckpointReader
+from paceline.checkpoint.save.retention import being_read
+from paceline.core.errors import CheckpointError, ConfigError
+from paceline.core.json_types import as_object
+from paceline.models.lora.lora import WEIGHTS
+from paceline.protocols.roles import Role
+from paceline.protocols.shard import BUFFER, PARAM
+
+NO_EXPORTERS = Exporters()
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written (``model``, ``adapter`` or ``merged model``), and whether it was loaded back."""
+
+    path: Path
+    step: int
+    dtype: str
+    num_tensors: int
+    num_parameters: int
+    num_bytes: int
+    files: tuple[str, ...]
+    load_checked: bool
+    kind: str = "model"
+    num_carried: int = 0  # tensors copied unchanged from the model that the run started from
+    init: str = ""  # of an adapter that began with a part of the base weights: pissa or olora
+
+
+def export_hf(
+    checkpoint: Path,
+    to: Path,
+    dtype: str = "float32",
+    *,
+    role: str = "policy",
+    overwrite: bool = False,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    load_back: bool = True,
+    merge: bool = False,
+    exporters: Exporters = NO_EXPORTERS,
+    verified: bool = False,
+    opened: Callable[[Path], CheckpointReader] | None = None,
+) -> ExportReport:
+    """Export the model of ``role`` as a folder that ``from_pretrained`` loads.
+
+    The class is ``AutoModelForCausalLM``, for a reward or value model ``AutoModelForSequenceClassification``.
+    One tensor is in memory, and what it is made from. What the run did not train (``checkpoint.carried``) is
+    copied from the model that it started from. The checkpoint of an adapter becomes a folder that
+    ``PeftModel.from_pretrained`` loads onto its base; with ``merge`` a full model (``export_merged``).
+
+    ``exporters`` write further files into the folder, such as ``model.gguf``.
+
+    ``verified``: the checkpoint's hashes were compared just now, and are not again; ``opened`` opens it
+    (``averaged``: with others). Every number must be finite in ``dtype``, and the tensors must be exactly
+    those of the architecture; ``load_back`` opens the folder again and compares it with the checkpoint
+    (``load_check``). ``to`` appears complete or not at all. Raises ConfigError (destination, dtype) and
+    CheckpointError.
+    """
+    _check_dtype(dtype)
+    check_destination(to, overwrite)
+    opened = opened or partial(CheckpointReader, verify=not verified)
+    # Choose the tensors to write: an adapter's, or a model's (a merged one, or one with a score head).
+    with (
+        being_read(checkpoint),
+        opened(checkpoint) as reader,
+        FolderReads() as files,
+        named_errors(to, what="the export cannot be written"),
+    ):
+        role, adapter = _role(reader, role), is_adapter(reader)
+        of_model = partial(_of_model, checkpoint=checkpoint, files=files)
+        chosen = _of_adapter if adapter and not merge else of_model
+        content = chosen(reader, role, dtype)
+        if exporters.gguf:
+            check_gguf(config_of(reader, dtype), is_adapter=adapter and not merge)
+        checked = load_back and not content.remote
+        # Write next to the destination, load back, then rename.
+        to.parent.mkdir(parents=True, exist_ok=True)
+        entries, carried = content.entries, content.carried
+        need_space(to.parent, sum(e.num_bytes for e in (*entries, *carried)))
+        with staged(to, overwrite) as stage:
+            content.fill(stage, max_shard_bytes, checkpoint if checked else None)
+            if exporters.gguf:
+                write_gguf(stage, DTYPES[dtype])
+            run_exporters(exporters.own, stage)
+            written = {
+                p.relative_to(stage).as_posix(): p.stat().st_size for p in stage.rglob("*") if p.is_file()
+            }
+            names, size = tuple(sorted(written)), sum(written.values())
+        count = sum(torch.Size(e.shape).numel() for e in entries)
+        kind = "model" if not adapter else "merged model" if merge else "adapter"
+        begun = as_object(reader.state.get("adapter")).get("init_lora_weights") if kind == "adapter" else None
+        init = str(begun or "")
+        return ExportReport(
+            to, reader.step, dtype, len(entries), count, size, names, checked, kind, len(carried), init
+        )
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What an export holds, chosen and checked. ``fill``: into (a folder, bytes of a file of weights, the
+    checkpoint that what was written is loaded back and compared with, None: not loaded); ``remote``: its
+    class comes from the hub and is not loaded.
+    """
+
+    entries: Sequence[TensorEntry]
+    fill: Callable[[Path, int, Path | None], None]
+    carried: Sequence[TensorEntry] = ()
+    remote: bool = False
+
+
+def _of_adapter(reader: CheckpointReader, role: str, dtype: str) -> _Content:
+    """Return an adapter's own tensors, for peft."""
+    entries, part = _entries(reader, role, DTYPES[dtype]), names_in_whole(reader)
+    trained, entries = [e.name for e in entries], adapter_entries(reader, entries, part)
+
+    def fill(stage: Path, max_shard_bytes: int, against: Path | None) -> None:
+        write_adapter_files(stage, reader=reader, trained=trained, names=part)
+        write_tensors(stage / WEIGHTS, entries, {"format": "pt"})
+        if against is not None:
+            check_adapter(stage, entries, reader)
+
+    return _Content(entries, fill)
+
+
+def _of_model(
+    reader: CheckpointReader, role: str, dtype: str, checkpoint: Path, files: FolderReads
+) -> _Content:
+    """Return a model's tensors: merged with those of an adapter, and with a score head, if it has them."""
+    config, carried = config_of(reader, dtype), list[TensorEntry]()
+    entries = _entries(reader, role, DTYPES[dtype])
+    if role == Role.VALUE.value and not gives_scores(config):
+        config = scoring(config, reader)
+    if not gives_scores(config):
+        carried = carried_entries(reader)
+    if is_adapter(reader):
+        entries = merged_entries(reader, role, config, entries, DTYPES[dtype], files)
+    remote = "auto_map" in config and config.get("model_type") is not None and not is_known(config)
+    skeleton = None if remote else check_names(config, {e.name: e.shape for e in entries}, checkpoint)
+    saved, whole, released, exported = entries, whole_of(config), entries, None
+    if skeleton is not None:
+        if whole is not None:  # under the names of the class with all parts
+            names = whole.names(skeleton)
+            saved = [replace(e, name=names[e.name]) for e in entries]
+        released = hub_entries(skeleton if whole is None else whole.skeleton, saved)
+        exported = ExportedTensors(skeleton, entries, saved, released, carried)
+
+    def fill(stage: Path, max_shard_bytes: int, against: Path | None) -> None:
+        write_side_files(stage, reader, config, remote)
+        for name, contents in carried_files(reader).items() if carried else ():
+            if not (stage / name).exists():
+                write_fresh(stage / name, [contents])
+        write_weights(stage, [*released, *carried], max_shard_bytes)
+        if against is not None and exported is not None:
+            check_load(stage, exported, against)
+
+    return _Content(saved, fill, carried, remote)
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise ConfigError(codes.EXPORT_DTYPE("--dtype", dtype, hint=", ".join(DTYPES)))
+
+
+def _role(reader: CheckpointReader, requested: str) -> str:
+    """Return ``requested``.
+
+    If it is the default and the checkpoint has one role only (a reward model), return that one.
+    """
+    roles = reader.roles()
+    return (
+        roles[0]
+        if requested == Role.POLICY.value and requested not in roles and len(roles) == 1
+        else requested
+    )
+
+
+def _entries(reader: CheckpointReader, role: str, dtype: torch.dtype) -> list[TensorEntry]:
+    names = [n for n in reader.names() if n.role == role and n.kind in (PARAM, BUFFER)]
+    if not names:
+        found = ", ".join(reader.roles()) or "none"
+        raise CheckpointError(codes.EXPORT_NO_ROLE(str(reader.path), f"roles: {found}", role=role))
+    entries = []
+    for name in names:
+        stored = reader.dtype(name.role, name.name, name.kind)
+        target = dtype if stored.is_floating_point else stored
+        entries.append(
+            TensorEntry(
+                name.name, target, reader.shape(name.role, name.name, name.kind), _cast(reader, name, target)
+            )
+        )
+    return entries
+
+
+def _cast(reader: CheckpointReader, name: TensorName, dtype: torch.dtype) -> Callable[[], Tensor]:
+    return lambda: finite(reader.read(name.role, name.name, name.kind), dtype, reader.path, name.name)

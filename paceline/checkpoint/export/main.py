@@ -1,0 +1,255 @@
+"""``python -m paceline.checkpoint.export.main export|push RUN --to DIR|hf://OWNER/NAME [--dtype D]
+[--checkpoint latest|best|step-N] [--merge] [--gguf] [--exporter NAME] [--max-shard-size SIZE] [--public]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.export.exporters import Exporters, exporters_of
+from paceline.checkpoint.format.durable_files import make_folder
+from paceline.checkpoint.format.folder_layout import is_step_name, read_hint, scan, step_name
+from paceline.checkpoint.format.strict_json import parse_object
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint
+from paceline.config.object_url import ObjectUrl, is_url, parse_url
+from paceline.core.diagnostics import Diagnostic, render_all
+from paceline.core.errors import CheckpointError, ConfigError, ExitCode, PacelineError
+from paceline.core.files import MAX_JSON_BYTES, read_run_file
+from paceline.core.rundir import RunDir
+from paceline.core.units import bytes_of, human_bytes, human_count
+from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted
+from paceline.rules import codes as rules_codes
+
+if TYPE_CHECKING:
+    from paceline.checkpoint.export.hf_export import ExportReport
+
+_ABOUT = {
+    "model": "a complete model",
+    "adapter": "a peft adapter without its base model (--merge writes a complete model)",
+    "merged model": "a complete model, with the adapter merged into its base",
+}
+
+
+@redacted
+@ended
+def main(argv: Sequence[str] | None = None) -> int:
+    """Export a checkpoint; return the exit code (``core.errors.ExitCode``)."""
+    args = _parser().parse_args(argv)
+    notes: list[Diagnostic] = []
+    try:
+        pushes = args.verb == "push" or args.to.startswith("hf:")
+        with ExitStack() as stack:
+            if is_url(args.run):
+                checkpoint = stack.enter_context(_fetched(args, pushes, notes))
+            else:
+                checkpoint = choose(Path(args.run), args.checkpoint, notes)
+            if notes:
+                print(render_all(notes), file=sys.stderr)
+            exporters = exporters_of(args.exporter, checkpoint)
+            exporters = replace(exporters, gguf=exporters.gguf or args.gguf)
+            (_push if pushes else _export)(checkpoint, args, exporters)
+    except PacelineError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    return int(ExitCode.OK)
+
+
+@contextmanager
+def _fetched(args: argparse.Namespace, pushes: bool, notes: list[Diagnostic]) -> Iterator[Path]:
+    """Yield the checkpoint that a URL names, brought into a folder beside the export (of a push: into the
+    system's for temporary files), which is removed at the end. Every block's hash has been compared.
+    """
+    from paceline.checkpoint.export.hf_folder import check_destination
+    from paceline.checkpoint.object_store.download import bring_named
+    from paceline.checkpoint.object_store.obstore_backend import open_store
+
+    url, beside = url_of(args.run), None
+    if args.checkpoint not in ("result", "latest"):
+        step = args.checkpoint.removeprefix("step-")
+        if url.step is not None or not (step.isascii() and step.isdigit()):
+            what, hint = "a URL has the newest, or a step", f"{url}/step-00000500, without --checkpoint"
+            raise ConfigError(codes.EXPORT_NO_CHECKPOINT(what, "--checkpoint", args.checkpoint, hint))
+        url = replace(url, step=step_name(int(step)))
+    if not pushes:
+        to = Path(args.to).expanduser().absolute()
+        check_destination(to, args.overwrite)
+        beside = to.parent
+        make_folder(beside)
+    with tempfile.TemporaryDirectory(prefix=".paceline-fetched-", dir=beside) as folder:
+        brought = bring_named(open_store(url), url, RunDir.at(folder).checkpoints)
+        notes += brought.notes
+        yield brought.path
+
+
+def url_of(text: str) -> ObjectUrl:
+    """Return the URL that an argument names. Raises ConfigError."""
+    try:
+        return parse_url(text)
+    except ValueError as wrong:
+        hint = "s3://bucket/folder, or s3://bucket/folder/step-00000500"
+        raise ConfigError(
+            rules_codes.SAVE_CHECKPOINT_URL(f"this URL cannot be used: {wrong}", "URL", hint=hint)
+        ) from None
+
+
+def _export(checkpoint: Path, args: argparse.Namespace, exporters: Exporters) -> None:
+    from paceline.checkpoint.export.hf_export import export_hf
+
+    report = export_hf(
+        checkpoint,
+        Path(args.to).expanduser().absolute(),
+        args.dtype,
+        role=args.role,
+        overwrite=args.overwrite,
+        merge=args.merge,
+        exporters=exporters,
+        max_shard_bytes=shard_bytes(args.max_shard_size),
+        verified=True,
+    )
+    _print(checkpoint, report, f"exported to {report.path}")
+
+
+def _push(checkpoint: Path, args: argparse.Namespace, exporters: Exporters) -> None:
+    from paceline.checkpoint.export.push_to_hub import push
+
+    done = push(
+        checkpoint,
+        args.to,
+        args.dtype,
+        role=args.role,
+        merge=args.merge,
+        exporters=exporters,
+        overwrite=args.overwrite,
+        max_shard_bytes=shard_bytes(args.max_shard_size),
+        verified=True,
+        public=args.public,
+    )
+    seen = "private: only its owner sees it" if done.private else "public: everybody sees it"
+    _print(checkpoint, done.export, f"pushed to {done.repo} ({seen})")
+    if done.removed:
+        print(f"no longer there, but in its history: {', '.join(done.removed)}")
+    print(done.url)
+
+
+def _print(checkpoint: Path, report: ExportReport, where: str) -> None:
+    """Print what has become of a checkpoint."""
+    beside = f" (and {report.num_carried} copied unchanged from the base)" if report.num_carried else ""
+    checked = "reopened and compared" if report.load_checked else "not loaded back: it needs its own code"
+    print(f"{checkpoint.name} (step {report.step}) {where}: {_ABOUT[report.kind]}")
+    print(
+        f"{report.num_tensors} tensors{beside}, {human_count(report.num_parameters)} parameters,"
+        f" {report.dtype}, {human_bytes(report.num_bytes)}; {checked}"
+    )
+    if report.init:
+        print(
+            f"it began with a part of the base weights ({report.init}), which peft takes out of them when it"
+            " loads it; programs that do not (vLLM) need the model that --merge writes"
+        )
+
+
+def shard_bytes(text: str) -> int:
+    """Return the bytes of ``--max-shard-size``. Raises ConfigError."""
+    with suppress(ValueError):
+        if (found := bytes_of(text)) > 0:
+            return found
+    raise ConfigError(codes.EXPORT_SHARD_SIZE("--max-shard-size", text))
+
+
+def choose(run: Path, which: str, notes: list[Diagnostic]) -> Path:
+    """Return the verified checkpoint that ``which`` means in ``run``; ``run`` may itself be a checkpoint.
+
+    ``result``: the one named by result.json (the best, if the run kept it), else the latest. Raises
+    CheckpointError and ConfigError.
+    """
+    at = RunDir.at(run)
+    if not run.exists():
+        what, hint = (
+            "there is no such folder",
+            "give a run directory such as outputs/demo, or a checkpoint in it",
+        )
+        raise CheckpointError(codes.EXPORT_NO_CHECKPOINT(what, str(run), hint=hint))
+    if not at.checkpoints.is_dir():
+        found = find_checkpoint(str(run), at, notes)
+    elif which == "result":
+        named = _named_by_result(at)
+        found = find_checkpoint(str(named) if named is not None else "auto", at, notes)
+    elif which == "latest":
+        found = find_checkpoint("auto", at, notes)
+    else:
+        found = find_checkpoint(str(_step(at, which)), at, notes)
+    if found is None:
+        raise CheckpointError(
+            codes.EXPORT_NO_CHECKPOINT(
+                "this run has saved no checkpoint",
+                str(at.checkpoints),
+                hint="wait for the first save, or train again with training.save_strategy: steps",
+            )
+        )
+    return found
+
+
+def _step(run: RunDir, which: str) -> Path:
+    name = read_hint(run.checkpoints / "best") if which == "best" else which
+    if name is None:
+        raise CheckpointError(codes.EXPORT_NO_BEST(str(run.checkpoints)))
+    number = name.removeprefix("step-")
+    if number.isascii() and number.isdigit() and is_step_name(run.checkpoint(int(number)).name):
+        path = run.checkpoint(int(number))
+        if path.is_dir():
+            return path
+    there = ", ".join(f.name for f in scan(run.checkpoints)) or "none"
+    raise ConfigError(
+        codes.EXPORT_NO_CHECKPOINT(
+            "there is no such checkpoint", "--checkpoint", which, f"latest, best, or one of: {there}"
+        )
+    )
+
+
+def _named_by_result(run: RunDir) -> Path | None:
+    try:
+        data = parse_object(
+            read_run_file(run.result_json).encode(), str(run.result_json), max_bytes=MAX_JSON_BYTES
+        )
+    except (OSError, CheckpointError):
+        return None
+    name = Path(str(data.get("checkpoint") or "")).name
+    path = run.checkpoints / name
+    return path if is_step_name(name) and path.is_dir() else None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="paceline export", description=__doc__, allow_abbrev=False)
+    parser.add_argument("verb", choices=["export", "push"])
+    parser.add_argument("run", help="a run directory or a checkpoint, or the URL of one")
+    parser.add_argument("--to", required=True, metavar="DIR", help="the folder to write, or hf://owner/name")
+    parser.add_argument("--public", action="store_true", help="make a new repository public")
+    parser.add_argument("--dtype", default="float32", help="float32 (as trained), bfloat16 or float16")
+    parser.add_argument(
+        "--checkpoint",
+        default="result",
+        metavar="WHICH",
+        help="latest, best or step-N [the one the run's result names]",
+    )
+    parser.add_argument("--role", default="policy", help="which model of the run")
+    parser.add_argument(
+        "--merge", action="store_true", help="merge the adapter into its base: writes a complete model"
+    )
+    parser.add_argument("--gguf", action="store_true", help="also write model.gguf")
+    also = "gguf, none, or module:function; several times"
+    parser.add_argument("--exporter", action="append", metavar="NAME", help=also)
+    parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of a file of weights")
+    parser.add_argument("--overwrite", action="store_true", help="replace a folder that is not empty")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What a checkpoint is on disk: names, manifest, hashes, safetensors files. No torch but for tensors."""

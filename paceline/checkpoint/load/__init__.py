@@ -1,0 +1,1 @@
+"""Find a checkpoint, verify it, and read what is wanted of it."""

@@ -1,0 +1,310 @@
+"""Choose the checkpoint to resume from, and check that it belongs to this run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.errors import skipped
+from paceline.checkpoint.format.folder_layout import LATEST, Found, is_step_name, leftovers, read_hint, scan
+from paceline.checkpoint.format.manifest import MANIFEST, Manifest
+from paceline.checkpoint.format.step_agreement import check_name, check_state, read_state
+from paceline.checkpoint.format.verify_files import read_manifest, verify
+from paceline.config.object_url import is_url, parse_url
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import CheckpointError, PacelineError
+from paceline.core.json_types import Json
+from paceline.core.rundir import RunDir
+from paceline.rules import codes as rules_codes
+
+if TYPE_CHECKING:
+    from paceline.checkpoint.load.reader import CheckpointReader
+
+AUTO = "auto"
+BEFORE_BYTES = 1 << 30  # a larger checkpoint's tensors are verified by the ranks, as they read them
+_NONE_KNOWN: Mapping[Path, CheckpointError] = {}
+
+
+def find_checkpoint(
+    where: str,
+    run: RunDir,
+    notes: list[Diagnostic] | None = None,
+    *,
+    most_bytes: int | None = None,
+    known: Mapping[Path, CheckpointError] = _NONE_KNOWN,
+) -> Path | None:
+    """Return the checkpoint that ``resume_from_checkpoint: where`` means, with every byte verified.
+
+    ``most_bytes``: of the tensors of a larger checkpoint only the sizes are checked (0: of any). ``known``:
+    checkpoints whose damage has been seen already. ``latest`` and ``auto``
+    take the newest complete one of ``run`` (``auto`` returns None if the run has none at all); a path may be
+    a run directory, its ``checkpoints`` folder or ``checkpoints/latest`` (these fall back like ``latest``),
+    or one checkpoint (used or refused). Skipped checkpoints are reported in ``notes``. Raises
+    CheckpointError; never deletes anything.
+    """
+    notes = notes if notes is not None else []
+    if where in (LATEST, AUTO):
+        return _newest(run.checkpoints, notes, most_bytes, known, may_be_none=where == AUTO)
+    if is_url(where):  # brought down before the ranks start (checkpoint/object_store/preflight.py)
+        folder, name = place_of(where, run)
+        return (
+            _newest(folder, notes, most_bytes, known)
+            if name is None
+            else _exactly(folder / name, most_bytes, known)
+        )
+    # A path: one checkpoint, `latest` in a checkpoints folder, a run directory, or a checkpoints folder.
+    path = Path(where).expanduser().absolute()
+    folder, name = place_of(where, run)
+    if name is not None:
+        return _exactly(path, most_bytes, known)
+    if not folder.is_dir() or (folder == path and not scan(path)):
+        raise CheckpointError(_no_such(path))
+    return _newest(folder, notes, most_bytes, known)
+
+
+def place_of(where: str, run: RunDir) -> tuple[Path, str | None]:
+    """Return the folder of checkpoints that ``where`` means, and the name of the one in it if it means one,
+    as ``find_checkpoint`` takes it.
+    """
+    if where in (LATEST, AUTO):
+        return run.checkpoints, None
+    if is_url(where):
+        url = parse_url(where)
+        return run.fetched(url.folder_name), url.step
+    path = Path(where).expanduser().absolute()
+    if (path / MANIFEST).is_file() or is_step_name(path.name):
+        return path.parent, path.name
+    if path.name == LATEST and path.parent.is_dir() and not path.is_dir():
+        return path.parent, None
+    folder = RunDir.at(path).checkpoints
+    return (folder if folder.is_dir() or not path.is_dir() else path), None
+
+
+def lies_elsewhere(found: Iterable[Diagnostic]) -> bool:
+    """Whether these errors are of missing files, which other nodes may have."""
+    missing = {
+        codes.CHECKPOINT_INCOMPLETE.name,
+        rules_codes.RESUME_NO_CHECKPOINT.name,
+        rules_codes.RESUME_ONLY_INCOMPLETE.name,
+    }
+    return all(one.code in missing or one.evidence.get("absent") for one in found)
+
+
+def at_its_key(error: PacelineError) -> list[Diagnostic]:
+    """Return the errors of a checkpoint at the config key that names it, with its folder in ``found``."""
+    key = "training.resume_from_checkpoint"
+    found = [(d, d.where if d.where != key else "") for d in error.diagnostics]
+    return [replace(d, where=key, found=": ".join(filter(None, (folder, d.found)))) for d, folder in found]
+
+
+def open_checkpoint(path: Path) -> CheckpointReader:
+    """Open a checkpoint for reading, with every byte verified. Raises CheckpointError."""
+    from paceline.checkpoint.load.reader import CheckpointReader  # needs torch; finding one does not
+
+    return CheckpointReader(path)
+
+
+def same_run(state: Mapping[str, Json], now: Mapping[str, Json], *, override: Collection[str] = ()) -> None:
+    """Raise CheckpointError with every field in which the checkpoint's run differs from this one.
+
+    ``state``: the checkpoint's; ``now``: what this run would save: ``config_digest``, ``data_fingerprint``,
+    ``seed``, ``global_batch``, ``seq_len``, ``packing`` (a field absent from ``now`` is not compared). World
+    size and strategy may change. ``override``: fields that may differ.
+    """
+    found = [
+        codes.CHECKPOINT_OTHER_RUN(
+            field,
+            f"{_short(state.get(field))} in the checkpoint, {_short(now[field])} now",
+            detail=what,
+            hint=hint,
+            evidence={"field": field, "old": state.get(field), "new": now[field]},
+        )
+        for field, (what, hint) in _FIELDS.items()
+        if field in now and field not in override and state.get(field) != now[field]
+    ]
+    if found:
+        raise CheckpointError(*found)
+
+
+_BACK = "use the value it was saved with, or start a new run in another training.output_dir"
+_FIELDS: Mapping[str, tuple[str, str]] = {
+    "data_fingerprint": (
+        "data set, tokenizer, template or length",
+        "use the data it was saved with, or start a new run in another training.output_dir",
+    ),
+    "global_batch": (
+        "global batch (micro-batch × accumulation × data-parallel ranks)",
+        ("choose a micro-batch and accumulation whose product with the number of ranks gives the old value"),
+    ),
+    "seq_len": ("sequence length", _BACK),
+    "packing": ("packing", _BACK),
+    "seed": ("seed", _BACK),
+    "config_digest": (
+        "config",
+        (
+            "use the config it was saved with (config.yaml in the run directory), or start a new"
+            " run in another training.output_dir"
+        ),
+    ),
+}
+
+
+def _newest(
+    folder: Path,
+    notes: list[Diagnostic],
+    most_bytes: int | None,
+    known: Mapping[Path, CheckpointError],
+    *,
+    may_be_none: bool = False,
+) -> Path | None:
+    """Return the newest checkpoint that verifies.
+
+    Refuse if some exist but none is complete (resume.only_incomplete), and if one was written by a newer
+    Paceline: to go on from an older one would train its steps again, for no damage.
+    """
+    found = scan(folder)
+    hint = read_hint(folder / LATEST)
+    problems: list[tuple[Found, CheckpointError]] = []
+    # Newest first; notes name what was skipped on the way.
+    for candidate in reversed(found):
+        problem = candidate.problem or known.get(candidate.path) or problem_of(candidate, most_bytes)
+        if problem is None:
+            refuse_newer(found, candidate.step)
+            problems += [
+                (f, f.problem) for f in found if f.problem and f.manifest is None and f.step > candidate.step
+            ]
+            notes.extend(_passed_over(f, p, candidate) for f, p in problems)
+            if problems or candidate.path.is_symlink() or (hint is not None and hint != candidate.name):
+                notes.append(_took(candidate, hint))
+            return candidate.path
+        problems.append((candidate, problem))
+    refuse_newer(found)
+    if problems:
+        raise CheckpointError(_only_incomplete(folder, problems))
+    # No checkpoint at all: a fresh start if that is allowed.
+    staged = leftovers(folder)
+    if may_be_none:
+        if staged:
+            notes.append(save_never_ended(folder, len(staged)))
+        return None
+    raise CheckpointError(
+        rules_codes.RESUME_NO_CHECKPOINT(
+            "there is no checkpoint to resume from"
+            + (" (a save was started but never completed)" if staged else ""),
+            str(folder),
+            hint=(
+                "set resume_from_checkpoint: auto (starts at step 0 if there is no checkpoint), a"
+                " path, or remove the key"
+            ),
+        )
+    )
+
+
+def refuse_newer(found: Sequence[Found], step: int = -1) -> None:
+    """Raise the error of a checkpoint of a newer Paceline, of a later step than ``step``."""
+    for one in found:
+        if one.problem and one.step > step and one.problem.diagnostics[0].code == codes.CHECKPOINT_NEWER.name:
+            raise one.problem
+
+
+def _exactly(path: Path, most_bytes: int | None, known: Mapping[Path, CheckpointError]) -> Path:
+    """Verify a checkpoint named by the user: this one or none."""
+    if path in known:
+        raise known[path]
+    if not path.is_dir():
+        raise CheckpointError(_no_such(path))
+    manifest = read_manifest(path)
+    check_name(path, manifest)
+    verify(path, manifest, tensors=_is_hashed(manifest, most_bytes))
+    check_state(path, manifest, read_state(path))
+    return path
+
+
+def _is_hashed(manifest: Manifest, most_bytes: int | None) -> bool:
+    return most_bytes is None or manifest.total_bytes <= most_bytes
+
+
+def problem_of(found: Found, most_bytes: int | None) -> CheckpointError | None:
+    """Return what is wrong with a checkpoint whose files have their sizes (``most_bytes``: as above)."""
+    assert found.manifest is not None
+    try:
+        verify(found.path, found.manifest, tensors=_is_hashed(found.manifest, most_bytes))
+        check_state(found.path, found.manifest, read_state(found.path))
+    except CheckpointError as problem:
+        return problem
+    return None
+
+
+def _passed_over(found: Found, problem: CheckpointError, taken: Found) -> Diagnostic:
+    first, again = problem.diagnostics[0], found.step - taken.step
+    steps = f"; {again} step{'s are' if again > 1 else ' is'} trained again" if again > 0 else ""
+    hint = f"check it, then remove it by hand; resuming from {taken.name} instead{steps}"
+    return skipped(found.name, first.what, str(found.path), hint, first)
+
+
+def _took(found: Found, hint: str | None) -> Diagnostic:
+    note = f" ('latest' names {hint})" if hint and hint != found.name else ""
+    if found.path.is_symlink():
+        note += f", a link to {found.path.resolve()}"
+    return codes.RESUME_CHOSEN(
+        f"resuming from {found.name}, the newest complete checkpoint{note}",
+        str(found.path),
+        severity=Severity.NOTE,
+    )
+
+
+def _only_incomplete(folder: Path, problems: list[tuple[Found, CheckpointError]]) -> Diagnostic:
+    listed = "; ".join(
+        f"{found.name}: {problem.diagnostics[0].what}: {problem.diagnostics[0].found}"
+        for found, problem in problems[:5]
+    )
+    return rules_codes.RESUME_ONLY_INCOMPLETE(
+        "the run has checkpoints, but none of them is complete; nothing was deleted",
+        str(folder),
+        listed,
+        "remove resume_from_checkpoint and set another training.output_dir to start from scratch,"
+        " or set resume_from_checkpoint: PATH of a complete checkpoint",
+        evidence={"checkpoints": [str(found.path) for found, _ in problems]},
+    )
+
+
+def save_never_ended(folder: Path, count: int) -> Diagnostic:
+    """Return the warning that a run begins anew although saves were begun."""
+    what = (
+        f"{count} save{'s were' if count > 1 else ' was'} started but never completed; no"
+        " checkpoint was published, so the run starts at step 0"
+    )
+    return codes.RESUME_FRESH_START(what, str(folder), severity=Severity.WARNING)
+
+
+def _no_such(path: Path) -> Diagnostic:
+    if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
+        hint = (
+            "a Hugging Face folder is not a checkpoint (it has no optimizer): to continue training"
+            " from its weights, set model.name_or_path"
+        )
+        return codes.RESUME_NOT_A_CHECKPOINT(
+            "this is a Hugging Face folder", "training.resume_from_checkpoint", str(path), hint
+        )
+    near = path if path.is_dir() else path.parent
+    there = [f.name for f in scan(near)]
+    found = (
+        f"{path}"
+        + ("" if path.exists() else " does not exist")
+        + (f"; available: {', '.join(there[-3:])}" if there else "")
+    )
+    return codes.RESUME_NOT_A_CHECKPOINT(
+        "there is no checkpoint at this path",
+        "training.resume_from_checkpoint",
+        found,
+        "use latest, auto, a run directory, or …/checkpoints/step-00000500",
+        evidence={"absent": not path.exists()},
+    )
+
+
+def _short(value: Json) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 24 else text[:12] + "…"

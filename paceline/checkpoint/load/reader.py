@@ -1,0 +1,281 @@
+"""Read a checkpoint: verify hashes, then read the blocks that are wanted, opening files as they are."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.collective import CheckpointWorld, together
+from paceline.checkpoint.errors import damaged
+from paceline.checkpoint.format.manifest import HF_FOLDER, MANIFEST, STATE, Manifest
+from paceline.checkpoint.format.safetensors_file import DTYPES, Slot, rows_by
+from paceline.checkpoint.format.step_agreement import MAX_STATE_BYTES, check_name, check_state
+from paceline.checkpoint.format.strict_json import parse_object
+from paceline.checkpoint.format.tensor_index import BlockRow, TensorRows
+from paceline.checkpoint.format.tensor_names import TensorName
+from paceline.checkpoint.format.verify_files import check_sizes, open_part, read_manifest, verify_open
+from paceline.checkpoint.format.verify_files import verify as verify_all
+from paceline.checkpoint.load.distributed_verify import Readers, check_blocks, check_whole_files
+from paceline.checkpoint.load.hashed_reads import HashedReads
+from paceline.checkpoint.load.header_check import check_headers, index_of_headers
+from paceline.checkpoint.load.open_files import AT_ONCE, Elsewhere, OpenFiles
+from paceline.core.errors import CheckpointError
+from paceline.core.json_types import JsonObject
+from paceline.protocols.shard import PARAM
+
+KEPT_FREE = 512  # open files besides a checkpoint's: sockets, logs, data
+MAX_SIDE_FILE_BYTES = 1024 * 1024 * 1024
+
+
+def room_for(files: int) -> None:
+    """Raise the soft limit of open files if it is too low for ``files`` and the hard limit allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = files + KEPT_FREE
+    most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+class CheckpointReader:
+    """An open published checkpoint. Implements ``protocols.shard.ShardReader``; a context manager.
+
+    With ``verify`` all hashes are compared first. With ``ranks`` it is opened by all of them together
+    (collective): each hashes what it reads, and ``settle`` must be called after the last read. ``manifest``
+    and ``state``: what another rank has read of it. ``elsewhere``: where files are that are not in ``path``.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        verify: bool = True,
+        ranks: CheckpointWorld | None = None,
+        manifest: Manifest | None = None,
+        state: JsonObject | None = None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self.path = path
+        self.manifest: Manifest = read_manifest(path) if manifest is None else manifest
+        if manifest is None:
+            check_name(path, self.manifest)
+            check_sizes(path, self.manifest)
+            if verify and ranks is None:
+                verify_all(path, self.manifest)
+        room_for(AT_ONCE)
+        shards = self.manifest.shards
+        sizes = [self.manifest.files[name].bytes for name in shards]
+        self._files = OpenFiles(path, shards, sizes, elsewhere)
+        self._elsewhere = elsewhere
+        self._hashing: HashedReads | None = None
+        self._ranks = ranks
+        try:
+            if ranks is not None and self.manifest.tensors is None:
+                check_whole_files(
+                    ranks, path, self.manifest
+                )  # one hash a file: no part can be verified alone
+            elif ranks is not None:
+                self._hashing = HashedReads(self._files, self.manifest)
+                self._files.damage_is_found_later = True
+            elif verify and self.manifest.tensors is not None:
+                check_headers(self._files, self.manifest, range(len(shards)))
+            self._data = [self.manifest.files[name].data for name in shards]
+            index = self.manifest.tensors
+            if index is None:
+                index, self._data = index_of_headers(self._files)
+            self._tensors: dict[TensorName, TensorRows] = self._named(index)
+            self._kinds: dict[tuple[str, str], list[str]] = {}
+            for of in self._tensors:
+                self._kinds.setdefault((of.role, of.name), []).append(of.kind)
+            self.state: JsonObject = self._state() if state is None else state
+            check_state(path, self.manifest, self.state)
+        except BaseException:
+            self.close()
+            raise
+
+    def settle(self) -> None:
+        """Verify what has been read, and what nobody has, over all ranks. Collective with ``ranks``.
+
+        Raises the same CheckpointError on all ranks.
+        """
+        if self._hashing is None or self._ranks is None:
+            return
+        ranks, hashing = self._ranks, self._hashing
+        readers = self._readers(ranks)
+        check_blocks(ranks, hashing, self.manifest, self.path, readers)
+        self._hashing = None  # what is read from here on has been verified
+        self._files.damage_is_found_later = False
+        hashing.end()
+        mine = [at for at, of in enumerate(readers.owners) if of[at % len(of)] == ranks.rank]
+
+        def headers() -> bool:
+            check_headers(self._files, self.manifest, mine)
+            return True
+
+        together(ranks, headers, self.path, "the checkpoint cannot be read")
+
+    def _readers(self, ranks: CheckpointWorld) -> Readers:
+        shards, elsewhere = self.manifest.shards, self._elsewhere
+        if elsewhere is None:
+            return Readers.all(ranks.world_size, len(shards))
+        return Readers(elsewhere.disk_of_ranks, [elsewhere.owners(name) for name in shards])
+
+    @property
+    def num_read(self) -> int:
+        """Bytes of shards that this rank has read."""
+        return self._files.num_read
+
+    @property
+    def step(self) -> int:
+        """The number of finished optimizer steps."""
+        return self.manifest.step
+
+    def names(self) -> Iterator[TensorName]:
+        """Iterate over all tensors, sorted."""
+        return iter(sorted(self._tensors, key=lambda n: (n.role, n.name, n.kind)))
+
+    def roles(self) -> tuple[str, ...]:
+        return tuple(sorted({n.role for n in self._tensors}))
+
+    def parameters(self, role: str) -> frozenset[str]:
+        """Return the names of a role's parameters."""
+        return frozenset(n.name for n in self._tensors if n.role == role and n.kind == PARAM)
+
+    def has(self, role: str, name: str, kind: str) -> bool:
+        return TensorName(role, kind, name) in self._tensors
+
+    def kinds(self, role: str, name: str) -> tuple[str, ...]:
+        """Return the kinds stored for a parameter: ``param`` and its optimizer states."""
+        return tuple(sorted(self._kinds.get((role, name), ())))
+
+    def shape(self, role: str, name: str, kind: str) -> tuple[int, ...]:
+        """Return the shape of the full tensor."""
+        return self._of(role, name, kind).shape
+
+    def dtype(self, role: str, name: str, kind: str) -> torch.dtype:
+        return DTYPES[self._of(role, name, kind).dtype]
+
+    def read(self, role: str, name: str, kind: str) -> Tensor:
+        """Return the full tensor on the CPU. Raises CheckpointError if any part of it is not stored."""
+        shape = self.shape(role, name, kind)
+        return self.read_block(role, name, kind, (0,) * len(shape), shape)
+
+    def read_block(
+        self, role: str, name: str, kind: str, offsets: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Tensor:
+        """Return the block of ``shape`` at ``offsets`` on the CPU, assembled from the saved blocks.
+
+        Only overlapping rows are read. Raises CheckpointError if a part of it is not stored.
+        """
+        tensor = self._of(role, name, kind)
+        blocks = tensor.overlapping(offsets, shape)
+        for block in blocks:
+            if block.offsets == offsets and block.sizes == shape:
+                return self._rows(tensor, block, 0, shape[0] if shape else 1)
+        # `covered` marks the elements found: several blocks, or a part of one, may leave gaps.
+        result = torch.empty(shape, dtype=DTYPES[tensor.dtype])
+        covered = torch.zeros(shape, dtype=torch.bool) if tensor.sizes is not None else None
+        for block in blocks:
+            # The overlap of the saved block with the requested one; read its rows, then copy the columns.
+            low = [max(a, b) for a, b in zip(offsets, block.offsets, strict=True)]
+            high = [
+                min(a + n, b + m)
+                for a, n, b, m in zip(offsets, shape, block.offsets, block.sizes, strict=True)
+            ]
+            if any(lo >= hi for lo, hi in zip(low, high, strict=True)):
+                continue
+            rows = self._rows(tensor, block, low[0] - block.offsets[0], high[0] - low[0])
+            source = (
+                slice(None),
+                *(
+                    slice(lo - b, hi - b)
+                    for lo, hi, b in zip(low[1:], high[1:], block.offsets[1:], strict=True)
+                ),
+            )
+            target = tuple(slice(lo - a, hi - a) for lo, hi, a in zip(low, high, offsets, strict=True))
+            result[target] = rows[source]
+            if covered is not None:
+                covered[target] = True
+        if covered is not None and not bool(covered.all()):
+            missing = prod(shape) - int(covered.sum())
+            raise CheckpointError(
+                codes.CHECKPOINT_TENSOR_INCOMPLETE(
+                    str(self.path), missing=missing, name=name, kind=kind, role=role
+                )
+            )
+        return result
+
+    def side_files(self) -> tuple[str, ...]:
+        """Return the names of the Hugging Face side files (``config.json``, tokenizer files)."""
+        return tuple(
+            n.removeprefix(f"{HF_FOLDER}/") for n in self.manifest.files if n.startswith(f"{HF_FOLDER}/")
+        )
+
+    def side_file(self, name: str) -> bytes:
+        """Return the verified content of a Hugging Face side file. Raises KeyError."""
+        return self._content(f"{HF_FOLDER}/{name}", MAX_SIDE_FILE_BYTES)
+
+    def close(self) -> None:
+        """Close all files. Safe to call twice."""
+        if self._hashing is not None:
+            self._hashing.end()
+        self._files.close()
+
+    def __enter__(self) -> CheckpointReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _of(self, role: str, name: str, kind: str) -> TensorRows:
+        rows = self._tensors.get(TensorName(role, kind, name))
+        if rows is None:
+            raise CheckpointError(
+                codes.CHECKPOINT_NO_TENSOR(
+                    str(self.path),
+                    f"kinds stored for it: {', '.join(self.kinds(role, name)) or 'none'}",
+                    kind=kind,
+                    name=name,
+                    role=role,
+                )
+            )
+        return rows
+
+    def _rows(self, tensor: TensorRows, block: BlockRow, first: int, count: int) -> Tensor:
+        """Read rows of a block."""
+        dtype, start = DTYPES[tensor.dtype], self._data[block.file] + block.start
+        slot = Slot(dtype, block.sizes, start, start + prod(block.sizes) * dtype.itemsize)
+        within = all(o + n <= of for o, n, of in zip(block.offsets, block.sizes, tensor.shape, strict=True))
+        if slot.end > self._files.sizes[block.file] or not within:
+            raise damaged(self.path, self._files.names[block.file], "a tensor lies outside of it")
+        source = self._files if self._hashing is None else self._hashing
+        return rows_by(lambda view, at: source.read_into(view, block.file, at), slot, first, count)
+
+    def _named(self, index: Mapping[str, TensorRows]) -> dict[TensorName, TensorRows]:
+        """Return the index by decoded names. Raises CheckpointError for a name or dtype that is not ours."""
+        found = {}
+        for encoded, rows in index.items():
+            try:
+                found[TensorName.decode(encoded)] = rows
+            except ValueError as exc:
+                raise damaged(self.path, MANIFEST, str(exc)[:300]) from None
+            if rows.dtype not in DTYPES:
+                raise damaged(self.path, MANIFEST, f"dtype {rows.dtype[:40]} of {encoded[:200]}")
+        return found
+
+    def _state(self) -> JsonObject:
+        return parse_object(
+            self._content(STATE, MAX_STATE_BYTES), str(self.path / STATE), max_bytes=MAX_STATE_BYTES
+        )
+
+    def _content(self, name: str, most: int) -> bytes:
+        """Return the content of a side file, whose hash is compared first. Raises KeyError."""
+        entry = self.manifest.files[name]
+        with open_part(self.path, name) as file:
+            verify_open(file, entry, self.path, name)
+            return file.read(most)

@@ -1,0 +1,232 @@
+"""What the nodes' disks hold of a run's checkpoints, and which are whole over all of them. No torch."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from paceline.checkpoint.format.folder_layout import (
+    is_step_name,
+    replaced_step,
+    staging_step,
+    step_of,
+    trash_step,
+)
+from paceline.checkpoint.format.manifest import Manifest
+from paceline.checkpoint.format.step_agreement import check_name
+from paceline.checkpoint.format.verify_files import check_foreign, read_manifest
+from paceline.checkpoint.save.last_verified import manifest_digest
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+from paceline.core.json_types import JsonObject
+
+
+class DiskPart(TypedDict):
+    """One disk's folder of a checkpoint, as the ranks tell each other.
+
+    ``name``: the step's; ``folder``: its own, another while a save replaces it; ``digest``: of the manifest;
+    ``have``: which of its ``files`` (sorted) are here, with the sizes that were saved; ``trash``: it is being
+    removed; ``problem``: why its manifest cannot be used (then nothing else is known).
+    """
+
+    name: str
+    folder: str
+    digest: str
+    sequence: int
+    files: int
+    have: list[int]
+    trash: bool
+    problem: JsonObject | None
+
+
+@dataclass(frozen=True)
+class _OfOneManifest:
+    """A checkpoint by its folder's name and its manifest's digest."""
+
+    name: str
+    digest: str
+    sequence: int
+
+    @property
+    def step(self) -> int:
+        """The step in its name; -1 for a copy with a name of its own."""
+        return step_of(self.name) if is_step_name(self.name) else -1
+
+
+@dataclass(frozen=True)
+class Whole(_OfOneManifest):
+    """A checkpoint of which every file is on some disk; ``folders``: the folder's name by disk."""
+
+    folders: Mapping[int, str]
+    have: Mapping[int, frozenset[int]]
+
+    def holders(self, number: int) -> list[int]:
+        """Return the disks that have a file."""
+        return [disk for disk in sorted(self.have) if number in self.have[disk]]
+
+
+@dataclass(frozen=True)
+class Lacking(_OfOneManifest):
+    """A checkpoint that is not whole: the numbers of the files that no disk has, or the manifest's error."""
+
+    missing: tuple[int, ...]
+    problem: Diagnostic | None = None
+
+
+class Survey:
+    """The parts on all disks, by the disks' leaders."""
+
+    def __init__(self, parts: Mapping[int, Sequence[DiskPart]]) -> None:
+        self.parts = parts
+        self.whole, self.lacking = _judged(parts)
+
+    @property
+    def steps(self) -> set[int]:
+        """The steps of the whole checkpoints."""
+        return {one.step for one in self.whole}
+
+    @property
+    def newest_sequence(self) -> int:
+        """The largest sequence that any disk has seen; 0 if none."""
+        return max((part["sequence"] for part in self._all()), default=0)
+
+    def folders(self, disk: int) -> dict[tuple[str, str], str]:
+        """Return the folders' names on a disk by checkpoint: its name, its manifest's digest."""
+        of = (part for part in self.parts.get(disk, ()) if not part["trash"])
+        return {(part["name"], part["digest"]): part["folder"] for part in of}
+
+    def needless(self, disk: int) -> list[str]:
+        """Return folders of a disk that no whole checkpoint needs any more: replaced by a whole one, or of
+        one that was being removed.
+        """
+        whole = {one.name: one for one in self.whole}
+        leaving = {(part["name"], part["digest"]) for part in self._all() if part["trash"]}
+        kept = {(one.name, one.digest) for one in self.whole}
+        found = []
+        for part in self.parts.get(disk, ()):
+            key = (part["name"], part["digest"])
+            if part["trash"] or key in kept:
+                continue
+            replaced = part["folder"] != part["name"] and part["name"] in whole
+            older = replaced and part["sequence"] < whole[part["name"]].sequence  # 0 where half is removed
+            if older or (key in leaving and part["problem"] is None):
+                found.append(part["folder"])
+        return found
+
+    def interrupted(self, begun: Iterable[DiskPart]) -> list[Lacking]:
+        """Return the checkpoints of saves that ended before their commit. ``begun``: what saves have left
+        unpublished on the disks.
+
+        A disk that still has its part of a manifest unpublished shows that rank 0 did not commit it, as its
+        rename comes last. All files that lack must be there, too: what is not known is never taken for this.
+        """
+        staged: dict[tuple[str, str], set[int]] = {}
+        for part in begun:
+            if part["problem"] is None:
+                staged.setdefault((part["name"], part["digest"]), set()).update(part["have"])
+        return [
+            one
+            for one in self.lacking
+            if one.missing and staged.get((one.name, one.digest), set()).issuperset(one.missing)
+        ]
+
+    def _all(self) -> Iterable[DiskPart]:
+        return (part for disk in self.parts.values() for part in disk)
+
+
+def parts_in(folder: Path, only: Collection[str] | None = None) -> list[DiskPart]:
+    """Return what one disk's ``checkpoints`` folder holds; with ``only`` the folders of these names."""
+    found = []
+    for name in _folders(folder):
+        step = name if only is not None or is_step_name(name) else (replaced_step(name) or trash_step(name))
+        if step is not None and (only is None or name in only):
+            found.append(_part(folder / name, step, trash=trash_step(name) is not None))
+    return found
+
+
+def begun_in(folder: Path) -> list[DiskPart]:
+    """Return what saves that were not published have left in one disk's ``checkpoints`` folder."""
+    steps = {name: staging_step(name) for name in _folders(folder)}
+    return [_part(folder / name, step, trash=False) for name, step in steps.items() if step is not None]
+
+
+def files_of(manifest: Manifest) -> list[str]:
+    """Return the names of a checkpoint's files in the order of their numbers."""
+    return sorted(manifest.files)
+
+
+def _part(path: Path, name: str, *, trash: bool) -> DiskPart:
+    part: DiskPart = {
+        "name": name,
+        "folder": path.name,
+        "digest": "",
+        "sequence": 0,
+        "files": 0,
+        "have": [],
+        "trash": trash,
+        "problem": None,
+    }
+    try:
+        manifest = read_manifest(path)
+        if not trash:
+            check_name(path, manifest)
+            check_foreign(path)
+    except CheckpointError as error:
+        part["problem"] = error.diagnostics[0].to_json()
+        return part
+    part["digest"] = manifest_digest(path) or ""
+    part["sequence"], part["files"] = manifest.sequence, len(manifest.files)
+    part["have"] = [at for at, file in enumerate(files_of(manifest)) if _is_there(path, file, manifest)]
+    return part
+
+
+def _is_there(checkpoint: Path, name: str, manifest: Manifest) -> bool:
+    """Whether a file is here with its size; links are what they lead to, and judged when it is opened."""
+    try:
+        info = os.stat(checkpoint / name)
+    except OSError:
+        return False
+    return stat.S_ISREG(info.st_mode) and info.st_size == manifest.files[name].bytes
+
+
+def _folders(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _judged(parts: Mapping[int, Sequence[DiskPart]]) -> tuple[list[Whole], list[Lacking]]:
+    """Return the whole checkpoints, one a step's name, and the others; both oldest first."""
+    sides: dict[tuple[str, str], dict[int, DiskPart]] = {}
+    lacking: list[Lacking] = []
+    for disk, found in parts.items():
+        for part in found:
+            if part["trash"]:
+                continue
+            if part["problem"] is not None:
+                problem = Diagnostic.from_json(part["problem"])
+                lacking.append(Lacking(part["name"], "", -1, (), problem))
+                continue
+            sides.setdefault((part["name"], part["digest"]), {})[disk] = part
+    whole: dict[str, Whole] = {}
+    for (name, digest), of in sides.items():
+        first = next(iter(of.values()))
+        have = {disk: frozenset(part["have"]) for disk, part in of.items()}
+        missing = sorted(set(range(first["files"])) - frozenset().union(*have.values()))
+        if missing:
+            lacking.append(Lacking(name, digest, first["sequence"], tuple(missing)))
+            continue
+        one = Whole(
+            name, digest, first["sequence"], {disk: part["folder"] for disk, part in of.items()}, have
+        )
+        if name not in whole or whole[name].sequence < one.sequence:
+            whole[name] = one
+    return (
+        sorted(whole.values(), key=lambda one: (one.sequence, one.step)),
+        sorted(lacking, key=lambda one: (one.sequence, one.name)),
+    )

@@ -1,0 +1,258 @@
+"""Publish a checkpoint on the disks of several nodes: rank 0's rename comes last and is the commit point.
+
+A checkpoint counts once every file of one manifest lies on some disk under the checkpoint's name. Rank 0's
+disk has some of them (the run's state), so that a crash before its rename leaves the former checkpoint, and
+one after it the new one. From the commit on nothing is taken back, whatever fails.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypedDict, TypeVar
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.collective import CheckpointWorld, together
+from paceline.checkpoint.format.block_hashes import Grain
+from paceline.checkpoint.format.durable_files import CrashPoint, need_space, replace_text, sync_folder
+from paceline.checkpoint.format.folder_layout import leftover_hints, staging_name, trash_name, unfinished
+from paceline.checkpoint.node_local.inventory import DiskPart, Survey, parts_in
+from paceline.checkpoint.node_local.shared_disks import Disks
+from paceline.checkpoint.save.last_verified import last_verified, manifest_digest
+from paceline.checkpoint.save.rank_file import Written, manifest_of
+from paceline.checkpoint.save.retention import Noted, RetentionRule, discard, is_being_read
+from paceline.checkpoint.save.staging import Stage
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+from paceline.core.rundir import RunDir
+
+T = TypeVar("T")
+
+
+class _Begun(TypedDict):
+    """What a rank tells first: a leader what its disk holds, rank 0 also the save's nonce and time."""
+
+    parts: list[DiskPart]
+    nonce: str
+    created: float
+
+
+class _AfterCommit(TypedDict):
+    """What a leader tells of its disk after the commit: what is being read there; on rank 0, what stays."""
+
+    read: list[str]
+    kept: list[str]
+
+
+class NodesPublisher:
+    """Publishes the checkpoints of a run whose ranks see several disks. Every method is collective, unless
+    it says otherwise; rank 0 decides, and all do the same.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        world: CheckpointWorld,
+        disks: Disks,
+        rule: RetentionRule,
+        crash: CrashPoint,
+        grain: Grain,
+        notes: list[Diagnostic],
+    ) -> None:
+        self._run, self._world, self._disks = run, world, disks
+        self._rule, self._crash, self._grain, self._notes = rule, crash, grain, notes
+        self._leads = disks.leads(world.rank)
+        self._folder = run.checkpoints
+        self._survey = Survey({})
+        self._created = 0.0
+        self._renaming = False
+        self._may_be_committed = False
+
+    def open(self, step: int, sizes: Sequence[int]) -> Stage:
+        """Open a staging folder on each disk, of one name, for files of ``sizes`` by rank.
+
+        Leftovers of interrupted saves are removed first. Raises CheckpointError.
+        """
+        first = self._world.rank == 0
+        begun = self._together(
+            lambda: _Begun(
+                parts=parts_in(self._folder) if self._leads else [],
+                nonce=os.urandom(6).hex() if first else "",
+                created=time.time() if first else 0.0,
+            )
+        )
+        self._survey = Survey(
+            {first_rank: begun[first_rank]["parts"] for first_rank in sorted({*self._disks.leaders})}
+        )
+        nonce, self._created, self._renaming = begun[0]["nonce"], begun[0]["created"], False
+        self._may_be_committed = False
+        final = self._run.checkpoint(step)
+        folder = self._folder / staging_name(final.name, nonce)
+        stage = Stage(step, nonce, self._survey.newest_sequence + 1, folder, final)
+
+        def make() -> None:
+            if self._leads:
+                self._clear()
+                need_space(self._folder, sum(sizes[rank] for rank in self._disks.ranks(self._world.rank)))
+                os.mkdir(folder)
+                self._crash("staging_made")
+
+        self._together(make)
+        return stage
+
+    def publish(self, stage: Stage, written: list[Written], protected: str | None) -> None:
+        """After all ranks agreed: rename the folders into view, rank 0's last; then remove what is old.
+
+        ``protected``: rank 0's counts. Raises CheckpointError, the same on all ranks; ``undo`` is then called
+        on all of them.
+        """
+        first = self._world.rank == 0
+        manifest = manifest_of(
+            stage.step, stage.sequence, self._world.world_size, self._created, written, self._grain
+        )
+
+        def prepare() -> str:
+            if not self._leads:
+                return ""
+            self._crash("agreed")
+            stage.seal(manifest, self._crash)
+            return manifest_digest(stage.folder) or ""
+
+        digests = self._together(prepare)
+        if len({digests[first_rank] for first_rank in self._disks.leaders}) != 1:
+            raise CheckpointError(
+                codes.CHECKPOINT_SAVE_FAILED(
+                    "the nodes wrote different manifests; earlier checkpoints are unchanged",
+                    str(self._folder),
+                    ", ".join(
+                        f"rank {first_rank}: {digests[first_rank][:12]}"
+                        for first_rank in {*self._disks.leaders}
+                    ),
+                )
+            )
+        # Only once all are sealed: what a kill leaves then shows that it was not committed (``interrupted``)
+        self._together(lambda: self._rename(stage) if self._leads and not first else None)
+        self._commit(stage)
+        self._crash("published")
+        ended = self._together(lambda: self._after(stage, protected))
+        self._prune(stage, ended)
+
+    def undo(self, stage: Stage) -> None:
+        """Take back what this rank did of a save that failed before the commit, with an error that all ranks
+        agreed on. Not collective.
+        """
+        if self._leads and not self._may_be_committed:
+            with suppress(OSError):
+                stage.undo(renamed=self._renaming and not stage.folder.is_dir())
+
+    def _commit(self, stage: Stage) -> None:
+        """Rename rank 0's folder. If that is done, an error of what follows takes nothing back on any disk:
+        the former checkpoint of the step stays aside, until the new one is known to be durable everywhere.
+        """
+        late: list[Exception] = []
+
+        def commit() -> None:
+            if self._world.rank != 0:
+                return
+            try:
+                self._rename(stage)
+            except Exception as exc:
+                if stage.folder.is_dir():
+                    raise
+                late.append(exc)
+
+        def durable() -> None:
+            for exc in late:
+                raise exc
+
+        self._may_be_committed = True  # a gather that fails here does not tell
+        try:
+            self._together(commit)
+        except CheckpointError:
+            self._may_be_committed = False
+            raise
+        self._together(durable)
+
+    def _rename(self, stage: Stage) -> None:
+        self._renaming = True
+        stage.rename(self._crash)
+        sync_folder(self._folder)
+        self._crash("renamed_durably")
+
+    def _after(self, stage: Stage, protected: str | None) -> _AfterCommit:
+        """Once the checkpoint is published: remove the one in whose place it is, and name it the latest."""
+        kept: list[str] = []
+        reading: list[str] = []
+        if self._leads:
+            with Noted(self._notes, self._folder):
+                stage.forget_old()
+            with Noted(self._notes, self._run.latest):
+                replace_text(self._run.latest, stage.final.name + "\n", self._crash)
+            if self._rule.last is not None:
+                mine = self._survey.folders(self._world.rank)
+                for one in self._survey.whole:
+                    folder = mine.get((one.name, one.digest))
+                    if folder is not None and self._is_read(self._folder / folder):
+                        reading.append(one.name)
+        if self._world.rank == 0:
+            kept = [*filter(None, (protected, last_verified(self._folder)))]
+        return {"read": reading, "kept": kept}
+
+    def _is_read(self, checkpoint: Path) -> bool:
+        """Whether somebody reads a checkpoint of this disk; one that does not tell is not removed."""
+        with Noted(self._notes, checkpoint):
+            try:
+                return is_being_read(checkpoint)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def _prune(self, stage: Stage, ended: Sequence[_AfterCommit]) -> None:
+        """Remove whole checkpoints that are not kept, on all disks: each is renamed on all before any is
+        removed, so that what a crash leaves can be told from what a save left.
+        """
+        if self._rule.last is None:
+            return
+        whole = [one for one in self._survey.whole if one.name != stage.final.name]
+        names = [*(one.name for one in whole), stage.final.name]
+        stay: Collection[str] = {
+            stage.final.name,
+            *self._rule.reasons(names, None, None),
+            *(name for one in ended for name in (*one["read"], *one["kept"])),
+        }
+        gone = [one for one in whole if one.name not in stay]
+        if not gone:
+            return
+        mine = self._survey.folders(self._world.rank) if self._leads else {}
+        aside = []
+
+        def put_aside() -> None:
+            with Noted(self._notes, self._folder):
+                for one in gone:
+                    path = self._folder / mine.get((one.name, one.digest), ".none")
+                    if path.is_dir() and not path.is_symlink():
+                        trash = self._folder / trash_name(one.name, os.urandom(6).hex())
+                        os.rename(path, trash)
+                        aside.append(trash)
+                        self._crash("pruned_aside")
+                if aside:
+                    sync_folder(self._folder)
+
+        self._together(put_aside)
+        for trash in aside:
+            discard(trash)
+
+    def _clear(self) -> None:
+        """Remove leftovers of interrupted saves on this rank's disk."""
+        for left in unfinished(self._folder):
+            discard(left)
+        for name in self._survey.needless(self._world.rank):
+            discard(self._folder / name)
+        for hint in leftover_hints(self._folder):
+            hint.unlink(missing_ok=True)
+
+    def _together(self, work: Callable[[], T]) -> list[T]:
+        return together(self._world, work, self._folder, "the checkpoint could not be written")

@@ -1,0 +1,142 @@
+"""Which ranks see one and the same run directory: found out at a start, never configured. No torch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.collective import CheckpointWorld, together
+from paceline.checkpoint.format.durable_files import replace_text
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.files import read_run_file
+from paceline.core.rundir import RunDir
+
+_LOOKS, BETWEEN_SECONDS = 4, 0.25  # a network file system may show a new name late
+_WHAT = "whether the nodes share the run directory cannot be found out"
+
+
+@dataclass(frozen=True)
+class Disks:
+    """``leaders``: by rank, the first rank that sees the same folder; it does what is done once a disk."""
+
+    leaders: tuple[int, ...]
+
+    @staticmethod
+    def one(world_size: int) -> Disks:
+        """Return the disk that all ranks see."""
+        return Disks((0,) * world_size)
+
+    @property
+    def are_one(self) -> bool:
+        """Whether all ranks see one folder."""
+        return not any(self.leaders)
+
+    def leads(self, rank: int) -> bool:
+        """Whether ``rank`` is the first of its disk."""
+        return self.leaders[rank] == rank
+
+    def ranks(self, first_rank: int) -> list[int]:
+        """Return the ranks that see the disk of ``first_rank``."""
+        return [rank for rank, of in enumerate(self.leaders) if of == first_rank]
+
+    def remember(self, run: RunDir) -> None:
+        """Record the number of disks, on the leader of each, for what is asked before the next start."""
+        replace_text(run.disks, f"{len({*self.leaders})}\n")
+
+    def notes(self, folder: Path) -> list[Diagnostic]:
+        """Return what the user is told where the nodes do not share ``folder``."""
+        if self.are_one:
+            return []
+        groups = ", ".join(f"from rank {first_rank}" for first_rank in sorted({*self.leaders})[:16])
+        return [codes.CHECKPOINT_APART(str(folder), f"{len({*self.leaders})} disks: {groups}")]
+
+
+def were_one(run: RunDir) -> bool:
+    """Whether all nodes of the last start that had several saw this run directory."""
+    try:
+        return read_run_file(run.disks).strip() == "1"
+    except (OSError, ValueError):
+        return False
+
+
+def find_disks(ranks: CheckpointWorld, folder: Path, *, first_on_node: bool) -> Disks:
+    """Find out which ranks see the same ``folder``, which rank 0 has made. Collective.
+
+    Rank 0 writes a file there. Only where some rank does not see it does the first rank of each node that
+    does not write one, too. Raises the same CheckpointError on every rank.
+    """
+    rank = ranks.rank
+    nonce = together(ranks, lambda: os.urandom(8).hex() if rank == 0 else "", folder, _WHAT)[0]
+    name = f".disk-{nonce}"
+    mine: list[Path] = []
+
+    def write(path: Path, wanted: bool) -> bool:
+        if wanted:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(exist_ok=False)
+            mine.append(path)
+        return wanted
+
+    try:
+        together(ranks, lambda: write(folder / name, rank == 0), folder, _WHAT)
+        seen = together(ranks, lambda: bool(_seen(folder, [name])), folder, _WHAT)
+        if all(seen):
+            return Disks.one(ranks.world_size)
+        apart = first_on_node and not seen[rank]
+        wrote = together(ranks, lambda: write(folder / f"{name}-{rank}", apart), folder, _WHAT)
+        # Who has written there itself looks once more: its client then asks for the folder anew.
+        seen = together(ranks, lambda: seen[rank] or bool(_seen(folder, [name])), folder, _WHAT)
+        if all(seen):
+            return Disks.one(ranks.world_size)
+        others = {f"{name}-{writer}": writer for writer, did in enumerate(wrote) if did}
+        rows = together(ranks, lambda: [others[one] for one in _seen(folder, [*others])], folder, _WHAT)
+    finally:
+        for path in mine:
+            path.unlink(missing_ok=True)
+    return Disks(_leaders(seen, rows))
+
+
+def _seen(folder: Path, names: Sequence[str]) -> list[str]:
+    """Return which of ``names`` are in ``folder``; look again while one is missing. A listing may be an old
+    one, so what it lacks is opened, too.
+    """
+    for look in range(_LOOKS):
+        there: set[str] = set()
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.listdir(folder.parent)  # a file server's client asks again for what it lists
+            there = {*os.listdir(folder)}
+        found = [name for name in names if name in there or opens_path(folder / name)]
+        if len(found) == len(names):
+            return found
+        if look + 1 < _LOOKS:
+            time.sleep(BETWEEN_SECONDS)
+    return found
+
+
+def opens_path(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _leaders(seen: Sequence[bool], rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return each rank's leader: ranks are on one disk if one sees what the other has written."""
+    first_rank = [0 if at_once else rank for rank, at_once in enumerate(seen)]
+
+    def first(rank: int) -> int:
+        while first_rank[rank] != rank:
+            rank = first_rank[rank]
+        return rank
+
+    for rank, writers in enumerate(rows):
+        for writer in writers:
+            low, high = sorted((first(rank), first(writer)))
+            first_rank[high] = low
+    return tuple(first(rank) for rank in range(len(first_rank)))

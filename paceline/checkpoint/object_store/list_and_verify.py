@@ -1,0 +1,77 @@
+"""Checkpoints at a URL without bringing them down: listed by the last commit, verified as they arrive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from paceline.checkpoint.format.folder_layout import LATEST
+from paceline.checkpoint.load.list_checkpoints import ListedCheckpoint
+from paceline.checkpoint.object_store.commits import read_head
+from paceline.checkpoint.object_store.download import manifest_of, named_by
+from paceline.checkpoint.object_store.interface import ObjectStore
+from paceline.checkpoint.object_store.transfer import verify_stored
+from paceline.config.object_url import ObjectUrl
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+from paceline.core.json_types import JsonObject
+
+
+def list_stored(store: ObjectStore, url: ObjectUrl) -> list[ListedCheckpoint]:
+    """Return the checkpoints that the last commit names, oldest first; of these only the newest has an age.
+
+    Nothing else is read. Raises CheckpointError.
+    """
+    _, head = read_head(store, str(url))
+    rows = []
+    for one in head.checkpoints if head is not None else ():
+        newest = head is not None and one == head.checkpoints[-1]
+        age = max(0.0, time.time() - head.created) if head is not None and newest else None
+        marks = (LATEST,) if newest else ()
+        where = f"{url}/{one.name}"
+        rows.append(
+            ListedCheckpoint(
+                one.name, where, one.step, one.num_bytes, "", None, age, "", None, marks, "committed"
+            )
+        )
+    return [row for row in rows if url.step in (None, row.name)]
+
+
+@dataclass(frozen=True)
+class StoredVerdict:
+    """What was read of a checkpoint at a URL, and what is wrong with it (nothing: every hash is right)."""
+
+    where: str
+    step: int
+    num_bytes: int
+    found: tuple[Diagnostic, ...]
+
+    def to_json(self) -> JsonObject:
+        return {
+            "path": self.where,
+            "step": self.step,
+            "bytes": self.num_bytes,
+            "sound": not self.found,
+            "found": [d.to_json() for d in self.found],
+        }
+
+
+def verdicts(store: ObjectStore, url: ObjectUrl, which: str) -> Iterator[StoredVerdict]:
+    """Read checkpoints at a URL whole, and compare every hash: the one that ``url`` names, else ``all``, the
+    ``latest`` or the one of this name. Raises CheckpointError where there is no such checkpoint.
+    """
+    wanted = [url] if url.step is not None else [_named(url, which)]
+    if url.step is None and which == "all":
+        wanted = [replace(url, step=row.name) for row in list_stored(store, url)] or [url]
+    for each in wanted:
+        one, found = named_by(store, each), tuple[Diagnostic, ...]()
+        try:
+            verify_stored(store, one.folder, manifest_of(store, one)[0])
+        except CheckpointError as error:
+            found = error.diagnostics
+        yield StoredVerdict(f"{url}/{one.name}", one.step, one.num_bytes, found)
+
+
+def _named(url: ObjectUrl, which: str) -> ObjectUrl:
+    return url if which in ("all", LATEST) else replace(url, step=which)

@@ -1,0 +1,97 @@
+"""Object storage before a start: may this run write there, and the checkpoint to resume from on this disk.
+
+``python -m paceline.checkpoint.object_store.preflight REQUEST ANSWER`` (JSON files). No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypedDict
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.format.folder_layout import LATEST, scan
+from paceline.checkpoint.load.find_checkpoint import AUTO
+from paceline.checkpoint.node_local.shared_disks import were_one
+from paceline.checkpoint.object_store.commits import read_head
+from paceline.checkpoint.object_store.download import bring_named, bring_newest
+from paceline.checkpoint.object_store.lease import Lease, check_store, wait_until_free
+from paceline.checkpoint.object_store.obstore_backend import open_store
+from paceline.config.object_url import is_url, parse_url
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import PacelineError
+from paceline.core.files import read_run_file
+from paceline.core.json_types import Json
+from paceline.core.private import written_for
+from paceline.core.rundir import RunDir
+from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted
+from paceline.rules import codes as rules_codes
+
+_URL, _RESUME = "training.checkpoint_url", "training.resume_from_checkpoint"
+
+
+class StartRequest(TypedDict):
+    """``leads``: this node's run writes to the URL; ``several``: other nodes may have disks of their own;
+    ``access``: ``training.output_access``.
+    """
+
+    url: str | None
+    resume: str | None
+    run: str
+    access: str
+    leads: bool
+    several: bool
+
+
+@ended
+@redacted
+def main(request: str, answer: str) -> int:
+    """Write what was found, notes and errors, to ``ANSWER``. Return the exit code."""
+    job: StartRequest = json.loads(Path(request).read_text(encoding="utf-8"))
+    run, found = RunDir.at(job["run"]), list[Diagnostic]()
+    try:
+        with written_for(run.root, job["access"]):
+            if job["url"] is not None:
+                found += _own_url(job["url"], run, job)
+            if is_url(job["resume"]):
+                url = parse_url(str(job["resume"]))
+                found += bring_named(open_store(url), url, run.fetched(url.folder_name)).notes
+    except PacelineError as error:
+        found += error.diagnostics
+    messages: list[Json] = [finding.to_json() for finding in found]
+    Path(answer).write_text(json.dumps(messages), encoding="utf-8")
+    return 0
+
+
+def _own_url(text: str, run: RunDir, job: StartRequest) -> Iterator[Diagnostic]:
+    """Check the run's own URL, and bring its newest checkpoint down if it is newer. Raises PacelineError."""
+    url, resume, leads, several = parse_url(text), job["resume"], job["leads"], job["several"]
+    quick = open_store(url, patient=False)
+    if leads:
+        check_store(quick, url)
+        name = read_run_file(run.run_id).strip() if run.run_id.is_file() else ""
+        wait_until_free(quick, url, name, Lease())
+    if resume in (LATEST, AUTO):
+        apart = several and not were_one(run)
+        brought = bring_newest(open_store(url), url, run.checkpoints, several=apart)
+        if brought is not None:
+            yield from brought.notes
+        elif resume == LATEST and not several and not scan(run.checkpoints):
+            hint = "set resume_from_checkpoint: auto (starts at step 0 if there is no checkpoint)"
+            what = "there is no checkpoint to resume from, neither on the disk nor at the URL"
+            yield rules_codes.RESUME_NO_CHECKPOINT(what, _RESUME, str(url), hint, Severity.ERROR)
+        return
+    head = read_head(quick, str(url))[1]
+    if leads and not resume and head is not None and head.checkpoints:
+        what, found = "the URL already holds a run", f"{url}: {head.checkpoints[-1].name}"
+        hint = (
+            "set training.resume_from_checkpoint: auto to go on with it, or another training.checkpoint_url"
+        )
+        yield codes.OBJECTS_HOLDS_RUN(what, _URL, found, hint)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

@@ -1,0 +1,148 @@
+"""Remove old checkpoints: each is renamed first, so that a reader never sees a partial one. No torch."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.errors import incomplete
+from paceline.checkpoint.format.durable_files import CrashPoint, never
+from paceline.checkpoint.format.folder_layout import Found, step_of, trash_name
+from paceline.checkpoint.format.manifest import MANIFEST
+from paceline.checkpoint.save.last_verified import last_verified
+from paceline.core.diagnostics import Diagnostic, Severity
+
+
+@dataclass(frozen=True)
+class RetentionRule:
+    """Which checkpoints stay: the last ones (None: all), and those whose step is a multiple of ``every``."""
+
+    last: int | None
+    every: int | None = None
+
+    def reasons(self, names: Sequence[str], best: str | None, verified: str | None) -> dict[str, str]:
+        """Return name → why it stays, of ``names`` (oldest first)."""
+        kept: dict[str, str] = {}
+        for name in names[-self.last :] if self.last is not None else names:
+            kept[name] = "one of the last" if self.last is not None else "all are kept"
+        for name in names:
+            if self.every is not None and step_of(name) % self.every == 0:
+                kept.setdefault(name, f"a step of every {self.every}")
+            if name == best:
+                kept.setdefault(name, "the best")
+            if name == verified:
+                kept.setdefault(name, "the last verified one")
+        return kept
+
+
+def prune(
+    complete: Sequence[Found],
+    rule: RetentionRule,
+    protected: Collection[str],
+    folder: Path,
+    crash: CrashPoint = never,
+) -> list[str]:
+    """Remove the ``complete`` checkpoints of a ``folder`` (oldest first) that ``rule`` does not keep, except
+    ``protected`` names and the last verified one.
+
+    Return removed names. Not removed: links, since their target belongs to someone else, and one that an
+    export or a resume reads. Raises OSError.
+    """
+    if rule.last is None:
+        return []
+    kept = rule.reasons([f.name for f in complete], None, last_verified(folder))
+    removed = []
+    for found in complete:
+        if found.name in kept or found.name in protected or found.path.is_symlink():
+            continue
+        with suppress(FileNotFoundError):  # somebody else has removed it
+            if not is_being_read(found.path):
+                remove(found, crash)
+                removed.append(found.name)
+    return removed
+
+
+def remove(found: Found, crash: CrashPoint = never) -> None:
+    """Remove a complete checkpoint. Raises OSError."""
+    trash = found.path.with_name(trash_name(found.name, os.urandom(6).hex()))
+    os.rename(found.path, trash)
+    crash("pruned_aside")
+    shutil.rmtree(trash)
+
+
+def discard(path: Path) -> None:
+    """Remove a folder that is not a checkpoint (any more).
+
+    What cannot be removed is retried at the next save.
+    """
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def being_read(checkpoint: Path) -> Iterator[None]:
+    """Keep ``checkpoint`` from being pruned by another process of this machine (or of a shared file system
+    with locks) while it is read: files are opened as they are wanted.
+
+    Raises CheckpointError ``checkpoint.incomplete`` if there is no manifest (any more).
+    """
+    try:
+        fd = os.open(checkpoint / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise incomplete(checkpoint, f"{MANIFEST} is missing") from None
+    try:
+        _lock(fd, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(fd)
+
+
+def is_being_read(checkpoint: Path) -> bool:
+    """Whether another process holds ``being_read``."""
+    fd = os.open(checkpoint / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return not _lock(fd, fcntl.LOCK_EX)
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, kind: int) -> bool:
+    """Lock without waiting; True if it is ours, or if the file system has no locks."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError as exc:
+        return exc.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)
+    return True
+
+
+class Noted:
+    """A context that turns an OSError into a note: the checkpoint is published, only housekeeping failed."""
+
+    def __init__(self, notes: list[Diagnostic], where: Path) -> None:
+        self._notes = notes
+        self._where = where
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(exc, OSError):
+            return False
+        what = "the checkpoint is published, but a later operation failed"
+        self._notes.append(housekeeping_failed(what, self._where, exc))
+        return True
+
+
+def housekeeping_failed(what: str, where: Path, error: OSError) -> Diagnostic:
+    """Return the warning that something beside a sound checkpoint could not be done."""
+    return codes.CHECKPOINT_HOUSEKEEPING(what, str(where), str(error), severity=Severity.WARNING)

@@ -1,0 +1,190 @@
+"""The staging folder of one save: opened by rank 0, filled by all ranks, renamed into view by rank 0."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.checkpoint import codes
+from paceline.checkpoint.format.block_hashes import Grain
+from paceline.checkpoint.format.durable_files import CrashPoint, need_space, sync_folder, write_fresh
+from paceline.checkpoint.format.folder_layout import (
+    Found,
+    leftover_hints,
+    leftovers,
+    replaced_name,
+    scan,
+    shard_name,
+    staging_name,
+)
+from paceline.checkpoint.format.manifest import (
+    HF_FOLDER,
+    MANIFEST,
+    STATE,
+    FileEntry,
+    Manifest,
+    folders_of,
+    is_safe_name,
+)
+from paceline.checkpoint.format.safetensors_file import TensorEntry, file_bytes, write_tensors
+from paceline.checkpoint.format.strict_json import dump_object
+from paceline.checkpoint.save.rank_file import TensorPlaces, Written, entries_of, places_of
+from paceline.checkpoint.save.retention import discard
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+from paceline.core.json_types import Json
+from paceline.protocols.shard import Shard
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The staging folder of one save, the same on every rank; ``final``: its name once it is published."""
+
+    step: int
+    nonce: str
+    sequence: int
+    folder: Path
+    final: Path
+
+    def fill(
+        self, contents: Contents, rank: int, world_size: int, crash: CrashPoint, grain: Grain
+    ) -> Written:
+        """Write a rank's files; return their entries, and where tensors lie.
+
+        Raises OSError and CheckpointError.
+        """
+        if not self.folder.is_dir():
+            raise CheckpointError(_not_shared(self.folder))
+        written: dict[str, FileEntry] = {}
+        if contents.entries:
+            name = shard_name(rank, world_size)
+            path = self.folder / name
+            written[name] = write_tensors(path, contents.entries, contents.metadata, crash, grain)
+        for folder in folders_of(contents.side):
+            os.mkdir(self.folder / folder)
+        for name, content in contents.side.items():
+            written[name] = write_fresh(self.folder / name, [content])
+        crash("files_written")
+        return {
+            "files": {
+                name: {"bytes": e.bytes, "sha256": e.sha256, "data": e.data, "blocks": list(e.blocks)}
+                for name, e in written.items()
+            },
+            "tensors": contents.places,
+        }
+
+    def seal(self, manifest: Manifest, crash: CrashPoint) -> None:
+        """Write the manifest, and make all names in the folder durable. Raises OSError."""
+        write_fresh(self.folder / MANIFEST, [manifest.to_bytes()], crash)
+        for folder in reversed(folders_of(manifest.files)):
+            if (self.folder / folder).is_dir():  # another node may have them
+                sync_folder(self.folder / folder)
+        sync_folder(self.folder)
+        crash("staging_synced")
+
+    def rename(self, crash: CrashPoint) -> None:
+        """Rename the folder to its final name; an older one of that step stays usable until then, and stays
+        aside (``forget_old``).
+        """
+        final, aside = self.final, self.aside
+        replacing = os.path.lexists(final)
+        if replacing:
+            os.rename(final, aside)
+        try:
+            if replacing:
+                crash("old_aside")
+                sync_folder(final.parent)  # or the new name could be durable without the old one's place
+            os.rename(self.folder, final)
+        except OSError:
+            if replacing:
+                os.rename(aside, final)
+            raise
+        crash("renamed")
+
+    @property
+    def aside(self) -> Path:
+        """Where an older checkpoint of the step is put meanwhile."""
+        return self.final.with_name(replaced_name(self.final.name, self.nonce))
+
+    def forget_old(self) -> None:
+        """Remove an older checkpoint of the step, once the new name is durable."""
+        if os.path.lexists(self.aside):
+            sync_folder(self.final.parent)
+            discard(self.aside)
+
+    def undo(self, *, renamed: bool) -> None:
+        """Remove the folder; take back ``rename`` before if it was done. Raises OSError."""
+        if renamed:
+            os.rename(self.final, self.folder)
+            if os.path.lexists(self.aside):
+                os.rename(self.aside, self.final)
+        discard(self.folder)
+
+
+def open_stage(final: Path, step: int, num_bytes: int, crash: CrashPoint) -> tuple[Stage, list[Found]]:
+    """Remove leftovers of interrupted saves, make a folder; return it, and the checkpoints that are there.
+
+    For rank 0. The run's lock excludes others. Raises CheckpointError ``checkpoint.disk_full`` if the disk
+    has no room for ``num_bytes``.
+    """
+    folder = final.parent
+    found = scan(folder)
+    for left in leftovers(folder, found):
+        discard(left)
+    for hint in leftover_hints(folder):
+        hint.unlink(missing_ok=True)
+    need_space(folder, num_bytes)
+    newest = max((f.age_key[0] for f in found), default=0)
+    nonce = os.urandom(6).hex()
+    name = staging_name(final.name, nonce)
+    os.mkdir(folder / name)
+    crash("staging_made")
+    return Stage(step, nonce, max(newest, 0) + 1, folder / name, final), found
+
+
+def complete_after(found: Sequence[Found], published: Found) -> list[Found]:
+    """Return the complete checkpoints, oldest first, once ``published`` stands beside those ``found``."""
+    return [*(f for f in found if f.problem is None and f.name != published.name), published]
+
+
+def _not_shared(folder: Path) -> Diagnostic:
+    return codes.CHECKPOINT_NOT_SHARED(str(folder))
+
+
+@dataclass(frozen=True)
+class Contents:
+    """``entries`` with ``metadata`` are the rank's shard, ``places`` its part of the index; ``side``: bytes
+    of further files by their name in the checkpoint.
+    """
+
+    entries: list[TensorEntry]
+    metadata: dict[str, str]
+    places: TensorPlaces
+    side: dict[str, bytes]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its files."""
+        shard = file_bytes(self.entries, self.metadata) if self.entries else 0
+        return shard + sum(map(len, self.side.values()))
+
+
+def contents_of(
+    rank: int, shards: Iterable[Shard], state: Mapping[str, Json], files: Mapping[str, bytes]
+) -> Contents:
+    """Return what a rank saves; tensors are not copied, state and files are. Collective, as exports are.
+
+    Raises CheckpointError for a state that is not JSON and for a name that is not plain.
+    """
+    mine = list(shards)  # references only: its collectives end before any error of the disk
+    entries, metadata = entries_of(mine)
+    side: dict[str, bytes] = {}
+    if rank == 0:
+        side = {f"{HF_FOLDER}/{name}": content for name, content in files.items()}
+        side[STATE] = dump_object(state, STATE)
+    for name in side:
+        if not is_safe_name(name):
+            raise CheckpointError(codes.CHECKPOINT_FILE_NAME(found=name))
+    return Contents(entries, metadata, places_of(mine, entries), side)
