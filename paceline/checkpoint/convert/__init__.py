@@ -1,1 +1,1 @@
-"""Checkpoints of other programs, read and written: torch DCP, DeepSpeed, Accelerate, Transformers' Trainer."""
+"""Checkpoints of other programs, read and written: DCP, DeepSpeed, Accelerate, Transformers' Trainer."""

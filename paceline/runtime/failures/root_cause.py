@@ -34,7 +34,11 @@ CASCADE_WORDS = (
     "gloo/transport",
     "childfailederror",
 )
-_TALK = ("paceline/runtime/", "paceline/checkpoint/nodes/", "torch/distributed/")  # folders of their code
+_TALK = (
+    "paceline/runtime/",
+    "paceline/checkpoint/node_local/",
+    "torch/distributed/",
+)  # folders of their code
 # Those of a peer that exists but does not respond
 _TIMEOUT_WORDS = ("timed out", "wait timeout", "socket timeout", "operation timeout")
 # A rank's own failures whose messages contain such words
