@@ -116,19 +116,23 @@ def _misspelt(key: str, section: Dataset, data_set: DataSet) -> Iterator[Diagnos
         )
 
 
-def columns_of(data: DataSection) -> frozenset[str] | None:
-    """Return the names that a reward function gets: columns of the first rows.
+def columns_of(data: DataSection, key: str) -> frozenset[str] | None:
+    """Return the names that a reward function gets with the rows of ``key``, by the first rows of each set.
 
-    None if they are not read here.
+    None if some are not read here, or there are none.
     """
-    names = {"answer", "prompt"}
-    for section in data.train:
-        [data_set] = find_sets("data.train", (section,))
+    names: set[str] = set()
+    reading = Reading("all", PROMPTS, converter=data.converter)
+    for section in (data.train if key == "data.train" else data.eval) or ():
+        [data_set] = find_sets(key, (section,))
         if not is_looked_into(data_set, None):
             return None
-        head = look(data_set, Reading("all", PROMPTS, converter=data.converter)).head
-        names |= {name for row in head for name in row.value or ()}
-    return frozenset(names)
+        looked = look(data_set, reading)
+        reader = RowReader(looked.shape, reading)
+        for row in looked.head:
+            read = () if row.value is None else reader.read(row.value, row.where)
+            names |= {name for one in (() if isinstance(read, Problem) else read) for name in json.loads(one.facts)}
+    return frozenset(names - {"prompt"}) or None
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from paceline.training.continuity import (
 )
 from paceline.training.move_cost import cost_of_move
 from paceline.training.same_model import other_training
+from paceline.training.same_rollout import other_rollout
 
 #: A larger data set is not read for its fingerprint before a start, unless its digests are known.
 MOST_BYTES = 2 << 30
@@ -95,6 +96,7 @@ def look_at_checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | 
         yield from requantised(state, plan)
         yield from cost_of_move(state, plan, manifest)
         yield from _other_rows(config, plan, saved)
+        yield from other_rollout(state, plan, manifest.tensors)
     if converted := of_another_program(state):
         yield from converted
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -218,13 +218,24 @@ def changed_keys(before: JsonObject, now: JsonObject) -> list[Diagnostic]:
     for section in ("model", "training"):
         old, new = as_object(before.get(section)), as_object(now.get(section))
         for key in sorted(set(old) & set(new)):
-            if old[key] != new[key] and key not in QUIET:
+            if key in QUIET:
+                continue
+            for name, then, value in _differing(key, old[key], new[key]):
                 found.append(
                     codes.RESUME_CONFIG_CHANGED(
-                        f"{section}.{key}", f"{new[key]} now, {old[key]} then", section=section, key=key
+                        f"{section}.{name}", f"{value} now, {then} then", section=section, key=name
                     )
                 )
     return found
+
+
+def _differing(key: str, before: Json, now: Json) -> Iterator[tuple[str, Json, Json]]:
+    """Yield (key, value before, value now) of what differs, key by key within two sections."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in sorted({*before, *now}):
+            yield from _differing(f"{key}.{name}", before.get(name), now.get(name))
+    elif before != now:
+        yield key, before, now
 
 
 # Keys that do not affect training results.

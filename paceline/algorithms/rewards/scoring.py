@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from types import FunctionType
@@ -69,7 +69,8 @@ class Scorer:
     ``on_error`` decides what happens if a function fails (it raises, exceeds ``timeout_seconds``, or returns
     NaN, infinity or no number): ``error`` ends the run with a named error, ``zero`` counts as 0, ``skip``
     leaves the sample out. A function that returns None does not score that sample and is left out of its sum;
-    a sample that no function scores is skipped.
+    a sample that no function scores is skipped. ``columns``: names of the columns of any row of the data, which
+    a user's function gets whichever rows meet in a batch.
 
     Raises ConfigError for an unknown name, wrong options, or a code reward that is not allowed or has no
     sandbox here (unless ``allow_unsandboxed_code``).
@@ -86,14 +87,15 @@ class Scorer:
         programs_at_once: int = 1,
     ) -> None:
         self.on_error, self.timeout_seconds = on_error, timeout_seconds
-        names = [spec.name for spec in specs]
-        self.labels = reward_labels(names)
+        self.names = [spec.name for spec in specs]
+        self.labels = reward_labels(self.names)
         self.weights = [spec.weight for spec in specs]
+        self.columns: set[str] = set()
         self.functions = [
             (
                 None
                 if spec.name == MODEL
-                else _function(spec, allow_code, (allow_unsandboxed_code, programs_at_once))
+                else _function(spec, self.columns, allow_code, (allow_unsandboxed_code, programs_at_once))
             )
             for spec in specs
         ]
@@ -126,6 +128,11 @@ class Scorer:
         ]
         findings = [finding for f in self.functions for finding in getattr(f, "warnings", tuple)()]
         return Scored(total, parts, (*(_warning(p) for p in problems), *findings))
+
+    @property
+    def calls_own(self) -> bool:
+        """Whether a reward is a function of the user's."""
+        return any(name not in REWARDS.names() and name != MODEL for name in self.names)
 
     @property
     def row_checks(self) -> list[RowCheck]:
@@ -177,8 +184,13 @@ class Scorer:
         return values, failures
 
 
-def _function(spec: RewardSpec, allow_code: bool, code_runs: tuple[bool, int]) -> BatchReward:
-    """Return the function of a reward, called with a batch of samples. Raises ConfigError."""
+def _function(
+    spec: RewardSpec, columns: Collection[str], allow_code: bool, code_runs: tuple[bool, int]
+) -> BatchReward:
+    """Return the function of a reward, called with a batch of samples (of rows with ``columns``).
+
+    Raises ConfigError.
+    """
     if spec.name == "code" and not allow_code:
         what = "this reward runs code written by the model"
         hint = "set training.rollout.allow_code_execution: true, on a machine where this is acceptable"
@@ -197,17 +209,21 @@ def _function(spec: RewardSpec, allow_code: bool, code_runs: tuple[bool, int]) -
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
 
     def call(samples: Sequence[Sample]) -> Sequence[Score]:
-        given: dict[str, Json] = {**_columns(samples)}
+        given: dict[str, Json] = {**_columns(samples, columns)}
         given |= {"prompts": [s.prompt for s in samples], "completions": [s.completion for s in samples]}
         given = given if takes_all else {name: value for name, value in given.items() if name in accepted}
         found: Sequence[Score] = function(**{**given, **spec.options})
+        if isinstance(found, (Mapping, Set)):  # its keys would be taken for rewards
+            raise TypeError(f"{type(found).__name__} in place of a list with a number for each completion")
         return found
 
     return call
 
 
-def check_reward(spec: RewardSpec, columns: Collection[str] | None = None) -> None:
-    """Import a user's reward function and check its signature; ``columns`` are those of the rows, if known.
+def check_reward(
+    spec: RewardSpec, columns: Collection[str] | None = None, data: str = "data.train"
+) -> None:
+    """Import a user's reward function and check its signature; ``columns`` are those of ``data``, if known.
 
     Raises ConfigError if it cannot be imported, is not callable, requires other arguments, or lacks an
     option.
@@ -247,9 +263,10 @@ def check_reward(spec: RewardSpec, columns: Collection[str] | None = None) -> No
         found = ", ".join(
             [*(f"it needs '{n}'" for n in missing), *(f"it has no argument '{n}'" for n in sorted(unknown))]
         )
-        hint = (
-            f"def {spec.name.rpartition(':')[2]}(prompts, completions, **columns), with its options by name"
-        )
+        hint = f"def {spec.name.rpartition(':')[2]}(prompts, completions, **columns), its options by name"
+        if missing and columns:
+            found += f"; columns of {data}: {', '.join(sorted(columns))}"[:200]
+            hint += f"; {missing[0]}=None where rows may lack a column"
         raise ConfigError(
             codes.REWARDS_SIGNATURE(what, where, f"{inspect.signature(function)}: {found}", hint)
         )
@@ -260,9 +277,9 @@ def _by_place(parameter: inspect.Parameter) -> bool:
     return parameter.kind is parameter.POSITIONAL_ONLY
 
 
-def _columns(samples: Sequence[Sample]) -> dict[str, list[Json]]:
-    """Return the union of the rows' columns, with None where a row lacks one."""
-    names = dict.fromkeys(name for s in samples for name in s.columns)
+def _columns(samples: Sequence[Sample], columns: Collection[str]) -> dict[str, list[Json]]:
+    """Return the union of ``columns`` and the rows' own, with None where a row lacks one."""
+    names = dict.fromkeys([*(name for s in samples for name in s.columns), *sorted(columns)])
     return {name: [s.columns.get(name) for s in samples] for name in names}
 
 

@@ -73,8 +73,8 @@ def detect_prompts(
 def normalise_prompt(row: Row, shape: Shape) -> Example:
     """Return the conversation up to the model's answer.
 
-    ``facts`` is the row as JSON, with ``answer``, ``prompt`` (the last question) and ``expected_turn`` (a
-    last turn of the assistant, if it is more than the answer). Raises RowError.
+    ``facts`` is the row as JSON, with ``answer``, ``prompt`` (the last question, in place of a column of that
+    name) and ``expected_turn`` (a last turn of the assistant, if it is more than the answer). Raises RowError.
     """
     columns = shape.columns
     value = row.get(columns["prompt"])
@@ -97,7 +97,7 @@ def normalise_prompt(row: Row, shape: Shape) -> Example:
     if not any(turn["content"].strip() for turn in messages if turn["role"] == "user"):
         raise RowError("empty", "the prompt is empty")
     # Keep the row for the reward function.
-    facts: dict[str, object] = {name: item for name, item in row.items() if name != columns["prompt"]}
+    facts: dict[str, object] = dict(row)
     if answer is not None:
         facts["answer"] = answer
     if expected is not None and (given is not None or len(expected) > len(("role", "content"))):

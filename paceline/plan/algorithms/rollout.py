@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from paceline.config.foreign.deepspeed_batch import batch_of
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
@@ -53,6 +54,20 @@ def rollout_sizes(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSp
     """Return the rollout's sizes as configured; whether they go together: ``check_rollout``."""
     pieces = (training.rollout or RolloutOptions()).steps_per_generation or batch.accumulation
     return RolloutSizes(batch, spec.group_size(training), pieces, spec.num_passes(training))
+
+
+def updates_per_pass(training: TrainingSection, data_parallel_size: int) -> int:
+    """Return the optimizer steps of one pass over a rollout, by the config's own micro-steps.
+
+    A run that is resumed on other ranks has other micro-steps, and the same rollouts.
+    """
+    _, steps, _ = batch_of(
+        training.deepspeed,
+        training.per_device_train_batch_size,
+        training.gradient_accumulation_steps,
+        data_parallel_size,
+    )
+    return ((training.rollout or RolloutOptions()).steps_per_generation or steps) // steps
 
 
 def check_rollout(sizes: RolloutSizes) -> list[Diagnostic]:

@@ -23,7 +23,7 @@ from paceline.generation.engine import GenerationEngine, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.models.special_tokens import end_tokens
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.algorithms.rollout import no_graphs
+from paceline.plan.algorithms.rollout import no_graphs, updates_per_pass
 from paceline.plan.plan import Plan
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
@@ -56,15 +56,10 @@ def rollout_options(training: TrainingSection, plan: Plan) -> JsonObject:
     return {
         **own,
         "max_completion_length": rollout.max_completion_length,
-        "updates_per_pass": updates_per_pass(rollout, plan.batch.accumulation),
+        "updates_per_pass": updates_per_pass(training, plan.batch.data_parallel_size),
         "reference": plan.reference,
         "reward_model": Role.REWARD.value in plan.models,
     }
-
-
-def updates_per_pass(rollout: RolloutOptions, accumulation: int) -> int:
-    """Return the optimizer steps of one pass over a rollout."""
-    return (rollout.steps_per_generation or accumulation) // accumulation
 
 
 def sampling_exact(options: RolloutOptions, compute: str) -> bool:
@@ -96,7 +91,7 @@ class RolloutSetup:
 
     def __post_init__(self) -> None:
         self.options = self.training.rollout or RolloutOptions()
-        updates = updates_per_pass(self.options, self.layout.accumulation)
+        updates = updates_per_pass(self.training, self.plan.batch.data_parallel_size)
         group = algorithm_spec(self.plan.algorithm).group_size(self.training)
         self.rollout_layout = RolloutLayout(self.layout, group, updates, self.algorithm.passes)
         specs = [RewardSpec(r.name, r.weight, dict(r.options)) for r in self.options.rewards]
@@ -128,8 +123,10 @@ class RolloutSetup:
         ``drawn`` its state of the prompts.
         """
         self.check_rows(prompts.table, "data.train")
+        self.scorer.columns.update(self._columns(prompts.table))
         if self.prepared.eval is not None:
             self.check_rows(self.prepared.eval, "data.eval")
+            self.scorer.columns.update(self._columns(self.prepared.eval))
         plan, options = self.plan, self.options
         place = plan.mesh.coordinates(self.world.rank)
         dtype = torch.float64 if plan.precision.master == "float64" else torch.float32
@@ -188,6 +185,14 @@ class RolloutSetup:
                 more = f"; and {count - _ROWS_NAMED} more" if count > _ROWS_NAMED else ""
                 text = "; ".join(first[:_ROWS_NAMED]) + more
                 raise ConfigError(codes.REWARDS_CODE_TESTS("training.rollout.rewards", text))
+
+    def _columns(self, table: TokenTable) -> set[str]:
+        """Return the names of all rows' columns. Collective, if a reward is the user's own."""
+        if not self.scorer.calls_own:
+            return set()
+        share = range(self.world.rank, len(table), self.world.world_size)
+        own = {name for document in share for name in table.facts(document)} - {"prompt"}
+        return {name for names in self.world.all_gather_json(sorted(own)) for name in names}
 
     def _server(self) -> RolloutServer:
         assert self.options.server is not None

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -158,14 +159,17 @@ def _rewards(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
 
     rollout = config.training.rollout
     assert rollout is not None
-    try:
-        columns = columns_of(config.data)
-    except PacelineError:  # already reported by ``look``
-        columns = None
+    columns: dict[str, frozenset[str] | None] = {}
+    for key in ("data.train", "data.eval"):
+        with suppress(PacelineError):  # already reported by ``look``
+            columns[key] = columns_of(config.data, key)
     for reward in rollout.rewards:
         if ":" in reward.name:
+            spec = RewardSpec(reward.name, reward.weight, dict(reward.options))
             try:
-                check_reward(RewardSpec(reward.name, reward.weight, dict(reward.options)), columns)
+                check_reward(spec)
+                for key, names in columns.items():
+                    check_reward(spec, names, key)
             except PacelineError as error:
                 yield from (replace(finding, where=_KEYS[REWARDS]) for finding in error.diagnostics)
 

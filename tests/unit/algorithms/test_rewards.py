@@ -7,7 +7,8 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -25,6 +26,7 @@ from paceline.algorithms.rewards.functions import (
 from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.scoring import REWARDS, RewardSpec, Scored, Scorer
 from paceline.core.errors import ConfigError, PacelineError
+from paceline.training.rollout.setup import RolloutSetup
 
 
 def said(completion: str, answer: str = "72", **more: Any) -> Sample:
@@ -142,6 +144,12 @@ def hangs(completions, **_):
     return [1.0 for _ in completions]
 def sleeps(completions, **_):
     time.sleep(60)
+def tested(completions, tests, **columns):
+    return [None if test is None else len(columns["hints"]) for test in tests]
+def by_completion(completions, **_):
+    return {c: 1.0 for c in completions}
+def unordered(completions, **_):
+    return {1.0, 2.0}
 """
 
 
@@ -161,6 +169,40 @@ def test_functions_of_the_users_own(mine: str) -> None:
         Scorer([RewardSpec(f"{mine}:length")])
     with pytest.raises(ConfigError, match="did you mean 'numeric'"):
         Scorer([RewardSpec("numerc")])
+
+
+def test_a_batch_of_rows_without_a_column_of_other_rows(mine: str) -> None:
+    """Rows of several data sets meet in batches by chance: a column is always given, as in ``datasets``."""
+    scorer = Scorer([RewardSpec(f"{mine}:tested"), RewardSpec("ended")])
+    tables = [Rows({"answer": "1", "prompt": "q"}), Rows({"tests": "t"}, {"hints": "h"})]
+    setup = SimpleNamespace(scorer=scorer, world=Alone())
+    for table in tables:
+        scorer.columns |= RolloutSetup._columns(cast(Any, setup), cast(Any, table))
+    assert scorer.columns == {"answer", "tests", "hints"}
+    assert scorer([said("a"), said("b")]).total == [1.0, 1.0]
+    assert scorer([said("a", tests="t"), said("b")]).total == [3.0, 1.0]
+
+
+class Rows(tuple[dict[str, str], ...]):
+    def __new__(cls, *rows: dict[str, str]) -> Rows:
+        return super().__new__(cls, rows)
+
+    def facts(self, document: int) -> dict[str, str]:
+        return self[document]
+
+
+class Alone:
+    rank, world_size = 0, 1
+
+    def all_gather_json(self, mine: Any) -> list[Any]:
+        return [mine]
+
+
+@pytest.mark.parametrize("name", ["by_completion", "unordered"])
+def test_no_list_of_numbers(mine: str, name: str) -> None:
+    """The keys of a dict are numbers, too, and a set has lost its order."""
+    with pytest.raises(PacelineError, match="in place of a list"):
+        scored(RewardSpec(f"{mine}:{name}"), samples=[said("a"), said("b")])
 
 
 def test_a_function_that_raises_is_named_with_the_sample(mine: str) -> None:

@@ -49,6 +49,7 @@ def test_what_rewards_may_need_is_kept() -> None:
     assert example.messages == ({"role": "system", "content": "short"}, ASKED)
     assert json.loads(example.facts) == {
         "prompt": "1+1?",
+        "q": "1+1?",
         "tests": ["a", "b"],
         "level": 3,
         "x": None,

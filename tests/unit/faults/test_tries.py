@@ -34,6 +34,10 @@ import functools
 import math
 def fine(prompts, completions, answer, **columns): return [1.0 for _ in prompts]
 def other(samples): return []
+def of_column(completions, question): return [1.0 for _ in completions]
+def of_prompt(completions, prompt): return [1.0 for _ in completions]
+def of_tests(completions, tests): return [1.0 for _ in completions]
+def of_answer(completions, answer): return [1.0 for _ in completions]
 def with_option(completions, *, bonus): return [bonus for _ in completions]
 NUMBER = 3
 async def later(prompts, completions, **columns): return [1.0 for _ in prompts]
@@ -89,6 +93,26 @@ def test_a_reward_of_ones_own(mine: Job, reward: str, code: str | None) -> None:
     )
     assert set(found) == ({code} if code else set()), found
     assert all(d.where == "training.rollout.rewards" and d.hint for d in found.values())
+
+
+@pytest.mark.parametrize(
+    ("reward", "wrong"),
+    [
+        ("of_column", ""),
+        ("of_prompt", "it needs 'prompt'; columns of data.train: answer, question"),
+        ("of_tests", "it needs 'tests'; columns of data.train: answer, question"),
+        ("of_answer", "it needs 'answer'; columns of data.eval: question"),
+    ],
+)
+def test_a_reward_needs_columns_that_there_are(mine: Job, reward: str, wrong: str) -> None:
+    """What the check lets pass, the call gives: the prompt's own column, the answer only where rows have one."""
+    (mine.root / "asked.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    (mine.root / "held_out.jsonl").write_text('{"question": "1+1?"}\n')
+    rollout = {"max_completion_length": 32, "rewards": f"my_rewards:{reward}"}
+    settings = {**GRPO, "training.rollout": rollout, "data.train": str(mine.root / "asked.jsonl")}
+    settings |= {"data.eval": str(mine.root / "held_out.jsonl")}
+    found = tried(mine, settings, REWARDS).get("rewards.signature")
+    assert (found.found.partition(": ")[2] if found else "") == wrong
 
 
 def test_options_of_a_reward(mine: Job) -> None:

@@ -1,0 +1,62 @@
+"""Check that a checkpoint saved within a rollout fits this run's rollouts. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from paceline.checkpoint import codes
+from paceline.config.sections.training import TrainingSection
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import Json, JsonObject, as_number, as_object
+from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec
+from paceline.plan.algorithms.rollout import updates_per_pass
+from paceline.plan.plan import Plan
+
+_ROLLOUT = "rollout"
+_STEPS = f"training.{_ROLLOUT}.steps_per_generation"
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "deepspeed", "algorithm_options")
+
+
+def other_rollout(state: JsonObject, plan: Plan, tensors: Collection[str]) -> list[Diagnostic]:
+    """Return errors if the rest of the rollout in the checkpoint cannot be trained on as this run is set.
+
+    ``tensors``: the names in its manifest. Between two rollouts these keys may change.
+    """
+    spec = algorithm_spec(plan.algorithm)
+    if not spec.on_policy or not any(name.startswith(f"{_ROLLOUT}|") for name in tensors):
+        return []
+    saved = as_object(as_object(state.get("config")).get("training"))
+    kept = {key: saved[key] for key in (*_BATCH, _ROLLOUT, spec.name) if saved.get(key) is not None}
+    ranks = int(as_number(state.get("data_parallel_size", plan.batch.data_parallel_size)))
+    before = _made_up(spec, TrainingSection.model_validate(kept), ranks)
+    now = _made_up(spec, plan.config.training, plan.batch.data_parallel_size)
+    return [
+        codes.CHECKPOINT_OTHER_RUN(
+            key,
+            f"{before[key]} in the checkpoint, {now[key]} now",
+            detail=f"{words}, in the middle of a rollout",
+            hint="use the value it was saved with until a checkpoint between two rollouts, or export the"
+            " model and start a new run from it",
+            evidence={"field": key, "old": before[key], "new": now[key]},
+        )
+        for key, words in _words(spec).items()
+        if before[key] != now[key]
+    ]
+
+
+def _words(spec: AlgorithmSpec) -> dict[str, str]:
+    return {
+        _STEPS: "number of optimizer steps in a pass over a rollout",
+        f"{spec.key}.{spec.passes}": "number of passes over a rollout",
+        f"{spec.key}.{spec.kl}": "reference",
+    }
+
+
+def _made_up(spec: AlgorithmSpec, training: TrainingSection, ranks: int) -> dict[str, Json]:
+    """Return what the answers in a checkpoint depend on, by config key."""
+    kl = "a KL to it" if spec.kl and spec.options_of(training)[spec.kl] else "none"
+    return {
+        _STEPS: updates_per_pass(training, ranks),
+        f"{spec.key}.{spec.passes}": spec.num_passes(training),
+        f"{spec.key}.{spec.kl}": kl,
+    }
