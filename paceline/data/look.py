@@ -131,7 +131,9 @@ def columns_of(data: DataSection, key: str) -> frozenset[str] | None:
         reader = RowReader(looked.shape, reading)
         for row in looked.head:
             read = () if row.value is None else reader.read(row.value, row.where)
-            names |= {name for one in (() if isinstance(read, Problem) else read) for name in json.loads(one.facts)}
+            names |= {
+                name for one in (() if isinstance(read, Problem) else read) for name in json.loads(one.facts)
+            }
     return frozenset(names - {"prompt"}) or None
 
 

@@ -220,9 +220,7 @@ def _function(
     return call
 
 
-def check_reward(
-    spec: RewardSpec, columns: Collection[str] | None = None, data: str = "data.train"
-) -> None:
+def check_reward(spec: RewardSpec, columns: Collection[str] | None = None, data: str = "data.train") -> None:
     """Import a user's reward function and check its signature; ``columns`` are those of ``data``, if known.
 
     Raises ConfigError if it cannot be imported, is not callable, requires other arguments, or lacks an
