@@ -1,4 +1,4 @@
-"""A checkpoint within a rollout goes on with the same rollout, on any number of ranks, or is refused by key."""
+"""A checkpoint within a rollout goes on with the same one, on any number of ranks, or is refused by key."""
 
 from __future__ import annotations
 
