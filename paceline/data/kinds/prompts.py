@@ -73,8 +73,8 @@ def detect_prompts(
 def normalise_prompt(row: Row, shape: Shape) -> Example:
     """Return the conversation up to the model's answer.
 
-    ``facts`` is the row as JSON, with ``answer``, ``prompt`` (the last question, in place of a column of that
-    name) and ``expected_turn`` (a last turn of the assistant, if it is more than the answer). Raises RowError.
+    ``facts`` is the row as JSON, with ``answer``, ``prompt`` (the last question, whatever a column of that
+    name has) and ``expected_turn`` (a last assistant turn, if it is more than the answer). Raises RowError.
     """
     columns = shape.columns
     value = row.get(columns["prompt"])

@@ -105,7 +105,7 @@ def test_a_reward_of_ones_own(mine: Job, reward: str, code: str | None) -> None:
     ],
 )
 def test_a_reward_needs_columns_that_there_are(mine: Job, reward: str, wrong: str) -> None:
-    """What the check lets pass, the call gives: the prompt's own column, the answer only where rows have one."""
+    """What passes is given in the call: the prompt's own column, an answer only where rows have one."""
     (mine.root / "asked.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
     (mine.root / "held_out.jsonl").write_text('{"question": "1+1?"}\n')
     rollout = {"max_completion_length": 32, "rewards": f"my_rewards:{reward}"}
