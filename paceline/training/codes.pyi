@@ -339,6 +339,17 @@ class _RESUME_OTHER_ALGORITHM(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _RESUME_OTHER_ROLLOUT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        words: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _RESUME_OTHER_OPTIMIZER(CodeName):
     def __call__(
         self,
@@ -520,6 +531,7 @@ TRAINING_QUESTIONS: Code
 CHECKPOINT_OTHER_STRATEGY: Code
 RESUME_ADAPTER: Code
 RESUME_OTHER_ALGORITHM: _RESUME_OTHER_ALGORITHM
+RESUME_OTHER_ROLLOUT: _RESUME_OTHER_ROLLOUT
 RESUME_OTHER_MODEL: Code
 RESUME_OTHER_OPTIMIZER: _RESUME_OTHER_OPTIMIZER
 RESUME_BASE_MODEL: _RESUME_BASE_MODEL

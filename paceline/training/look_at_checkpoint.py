@@ -96,7 +96,7 @@ def look_at_checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | 
         yield from requantised(state, plan)
         yield from cost_of_move(state, plan, manifest)
         yield from _other_rows(config, plan, saved)
-        yield from other_rollout(state, plan, manifest.tensors or ())
+        yield from other_rollout(state, plan, config.training, manifest.tensors or ())
     if converted := of_another_program(state):
         yield from converted
         return

@@ -4,41 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from paceline.checkpoint import codes
 from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec
 from paceline.plan.algorithms.rollout import updates_per_pass
 from paceline.plan.plan import Plan
+from paceline.training import codes
 
 _ROLLOUT = "rollout"
 _STEPS = f"training.{_ROLLOUT}.steps_per_generation"
-_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "deepspeed", "algorithm_options")
 
 
-def other_rollout(state: JsonObject, plan: Plan, tensors: Collection[str]) -> list[Diagnostic]:
+def other_rollout(
+    state: JsonObject, plan: Plan, training: TrainingSection, tensors: Collection[str]
+) -> list[Diagnostic]:
     """Return errors if the rest of the rollout in the checkpoint cannot be trained on as this run is set.
 
-    ``tensors``: the names in its manifest. Between two rollouts these keys may change.
+    ``training``: the config's section; ``tensors``: the names in the checkpoint's manifest. Between two
+    rollouts these keys may change.
     """
     spec = algorithm_spec(plan.algorithm)
     if not spec.on_policy or not any(name.startswith(f"{_ROLLOUT}|") for name in tensors):
         return []
     saved = as_object(as_object(state.get("config")).get("training"))
-    kept = {key: saved[key] for key in (*_BATCH, _ROLLOUT, spec.name) if saved.get(key) is not None}
     ranks = int(as_number(state.get("data_parallel_size", plan.batch.data_parallel_size)))
-    before = _made_up(spec, TrainingSection.model_validate(kept), ranks)
-    now = _made_up(spec, plan.config.training, plan.batch.data_parallel_size)
+    before = _made_up(spec, TrainingSection.model_validate(saved), ranks)
+    now = _made_up(spec, training, plan.batch.data_parallel_size)
     return [
-        codes.CHECKPOINT_OTHER_RUN(
-            key,
-            f"{before[key]} in the checkpoint, {now[key]} now",
-            detail=f"{words}, in the middle of a rollout",
-            hint="use the value it was saved with until a checkpoint between two rollouts, or export the"
-            " model and start a new run from it",
-            evidence={"field": key, "old": before[key], "new": now[key]},
-        )
+        codes.RESUME_OTHER_ROLLOUT(key, f"{before[key]} in the checkpoint, {now[key]} now", words=words)
         for key, words in _words(spec).items()
         if before[key] != now[key]
     ]

@@ -123,10 +123,10 @@ class RolloutSetup:
         ``drawn`` its state of the prompts.
         """
         self.check_rows(prompts.table, "data.train")
-        self.scorer.columns.update(self._columns(prompts.table))
+        self.scorer.columns.update(self.columns_of(prompts.table))
         if self.prepared.eval is not None:
             self.check_rows(self.prepared.eval, "data.eval")
-            self.scorer.columns.update(self._columns(self.prepared.eval))
+            self.scorer.columns.update(self.columns_of(self.prepared.eval))
         plan, options = self.plan, self.options
         place = plan.mesh.coordinates(self.world.rank)
         dtype = torch.float64 if plan.precision.master == "float64" else torch.float32
@@ -186,7 +186,7 @@ class RolloutSetup:
                 text = "; ".join(first[:_ROWS_NAMED]) + more
                 raise ConfigError(codes.REWARDS_CODE_TESTS("training.rollout.rewards", text))
 
-    def _columns(self, table: TokenTable) -> set[str]:
+    def columns_of(self, table: TokenTable) -> set[str]:
         """Return the names of all rows' columns. Collective, if a reward is the user's own."""
         if not self.scorer.calls_own:
             return set()

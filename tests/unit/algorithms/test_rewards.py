@@ -177,7 +177,7 @@ def test_a_batch_of_rows_without_a_column_of_other_rows(mine: str) -> None:
     tables = [Rows({"answer": "1", "prompt": "q"}), Rows({"tests": "t"}, {"hints": "h"})]
     setup = SimpleNamespace(scorer=scorer, world=Alone())
     for table in tables:
-        scorer.columns |= RolloutSetup._columns(cast(Any, setup), cast(Any, table))
+        scorer.columns |= RolloutSetup.columns_of(cast(Any, setup), cast(Any, table))
     assert scorer.columns == {"answer", "tests", "hints"}
     assert scorer([said("a"), said("b")]).total == [1.0, 1.0]
     assert scorer([said("a", tests="t"), said("b")]).total == [3.0, 1.0]

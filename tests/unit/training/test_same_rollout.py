@@ -26,10 +26,9 @@ def refused(before: TrainingSection, now: TrainingSection, tensors: tuple[str, .
     state: Any = {"config": {"training": before.model_dump(mode="json")}, "data_parallel_size": 1}
     plan = SimpleNamespace(
         algorithm=now.algorithm,
-        config=SimpleNamespace(training=now),
         batch=SimpleNamespace(data_parallel_size=2, accumulation=1),  # resumed on two ranks
     )
-    return [finding.where for finding in other_rollout(state, cast(Any, plan), tensors)]
+    return [finding.where for finding in other_rollout(state, cast(Any, plan), now, tensors)]
 
 
 @pytest.mark.parametrize("algorithm", ON_POLICY)
