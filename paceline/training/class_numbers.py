@@ -12,6 +12,32 @@ SHOWN = 12
 Label = str | int
 
 
+def with_head(
+    rows: Iterable[Sequence[Label]], options: ClassificationOptions, head: Sequence[str], where: str
+) -> ClassificationOptions:
+    """Return the options with the classes of the trained ``head`` that training starts from, if without any.
+
+    Each row of the head keeps its class, whatever the order of names in the data. Raises DataError if there
+    are other classes than the head has.
+    """
+    count = len(options.labels) or options.num_labels
+    if not head or count == len(head):
+        return options
+    plain = all(name == f"LABEL_{i}" for i, name in enumerate(head))
+    found = {label for labels in rows for label in labels}
+    numbers = {int(x) for x in found if isinstance(x, int) or x.isdecimal()}
+    known = len(numbers) == len(found) if plain else found <= {*head, *numbers}
+    fits = known and max(numbers, default=-1) < len(head)
+    if count is None and fits:
+        return options.model_copy(update={"num_labels": len(head)} if plain else {"labels": tuple(head)})
+    what = "the classes are others than those of the trained head that training starts from"
+    shown = f"{count} in the config" if count else ", ".join(sorted(map(str, found))[:SHOWN])
+    hint = "name the language model that it was trained from, for a new head"
+    if count is None and len(found) == len(head):
+        hint += f"; or labels: [{', '.join(head)}], each renamed as you mean it, to train this head on"
+    raise DataError(codes.DATA_CLASSES(what, where, f"{shown}; the head: {', '.join(head[:SHOWN])}", hint))
+
+
 def class_numbers(
     rows: Iterable[Sequence[Label]], options: ClassificationOptions, where: str, *, all_rows: bool = True
 ) -> dict[Label, int]:

@@ -16,7 +16,7 @@ from paceline.data.table import TokenTable
 from paceline.models.heads.sequence_classification import Classes
 from paceline.plan.algorithms.base import AlgorithmSpec, Training
 from paceline.training import codes
-from paceline.training.class_numbers import SHOWN, Label, class_numbers
+from paceline.training.class_numbers import SHOWN, Label, class_numbers, with_head
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,10 @@ class RowClasses:
     words: str
 
 
-def read_classes(prepared: Prepared, spec: AlgorithmSpec, training: Training) -> RowClasses:
-    """Collect the classes from all rows.
+def read_classes(
+    prepared: Prepared, spec: AlgorithmSpec, training: Training, head: Sequence[str] = ()
+) -> RowClasses:
+    """Collect the classes from all rows; ``head``: those of a trained head that training starts from.
 
     Raises DataError for labels that do not match ``training``'s options.
     """
@@ -41,6 +43,7 @@ def read_classes(prepared: Prepared, spec: AlgorithmSpec, training: Training) ->
     lists = any(several for each in facts.values() for _, several in each)
     several = lists if options.problem_type == "auto" else options.problem_type.startswith("multi")
     # Number the classes, and check the rows against them
+    options = with_head(rows, options, head, where)
     numbers = class_numbers(rows, options, where)
     names = _names(numbers, options)
     if len(names) < (1 if several else 2):

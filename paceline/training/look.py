@@ -30,9 +30,10 @@ from paceline.evaluation.metrics import check_metrics
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.roles import models_named
 from paceline.plan.model.folder import check_adapter_folder, check_model_folder
+from paceline.plan.model.named_folders import classes_of_head
 from paceline.plan.model.weights_sizes import adapter_sizes
 from paceline.plan.plan import Plan
-from paceline.training.class_numbers import class_numbers
+from paceline.training.class_numbers import class_numbers, with_head
 from paceline.training.no_prompts import no_prompts, nothing_to_answer
 from paceline.training.no_steps import no_steps
 from paceline.training.rollout.named import check_reward_folder, check_server
@@ -136,7 +137,8 @@ def _labels(config: Config) -> Iterator[Diagnostic]:
     if reading.kind.classes:
         options = ClassificationOptions.model_validate(spec.options_of(config.training))
         rows = [json.loads(example.facts)["labels"] for example in first.examples]
-        class_numbers(rows, options, f"{spec.key}.labels", all_rows=first.whole)
+        where, head = f"{spec.key}.labels", classes_of_head(config.model)
+        class_numbers(rows, with_head(rows, options, head, where), where, all_rows=first.whole)
     elif first.whole:
         columns = {name: [e.values.get(name, 0.0) for e in first.examples] for name in reading.kind.columns}
         yield from reading.kind.unlearnable(columns, "data.train")

@@ -36,6 +36,7 @@ from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.eval_generate import answers_at_evaluation
 from paceline.plan.limits import STEP
 from paceline.plan.model.mixtures import config_coefficient
+from paceline.plan.model.named_folders import classes_of_head
 from paceline.plan.model.read_shape import text_part
 from paceline.plan.model.router_loss import router_options
 from paceline.plan.plan import Plan
@@ -233,7 +234,8 @@ class Session:
         """Find the classes that the rows name, where the algorithm's rows have any."""
         spec = algorithm_spec(self.plan.algorithm)
         if row_kind(spec.rows).classes:
-            found = read_classes(self.prepared, spec, self.config.training)
+            head = classes_of_head(self.config.model)
+            found = read_classes(self.prepared, spec, self.config.training, head)
             self.classes, self.columns = found.classes, found.columns
             self.notes.append(f"{'classes':<9} {found.words}")
 

@@ -87,11 +87,15 @@ def _planned(
     from paceline.launch.preflight.facts import facts
     from paceline.launch.preflight.machine import code_sandbox
     from paceline.plan.model.catalogue import known_shape
+    from paceline.plan.model.named_folders import wrong_folders
     from paceline.plan.plan import Decision
     from paceline.plan.strategies.job import Job
     from paceline.rules.planning import try_plan
 
     config = loaded.config
+    if wrong_ones := wrong_folders(config):  # nothing else that can be said of them would help
+        ruled = errors(_of_rules(loaded, frozenset(), config))
+        raise ConfigError(*merged(ruled, wrong_ones, loaded.provenance))
     hardware, of_devices, processes = _machine(loaded, cluster, ranks)
     launcher = ranks.launcher if ranks else launcher_for(processes, launcher)
     run = RunDir.at(config.run_directory())

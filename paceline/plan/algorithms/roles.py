@@ -20,10 +20,16 @@ def models_named(training: TrainingSection) -> dict[str, str]:
     for role in spec.named_roles():
         name = spec.model_named(training, role)
         if name is not None:
-            key = spec.named.get(role, "")
-            of_its_own = spec.options_of(training).get(key) is not None
-            found.setdefault(name, f"{spec.key}.{key}" if of_its_own else "training.rollout.rewards")
+            found.setdefault(name, key_of_model(training, role))
     return found
+
+
+def key_of_model(training: TrainingSection, role: str) -> str:
+    """Return the config key that names the role's model: its own option, else the rewards."""
+    spec = algorithm_spec(training.algorithm)
+    key = spec.named.get(role, "")
+    of_its_own = spec.options_of(training).get(key) is not None
+    return f"{spec.key}.{key}" if of_its_own else "training.rollout.rewards"
 
 
 def named_shapes(

@@ -49,8 +49,8 @@ def check_model_folder(name: str, key: str) -> list[Diagnostic]:
         )
         return [codes.MODEL_NOT_A_FOLDER(key, name, hint=hint)]
     if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
-        return [_adapter(folder, key)]
-    if run := _of_a_run(folder, key):
+        return [adapter_folder(folder, key)]
+    if run := of_a_run(folder, key):
         return [run]
     if special := special_files(folder):
         return [_special(folder, special, key)]
@@ -91,7 +91,8 @@ def _not_there(folder: Path, name: str, key: str) -> Iterator[Diagnostic]:
     )
 
 
-def _adapter(folder: Path, key: str) -> Diagnostic:
+def adapter_folder(folder: Path, key: str) -> Diagnostic:
+    """Return the error for a folder of an adapter alone, with its base as the remedy."""
     try:
         base = json.loads(read_text(folder / "adapter_config.json")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
@@ -110,22 +111,31 @@ def _adapter(folder: Path, key: str) -> Diagnostic:
     return codes.MODEL_ADAPTER_FOLDER(what, key, str(folder), hint)
 
 
-def _of_a_run(folder: Path, key: str) -> Diagnostic | None:
+def of_a_run(folder: Path, key: str) -> Diagnostic | None:
     """Return an error for a folder that a run, ours or the Trainer's, writes beside or above models."""
     if any((folder / name).is_file() for name in ("model.safetensors", _INDEX)):
         return None
-    last = key.rpartition(".")[2]
-    checkpoint = folder.parent if (folder.parent / _MANIFEST).is_file() else folder
-    if (checkpoint / _MANIFEST).is_file() or RunDir(folder).plan_json.is_file():
+    run = folder.parent if folder.name == RunDir(folder).checkpoints.name else folder
+    checkpoint = folder.parent if (folder.parent / _MANIFEST).is_file() else run
+    if (checkpoint / _MANIFEST).is_file() or RunDir(run).plan_json.is_file():
         whole = not key.startswith("lora.") and bool([*checkpoint.glob(_ADAPTERS), *folder.glob(_ADAPTERS)])
-        hint = f"paceline export {quote(str(checkpoint))} --to DIR{' --merge' * whole}, then {last}: DIR"
+        merge, then = " --merge" * whole, written(key, "DIR")
+        hint = f"paceline export {quote(str(checkpoint))} --to DIR{merge}, then {then}"
         return codes.MODEL_RUN_FOLDER("this is a folder of a Paceline run", key, str(folder), hint)
     saved = [f.parent for f in folder.glob("checkpoint-*/*config.json") if f.name in _CONFIGS]
     newest = max(saved, key=lambda f: (len(f.name), f.name), default=None)
     if newest is None or (folder / "config.json").is_file():
         return None
     what = "this folder holds checkpoints of the Trainer, and no model itself"
-    return codes.MODEL_RUN_FOLDER(what, key, str(folder), f"{last}: {newest}")
+    return codes.MODEL_RUN_FOLDER(what, key, str(folder), written(key, str(newest)))
+
+
+def written(key: str, folder: str) -> str:
+    """Return the YAML line that names a folder at a key."""
+    option = key.rpartition(".")[2]
+    return (
+        f"{option}: {f'[{{name: model, options: {{model: {folder}}}}}]' if option == 'rewards' else folder}"
+    )
 
 
 def _weights(folder: Path, key: str) -> Iterator[Diagnostic]:
@@ -169,7 +179,7 @@ def check_adapter_folder(name: str, key: str) -> list[Diagnostic]:
         return []
     if special := special_files(folder):
         return [_special(folder, special, key)]
-    if run := _of_a_run(folder, key):
+    if run := of_a_run(folder, key):
         return [run]
     if not weights.is_file():
         return [_no_weights(folder, key, _CONVERT_ADAPTER)]

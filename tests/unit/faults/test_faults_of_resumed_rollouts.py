@@ -28,7 +28,9 @@ def refused(before: TrainingSection, now: TrainingSection, tensors: tuple[str, .
         algorithm=now.algorithm,
         batch=SimpleNamespace(data_parallel_size=2, accumulation=1),  # resumed on two ranks
     )
-    return [finding.where for finding in other_rollout(state, cast(Any, plan), now, tensors)]
+    found = other_rollout(state, cast(Any, plan), now, tensors)
+    assert {finding.code for finding in found} <= {"resume.other_rollout"} and all(d.hint for d in found)
+    return [finding.where for finding in found]
 
 
 @pytest.mark.parametrize("algorithm", ON_POLICY)
