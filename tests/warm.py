@@ -1,5 +1,5 @@
 """Processes that start warm: ``warm.Popen`` in place of ``subprocess.Popen`` for a program of ours, forked
-off one that has imported everything.
+off one that has imported everything and read the package's tables (``warm_modules.txt``).
 
 A fresh interpreter spends 3 to 5 CPU seconds on the imports of torch, Transformers and ours before a test's
 first line; a fork spends none. It is a process like any other (a child of who asked, with its own standard

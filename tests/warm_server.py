@@ -44,8 +44,11 @@ _ENV_START, _ENV_END = 50, 51  # fields of /proc/PID/stat, proc_pid_stat(5)
 def main() -> NoReturn:
     """The first server, of the test process."""
     link = socket.socket(fileno=int(sys.argv[1]))
-    for name in MODULES.read_text().split():
-        importlib.import_module(name)
+    for line in MODULES.read_text().split():
+        name, _, function = line.partition(":")
+        module = importlib.import_module(name)
+        if function:  # what each process reads once and keeps
+            getattr(module, function)()
     threads = [
         Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")
     ]

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -27,7 +28,9 @@ def versions() -> dict[str, str]:
     return {name: library_version(name) for name in LIBRARIES}
 
 
+@cache
 def library_version(package: str) -> str:
+    """Return the version of an installed package; ``none`` where there is none."""
     try:
         return version(package)
     except PackageNotFoundError:

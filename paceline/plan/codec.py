@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
@@ -52,8 +53,13 @@ def from_json(cls: type[T], data: Mapping[str, object]) -> T:
 
     Raises TypeError for unknown or missing fields.
     """
-    hints = get_type_hints(cls, localns=_AS_IT_IS)
+    hints = _hints(cls)
     return cls(**{name: _read(hints.get(name), value) for name, value in data.items()})
+
+
+@cache  # the families' table has the same few classes hundreds of times, and each process reads it
+def _hints(cls: type) -> dict[str, object]:
+    return get_type_hints(cls, localns=_AS_IT_IS)
 
 
 def _read(hint: object, value: object) -> object:
