@@ -53,7 +53,8 @@ def from_json(cls: type[T], data: Mapping[str, object]) -> T:
 
     Raises TypeError for unknown or missing fields.
     """
-    hints = _hints(cls)
+    kind: type = cls
+    hints = _hints(kind)
     return cls(**{name: _read(hints.get(name), value) for name, value in data.items()})
 
 
