@@ -59,7 +59,7 @@ def from_json(cls: type[T], data: Mapping[str, object]) -> T:
 
 
 @cache  # the families' table has the same few classes hundreds of times, and each process reads it
-def _hints(cls: type) -> dict[str, object]:
+def _hints(cls: type) -> dict[str, type]:
     return get_type_hints(cls, localns=_AS_IT_IS)
 
 
