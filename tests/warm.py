@@ -53,12 +53,15 @@ READ_EARLY = (
 )
 #: Those among them that a warm process takes over all the same. The second is set here, and by DeepSpeed when
 #: it is imported; CUDA reads the third when it is first used, which no server does, and the plan hides the
-#: devices from every child that it asks for a model's class; the last is torchrun's, for process groups.
+#: devices from every child that it asks for a model's class; the fourth is torchrun's, for process groups; of
+#: the last two the one says how much torch's own log tells, and the other is read when a hub is asked.
 READ_LATE = (
     "PYTHONPATH",
     "PYTORCH_NVML_BASED_CUDA_CHECK",
     "CUDA_VISIBLE_DEVICES",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_CPP_LOG_LEVEL",
+    "HF_TOKEN",
 )
 #: Modules that launchers start of themselves.
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.launch")

@@ -200,6 +200,10 @@ def run(module: str | None, argv: Sequence[str]) -> int:
         if module:
             sys.modules.pop(module, None)  # as under -m: __main__ is another copy
             main.__spec__ = spec = find_spec(module)
+            if spec is not None and spec.submodule_search_locations is not None:  # a package, as -m takes it
+                module = f"{module}.__main__"
+                sys.modules.pop(module, None)
+                main.__spec__ = spec = find_spec(module)
             assert spec is not None and spec.origin is not None and spec.loader is not None
             main.__file__, main.__package__ = spec.origin, spec.parent
             code = spec.loader.get_code(module)  # type: ignore[attr-defined]

@@ -38,8 +38,8 @@ def factory(dtype: str, recompute: bool, backend: str | None) -> HFModelFactory:
 def trained(
     world: World, name: str, mesh: Mesh, dtype: str, backend: str | None, again: bool, **engine: Any
 ) -> dict[str, Any]:
-    """Ten steps, of rows of other lengths in each micro-batch; the graphs that were compiled in the
-    first and in all ten.
+    """Six steps, of rows of other lengths in each micro-batch; the graphs that were compiled in the
+    first and in all six.
     """
     torch._dynamo.reset()
     counters.clear()

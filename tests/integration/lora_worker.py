@@ -1,8 +1,8 @@
 """One rank of adapter cells: ``python lora_worker.py WANTED.json OUT_DIR``; writes ``OUT_DIR/<rank>.json``, a
 result by cell.
 
-A cell: ten steps with clipping, an evaluation and an answer in their midst, export, import into a fresh
-engine, the last five steps again.
+A cell: six steps with clipping, an evaluation and an answer in their midst, export, import into a fresh
+engine, the last three steps again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from paceline.strategies.registry import make_strategy
 from paceline.strategies.strategy import Strategy
 from paceline.strategies.window.runner import make_runner
 
-ROWS, ACCUMULATION, LR = 16, 2, 1e-3
+ROWS, ACCUMULATION, LR = 16, 2, 1.5e-3
+STEPS, SAVED = 6, 3
 SOURCE = SimpleNamespace(
     name_or_path=None,
     revision=None,
@@ -169,14 +170,14 @@ def parameters(reader: MemoryReader) -> dict[str, list[float]]:
 def run(world: World, cell: dict[str, Any]) -> dict[str, Any]:
     """One cell."""
     strategy, handle = build(world, cell)
-    steps = train(strategy, handle, range(5))
+    steps = train(strategy, handle, range(SAVED))
     reader = gathered(world, strategy, handle)
     found: dict[str, Any] = {"eval": evaluate(strategy, handle)}
-    found["steps"] = steps + train(strategy, handle, range(5, 10))
+    found["steps"] = steps + train(strategy, handle, range(SAVED, STEPS))
     found["parameters"] = parameters(gathered(world, strategy, handle))
     strategy, handle = build(world, cell)
     strategy.import_state(handle, reader)
-    found["again"] = train(strategy, handle, range(5, 10))
+    found["again"] = train(strategy, handle, range(SAVED, STEPS))
     found["parameters_again"] = parameters(gathered(world, strategy, handle))
     return found
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import fsdp_worker
 import torch
+from fsdp_worker import SAVED, STEPS
 from parallel_pieces import attention, context, generation, head, refusals, tensor
 from tiny_parts import TinyObjective
 from tiny_parts import make_batch as tiny_batch
@@ -30,13 +32,13 @@ BOTH = {"sequence_parallel": True, "loss_parallel": True}
 def trained(
     world: World, name: str, mesh: Mesh, dtype: str = "float64", recompute: bool = False, **engine: Any
 ) -> dict[str, Any]:
-    """Ten steps of ``fsdp_worker``, then an evaluation over rows that do not divide, and the whole
+    """The steps of ``fsdp_worker``, then an evaluation over rows that do not divide, and the whole
     parameters.
     """
     strategy, handle = fsdp_worker.build(
         world, name, mesh, fsdp_worker.factory(dtype, recompute, **TRAINED), dtype, **engine
     )
-    steps = fsdp_worker.train(strategy, handle, range(fsdp_worker.STEPS))
+    steps = fsdp_worker.train(strategy, handle, range(STEPS))
     rows = list(range(23))[strategy.data_parallel_rank :: strategy.data_parallel_size]
     found = make_runner(strategy).eval_window(
         {Role.POLICY: handle}, [tiny_batch(rows[:7]), tiny_batch(rows[7:] or [-1])], TinyObjective()
@@ -48,8 +50,13 @@ def trained(
     }
 
 
-def parity(world: World) -> dict[str, Any]:
-    """Alone: the references. On 2 ranks every way to cut, on 4 the ways to cut twice."""
+SOME = ("tp", "tp sp lp", "tp sp lp bfloat16", "ulysses", "allgather bfloat16")
+
+
+def parity(world: World, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Alone: the references. On 2 ranks every way to cut, or those with ``names``; on 4 the ways to cut
+    twice.
+    """
     if world.world_size == 1:
         return {
             dtype: trained(world, "single", Mesh(), dtype) for dtype in ("float64", "float32", "bfloat16")
@@ -74,29 +81,30 @@ def parity(world: World) -> dict[str, Any]:
     return {
         k: trained(world, "fsdp", mesh, dtype, again, **engine)
         for k, (mesh, dtype, again, engine) in runs.items()
+        if k in (names or runs)
     }
 
 
 def state(world: World, out: Path) -> dict[str, Any]:
-    """Five steps, save, five more; a new model from the checkpoint and the same five. Ranks of a tp group
+    """Three steps, save, three more; a new model from the checkpoint and the same three. Ranks of a tp group
     decode alike in between.
     """
     mesh = Mesh(dp_shard=world.world_size // 2, tp=2)
     factory = fsdp_worker.factory("float32", **TRAINED)
     strategy, handle = fsdp_worker.build(world, "fsdp", mesh, factory, "float32", **BOTH)
-    fsdp_worker.train(strategy, handle, range(5))
+    fsdp_worker.train(strategy, handle, range(SAVED))
     run = RunDir.at(out / "run")
     files = {"config.json": json.dumps(factory.hf_config).encode()}
-    path = Checkpointer(run, world).save(5, strategy.export_state(handle), {"step": 5}, files)
+    path = Checkpointer(run, world).save(SAVED, strategy.export_state(handle), {"step": SAVED}, files)
     with strategy.generating(handle) as root:
         said = root.hf.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=6, do_sample=False, pad_token_id=0)[
             0
         ].tolist()
-    straight = [fsdp_worker.train(strategy, handle, range(5, 10)), fsdp_worker.held(strategy, handle)]
+    straight = [fsdp_worker.train(strategy, handle, range(SAVED, STEPS)), fsdp_worker.held(strategy, handle)]
     strategy, handle = fsdp_worker.build(world, "fsdp", mesh, factory, "float32", **BOTH)
     with CheckpointReader(path) as reader:
         strategy.import_state(handle, reader)
-    again = [fsdp_worker.train(strategy, handle, range(5, 10)), fsdp_worker.held(strategy, handle)]
+    again = [fsdp_worker.train(strategy, handle, range(SAVED, STEPS)), fsdp_worker.held(strategy, handle)]
     whole = factory()
     with CheckpointReader(path) as reader, torch.no_grad():
         for name, parameter in whole.plain_named_parameters():
@@ -118,6 +126,7 @@ def main() -> None:
         "attention": attention,
         "context": context,
         "parity": parity,
+        "some parity": lambda world: parity(world, SOME),
         "state": lambda world: state(world, Path(sys.argv[2])),
     }
     found = {name: scenarios[name](world) for name in sys.argv[1].split("+")}

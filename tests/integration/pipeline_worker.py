@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from count_reads import count_reads
-from fsdp_worker import FOLDER, LLAMA, ROWS, SECTION, SPEC, STEPS, factory, gathered, plan
+from fsdp_worker import FOLDER, LLAMA, ROWS, SAVED, SECTION, SPEC, STEPS, factory, gathered, plan
 from tiny_parts import MemoryReader, TinyObjective, make_batch
 
 from paceline.models.factory import HFModelFactory
@@ -53,7 +53,7 @@ def train(
             {Role.POLICY: handle},
             window(step, strategy, accumulation),
             TinyObjective(),
-            lr=1e-3 * (1 - step / 40),
+            lr=2e-3 * (1 - step / 40),
             max_grad_norm=0.5,
             generator_seed=(
                 (lambda j, s=step: seed_for(3, s, j, "policy", strategy.data_parallel_rank))
@@ -76,7 +76,7 @@ def evaluate(runner: Runner, handle: Handle) -> list[float]:
 
 
 class Reference:
-    """Ten steps in one process, by what the model is; each computed once."""
+    """Six steps in one process, by what the model is; each computed once."""
 
     def __init__(self) -> None:
         self._known: dict[str, Any] = {}
@@ -137,7 +137,7 @@ def compare(
     folder: bool = False,
     **engine: Any,
 ) -> dict[str, float]:
-    """The largest differences from one process over ten steps and an evaluation in their middle; ``read``: of
+    """The largest differences from one process over six steps and an evaluation in their middle; ``read``: of
     a ``folder``, as a share.
     """
     config = {"num_hidden_layers": 4, **(config or {})}
@@ -145,9 +145,9 @@ def compare(
     build = in_folder(world, config) if folder else None
     read = count_reads()
     runner, handle = pipeline(world, mesh, dtype, recompute, config, build, **engine)
-    steps = train(runner, handle, range(5), accumulation)
+    steps = train(runner, handle, range(SAVED), accumulation)
     evaluate(runner, handle)  # must leave no trace
-    steps += train(runner, handle, range(5, STEPS), accumulation)
+    steps += train(runner, handle, range(SAVED, STEPS), accumulation)
     evaluated = evaluate(runner, handle)
     found = gathered(world, runner.strategy.export_state(handle))
     assert found.keys() == expected["parameters"].keys(), (found.keys(), expected["parameters"].keys())

@@ -43,8 +43,8 @@ EXACT = {
 MUON = {
     "muon": case(
         "muon",
-        ["single", "zero_redundancy", "fsdp", "tp", "pipeline"],
-        [["fsdp", "tp"], ["zero_redundancy", "pipeline"]],
+        ["single", "fsdp", "tp", "pipeline"],
+        [["fsdp", "tp"], ["tp", "pipeline"]],
         section={"dtype": "float64"},
         model={"hidden_size": 60, "intermediate_size": 96},
     ),
@@ -66,7 +66,7 @@ MORE_MUON = {
     "float32": case(
         "muon",
         ["single", "zero_redundancy", "fsdp", "tp", "pipeline"],
-        [],
+        [["zero_redundancy", "pipeline"]],
         model={"hidden_size": 60, "intermediate_size": 96},
     ),
 }
@@ -77,7 +77,11 @@ ROUNDED = {
     )
 }
 #: bf16 weights and moments alone, rounded to the nearest
-PURE = {"adamw_torch_fused": case("adamw_torch_fused", ["single", "fsdp"], training={"pure_bf16": True})}
+PURE = {
+    "adamw_torch_fused": case(
+        "adamw_torch_fused", ["single", "fsdp"], CROSSED[1:], training={"pure_bf16": True}
+    )
+}
 MORE_PURE = {
     optim: case(optim, ["single", "ddp", "fsdp"], [*CROSSED, ["ddp", "fsdp"]], training={"pure_bf16": True})
     for optim in ("adamw_torch_fused", "adamw_bnb_8bit")

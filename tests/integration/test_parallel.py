@@ -1,4 +1,4 @@
-"""Tensor, sequence and context parallelism equal one process: layers, losses, attention, and ten steps of
+"""Tensor, sequence and context parallelism equal one process: layers, losses, attention, and six steps of
 training.
 """
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration]
 WORKER = Path(__file__).with_name("parallel_worker.py")
 SCENARIOS = {
     1: "parity",
-    2: "head+attention+context+refusals+generation+parity",
+    2: "head+attention+context+refusals+generation+some parity",
     4: "head+attention+parity",
 }
 PRECISE = 1e-10
@@ -95,32 +95,35 @@ def test_ranks_decode_the_tokens_of_the_whole_model(found: Found) -> None:
 
 
 RUNS = {
-    2: {
-        "tp",
-        "tp sp",
-        "tp sp lp",
-        "tp sp lp float32",
-        "tp sp lp bfloat16",
-        "ulysses",
-        "allgather",
-        "allgather bfloat16",
-    },
+    2: {"tp", "tp sp lp", "tp sp lp bfloat16", "ulysses", "allgather bfloat16"},
     4: {"tp fsdp", "cp fsdp", "cp tp"},
 }
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_training_equals_one_process(found: Found, world_size: int) -> None:
-    """Ten steps, token counts that differ, clipping active, accumulation 2; then an evaluation whose rows
+    """Six steps, token counts that differ, clipping active, accumulation 2; then an evaluation whose rows
     do not divide.
     """
     references = found[1][0]["parity"]
     first, last = references["float64"]["steps"][0], references["float64"]["steps"][-1]
     assert last["loss"] < 0.9 * first["loss"]
     assert all(step["norm"] > 0.5 for step in references["float64"]["steps"]), "clipping was never active"
-    for rank in found[world_size]:
-        assert rank["parity"].keys() == RUNS[world_size]
-        for name, run in rank["parity"].items():
+    scenario = "some parity" if world_size == 2 else "parity"
+    equal_one_process(references, [rank[scenario] for rank in found[world_size]], RUNS[world_size])
+
+
+@pytest.mark.full
+def test_every_way_to_cut_trains_as_one_process(found: Found) -> None:
+    ranks = ranks_of("parity", 2, found.folder / "parity")
+    names = {"tp sp", "tp sp lp float32", "allgather"} | RUNS[2]
+    equal_one_process(found[1][0]["parity"], [rank["parity"] for rank in ranks], names)
+
+
+def equal_one_process(references: dict[str, Any], ranks: Ranks, names: set[str]) -> None:
+    for rank in ranks:
+        assert rank.keys() == names
+        for name, run in rank.items():
             dtype = name.split()[-1] if name.split()[-1] in references else "float64"
             same_run(
                 references[dtype], run, {"float64": PRECISE, "float32": 2e-6, "bfloat16": 5e-3}[dtype], name

@@ -89,13 +89,34 @@ FOUR: dict[str, dict[str, Any]] = {
 }
 
 
+#: of an engine and an optimizer that another case has too
+MORE = (
+    "zero_redundancy lora bf16",
+    "no_shard",
+    "zero0 bf16",
+    "zero1",
+    "ddp bnb 8 bit",
+    "zero_redundancy lion 8 bit",
+    "fsdp lion",
+    "zero2 lion",
+    "fsdp torchao 8 bit",
+)
+SOME = {name: case for name, case in TWO.items() if name not in MORE}
+
+
 def has_package(case: dict[str, Any]) -> bool:
     known = BUILT.get(case["training"].get("optim", ""))
     return known is None or not known.package or find_spec(known.package) is not None
 
 
 @pytest.mark.parametrize(
-    ("world_size", "cases"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.slow)], ids=["2", "4"]
+    ("world_size", "cases"),
+    [
+        (2, SOME),
+        pytest.param(2, TWO, marks=pytest.mark.full),
+        pytest.param(4, FOUR, marks=pytest.mark.slow),
+    ],
+    ids=["2", "2, all", "4"],
 )
 def test_the_plan_s_bytes_are_those_of_the_tensors(
     world_size: int, cases: dict[str, dict[str, Any]], tmp_path: Path
