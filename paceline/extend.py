@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.strategies.replicas import ParallelInference as ParallelInference
     from paceline.strategies.strategy import Strategy as Strategy
     from paceline.training.base_trainer import BaseTrainer as BaseTrainer
-    from paceline.training.loss_watchdog import LossWatchdog as LossWatchdog
+    from paceline.training.reporting.loss_watchdog import LossWatchdog as LossWatchdog
 
     DDP_SPEC = replicated.DDP
     SFT_TERM = sft.TERM
@@ -47,7 +47,7 @@ _HOMES = {
     "DDP_SPEC": "paceline.plan.strategies.replicated:DDP",
     "Diagnostic": "paceline.core.diagnostics:Diagnostic",
     "GenerationEngine": "paceline.generation.engine:GenerationEngine",
-    "LossWatchdog": "paceline.training.loss_watchdog:LossWatchdog",
+    "LossWatchdog": "paceline.training.reporting.loss_watchdog:LossWatchdog",
     "Output": "paceline.protocols.roles:Output",
     "ParallelInference": "paceline.strategies.replicas:ParallelInference",
     "Role": "paceline.protocols.roles:Role",

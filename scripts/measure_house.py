@@ -64,8 +64,8 @@ OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("plan/cost/report.py", "'bubble'"): "parts of a step's time",
     ("runlog/lines.py", "'completion'"): "columns of a table",
     ("strategies/deepspeed/autotp.py", "__module__.startswith"): "a package",
-    ("training/rollout/report.py", "{'reward'"): "a field of an event",
-    ("training/rollout/shown.py", "{'prompt'"): "a field of an event",
+    ("training/rollout/metrics.py", "{'reward'"): "a field of an event",
+    ("training/rollout/samples.py", "{'prompt'"): "a field of an event",
     ("watch/panels.py", "'reward' in names"): "a metric",
 }
 ROOMS = ("plan", "strategies", "training", "algorithms", "generation")
@@ -84,7 +84,7 @@ EDGES: Mapping[str, str] = {
             "plan/model/supported.py",
             "plan/model/unusual.py",
             "plan/model/vocabulary.py",
-            "training/rollout/named.py",
+            "training/input_checks/rollout_config.py",
         ),
         "a model's config.json",
     ),
@@ -118,17 +118,16 @@ EDGES: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         (
-            "training/continuity.py",
-            "training/look.py",
-            "training/look_at_checkpoint.py",
-            "training/resuming.py",
-            "training/same_model.py",
-            "training/saving.py",
+            "training/checkpointing/resume_compatibility.py",
+            "training/preflight/inputs.py",
+            "training/preflight/resume_checkpoint.py",
+            "training/checkpointing/resume.py",
+            "training/checkpointing/contents.py",
         ),
         "the JSON of a checkpoint, which any version may have written",
     ),
-    "training/answers.py": "rows of a data set",
-    "training/trial/run.py": "question and answer of a child process: JSON",
+    "evaluation/exact_match.py": "rows of a data set",
+    "training/preflight/trial.py": "question and answer of a child process: JSON",
     "algorithms/rewards/code_tests.py": "tests in a row, in the forms of published data sets",
     **dict.fromkeys(
         (

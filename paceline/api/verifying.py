@@ -157,7 +157,7 @@ def _train(side: Side, folder: Path) -> None:
 
 def _compare(reference: Side, run: Side, kind: str) -> ComparedRuns:
     places = [side.output_dir for side in (reference, run)]
-    done = _run("paceline.training.compare", *places, "--kind", kind)
+    done = _run("paceline.evaluation.compare_runs", *places, "--kind", kind)
     if done.returncode:
         raise PacelineError(codes.VERIFY_COMPARE_FAILED(places[1], done.stderr.strip()[-2000:]))
     return json.loads(done.stdout)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from functools import cache
@@ -181,3 +182,11 @@ def errors(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
 def render_all(diagnostics: Iterable[Diagnostic]) -> str:
     """Return all findings as text, one after the other."""
     return "\n".join(d.render() for d in diagnostics)
+
+
+def print_diagnostics(diagnostics: Sequence[Diagnostic], rank: int, *, only_first: bool = False) -> None:
+    """Print diagnostics to stderr; with ``only_first`` on rank 0 only, for what every rank finds alike."""
+    if only_first and rank != 0:
+        return
+    for diagnostic in diagnostics:
+        print(diagnostic.render(), file=sys.stderr, flush=True)

@@ -35,7 +35,7 @@ NAMES: dict[str, dict[str, str]] = {
     "training.loss_watchdog": {"LossWatchdog": "LossWatchdog"},
 }
 #: Program of ``python -m`` that was handed out → where it is
-PROGRAMS = {"training.answers": "paceline.training.answers"}
+PROGRAMS = {"training.answers": "paceline.evaluation.exact_match"}
 _PACKAGE = __name__.partition(".")[0]
 
 

@@ -45,7 +45,14 @@ def paceline(verb: str) -> list[str]:
 
 def answering(run: RunDir, questions: Path, *, initial: bool) -> list[str]:
     """Return the command line that asks every checkpoint of ``run`` (and the initial model) the questions."""
-    argv = [sys.executable, "-m", "paceline.training.answers", str(run.root), "--questions", str(questions)]
+    argv = [
+        sys.executable,
+        "-m",
+        "paceline.evaluation.exact_match",
+        str(run.root),
+        "--questions",
+        str(questions),
+    ]
     return [*argv, "--max-new-tokens", "12", *(["--initial"] if initial else [])]
 
 

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paceline.core.diagnostics import all_codes
+from paceline.core.diagnostics import all_codes, print_diagnostics
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
@@ -27,8 +27,7 @@ from paceline.runlog.stacks import stacks_to
 from paceline.runtime import codes
 from paceline.runtime.hard_exit import leave
 from paceline.runtime.rank_env import RankEnv
-from paceline.training.print_diagnostics import print_diagnostics
-from paceline.training.start import looked_at, parse_start, plan_here, same_size
+from paceline.training.rank_arguments import looked_at, parse_start, plan_here, same_size
 
 STDERR = 2  # where native crashes are reported until this rank's log is open
 LATER_SECONDS = 2.0  # how long other ranks wait while the first one reports the error
@@ -111,7 +110,7 @@ def _report_to_other_nodes(env: RankEnv, environ: Mapping[str, str], error: Pace
 
 def _failed(error: BaseException, rank: int, environ: Mapping[str, str], line: Line) -> int:
     """Report an error that has no diagnostic of its own; return the exit code."""
-    from paceline.training.failure import diagnose
+    from paceline.training.errors import diagnose
 
     finding = Redactor.of(environ).diagnostic(diagnose(error, rank))
     if not isinstance(error, OSError):

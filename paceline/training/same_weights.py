@@ -18,7 +18,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.plan.mesh import Coordinates
 from paceline.training import codes
-from paceline.training.same_rows import CheckWorld
+from paceline.training.same_batches import CheckWorld
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PART = 2**20  # elements per chunk

@@ -22,7 +22,7 @@ from rich.console import Console
 from paceline.checkpoint.node_local.resume import NodesResume
 from paceline.checkpoint.node_local.shared_disks import Disks, find_disks
 from paceline.checkpoint.object_store.upload_deadline import AFTER_STOP_SECONDS, Deadline
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic, Severity, print_diagnostics
 from paceline.core.errors import BusyError, CheckpointError, ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
 from paceline.core.private import written_for
@@ -59,21 +59,20 @@ from paceline.runtime.process_group.device_mesh import limit_groups
 from paceline.runtime.process_group.rendezvous import refuse
 from paceline.runtime.process_group.world import RankEnv, World
 from paceline.training import codes
-from paceline.training.agree import check_same, on_other_disks, share_plan
-from paceline.training.continuity import best_is_gone, nothing_left
-from paceline.training.failure import diagnose, exit_code_of
-from paceline.training.garbage import EVERY
-from paceline.training.observers import Observers
+from paceline.training.checkpointing.contents import run_state
+from paceline.training.checkpointing.resume import Resumes, open_resume
+from paceline.training.checkpointing.resume_compatibility import best_is_gone, nothing_left
+from paceline.training.errors import diagnose, exit_code_of
+from paceline.training.loop.garbage_collection import EVERY
+from paceline.training.loop.train_state import TrainState
+from paceline.training.loop.trainer import SAVE, Trainer
 from paceline.training.out_of_memory import memory_used, out_of_memory_hint
-from paceline.training.print_diagnostics import print_diagnostics
-from paceline.training.resuming import Resumes, open_resume
-from paceline.training.saving import run_state
-from paceline.training.session import Session
-from paceline.training.signals import StopSignals
-from paceline.training.start import Start
-from paceline.training.state import TrainState
-from paceline.training.summary import print_summary
-from paceline.training.trainer import SAVE, Trainer
+from paceline.training.rank_arguments import Start
+from paceline.training.reporting.console import print_summary
+from paceline.training.reporting.observers import Observers
+from paceline.training.run.session import Session
+from paceline.training.same_program import check_same, on_other_disks, share_plan
+from paceline.training.stop_signals import StopSignals
 
 ECHO_SECONDS = 1.0  # how long a rank that cannot join the world waits for the launcher's reason
 ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the failed one's error

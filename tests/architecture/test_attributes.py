@@ -13,7 +13,7 @@ ROOMS = ("training", "algorithms")
 STATE = "state"  # what a run must remember is one record that trainer, best rule and learning keep together
 # what remains, each with its reason
 ALLOWED = {
-    ("paceline/training/agree.py", "remote.exit_code"): "an exception on its way",
+    ("paceline/training/same_program.py", "remote.exit_code"): "an exception on its way",
     ("paceline/training/worker.py", "self.line.on_word"): "the line is there before what it calls",
     ("paceline/algorithms/rewards/sandbox/program.py", "sys.stdin"): "a process of its own",
     ("paceline/algorithms/rewards/sandbox/program.py", "sys.stdout"): "a process of its own",

@@ -10,7 +10,12 @@ from sources import sources
 
 #: The rooms that read what others wrote: configs, models, data, runs, checkpoints.
 ROOMS = ("core", "config", "plan", "data", "checkpoint", "evaluation", "generation")
-LOOKS = ("launch/run_secret.py", "training/answers.py", "training/look.py", "training/rollout/named.py")
+LOOKS = (
+    "launch/run_secret.py",
+    "evaluation/exact_match.py",
+    "training/preflight/inputs.py",
+    "training/input_checks/rollout_config.py",
+)
 #: Files that open others without it, and why.
 OWN = {
     "core/files.py": "it is the door",

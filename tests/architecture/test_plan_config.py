@@ -23,8 +23,8 @@ BELOW = (
 )
 #: Files that read it, and why.
 OWN = {
-    "training/start.py": "it gives the worker its config",
-    "training/saving.py": "a checkpoint keeps the config of its run, as JSON",
+    "training/rank_arguments.py": "it gives the worker its config",
+    "training/checkpointing/contents.py": "a checkpoint keeps the config of its run, as JSON",
     "training/base_trainer.py": "a user's class is made with a plan alone, and builds its own model",
 }
 

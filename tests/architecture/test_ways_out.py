@@ -16,8 +16,8 @@ WRITERS = {
     "paceline/runlog/result.py": "the redactor it is given",
     "paceline/launch/run_secret.py": "the secret of the store, for its owner alone",
     "paceline/launch/claim_run_dir.py": "the redactor it is given; no secret in the config",
-    "paceline/training/answers.py": "redacted",
-    "paceline/training/profiles/recorder.py": "names of operations and layers, and numbers",
+    "paceline/evaluation/exact_match.py": "redacted",
+    "paceline/training/profiling/recorder.py": "names of operations and layers, and numbers",
     "paceline/cli/errors.py": "redacted",
     "paceline/launch/supervision/exit_record.py": "the redactor it is given",
     "paceline/launch/preflight/once_per_node.py": "redacted",
@@ -27,7 +27,7 @@ WRITERS = {
     "paceline/plan/hardware/ask_torch.py": "devices and versions, as redacted by the child",
     "paceline/plan/model/ask_class.py": "names and shapes of parameters, as redacted by the child",
     "paceline/plan/cost/ledger.py": "numbers, and a model's name of the config",
-    "paceline/training/rollout/server_weights.py": "a model's config.json",
+    "paceline/training/rollout/weight_sync.py": "a model's config.json",
     "paceline/data/digests.py": "digests, and a tokenizer's special tokens",
     "paceline/data/store.py": "sizes and digests",
     "paceline/cli/simulate.py": "a plan, in a temporary folder",
@@ -61,13 +61,13 @@ WRITERS = {
     "paceline/launch/preflight/child_checks.py": (
         "a config that was refused if it held a secret, in a temporary folder"
     ),
-    "paceline/training/trial/run.py": "findings, in a temporary folder",
+    "paceline/training/preflight/trial.py": "findings, in a temporary folder",
     "paceline/checkpoint/commands/verify_before_resume.py": "findings, in a temporary folder",
     "paceline/checkpoint/object_store/preflight.py": "findings, in a temporary folder",
     "paceline/launch/preflight/object_storage.py": "URLs, refused if they held a secret",
     "paceline/config/reference.py": "documentation",
     "paceline/config/foreign/reference.py": "documentation",
-    "paceline/training/console.py": "the redactor it is given",
+    "paceline/training/reporting/console.py": "the redactor it is given",
     "paceline/api/evaluating.py": "what is to be evaluated, in a temporary folder",
     "paceline/cli/evaluate.py": "results, in the file that the user names",
     "paceline/evaluation/generated.py": "answers, in the file that the user names",
@@ -85,16 +85,16 @@ _WRITES = ("write_text", "write_bytes", "write", "writelines", "dump")
 EVENTS = {
     ("paceline/launch/supervision/supervisor.py", "self._record.write"),
     ("paceline/runlog/log.py", "self.events.write"),
-    ("paceline/training/observers.py", "self.log.write"),
+    ("paceline/training/reporting/observers.py", "self.log.write"),
     ("paceline/training/worker.py", "self.observers.log.write"),
     ("paceline/data/build.py", "writer.write"),
     ("paceline/evaluation/generated.py", "work.write"),
     ("paceline/evaluation/server/app.py", "stream.write"),
     ("paceline/evaluation/measured.py", "work.write"),
-    ("paceline/training/answers.py", "log.write"),
-    ("paceline/training/rollout/windows.py", "self.generator.write"),
-    ("paceline/training/rollout/answers.py", "generator.write"),
-    ("paceline/training/rollout/answers.py", "self.write"),
+    ("paceline/evaluation/exact_match.py", "log.write"),
+    ("paceline/training/rollout/rollout_windows.py", "self.generator.write"),
+    ("paceline/training/rollout/generate.py", "generator.write"),
+    ("paceline/training/rollout/generate.py", "self.write"),
 }
 
 
@@ -154,7 +154,7 @@ TERMINALS = {
     "paceline/cli/train.py": "printable() on the name of a config",
     "paceline/data/main.py": "rates and counts",
     "paceline/data/show.py": "rows and totals, through printable",
-    "paceline/training/console.py": "printable() on every line",
+    "paceline/training/reporting/console.py": "printable() on every line",
     "paceline/demo/main.py": "report.plain()",
     "paceline/demo/scaling.py": "numbers",
 }
@@ -171,7 +171,7 @@ def test_nothing_goes_round_the_escaping_of_what_is_printed() -> None:
         if name in ("terminal", "Console", "RichConsole")
     }
     # that one makes the module's own Console
-    assert asks - {"paceline/training/observers.py"} == set(TERMINALS)
+    assert asks - {"paceline/training/reporting/observers.py"} == set(TERMINALS)
     beneath = [
         source.at(node)
         for source in sources()

@@ -24,8 +24,8 @@ from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.core.tables import ALGORITHMS
+from paceline.evaluation.compare_runs import compare
 from paceline.runlog.history import load_history
-from paceline.training.compare import compare
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 import sys
 
 from paceline.protocols.window import Window
+from paceline.training.loop.trainer import Trainer
 from paceline.training.rank import main
-from paceline.training.trainer import Trainer
 
 _step = Trainer._step
 

@@ -28,7 +28,7 @@ import transformers.trainer_utils  # noqa: F401
 from device_steps import products_round
 from emulated_device import emulated
 
-import paceline.training.session
+import paceline.training.run.session
 import paceline.training.worker  # noqa: F401
 from paceline.config.load import load_config
 from paceline.launch.environment.guide_variables import current
@@ -40,7 +40,7 @@ from paceline.rules.planning import make_plan
 from paceline.runtime.hard_exit import leave
 from paceline.runtime.process_group.world import World
 from paceline.strategies.deepspeed import fill_partitions
-from paceline.training.metrics import PeakFlops
+from paceline.training.loop.throughput import PeakFlops
 from paceline.training.rank import run_rank
 
 PACKAGES = {"deepspeed": "0.19.8", "peft": "0.19", "bitsandbytes": "0.49"}

@@ -13,7 +13,7 @@ from paceline.generation.local import LocalEngine
 from paceline.generation.noise import stream_of
 from paceline.protocols.roles import Role
 from paceline.strategies.window.runner import make_runner
-from paceline.training.rollout.batches import Answer, answer_batch
+from paceline.training.rollout.answer_batches import Answer, answer_batch
 
 PROMPTS = ((5, 9, 4, 11, 20), (7, 3), (8, 6, 12, 5, 9, 14, 3), (7, 30))  # two of one length
 LONGEST, SAMPLES, STEPS = 6, 4, 2

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: The checks take a second; imports of torch, Transformers and user modules from a slow disk take longer.
 SECONDS = 180.0
-_CHECKS, _FOLDER = "paceline.training.trial.run", "paceline-look-"
+_CHECKS, _FOLDER = "paceline.training.preflight.trial", "paceline-look-"
 _NO_TRIES = "--no-imports: problems that only an import can show will appear in the processes of the run"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.data.source import PackedSource
-from paceline.training.windows import BatchLayout
+from paceline.training.loop.window_source import BatchLayout
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from paceline.protocols.roles import Output, Role
 from paceline.strategies.model_handle import Handles
 from paceline.strategies.strategy import Runner
 from paceline.training import codes
-from paceline.training.rollout.batches import Answer, answer_batch
-from paceline.training.rollout.named import gives_no_number
-from paceline.training.same_tokens import other_tokens
+from paceline.training.input_checks.rollout_config import gives_no_number
+from paceline.training.input_checks.teacher_tokens import other_tokens
+from paceline.training.rollout.answer_batches import Answer, answer_batch
 
 _WHERE = "training.rollout.rewards"
 

@@ -13,8 +13,8 @@ from paceline.core.errors import ConfigError
 from paceline.generation.remote import Server, ServerEngine
 from paceline.protocols.model import RootModule
 from paceline.runtime.process_group.world import World, environment
-from paceline.training.rollout.named import missing_key
-from paceline.training.rollout.server_weights import WeightSync
+from paceline.training.input_checks.rollout_config import missing_key
+from paceline.training.rollout.weight_sync import WeightSync
 
 
 @dataclass

@@ -14,7 +14,7 @@ from paceline.algorithms.on_policy.base import LabelledTokens, per_token, with_t
 from paceline.algorithms.on_policy.grpo import GRPO
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
-from paceline.training.rollout.batches import Answer, answer_batch
+from paceline.training.rollout.answer_batches import Answer, answer_batch
 
 LENGTHS, LONGEST = [3, 1, 4, 0, 2], 6  # tokens of each answer; one is empty, the last is left out
 LABELLED = 3 + 1 + 4

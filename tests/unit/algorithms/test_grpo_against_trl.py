@@ -19,7 +19,7 @@ from paceline.algorithms.on_policy.advantages import group_advantages
 from paceline.algorithms.on_policy.base import with_tokens
 from paceline.algorithms.on_policy.grpo import GRPO
 from paceline.protocols.roles import Output, Role
-from paceline.training.rollout.batches import Answer, answer_batch
+from paceline.training.rollout.answer_batches import Answer, answer_batch
 
 pytest.importorskip("trl", reason="needs trl 1.16, which is no dependency")
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -18,7 +18,7 @@ from paceline.algorithms.on_policy.base import with_tokens
 from paceline.algorithms.on_policy.ppo import PPO
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
-from paceline.training.rollout.batches import Answer, answer_batch
+from paceline.training.rollout.answer_batches import Answer, answer_batch
 
 LENGTHS = [3, 1, 4, 0, 2, 5]  # tokens of each answer; one is empty, the one of two tokens is left out
 LEARNT = [3, 1, 4, 0, 0, 5]

@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.algorithms.on_policy.base import with_tokens
 from paceline.algorithms.on_policy.ppo import PPO
 from paceline.protocols.roles import Output, Role
-from paceline.training.rollout.batches import Answer, answer_batch
+from paceline.training.rollout.answer_batches import Answer, answer_batch
 
 pytest.importorskip("trl.experimental.ppo", reason="needs trl 1.10, which is no dependency")
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -17,7 +17,7 @@ from paceline.algorithms.on_policy.base import with_tokens
 from paceline.algorithms.on_policy.reinforce_plus_plus import ReinforcePlusPlus
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
-from paceline.training.rollout.batches import Answer, answer_batch
+from paceline.training.rollout.answer_batches import Answer, answer_batch
 
 # tokens of each answer to two prompts of three; one is empty, the fifth was not judged and has no loss
 LENGTHS = [

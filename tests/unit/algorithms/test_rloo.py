@@ -18,7 +18,7 @@ from paceline.algorithms.on_policy.base import with_tokens
 from paceline.algorithms.on_policy.rloo import RLOO
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
-from paceline.training.rollout.batches import Answer, answer_batch
+from paceline.training.rollout.answer_batches import Answer, answer_batch
 
 # three prompts of three answers: tokens of each, scores; the fifth was not judged, the last two neither, the
 # second was cut off and masked

@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.algorithms.on_policy.base import with_tokens
 from paceline.algorithms.on_policy.rloo import RLOO
 from paceline.protocols.roles import Output, Role
-from paceline.training.rollout.batches import Answer, answer_batch
+from paceline.training.rollout.answer_batches import Answer, answer_batch
 
 pytest.importorskip("trl", reason="needs trl 1.16, which is no dependency")
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -16,7 +16,7 @@ from paceline.algorithms.on_policy.grpo import GRPO
 from paceline.algorithms.on_policy.reinforce_plus_plus import ReinforcePlusPlus
 from paceline.algorithms.on_policy.rloo import RLOO
 from paceline.protocols.roles import Output, Role
-from paceline.training.rollout.batches import Answer, answer_batch
+from paceline.training.rollout.answer_batches import Answer, answer_batch
 
 PROMPTS, GROUP, LENGTH, GOOD, STEPS = 4, 4, 3, 2, 40
 GROUPS = torch.arange(PROMPTS * GROUP) // GROUP

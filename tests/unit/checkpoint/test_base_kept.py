@@ -28,7 +28,7 @@ from paceline.models.special_tokens import end_tokens
 from paceline.plan.codec import to_json
 from paceline.plan.parts import AdapterSpec
 from paceline.protocols.model import RootModule
-from paceline.training.saving import hugging_face_files, kept_files
+from paceline.training.checkpointing.contents import hugging_face_files, kept_files
 
 PROMPT = [7, 8, 9]
 TOOL = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": {}}}

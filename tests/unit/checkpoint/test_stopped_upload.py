@@ -141,7 +141,7 @@ def test_a_second_interrupt_ends_the_wait() -> None:
         from paceline.checkpoint.object_store.background_upload import Uploads
         from paceline.checkpoint.object_store.writer import StoreWriter
         from paceline.checkpoint.save.retention import RetentionRule
-        from paceline.training.signals import StopSignals
+        from paceline.training.stop_signals import StopSignals
 
         store, signals = MemoryStore(), StopSignals()
         world = SimpleNamespace(rank=0, world_size=1, all_gather_json=lambda value: time.sleep(60))

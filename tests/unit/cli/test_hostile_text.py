@@ -18,7 +18,7 @@ import torch.distributed as dist
 from support import write_yaml
 
 from paceline.cli.main import main as command
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, print_diagnostics
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.data.main import main as prepare
@@ -28,7 +28,6 @@ from paceline.runlog.textlog import TextLog
 from paceline.runtime.failures.alarm import print_foreign
 from paceline.runtime.failures.message import failure_message, parsed_failure
 from paceline.runtime.process_group.signed_store import SignedStore
-from paceline.training.print_diagnostics import print_diagnostics
 
 # colours, title of the window, cursor up and erase, C1's CSI, bell, backspace, carriage return, bidi override
 # and isolate, tags, line separator

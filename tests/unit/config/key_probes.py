@@ -33,10 +33,10 @@ from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
-from paceline.training.parts import Parts
-from paceline.training.session import Session
-from paceline.training.state import TrainState
-from paceline.training.windows import BatchLayout, Epochs
+from paceline.training.loop.train_state import TrainState
+from paceline.training.loop.window_source import BatchLayout, Epochs
+from paceline.training.run.components import Parts
+from paceline.training.run.session import Session
 
 # an algorithm from outside the tree
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
@@ -226,8 +226,8 @@ def trainer(tree: Tree) -> Any:
     of = session(tree)
     trained = ALGORITHMS.load(of.plan.algorithm)(**of.algorithm_options())
     with (
-        mock.patch("paceline.training.session.PeakFlops"),
-        mock.patch("paceline.training.session.evaluate") as evaluated,
+        mock.patch("paceline.training.run.session.PeakFlops"),
+        mock.patch("paceline.training.run.session.evaluate") as evaluated,
     ):
         parts = Parts(
             RUNNER, trained, {}, mock.Mock(), EPOCHS, TrainState(), of.evaluated(RUNNER, {}, trained)
@@ -317,7 +317,7 @@ def rollout(tree: Tree) -> Any:
 
 def own_answers(tree: Tree) -> Any:
     """Which rows the student answers itself, and how."""
-    from paceline.training.own_answers import own_answers as answered
+    from paceline.training.rollout.on_policy_distillation import own_answers as answered
 
     of = session(tree)
     table = mock.MagicMock()
@@ -336,7 +336,7 @@ def own_answers(tree: Tree) -> Any:
 def observers(tree: Tree) -> Any:
     from paceline.runlog import events
     from paceline.runlog.redact import Redactor
-    from paceline.training import observers as room
+    from paceline.training.reporting import observers as room
 
     config = Config.from_json(plain(tree))
     with mock.patch.object(Config, "to_json", dict):  # trackers show the config: that is its echo
@@ -434,7 +434,7 @@ def chat(tree: Tree) -> Any:
 
 
 def loading(tree: Tree) -> Any:
-    from paceline.training.loading import Loading
+    from paceline.training.loop.prefetch import Loading
 
     return Loading.of(Config.from_json(plain(tree)).training, torch.device("cuda", 0))
 
@@ -486,7 +486,7 @@ def rollout_item(tree: Tree) -> Any:
 
 def reference(tree: Tree) -> Any:
     """How the reference's log-probabilities are asked for ahead."""
-    from paceline.training import reference as room
+    from paceline.training.run import reference_logprobs as room
 
     of = session(tree)
     with contextlib.ExitStack() as stack:

@@ -174,13 +174,13 @@ TABLE: dict[str, Key | Read] = {
     "training.ppo.kl_in": Key(p.algorithm, "loss", {**PPO, "training.ppo.kl_estimator": "k3"}),
     **under(f"{T}.ppo", p.algorithm, {**PPO, "training.ppo.adap_kl_ctrl": True}, target=3.0, horizon=99),
     "training.classification.labels": Read(
-        "training/class_numbers.py", "class_numbers", "tests/unit/data/test_classified.py"
+        "training/input_checks/class_counts.py", "class_numbers", "tests/unit/data/test_classified.py"
     ),
     "training.classification.num_labels": Read(
-        "training/class_numbers.py", "class_numbers", "tests/unit/data/test_classified.py"
+        "training/input_checks/class_counts.py", "class_numbers", "tests/unit/data/test_classified.py"
     ),
     "training.classification.problem_type": Read(
-        "training/classes.py", "read_classes", "tests/unit/data/test_classified.py"
+        "training/input_checks/class_labels.py", "read_classes", "tests/unit/data/test_classified.py"
     ),
     **under(
         f"{T}.distillation",
@@ -353,8 +353,8 @@ TABLE: dict[str, Key | Read] = {
         early_stopping_threshold=0.5,
     ),
     "training.eval_generate": Read("plan/eval_generate.py", "answers_at_evaluation", ANSWERS),
-    "training.eval_metrics": Read("training/eval_generate.py", "answers_measured", ANSWERS),
-    "training.eval_generate_rows": Read("training/eval_generate.py", "answers_measured", ANSWERS),
+    "training.eval_metrics": Read("training/evaluation_generation.py", "answers_measured", ANSWERS),
+    "training.eval_generate_rows": Read("training/evaluation_generation.py", "answers_measured", ANSWERS),
     "training.eval_on_start": Key(p.trainer, True, {"data.eval": [{"path": "e.jsonl"}]}),
     "training.load_best_model_at_end": Key(
         p.saver, True, {**EVALUATED, "training.save_strategy": "steps", "training.eval_steps": 500}
@@ -389,13 +389,13 @@ TABLE: dict[str, Key | Read] = {
         run_name="other",
         log_level="debug",
     ),
-    "training.profile.steps": Read("training/profiles/recorder.py", "profile_of", PROFILE),
-    "training.profile.ranks": Read("training/profiles/recorder.py", "profile_of", PROFILE),
-    "training.profile.memory": Read("training/profiles/recorder.py", "profile_of", PROFILE),
+    "training.profile.steps": Read("training/profiling/recorder.py", "profile_of", PROFILE),
+    "training.profile.ranks": Read("training/profiling/recorder.py", "profile_of", PROFILE),
+    "training.profile.memory": Read("training/profiling/recorder.py", "profile_of", PROFILE),
     "training.exporters": Read("plan/tries.py", "things_to_try", "tests/unit/checkpoint/test_exporters.py"),
-    "training.callbacks": Read("training/observers.py", "begin", CALLBACKS),
-    "training.callbacks[].name": Read("training/observers.py", "begin", CALLBACKS),
-    "training.callbacks[].options": Read("training/observers.py", "begin", CALLBACKS),
+    "training.callbacks": Read("training/reporting/observers.py", "begin", CALLBACKS),
+    "training.callbacks[].name": Read("training/reporting/observers.py", "begin", CALLBACKS),
+    "training.callbacks[].options": Read("training/reporting/observers.py", "begin", CALLBACKS),
     # --- the small sections
     **under(
         "lora",

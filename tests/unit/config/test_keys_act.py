@@ -292,7 +292,7 @@ OTHERWISE = {
     "training.fp16_full_eval",  # word by word
 }
 #: They echo a key, or speak about it: that is not reading it.
-SPEAKERS = ("config/", "plan/explain.py", "training/resuming.py")
+SPEAKERS = ("config/", "plan/explain.py", "training/checkpointing/resume.py")
 SENTENCES = (
     "option_decisions",
     "idle_decisions",

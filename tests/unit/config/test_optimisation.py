@@ -22,8 +22,8 @@ from paceline.core.registry import load_attr
 from paceline.core.tables import ALGORITHMS
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Output, Role
-from paceline.training.deepspeed_schedule import BUILDERS
-from paceline.training.schedule import learning_rate_schedule
+from paceline.training.loop.deepspeed_lr_schedules import BUILDERS
+from paceline.training.loop.lr_schedules import learning_rate_schedule
 
 Refuse = Callable[..., ConfigError]
 Load = Callable[..., Any]

@@ -17,7 +17,7 @@ from paceline.data.cells import RowError
 from paceline.data.kinds.classified import detect_classified, normalise_classified
 from paceline.data.source import PackedSource
 from paceline.plan.algorithms.classification import CLASSIFICATION
-from paceline.training.classes import RowClasses, read_classes
+from paceline.training.input_checks.class_labels import RowClasses, read_classes
 
 
 def classes_of(rows: list[Any], held_out: list[Any] | None = None, **options: Any) -> RowClasses:

@@ -68,7 +68,7 @@ GPT2 = {
 
 def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look and the tries without their process: seconds a fault."""
-    from paceline.training.trial import run as trial
+    from paceline.training.preflight import trial as trial
 
     def asked(job: dict[str, Any]) -> tuple[dict[str, Any], str]:
         told = dict[str, Any]()

@@ -23,9 +23,9 @@ from paceline.launch.preflight import child_checks
 from paceline.launch.preflight.plan_job import planned
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
-from paceline.training.look import look
-from paceline.training.saving import run_state
-from paceline.training.state import TrainState
+from paceline.training.checkpointing.contents import run_state
+from paceline.training.loop.train_state import TrainState
+from paceline.training.preflight.inputs import look
 
 SHARD = "shard-00000-of-00001.safetensors"
 Fault = dict[str, Any]

@@ -569,7 +569,7 @@ def test_a_fault_is_found_by_plan(job: Job, fault: Fault, code: str, monkeypatch
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look without its process, which a test of its own starts: half a second a fault."""
     from paceline.launch.preflight import child_checks
-    from paceline.training.trial import run as trial
+    from paceline.training.preflight import trial as trial
 
     def asked(job: dict[str, Any]) -> tuple[dict[str, Any], str]:
         return next(trial.answers(job)), ""

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from paceline.training.resuming import changed_keys
 
 from paceline.config.sections.training import TrainingSection
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.rollout import updates_per_pass
-from paceline.training.resuming import changed_keys
 from paceline.training.same_rollout import other_rollout
 
 WITHIN, BETWEEN = ("policy|weight|w", "rollout|rollout|0.row"), ("policy|weight|w",)

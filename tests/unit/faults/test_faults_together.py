@@ -19,7 +19,7 @@ from paceline.config.source import DEFAULTS, Source
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.launch.preflight.plan_job import merged
-from paceline.training.look import look_in_doubt
+from paceline.training.preflight.inputs import look_in_doubt
 
 _RESUME = "resume.not_a_checkpoint"
 # settings → the code that loading finds, and of which files it says nothing then: they may be meant otherwise

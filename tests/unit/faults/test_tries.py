@@ -27,7 +27,7 @@ from paceline.plan.tries import (
     TOKENIZER,
     TRACKERS,
 )
-from paceline.training.trial import run as trial
+from paceline.training.preflight import trial as trial
 
 REWARDS_OF_MINE = """
 import functools

@@ -210,7 +210,7 @@ def test_a_start_forks_to_look_and_only_an_import_starts_an_interpreter(
 
 def test_a_look_imports_neither_what_reads_checkpoints_nor_what_prepares_rows(tmp_path: Path) -> None:
     """They cost as much as all the rest of it, and a look without ``resume`` needs none."""
-    code = "import paceline.training.trial.run, sys; print('\\n'.join(sys.modules))"
+    code = "import paceline.training.preflight.trial, sys; print('\\n'.join(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -220,7 +220,7 @@ def test_a_look_imports_neither_what_reads_checkpoints_nor_what_prepares_rows(tm
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     modules = set(done.stdout.split())
-    assert "paceline.training.look" in modules
+    assert "paceline.training.preflight.inputs" in modules
     unwanted = {
         "numpy",
         "torch",

@@ -234,7 +234,7 @@ def test_a_pin_is_of_one_model() -> None:
     """Other models of a run, and a tokenizer from elsewhere, run no code."""
     from types import SimpleNamespace
 
-    from paceline.training.models_of import Models
+    from paceline.training.run.model_factories import Models
 
     model = {"name_or_path": "org/a", "trust_remote_code": True, "revision": COMMIT}
     for name, trusts in (("org/b", False), ("org/a", True)):
@@ -272,7 +272,7 @@ def test_what_a_stranger_left_in_a_run_or_a_checkpoint_runs_no_code(tmp_path: Pa
     it.
     """
     from paceline.core.rundir import RunDir
-    from paceline.training import answers
+    from paceline.evaluation import exact_match
 
     folder = write_model(tmp_path / "m")
     model = {"name_or_path": str(folder), "trust_remote_code": True, "revision": read_code(folder).digest}
@@ -290,12 +290,14 @@ def test_what_a_stranger_left_in_a_run_or_a_checkpoint_runs_no_code(tmp_path: Pa
     run.root.mkdir()
     run.config_json.write_text(json.dumps(config.to_json()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answers, "load_tokenizer", looked)
+        patch.setattr(exact_match, "load_tokenizer", looked)
         patch.setattr(
-            answers, "scan", lambda folder: [type("Found", (), {"problem": None, "name": "step-00000001"})]
+            exact_match,
+            "scan",
+            lambda folder: [type("Found", (), {"problem": None, "name": "step-00000001"})],
         )
         with pytest.raises(Stop):
-            answers.answer_run(run, [], initial=False, last=False, sampling=None)  # type: ignore[arg-type]
+            exact_match.answer_run(run, [], initial=False, last=False, sampling=None)  # type: ignore[arg-type]
     assert seen == [False]
     from paceline.checkpoint.export.hf_folder import config_of
 

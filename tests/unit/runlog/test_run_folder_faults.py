@@ -24,7 +24,7 @@ from paceline.runlog.log import RunLog
 from paceline.runlog.place import Place
 from paceline.runlog.redact import Redactor
 from paceline.runlog.result import write_result
-from paceline.training.failure import diagnose
+from paceline.training.errors import diagnose
 
 EVENT = Finished("completed", 1, 1.0)
 

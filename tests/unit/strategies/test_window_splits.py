@@ -24,8 +24,8 @@ from paceline.protocols.window import StepResult
 from paceline.runtime.process_group.world import World
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.window.runner import make_runner
-from paceline.training.evaluate import evaluate
-from paceline.training.windows import BatchLayout, Epochs, WindowSource
+from paceline.training.evaluation_loss import evaluate
+from paceline.training.loop.window_source import BatchLayout, Epochs, WindowSource
 
 ROWS, GLOBAL = 22, 8
 MODEL = {**TINY_LLAMA, "initializer_range": 0.3}

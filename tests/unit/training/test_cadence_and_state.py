@@ -11,8 +11,8 @@ from transformers.trainer_callback import TrainerState
 
 from paceline.config.metrics import evaluation_metrics
 from paceline.config.sections.training import TrainingSection
-from paceline.training.cadence import Cadence, every
-from paceline.training.state import BestRule, TrainState, best_rule
+from paceline.training.loop.intervals import Cadence, every
+from paceline.training.loop.train_state import BestRule, TrainState, best_rule
 
 
 def cadence(**changes: object) -> Cadence:

@@ -19,9 +19,9 @@ from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.runlog.events import CheckpointSaved, Eval, Event, Finished, Notice, RunStarted, Step
 from paceline.runlog.redact import Redactor
-from paceline.training import callbacks as room
-from paceline.training.callbacks import Callbacks, OwnPart, check_callback
-from paceline.training.observers import Observers
+from paceline.training.reporting import callbacks as room
+from paceline.training.reporting.callbacks import Callbacks, OwnPart, check_callback
+from paceline.training.reporting.observers import Observers
 
 HOLD = threading.Event()
 

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.runlog.events import Eval, Step
-from paceline.training.console import Console
+from paceline.training.reporting.console import Console
 
 
 class Terminal(io.StringIO):

@@ -18,8 +18,13 @@ from paceline.plan.parts import OptimizerSpec
 from paceline.plan.plan import Precision
 from paceline.plan.strategies.base import state_form, strategy_specs
 from paceline.plan.strategies.state_form import why_unreadable
-from paceline.training.continuity import keep_global_batch, other_strategy, requantised, shard_layout
-from paceline.training.resuming import same_training
+from paceline.training.checkpointing.resume import same_training
+from paceline.training.checkpointing.resume_compatibility import (
+    keep_global_batch,
+    other_strategy,
+    requantised,
+    shard_layout,
+)
 
 FP32 = Precision("float32", "float32", "float32", False, "")
 FP16 = replace(FP32, compute="float16", scaler=True)

@@ -21,9 +21,9 @@ from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
-from paceline.training.resuming import Damaged, Resumed, Resumes
-from paceline.training.session import Session
-from paceline.training.state import TrainState
+from paceline.training.checkpointing.resume import Damaged, Resumed, Resumes
+from paceline.training.loop.train_state import TrainState
+from paceline.training.run.session import Session
 
 PLAN: Any = SimpleNamespace(name="plan")
 
@@ -85,8 +85,8 @@ def restore(run: RunDir, resumes: Resumes) -> tuple[int, list[float]]:
 
 @pytest.fixture(autouse=True)
 def no_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.training.session.adapter_of", lambda root: None)
-    monkeypatch.setattr("paceline.training.session.same_base", lambda state, adapter, role: None)
+    monkeypatch.setattr("paceline.training.run.session.adapter_of", lambda root: None)
+    monkeypatch.setattr("paceline.training.run.session.same_base", lambda state, adapter, role: None)
 
 
 @pytest.mark.parametrize(("harmed", "taken"), [((), 3), ((3,), 2), ((3, 2), 1)])

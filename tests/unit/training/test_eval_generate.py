@@ -21,8 +21,8 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.evaluation.scoring import score
 from paceline.generation.engine import Completion, Request, RolloutSampling
-from paceline.training.eval_generate import AnswersMeasured, expected_answers
-from paceline.training.look import look
+from paceline.training.evaluation_generation import AnswersMeasured, expected_answers
+from paceline.training.preflight.inputs import look
 
 ROWS = 23  # a prime
 

@@ -16,13 +16,13 @@ from paceline.core.tables import ALGORITHMS
 from paceline.plan.algorithms.base import algorithm_specs
 from paceline.protocols.window import StepResult, UnreadResult, Window
 from paceline.runlog import events
-from paceline.training.cadence import Cadence
-from paceline.training.continuity import nothing_left
-from paceline.training.learning import IN_A_ROW, Learning
-from paceline.training.metrics import Throughput
-from paceline.training.state import BestRule, TrainState
-from paceline.training.trainer import Trainer
-from paceline.training.windows import Epochs
+from paceline.training.checkpointing.resume_compatibility import nothing_left
+from paceline.training.loop.divergence_watch import IN_A_ROW, Learning
+from paceline.training.loop.intervals import Cadence
+from paceline.training.loop.throughput import Throughput
+from paceline.training.loop.train_state import BestRule, TrainState
+from paceline.training.loop.trainer import Trainer
+from paceline.training.loop.window_source import Epochs
 
 Steps = list[tuple[float, float | None]]  # loss and gradient norm
 

@@ -15,8 +15,8 @@ from paceline.data.order import epoch_bins
 from paceline.data.source import PackedSource
 from paceline.protocols.batch import Batch
 from paceline.protocols.window import Window
-from paceline.training.loading import AHEAD, Loading
-from paceline.training.windows import BatchLayout, WindowSource, count_epochs
+from paceline.training.loop.prefetch import AHEAD, Loading
+from paceline.training.loop.window_source import BatchLayout, WindowSource, count_epochs
 
 CPU = torch.device("cpu")
 

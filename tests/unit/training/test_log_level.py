@@ -13,7 +13,7 @@ from paceline.core.rundir import RunDir
 from paceline.runlog import events
 from paceline.runlog.levels import is_written
 from paceline.runlog.redact import Redactor
-from paceline.training.observers import Observers
+from paceline.training.reporting.observers import Observers
 
 HAPPENED = [
     events.Step(step=1, epoch=0.1, loss=2.5),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
-from paceline.training.look import look
+from paceline.training.preflight.inputs import look
 
 KTO = {"prompt": "q", "completion": "a"}
 

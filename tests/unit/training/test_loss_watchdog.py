@@ -7,8 +7,8 @@ import math
 import pytest
 
 from paceline.runlog.events import Step
-from paceline.training.callbacks import OwnPart, check_callback
-from paceline.training.loss_watchdog import LossWatchdog
+from paceline.training.reporting.callbacks import OwnPart, check_callback
+from paceline.training.reporting.loss_watchdog import LossWatchdog
 
 NAME = "paceline.extend:LossWatchdog"
 

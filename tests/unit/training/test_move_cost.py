@@ -17,8 +17,8 @@ from paceline.plan.mesh import Mesh
 from paceline.plan.parts import Memory, ModelStates
 from paceline.plan.strategies.options import EngineOptions
 from paceline.protocols.shard import Shard
-from paceline.training.continuity import shard_layout
-from paceline.training.move_cost import cost_of_move
+from paceline.training.checkpointing.reshard_cost import cost_of_move
+from paceline.training.checkpointing.resume_compatibility import shard_layout
 
 STATES = ModelStates(parameters=1 << 20, gradients=1 << 20, optimizer=2 << 20)
 

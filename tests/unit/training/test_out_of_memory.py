@@ -23,7 +23,7 @@ from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 from paceline.runtime.process_group.world import World
 from paceline.training import out_of_memory
-from paceline.training.failure import diagnose
+from paceline.training.errors import diagnose
 from paceline.training.out_of_memory import is_out_of_memory, out_of_memory_hint, smaller
 
 CPU = replace(probe_hardware({}, use_cpu=True), packages=None)

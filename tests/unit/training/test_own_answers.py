@@ -20,9 +20,15 @@ from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.noise import stream_of
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.training.own_answers import OwnAnswers, chosen, coded_documents, own_answers, prompt_length
-from paceline.training.rollout.answers import Limits
-from paceline.training.windows import BatchLayout, WindowSource, count_epochs
+from paceline.training.loop.window_source import BatchLayout, WindowSource, count_epochs
+from paceline.training.rollout.generate import Limits
+from paceline.training.rollout.on_policy_distillation import (
+    OwnAnswers,
+    chosen,
+    coded_documents,
+    own_answers,
+    prompt_length,
+)
 
 ROWS = 24
 SEQ_LEN = 16

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from paceline.training.reference import Column, ReferenceCache, cached_columns, weights_identity
+from paceline.training.run.reference_logprobs import Column, ReferenceCache, cached_columns, weights_identity
 
 WORLD = SimpleNamespace(is_main=True, any=bool, all_reduce_sum_float=list)  # one process
 

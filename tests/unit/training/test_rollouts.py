@@ -30,14 +30,14 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import RolloutAnswers
 from paceline.protocols.window import StepResult, Window
-from paceline.training.rollout.answers import Limits, RolloutGenerator
-from paceline.training.rollout.draws import Draws, Prompt
+from paceline.training.loop.pending_step import findings_of
+from paceline.training.loop.train_state import TrainState
+from paceline.training.loop.window_source import BatchLayout, count_epochs
+from paceline.training.rollout.build import sampling_exact
+from paceline.training.rollout.generate import Limits, RolloutGenerator
 from paceline.training.rollout.layout import AnswerRows, RolloutLayout
-from paceline.training.rollout.setup import sampling_exact
-from paceline.training.rollout.windows import RolloutWindows
-from paceline.training.state import TrainState
-from paceline.training.unread import findings_of
-from paceline.training.windows import BatchLayout, count_epochs
+from paceline.training.rollout.prompts import Draws, Prompt
+from paceline.training.rollout.rollout_windows import RolloutWindows
 
 PROMPTS = [(3, 4), (5,), (6, 7, 8), (9,), (10, 11)]
 
@@ -464,7 +464,7 @@ def test_a_run_goes_on_in_the_middle_of_a_rollout(more: dict[str, Any]) -> None:
 
 def test_the_time_of_every_draw_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = count()
-    monkeypatch.setattr("paceline.training.rollout.answers.time.perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr("paceline.training.rollout.generate.time.perf_counter", lambda: float(next(ticks)))
     answerer = windows(Ranks(0, {}), BatchLayout(4, 1, 0, 1)).generator
     answerer.write([], RolloutSampling())
     once = dict(answerer.clock)
@@ -505,7 +505,7 @@ def test_rows_that_a_reward_cannot_use_are_named_alike_on_every_rank() -> None:
     from types import SimpleNamespace
 
     from paceline.core.errors import ConfigError
-    from paceline.training.rollout.setup import RolloutSetup
+    from paceline.training.rollout.build import RolloutSetup
 
     class Table:
         source_row = list(range(10, 22))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.plan.parts import AdapterSpec, OptimizerSpec
-from paceline.training.same_model import other_training
+from paceline.training.checkpointing.resume_compatibility import other_training
 
 
 def codes(saved: list[str] | None, asked: tuple[str, ...], *, tied: bool) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import CheckpointError
-from paceline.training.resuming import FIXED, same_training
+from paceline.training.checkpointing.resume import FIXED, same_training
 
 STATE: dict[str, Any] = {
     "data_fingerprint": "d",

@@ -13,10 +13,10 @@ from paceline.checkpoint.async_checkpointer import SavedBeside
 from paceline.checkpoint.checkpointer import Saved
 from paceline.core.errors import CheckpointError
 from paceline.runlog import events
-from paceline.training.cadence import Cadence
-from paceline.training.saver import RunSaves
-from paceline.training.state import TrainState
-from paceline.training.trainer import Trainer
+from paceline.training.checkpointing.saver import RunSaves
+from paceline.training.loop.intervals import Cadence
+from paceline.training.loop.train_state import TrainState
+from paceline.training.loop.trainer import Trainer
 
 FULL = codes.CHECKPOINT_DISK_FULL("the disk is full", "there")
 
@@ -64,7 +64,7 @@ def heard() -> list[events.Event]:
 
 @pytest.fixture
 def trainer(beside: Beside, heard: list[events.Event], monkeypatch: pytest.MonkeyPatch) -> Trainer:
-    monkeypatch.setattr("paceline.training.saver.LateFlag", lambda world, before: bool)
+    monkeypatch.setattr("paceline.training.checkpointing.saver.LateFlag", lambda world, before: bool)
     contents: Any = SimpleNamespace(parts=mock.Mock(), state=dict, shards=lambda step: [], files={})
     saves = RunSaves(
         contents,

@@ -15,7 +15,7 @@ from paceline.checkpoint.checkpointer import Saved
 from paceline.checkpoint.object_store.upload_deadline import Deadline
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
-from paceline.training.saver import RunSaves
+from paceline.training.checkpointing.saver import RunSaves
 
 UP = codes.OBJECTS_UPLOADED("s3://bucket/run", name="up", url="s3://bucket/run")
 DOWN = codes.OBJECTS_UNAVAILABLE("the store is down", "s3://bucket/run")

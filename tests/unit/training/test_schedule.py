@@ -7,7 +7,7 @@ import torch
 from transformers import get_scheduler
 
 from paceline.core.errors import ConfigError
-from paceline.training.schedule import PLAIN, learning_rate_schedule, warmup_count
+from paceline.training.loop.lr_schedules import PLAIN, learning_rate_schedule, warmup_count
 
 
 @pytest.mark.parametrize(

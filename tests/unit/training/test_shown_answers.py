@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.scoring import Scored
 from paceline.generation.engine import Completion
-from paceline.training.rollout.shown import Shown, token_ends
+from paceline.training.rollout.samples import Shown, token_ends
 
 TEXTS = ("the answer is 12", "  naïve – 漢字 and 🙂🙃\n\tend ", "", "é")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.rundir import RunDir
-from paceline.training.summary import print_summary
+from paceline.training.reporting.console import print_summary
 
 
 @pytest.mark.parametrize(("answers", "checkpoint"), [(True, "step-2"), (False, "step-2"), (True, "")])

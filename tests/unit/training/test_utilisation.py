@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-import paceline.training.metrics as metrics
+import paceline.training.loop.throughput as metrics
 from paceline.plan.cost.speed import speed_of
 from paceline.plan.cost.work import Machine, StepSpec
 from paceline.plan.hardware.catalogue import cards, data_sheet_peak
@@ -17,8 +17,8 @@ from paceline.plan.hardware.peaks import peak_flops
 from paceline.plan.model.read_shape import shape_from_config
 from paceline.runlog.events import Step
 from paceline.runlog.lines import step_line, utilisation
-from paceline.training.metrics import PeakFlops, Throughput
-from paceline.training.observers import scalars
+from paceline.training.loop.throughput import PeakFlops, Throughput
+from paceline.training.reporting.observers import scalars
 
 STEP = Step(step=1, epoch=0.1, loss=2.0)
 

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.training.windows import FILLER, BatchLayout, WindowSource, count_epochs, sample_digest
+from paceline.training.loop.window_source import (
+    FILLER,
+    BatchLayout,
+    WindowSource,
+    count_epochs,
+    sample_digest,
+)
 
 
 class Rows:

@@ -18,7 +18,14 @@ from paceline.launch.processes import MARK
 from paceline.launch.supervision.worker_channel import Line
 from paceline.runtime.rank_env import RankEnv
 from paceline.training import rank as rank_module
-from paceline.training.start import Start, looked_at, other_processes, parse_start, restarts, same_size
+from paceline.training.rank_arguments import (
+    Start,
+    looked_at,
+    other_processes,
+    parse_start,
+    restarts,
+    same_size,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 TORCHRUN = {
@@ -161,7 +168,9 @@ def test_nobody_looks_again_where_a_parent_has(tmp_path: Path, monkeypatch: pyte
     ]
     environ = {**TORCHRUN, "PACELINE_CACHE": str(tmp_path)}
     start, env = parse_start(arguments, environ), RankEnv.from_environ(environ)
-    monkeypatch.setattr("paceline.training.start.found_for_ranks", lambda *given, **more: (WRONG, NOTE))
+    monkeypatch.setattr(
+        "paceline.training.rank_arguments.found_for_ranks", lambda *given, **more: (WRONG, NOTE)
+    )
     assert looked_at(start, env, {**environ, MARK: "1"}) == start
     assert looked_at(Start(start.config, None, None, None), env, environ).notes == ()
     with pytest.raises(ConfigError, match="no such file"):
@@ -171,7 +180,7 @@ def test_nobody_looks_again_where_a_parent_has(tmp_path: Path, monkeypatch: pyte
 def test_what_a_look_remarks_is_said_by_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {**TORCHRUN, "PACELINE_CACHE": str(tmp_path)}
     start = parse_start(["--config", str(ROOT / "config.yaml")], environ)
-    monkeypatch.setattr("paceline.training.start.found_for_ranks", lambda *given, **more: (NOTE,))
+    monkeypatch.setattr("paceline.training.rank_arguments.found_for_ranks", lambda *given, **more: (NOTE,))
     assert looked_at(start, RankEnv.from_environ(environ), environ).notes == (*start.notes, NOTE)
 
 

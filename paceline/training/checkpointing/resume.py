@@ -1,0 +1,268 @@
+"""Resume from a checkpoint: find and verify it, compare it with this run, and keep its global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from paceline.checkpoint.format.manifest import MAX_MANIFEST_BYTES, Manifest
+from paceline.checkpoint.format.step_agreement import MAX_STATE_BYTES, read_config, read_state
+from paceline.checkpoint.format.verify_files import read_manifest
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint, same_run
+from paceline.checkpoint.load.reader import CheckpointReader
+from paceline.checkpoint.node_local.resume import NodesResume
+from paceline.checkpoint.save.last_verified import mark_verified
+from paceline.checkpoint.save.retention import housekeeping_failed
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import CheckpointError
+from paceline.core.json_types import Json, JsonObject, as_number, as_object
+from paceline.core.rundir import RunDir
+from paceline.plan.plan import Plan
+from paceline.runtime.process_group.world import World
+from paceline.training import codes
+from paceline.training.checkpointing.reshard_cost import cost_of_move
+from paceline.training.checkpointing.resume_compatibility import (
+    FIXED,
+    keep_global_batch,
+    not_compared,
+    of_another_program,
+    other_strategy,
+    other_training,
+    requantised,
+)
+from paceline.training.same_program import share_plan
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """``reader`` is None for a fresh start; ``plan`` has the global batch of the first run."""
+
+    reader: CheckpointReader | None
+    plan: Plan
+    notes: tuple[Diagnostic, ...]
+
+
+class _Found(TypedDict):
+    """The checkpoint that rank 0 found, what it read of it, and its diagnostics as JSON."""
+
+    path: str | None
+    manifest: str
+    state: JsonObject
+    notes: list[JsonObject]
+
+
+Damaged = Mapping[Path, CheckpointError]
+_NONE_DAMAGED: Damaged = {}
+
+
+def open_resume(
+    world: World,
+    where: str | None,
+    run: RunDir,
+    plan: Plan,
+    state_now: Mapping[str, Json],
+    damaged: Damaged = _NONE_DAMAGED,
+    nodes: NodesResume | None = None,
+) -> Resumed:
+    """Open the checkpoint to resume from. Collective.
+
+    Tensors are verified as they are read (``CheckpointReader.settle``). ``state_now`` is what this run would
+    save; ``damaged``: checkpoints that were found so; ``nodes``: where the nodes do not share the run
+    directory. Raises CheckpointError or ConfigError, the same on all ranks.
+    """
+    if not where:
+        return Resumed(None, plan, ())
+    notes: list[Diagnostic] = []
+    if nodes is None:
+        reader = _opened(world, where, run, notes, damaged)
+    else:
+        reader = _opened_on_nodes(world, nodes, where, run, notes, damaged)
+    if reader is None:
+        return Resumed(None, plan, tuple(notes))
+    if other := other_training(reader.state, plan, read_config(reader.path)):
+        raise CheckpointError(*other)
+    kept, changes = keep_global_batch(reader.state, plan)
+    changes += other_strategy(reader.state, plan)
+    changes += requantised(reader.state, plan)
+    changes += cost_of_move(reader.state, plan, reader.manifest)
+    changes += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
+    changes += changed_keys(as_object(reader.state.get("config")), as_object(state_now["config"]))
+    return Resumed(reader, kept, (*notes, *changes))
+
+
+def _opened(
+    world: World, where: str, run: RunDir, notes: list[Diagnostic], damaged: Damaged
+) -> CheckpointReader | None:
+    """Open the checkpoint that rank 0 finds; it reads the manifest and the state for all. Collective."""
+
+    def find() -> _Found:
+        found_notes: list[Diagnostic] = []
+        path = find_checkpoint(where, run, found_notes, most_bytes=0, known=damaged)
+        messages: list[JsonObject] = [n.to_json() for n in found_notes]
+        if path is None:
+            return {"path": None, "manifest": "", "state": {}, "notes": messages}
+        text = read_manifest(path).to_bytes().decode()
+        return {"path": str(path), "manifest": text, "state": read_state(path), "notes": messages}
+
+    found = share_plan(world, find, MAX_MANIFEST_BYTES + MAX_STATE_BYTES)
+    notes += [Diagnostic.from_json(note) for note in found["notes"]]
+    if found["path"] is None:
+        return None
+    path, text = Path(found["path"]), found["manifest"].encode()
+    manifest = Manifest.from_bytes(text, str(path))
+    return CheckpointReader(path, ranks=world, manifest=manifest, state=found["state"])
+
+
+def _opened_on_nodes(
+    world: World,
+    nodes: NodesResume,
+    where: str,
+    run: RunDir,
+    notes: list[Diagnostic],
+    damaged: Damaged,
+) -> CheckpointReader | None:
+    """Open the newest checkpoint that is whole over the nodes' disks, each rank on its own. Collective."""
+    found = nodes.find(where, run, notes, damaged)
+    if found is None:
+        return None
+    state = read_state(found.path)
+    return CheckpointReader(found.path, ranks=world, manifest=found.manifest, state=state, elsewhere=found)
+
+
+class Resumes:
+    """The checkpoint that a run resumes from, and the ones before it where it turns out to be damaged.
+
+    ``open_with`` opens the newest that is not among the damaged ones (``open_resume``). Collective.
+    """
+
+    def __init__(self, open_with: Callable[[Damaged], Resumed], note: Callable[[Diagnostic], None]) -> None:
+        self._open_with = open_with
+        self._note = note
+        self._damaged: dict[Path, CheckpointError] = {}
+        self._now = self._open()
+
+    @property
+    def plan(self) -> Plan:
+        return self._now.plan
+
+    @property
+    def reader(self) -> CheckpointReader | None:
+        """Return the open checkpoint; None for a fresh start."""
+        return self._now.reader
+
+    def former(self, damage: CheckpointError) -> CheckpointReader:
+        """Open the checkpoint before the present one, whose bytes were loaded and then found damaged.
+
+        Raises ``damage`` if the former would not replace all that was loaded.
+        """
+        last = self._now
+        assert last.reader is not None
+        self._damaged[last.reader.path] = damage
+        last.reader.close()
+        self._now = self._open()
+        if self._now.reader is None or self._now.plan != last.plan:
+            raise damage
+        if set(self._now.reader.names()) != set(last.reader.names()):
+            raise damage
+        return self._now.reader
+
+    def mark(self) -> None:
+        """Record, on one rank, that the checkpoint is sound: all of it has been verified as it was loaded."""
+        if self.reader is None:
+            return
+        try:
+            mark_verified(self.reader.path)
+        except OSError as exc:
+            what = "the checkpoint is sound, but that could not be recorded beside it"
+            self._note(housekeeping_failed(what, self.reader.path.parent, exc))
+
+    def _open(self) -> Resumed:
+        found = self._open_with(self._damaged)
+        for note in found.notes:
+            self._note(note)
+        return found
+
+
+def same_training(state: JsonObject, now: Mapping[str, Json]) -> list[Diagnostic]:
+    """Raise CheckpointError if the run would train on other data.
+
+    Returns a warning if the evaluation set differs or is gone, which does not affect training, or if the data
+    cannot be compared.
+    """
+    if converted := of_another_program(state):
+        return converted
+    # Equal training rows suffice; the data fingerprint covers the evaluation set too
+    trained = state.get("train_fingerprint") or None
+    same_rows = trained is not None and trained == now["train_fingerprint"]
+    same_data = state.get("data_fingerprint") == now["data_fingerprint"]
+    unknown = None if same_rows or same_data else not_compared(state, str(now["data_definition"]))
+    same_run(
+        state,
+        {field: now[field] for field in FIXED},
+        override=("data_fingerprint",) if same_rows or unknown else (),
+    )
+    if unknown is not None or same_data:
+        return [] if unknown is None else [unknown]
+    what = "the evaluation set differs from the one when this checkpoint was saved; training is the same"
+    best, found = as_object(state.get("train")).get("best_metric"), ""
+    if best is not None:
+        found = f"the best value so far, {as_number(best):.4g}, was measured on the former set"
+    return [codes.RESUME_OTHER_EVALUATION(what, "data.eval", found, severity=Severity.WARNING)]
+
+
+def changed_keys(before: JsonObject, now: JsonObject) -> list[Diagnostic]:
+    """Return a warning for each changed config key that a resumed run may change."""
+    found = []
+    for section in ("model", "training"):
+        old, new = as_object(before.get(section)), as_object(now.get(section))
+        for key in sorted(set(old) & set(new)):
+            if key in QUIET:
+                continue
+            for name, then, value in _differing(key, old[key], new[key]):
+                found.append(
+                    codes.RESUME_CONFIG_CHANGED(
+                        f"{section}.{name}", f"{value} now, {then} then", section=section, key=name
+                    )
+                )
+    return found
+
+
+def _differing(key: str, before: Json, now: Json) -> Iterator[tuple[str, Json, Json]]:
+    """Yield (key, value before, value now) of what differs, key by key within two sections."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in sorted({*before, *now}):
+            yield from _differing(f"{key}.{name}", before.get(name), now.get(name))
+    elif before != now:
+        yield key, before, now
+
+
+# Keys that do not affect training results.
+QUIET = frozenset(
+    {
+        "output_dir",
+        "experiment_name",
+        "run_name",
+        "project",
+        "profile",
+        "resume_from_checkpoint",
+        "overwrite_output_dir",
+        "logging_steps",
+        "report_to",
+        "callbacks",
+        "save_steps",
+        "save_total_limit",
+        "save_keep_every",
+        "save_async",
+        "checkpoint_url",
+        "upload_timeout",
+        "log_level",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "distributed",
+        "dataloader_num_workers",
+        "dataloader_prefetch_factor",
+        "dataloader_pin_memory",
+    }
+)

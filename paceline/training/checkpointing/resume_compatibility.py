@@ -1,0 +1,303 @@
+"""What a resumed run must share with the one before: the same samples in the same order. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.checkpoint.format.manifest import CONVERTED
+from paceline.config.optimizers import BUILT, StateSplit
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import CheckpointError, ConfigError
+from paceline.core.json_types import Json, JsonObject, as_number, as_object
+from paceline.plan.batch import resplit
+from paceline.plan.codec import to_json
+from paceline.plan.model.parameters import SCORE
+from paceline.plan.model.read_shape import shape_from_config
+from paceline.plan.parts import OptimizerSpec
+from paceline.plan.plan import Plan
+from paceline.plan.strategies.base import state_form, strategy_spec
+from paceline.plan.strategies.state_form import why_unreadable
+from paceline.training import codes
+from paceline.training.loop.train_state import TrainState
+
+STRATEGY_LABEL = "strategy_label"  # where a checkpoint's state has it
+# What a resumed run must not change: the samples and their order.
+FIXED = ("data_fingerprint", "global_batch", "seq_len", "packing", "seed")
+
+
+def keep_global_batch(state: JsonObject, plan: Plan) -> tuple[Plan, list[Diagnostic]]:
+    """Return the plan with micro-batch and accumulation recomputed to keep the global batch (contract 4).
+
+    Applies if the number of ranks has changed, now or when the checkpoint's own run resumed; the diagnostics
+    say so.
+    """
+    rows, ranks = (
+        int(as_number(state.get("global_batch", plan.batch.global_batch))),
+        int(as_number(state.get("world_size", plan.world_size))),
+    )
+    sharing = int(as_number(state.get("data_parallel_size", plan.batch.data_parallel_size)))
+    same_ranks = (ranks, sharing) == (plan.world_size, plan.batch.data_parallel_size)
+    if rows == plan.batch.global_batch or (same_ranks and not _same_split_configured(state, plan)):
+        return plan, []  # same ranks, another batch: ``same_run`` reports it
+    batch = resplit(rows, plan.batch.data_parallel_size, plan.batch.micro_batch)
+    note = codes.RESUME_BATCH_RESPLIT(
+        f"the run has had {rows} rows per step since its start on {'other' if same_ranks else ranks} ranks;"
+        f" on {plan.world_size} ranks that is {batch}",
+        "training.per_device_train_batch_size",
+        f"{plan.batch.micro_batch} × {plan.batch.accumulation} in the config",
+        severity=Severity.NOTE,
+    )
+    return replace(plan, batch=batch), [note]
+
+
+def _same_split_configured(state: JsonObject, plan: Plan) -> bool:
+    """Whether the checkpoint's config asks for this plan's micro-batch and accumulation.
+
+    With other rows per step on the same ranks, that run had kept them from one on other ranks.
+    """
+    training = as_object(as_object(state.get("config")).get("training"))
+    then = training.get("per_device_train_batch_size"), training.get("gradient_accumulation_steps")
+    return then == (plan.batch.micro_batch, plan.batch.accumulation)
+
+
+def other_strategy(state: JsonObject, plan: Plan) -> list[Diagnostic]:
+    """Return a note if another strategy saved the checkpoint.
+
+    Raises CheckpointError if this run's strategy cannot read it.
+    """
+    before, now = str(state.get("strategy", plan.strategy)), plan.strategy
+    if before == now:
+        return []
+    where, found = "training.distributed_strategy", f"{before} in the checkpoint, {now} now"
+    why = why_unreadable(state_form(before), state_form(now), fp16=plan.precision.scaler)
+    if why:
+        what = f"a run under '{now}' cannot resume from a checkpoint of '{before}': {why}"
+        hint = (
+            f"set distributed_strategy: {before}, or run paceline export and start a new run with"
+            " model.name_or_path"
+        )
+        raise CheckpointError(codes.CHECKPOINT_OTHER_STRATEGY(what, where, found, hint))
+    what = (
+        "the checkpoint was saved under another strategy; weights, optimizer and position are"
+        " restored completely"
+    )
+    return [codes.RESUME_OTHER_STRATEGY(what, where, found, severity=Severity.NOTE)]
+
+
+def strategy_label(plan: Plan) -> str:
+    """Return the strategy's name to show: ``zero2`` for ``deepspeed`` with a file of stage 2."""
+    return strategy_spec(plan.strategy).label(plan.engine)
+
+
+def shard_layout(plan: Plan) -> list[int]:
+    """Return over how many ranks a tensor's optimizer state is cut: by FSDP, and by tensor parallelism."""
+    if strategy_spec(plan.strategy).state_split is not StateSplit.SHARDS:
+        return [1, 1]
+    return [plan.mesh.dp_shard * plan.mesh.cp, plan.mesh.tp]
+
+
+def requantised(state: JsonObject, plan: Plan) -> list[Diagnostic]:
+    """Return a note if moments in few bits were saved on other shards than this run's."""
+    before, now = state.get("shard_layout"), shard_layout(plan)
+    if not BUILT[plan.optimizer.name].quantised or before in (None, now):
+        return []
+    found = f"dp_shard × cp, tp: {before} in the checkpoint, {now} now"
+    return [codes.RESUME_REQUANTISED("training.optim", found, name=plan.optimizer.name)]
+
+
+def of_another_program(state: JsonObject) -> list[Diagnostic]:
+    """Return a warning if the checkpoint was converted: nothing is known of the run that it comes from."""
+    if CONVERTED not in state:
+        return []
+    return [codes.RESUME_CONVERTED("training.resume_from_checkpoint", state=state[CONVERTED])]
+
+
+def not_compared(state: JsonObject, definition: str) -> Diagnostic | None:
+    """Return a warning if the checkpoint's data fingerprint cannot be compared with ours.
+
+    It was then computed by another definition than ``definition``, ours.
+    """
+    saved = state.get("data_definition") or ""
+    if saved == definition:
+        return None
+    return codes.RESUME_DATA_NOT_COMPARED(
+        "data.train", f"{saved or 'an earlier definition'} in the checkpoint, {definition} now"
+    )
+
+
+def best_is_gone(best: Path) -> Diagnostic:
+    """Return the finding that the best checkpoint is not there for ``load_best_model_at_end``."""
+    return codes.TRAINING_BEST_CHECKPOINT(
+        "training.load_best_model_at_end",
+        f"{best} does not exist, nor is it beside the checkpoint that is resumed from",
+    )
+
+
+def nothing_left(ended: str, state: TrainState, total: int) -> Diagnostic:
+    """Return the note that a resumed run had ``ended`` already."""
+    if ended == "completed":
+        what, hint = (
+            "all steps were trained: nothing is left to do",
+            "to train on, raise max_steps or num_train_epochs",
+        )
+    elif state.stopped_by_callback:
+        what, hint = (
+            "a callback ended this run: it does not train on",
+            "to train on, remove the callback from training.callbacks, or resume from an earlier checkpoint",
+        )
+    else:
+        what, hint = (
+            "early stopping ended this run: it does not train on",
+            "to train on, raise early_stopping_patience",
+        )
+    found = f"step {state.step} of {total}, {state.evals_without_gain} evaluations without a gain"
+    return codes.TRAINING_NOTHING_LEFT(what, "training.resume_from_checkpoint", found, hint, Severity.NOTE)
+
+
+_EXPORT = "run paceline export RUN --to DIR and start a new run with model.name_or_path: DIR"
+_SIZES = ("hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate")  # the vocabulary may grow
+_WHOLE = "modules_to_save"
+_ADAPTER = ("r", "alpha", "use_rslora", "target_modules", _WHOLE, "bias")
+# left out where there are none
+_INIT = "init_lora_weights"
+_UNLESS_DEFAULT = (
+    _INIT,
+    "target_parameters",
+    "exclude_modules",
+    "rank_pattern",
+    "alpha_pattern",
+    "layers_to_transform",
+    "layers_pattern",
+)
+# any shape large enough to be quantised: optimizers of one class with as many bytes for it are compatible
+_MATRIX = (64, 128)
+
+
+def other_training(state: JsonObject, plan: Plan, saved: JsonObject) -> list[Diagnostic]:
+    """Return how a run by ``plan`` differs from the one that saved ``state``.
+
+    ``saved`` is the ``config.json`` in the checkpoint.
+    """
+    training = as_object(as_object(state.get("config")).get("training"))
+    before = training.get("algorithm", plan.algorithm)
+    if before != plan.algorithm:  # rows, heads and roles follow from it
+        return [
+            codes.RESUME_OTHER_ALGORITHM(
+                "training.algorithm",
+                f"{before} in the checkpoint, {plan.algorithm} now",
+                before=before,
+                algorithm=plan.algorithm,
+                export=_EXPORT,
+            )
+        ]
+    return [
+        *compare_optimizer(as_object(state.get("optimizer")), plan.optimizer),
+        *_adapters(state, to_json(plan.adapter), tied=plan.shape is not None and plan.shape.tied),
+        *_sizes(saved, plan),
+    ]
+
+
+def compare_optimizer(before: JsonObject, now: OptimizerSpec) -> list[Diagnostic]:
+    targets = tuple(_names(before.get("target_modules")))
+    saved = (
+        OptimizerSpec(name=str(before["name"]), args=as_object(before["args"]), target_modules=targets)
+        if before
+        else None
+    )
+    if saved is None or _keeps(saved) == _keeps(now):  # older checkpoints lack it
+        return []
+    return [
+        codes.RESUME_OTHER_OPTIMIZER(
+            "training.optim",
+            f"{_named(saved)} in the checkpoint, {_named(now)} now",
+            named=_named(saved),
+            export=_EXPORT,
+        )
+    ]
+
+
+def _named(optimizer: OptimizerSpec) -> str:
+    args = ", ".join(f"{key}={value}" for key, value in optimizer.args.items())
+    of = f" on {', '.join(optimizer.target_modules)}" if optimizer.target_modules else ""
+    return f"{optimizer.name} with optim_args: {args}{of}" if args else optimizer.name + of
+
+
+def _keeps(optimizer: OptimizerSpec) -> tuple[Json, ...]:
+    built = BUILT.get(optimizer.name)
+    if built is None:
+        return (optimizer.name,)
+    if built.projects:
+        rank, kind = optimizer.args.get("rank") or 128, optimizer.args.get("proj_type") or "std"
+        return built.made_by, rank, kind, sorted(optimizer.target_modules)
+    return built.made_by, built.moment_bytes(_MATRIX, optimizer.args, 4)
+
+
+def _adapters(state: JsonObject, now: JsonObject | None, *, tied: bool) -> list[Diagnostic]:
+    before = None if state.get("adapter") is None else as_object(state["adapter"])
+    if (before is None) != (now is None):
+        held, trained = (
+            ("a complete model", "an adapter") if before is None else ("an adapter", "all weights")
+        )
+        what, hint = (
+            f"the checkpoint contains {held}, but this run trains {trained}",
+            "use the lora section it was saved with, or start a new run",
+        )
+        return [codes.RESUME_ADAPTER(what, "lora", held, hint)]
+    if before is None or now is None:
+        return []
+    # Ignore differences that the run itself makes: saved modules, and alpha that follows the rank
+    other = [key for key in _ADAPTER if key in before and _shown(before[key]) != _shown(now[key])]
+    for key in _UNLESS_DEFAULT:
+        if (before.get(key) or None) != (now.get(key) or None):
+            none: JsonObject = {key: "true" if key == _INIT else []}
+            before, now, other = none | before, none | now, [*other, key]
+    if _same_whole(_names(before.get(_WHOLE)), _names(now[_WHOLE]), tied=tied) and _WHOLE in other:
+        other.remove(_WHOLE)
+    if other[:2] == ["r", "alpha"]:  # alpha defaults to twice the rank
+        other.remove("alpha")
+    return [
+        codes.RESUME_ADAPTER(
+            f"the adapter in the checkpoint was saved with another {key}",
+            f"lora.{key}",
+            f"{_shown(before[key])} in the checkpoint, {_shown(now[key])} now",
+            f"{key}: {_shown(before[key])}; or start a new run",
+        )
+        for key in other
+    ]
+
+
+def _same_whole(before: Collection[str], now: Collection[str], *, tied: bool) -> bool:
+    """Whether the adapter was saved with the modules that this run requests.
+
+    The run itself adds a new head and the other name of a tied weight.
+    """
+    added = set(before) - set(now) - {SCORE.partition(".")[0]}
+    return set(now) <= set(before) and len(added) <= (1 if tied and now else 0)
+
+
+def _names(value: Json) -> list[str]:
+    return [str(name) for name in value] if isinstance(value, (list, tuple)) else []
+
+
+def _shown(value: Json) -> str:
+    return str(sorted(_names(value)) if isinstance(value, (list, tuple)) else value)
+
+
+def _sizes(saved: JsonObject, plan: Plan) -> list[Diagnostic]:
+    try:
+        before = shape_from_config(saved) if saved else None
+    except ConfigError:  # an unknown family: its tensors are compared when they are read
+        return []
+    if before is None or plan.shape is None:
+        return []
+    other = [n for n in _SIZES if getattr(before, n) != getattr(plan.shape, n)]
+    if not other:
+        return []
+    found = ", ".join(
+        f"{name} {getattr(before, name)} in the checkpoint, {getattr(plan.shape, name)} now" for name in other
+    )
+    what = "the checkpoint belongs to a model of other sizes"
+    hint = "use the model it was saved from, or start a new run in another training.output_dir"
+    return [codes.RESUME_OTHER_MODEL(what, plan.model_key, found, hint)]

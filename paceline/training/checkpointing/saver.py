@@ -1,0 +1,182 @@
+"""The saves of a run: write a durable checkpoint, or begin to beside training, and report it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from paceline.checkpoint.async_checkpointer import SavedBeside, SavesBeside
+from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.format.folder_layout import step_name
+from paceline.checkpoint.object_store.background_upload import Uploads
+from paceline.checkpoint.object_store.upload_deadline import Deadline
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+from paceline.core.json_types import Json, JsonObject
+from paceline.data.prepare import Prepared
+from paceline.plan.plan import Plan
+from paceline.protocols.shard import Shard
+from paceline.runlog import events
+from paceline.runtime.process_group.delayed_flag import LateFlag
+from paceline.training.checkpointing.contents import (
+    adapter_of,
+    exported_shards,
+    hugging_face_files,
+    run_state,
+)
+from paceline.training.run.components import Parts
+
+Published = Callable[[events.CheckpointSaved, Sequence[Diagnostic]], None]
+RESCUE_SECONDS = 30.0  # how long a rank with an error of its own waits for a save that is under way
+
+
+class RunContents:
+    """What a checkpoint of this run contains at a step.
+
+    ``hf_config`` belongs to the exported model; ``base`` gives the files that its checkpoints have beside it,
+    ``carried`` what of its folder an export copies. Both are called on rank 0.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        plan: Plan,
+        prepared: Prepared,
+        hf_config: Mapping[str, Json],
+        *,
+        base: Callable[[], Mapping[str, bytes]],
+        carried: Callable[[], JsonObject] = dict,
+    ) -> None:
+        self.parts, self.plan, self.prepared = parts, plan, prepared
+        root = parts.handles[parts.algorithm.trains[0]].root
+        main, adapter = parts.runner.strategy.world.is_main, adapter_of(root)
+        self.files: dict[str, bytes] = {}
+        if main:
+            self.files = hugging_face_files(hf_config, root.hf, prepared, base(), adapter)
+        self._beside = carried() if main else {}
+
+    def state(self) -> JsonObject:
+        """Return the JSON part."""
+        parts, plan, prepared = self.parts, self.plan, self.prepared
+        return run_state(
+            parts.state,
+            parts.algorithm,
+            plan,
+            prepared.fingerprint,
+            {role.value: adapter_of(parts.handles[role].root) for role in parts.algorithm.trains},
+            train_fingerprint=prepared.train_fingerprint,
+            data_definition=prepared.definition,
+            windows=parts.windows.state(),
+            carried=self._beside,
+        )
+
+    def shards(self, step: int) -> Iterable[Shard]:
+        """Return this rank's tensors. Collective."""
+        parts = self.parts
+        more = parts.windows.shards(step)
+        return exported_shards(parts.runner.strategy, parts.handles, parts.algorithm, more)
+
+
+class RunSaves:
+    """Saves of a run, as the trainer calls them; each durable checkpoint is ``published`` on this rank.
+
+    With ``beside`` a save goes on beside training, and its end is met by all ranks at one step. With
+    ``uploads`` each goes to object storage as well; ``note`` hears of that.
+    """
+
+    def __init__(
+        self,
+        contents: RunContents,
+        checkpointer: Checkpointer,
+        published: Published,
+        *,
+        keep_best: bool,
+        beside: SavesBeside | None = None,
+        uploads: Uploads | None = None,
+        note: Callable[[Diagnostic], None] = lambda diagnostic: None,
+    ) -> None:
+        self._contents = contents
+        self._checkpointer = checkpointer
+        self._published = published
+        self._keep_best = keep_best
+        self._beside = beside
+        self._uploads = uploads
+        self._note = note
+        self._working: Callable[[bool], bool] = bool
+
+    def save(self, step: int) -> bool:
+        """Save, or begin to; return whether the checkpoint is durable. Collective. Raises CheckpointError."""
+        contents = self._contents
+        if self._keep_best:
+            self._checkpointer.protect(contents.parts.state.best_step)
+        state, shards = contents.state(), contents.shards(step)
+        if self._beside is not None:
+            self._working = LateFlag(contents.parts.runner.strategy.world, before=True)
+            self._beside.start(step, shards, state, contents.files)
+            return False
+        path = self._checkpointer.save(step, shards, state, contents.files)
+        cost = self._checkpointer.last
+        assert cost is not None
+        event = events.CheckpointSaved(step, str(path), cost.seconds, cost.num_bytes)
+        self._published(event, self._checkpointer.take_notes())
+        self._send(path)
+        return True
+
+    def settle(self, *, wait: bool) -> bool:
+        """Return whether a save beside training has become durable. Collective.
+
+        Without ``wait`` it is asked for only once every rank's part has ended. Raises its CheckpointError,
+        on all ranks at the same step.
+        """
+        self._report_uploads()
+        beside = self._beside
+        if beside is None or not beside.is_running:
+            return False
+        if not wait and self._working(beside.is_working):
+            return False
+        return self._ended(beside.end())
+
+    def rescue(self) -> None:
+        """Let a save that is under way end before this rank's error ends the run. Not collective."""
+        if self._beside is not None:
+            with contextlib.suppress(CheckpointError):
+                self._ended(self._beside.end(RESCUE_SECONDS))
+
+    def _ended(self, saved: SavedBeside | None) -> bool:
+        assert self._beside is not None
+        if saved is None:
+            return False
+        cost = saved.cost
+        event = events.CheckpointSaved(
+            saved.step, str(saved.path), cost.seconds, cost.num_bytes, saved.waited
+        )
+        self._published(event, self._beside.take_notes())
+        self._send(saved.path)
+        return True
+
+    def finish(self, waiting: Callable[[], None], deadline: Deadline) -> bool:
+        """Wait until the last checkpoint is at its URL too; ``waiting`` is called meanwhile. Collective.
+
+        Return False if it was not there when the ``deadline`` after a stop was over. Raises CheckpointError.
+        """
+        if self._uploads is None:
+            return True
+        try:
+            return self._uploads.end(waiting, deadline, self._contents.parts.runner.strategy.world.any)
+        finally:
+            self._report_uploads()
+
+    @property
+    def uploads_left(self) -> bool:
+        """Whether an upload for which nobody waits any more is still under way on this rank."""
+        return self._uploads is not None and self._uploads.is_working
+
+    def _send(self, path: Path) -> None:
+        if self._uploads is not None:
+            best = self._contents.parts.state.best_step if self._keep_best else None
+            self._uploads.published(path, None if best is None else step_name(best))
+
+    def _report_uploads(self) -> None:
+        for note in self._uploads.take_notes() if self._uploads is not None else ():
+            self._note(note)

@@ -1,0 +1,241 @@
+"""Answers at an evaluation (``training.eval_generate``): every rank answers its share of the evaluation rows,
+and metrics compare the answers with the rows' own.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.config.answer_metrics import OF_LENGTH, labels_of, written_out
+from paceline.config.sections.rollout import RolloutOptions
+from paceline.config.sections.training import TrainingSection
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+from paceline.core.json_types import Json
+from paceline.data.prepare import Prepared
+from paceline.data.table import TokenTable, decode_labels
+from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
+from paceline.evaluation import codes as evaluation_codes
+from paceline.evaluation.scoring import Pairs, is_corpus, score
+from paceline.generation.engine import Completion, Request, RolloutSampling
+from paceline.generation.noise import stream_of
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.plan import Plan
+from paceline.runtime.process_group.world import World
+from paceline.strategies.model_handle import Handle
+from paceline.strategies.strategy import Strategy
+from paceline.training.input_checks.missing_prompts import nothing_to_answer
+from paceline.training.rollout.build import local_engine
+from paceline.training.rollout.generate import OpenEngine
+from paceline.training.rollout.on_policy_distillation import prompt_length
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_AT_ONCE = 64  # answers in one message between ranks
+_NAMED = 3  # failures that a warning names
+Item = TypeVar("Item")
+Report = Callable[[Diagnostic], None]
+
+
+@dataclass(frozen=True)
+class ExpectedAnswer:
+    """A row of the evaluation data: what the model is asked, and what it should say (tokens, or text)."""
+
+    row: int
+    prompt: tuple[int, ...]
+    expected: tuple[int, ...] | str
+
+
+def expected_answers(table: TokenTable, rows: int | None, *, answered: bool) -> list[ExpectedAnswer]:
+    """Return what is expected of the first ``rows`` rows (None: all), of those with a prompt and an answer.
+
+    Of a document the answer is its last run of tokens with loss, of a pair its first document's; of rows that
+    the model answers itself (``answered``) it is what they hold as ``answer``.
+    """
+    count = len(table) // table.group
+    found = []
+    for row in range(count if rows is None else min(rows, count)):
+        coded = table.coded(row * table.group)
+        made = _of_prompt(row, coded, table.facts(row)) if answered else _of_document(row, coded)
+        found += [] if made is None else [made]
+    return found
+
+
+def _of_prompt(row: int, coded: NDArray[np.int32], facts: Mapping[str, Json]) -> ExpectedAnswer | None:
+    expected = facts.get("answer")
+    if expected is None:
+        return None
+    return ExpectedAnswer(row, tuple(decode_labels(coded)[0].tolist()), str(expected))
+
+
+def _of_document(row: int, coded: NDArray[np.int32]) -> ExpectedAnswer | None:
+    start = prompt_length(coded)
+    if not start:
+        return None
+    answer = coded[start:]
+    end = int(np.flatnonzero(answer >= 0)[-1]) + 1
+    return ExpectedAnswer(row, tuple(decode_labels(coded[:start])[0].tolist()), tuple(answer[:end].tolist()))
+
+
+@dataclass
+class AnswersMeasured:
+    """Generates answers and compares them with ``answers``. Every call is collective.
+
+    ``positions``: of prompt and answer together, at most; ``leads``: this rank's answers count (it is the
+    first of those that answer the same rows); ``metrics``: names, groups written out; ``seconds``: for the
+    metrics of one evaluation; ``report`` is told of answers without a value.
+    """
+
+    strategy: Strategy
+    policy: Handle
+    tokenizer: PreTrainedTokenizerBase
+    open_engine: OpenEngine
+    answers: Sequence[ExpectedAnswer]
+    sampling: RolloutSampling
+    longest: int
+    positions: int
+    metrics: Sequence[str]
+    seed: int
+    leads: bool
+    seconds: float
+    report: Report
+
+    @property
+    def world(self) -> World:
+        return self.strategy.world
+
+    def __call__(self) -> dict[str, float]:
+        """Return ``eval_METRIC`` of all answers, and how long they are: the same on every rank, under every
+        split of the rows.
+        """
+        own = self.answers[self.strategy.data_parallel_rank :: self.strategy.data_parallel_size]
+        written = self._written(own)
+        pairs = self._pairs(own, written) if self.leads else []
+        each = [name for name in self.metrics if not is_corpus(name)]
+        scored = {name: score(name, pairs, until=self.seconds / len(self.metrics)) for name in each if pairs}
+        values = [one.values for one in scored.values()]
+        mine: list[list[float]] = [
+            [one.row, len(answer.tokens), answer.ended, *(column[at] for column in values)]
+            for at, (one, answer) in enumerate(zip(own, written, strict=True))
+            if self.leads
+        ]
+        rows = sorted(self._gathered(mine))
+        found = {name: _mean(rows, 3 + at) for at, name in enumerate(each)}
+        found |= {name: self._of_all(name, own, pairs) for name in self.metrics if name not in found}
+        failed = [(name, own[at].row, reason) for name, one in scored.items() for at, reason in one.failed]
+        self._report_failed(self._gathered(failed), len(rows))
+        labels = zip(labels_of(self.metrics), self.metrics, strict=True)
+        tokens, ended = OF_LENGTH
+        return {
+            **{label: found[name] for label, name in labels},
+            tokens: _mean(rows, 1),
+            ended: _mean(rows, 2),
+        }
+
+    def _written(self, own: Sequence[ExpectedAnswer]) -> list[Completion]:
+        requests = [
+            Request(
+                one.prompt,
+                stream_of(self.seed, one.row, 0),
+                max(0, min(self.longest, self.positions - len(one.prompt))),
+            )
+            for one in own
+        ]
+        with self.strategy.generating(self.policy) as root:
+            return self.open_engine(root).generate(requests, self.sampling)
+
+    def _pairs(self, own: Sequence[ExpectedAnswer], written: Sequence[Completion]) -> Pairs:
+        def text(tokens: Sequence[int]) -> str:
+            return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+        return [
+            (text(answer.tokens), one.expected if isinstance(one.expected, str) else text(one.expected))
+            for one, answer in zip(own, written, strict=True)
+        ]
+
+    def _of_all(self, name: str, own: Sequence[ExpectedAnswer], pairs: Pairs) -> float:
+        """Return a metric of all answers together, which rank 0 computes. Collective."""
+        mine = [(one.row, *pair) for one, pair in zip(own, pairs, strict=False)]
+        rows = sorted(self._gathered(mine))
+        value: float | None = None
+        if self.world.rank == 0:
+            found = score(name, [(answer, expected) for _, answer, expected in rows])
+            value = None if found.failed else found.mean
+            for _, reason in found.failed:
+                self._report(name, f"{len(rows):,} of {len(rows):,}", reason, "it is NaN")
+        value = self.world.all_gather_json(value)[0]
+        return math.nan if value is None else value
+
+    def _gathered(self, mine: Sequence[Item]) -> list[Item]:
+        """Return the items of all ranks on every rank, sent in parts of bounded size. Collective."""
+        most = max(self.world.all_gather_json(len(mine)))
+        parts = [list(mine[at : at + _AT_ONCE]) for at in range(0, most, _AT_ONCE)]
+        return [item for part in parts for of_rank in self.world.all_gather_json(part) for item in of_rank]
+
+    def _report_failed(self, failed: Sequence[tuple[str, int, str]], count: int) -> None:
+        """Name the answers without a value, on rank 0."""
+        for name in dict.fromkeys(one[0] for one in failed) if self.world.rank == 0 else ():
+            own = [(row, reason) for of, row, reason in failed if of == name]
+            first = "; ".join(f"evaluation row {row + 1}: {reason}" for row, reason in own[:_NAMED])
+            self._report(name, f"{len(own):,} of {count:,}", first, "they count as 0")
+
+    def _report(self, name: str, share: str, found: str, outcome: str) -> None:
+        self.report(
+            evaluation_codes.EVALUATION_METRIC_FAILED(
+                "training.eval_metrics", found, name=name, share=share, outcome=outcome
+            )
+        )
+
+
+def _mean(rows: Sequence[Sequence[float]], column: int) -> float:
+    return math.fsum(row[column] for row in rows) / len(rows)
+
+
+def answers_measured(
+    plan: Plan,
+    training: TrainingSection,
+    options: RolloutOptions,
+    prepared: Prepared,
+    strategy: Strategy,
+    policy: Handle,
+    report: Report,
+) -> tuple[AnswersMeasured, str]:
+    """Return what measures answers at evaluations, generated as ``options`` say, and a line about the rows.
+
+    Raises DataError if no evaluation row can be answered.
+    """
+    table, spec = prepared.eval, algorithm_spec(plan.algorithm)
+    assert table is not None
+    expected = expected_answers(table, training.eval_generate_rows, answered=spec.on_policy)
+    count = len(table) // table.group
+    count = min(count, training.eval_generate_rows or count)
+    if not expected:
+        raise DataError(nothing_to_answer(f"{count:,} evaluation rows"))
+    place = plan.mesh.coordinates(strategy.world.rank)
+    metrics = written_out(training.eval_metrics)
+    measured = AnswersMeasured(
+        strategy,
+        policy,
+        open_tokenizer(TokenizerSpec(str(prepared.tokenizer_path))),
+        lambda root: local_engine(root, prepared, strategy, options.generation_rows),
+        expected,
+        RolloutSampling(options.temperature, options.top_p, options.top_k),
+        options.max_completion_length,
+        (plan.shape.max_position_embeddings or sys.maxsize) if plan.shape else sys.maxsize,
+        metrics,
+        training.seed,
+        leads=not (place.pp or place.cp or place.tp),
+        seconds=plan.timeout_seconds / 2,
+        report=report,
+    )
+    left = count - len(expected)
+    lack = f"; {left:,} have no prompt or no expected answer" if left else ""
+    return measured, f"evaluations answer {len(expected):,} rows{lack}"

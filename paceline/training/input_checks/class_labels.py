@@ -1,0 +1,91 @@
+"""Classes of a classification data set: names and numbers by config or data, and each document's labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.algorithms.supervised.classification import LABEL
+from paceline.config.sections.classification import ClassificationOptions
+from paceline.core.errors import DataError
+from paceline.data.prepare import Prepared
+from paceline.data.table import TokenTable
+from paceline.models.heads.sequence_classification import Classes
+from paceline.plan.algorithms.base import AlgorithmSpec, Training
+from paceline.training import codes
+from paceline.training.input_checks.class_counts import SHOWN, Label, class_numbers, with_head
+
+
+@dataclass(frozen=True)
+class RowClasses:
+    """``columns``: ``LABEL`` of each document, by split; ``words``: a summary for the log."""
+
+    classes: Classes
+    columns: dict[str, dict[str, NDArray[np.generic]]]
+    words: str
+
+
+def read_classes(
+    prepared: Prepared, spec: AlgorithmSpec, training: Training, head: Sequence[str] = ()
+) -> RowClasses:
+    """Collect the classes from all rows; ``head``: those of a trained head that training starts from.
+
+    Raises DataError for labels that do not match ``training``'s options.
+    """
+    # Labels of all rows; lists make it multi-label, unless the config says which it is
+    options, where = ClassificationOptions.model_validate(spec.options_of(training)), f"{spec.key}.labels"
+    tables = {"train": prepared.train, **({"eval": prepared.eval} if prepared.eval is not None else {})}
+    facts = {split: _facts(table) for split, table in tables.items()}
+    rows = [labels for each in facts.values() for labels, _ in each]
+    lists = any(several for each in facts.values() for _, several in each)
+    several = lists if options.problem_type == "auto" else options.problem_type.startswith("multi")
+    # Number the classes, and check the rows against them
+    options = with_head(rows, options, head, where)
+    numbers = class_numbers(rows, options, where)
+    names = _names(numbers, options)
+    if len(names) < (1 if several else 2):
+        raise DataError(
+            codes.DATA_CLASSES(
+                "all rows have the same class",
+                where,
+                ", ".join(names) or "none",
+                "give rows of at least two classes",
+            )
+        )
+    if not several and any(len(labels) != 1 for labels in rows):
+        what, hint = (
+            "some rows have several classes, or none",
+            f"{spec.key}.problem_type: multi_label_classification",
+        )
+        raise DataError(codes.DATA_CLASSES(what, f"{spec.key}.problem_type", options.problem_type, hint))
+    columns = {split: {LABEL: _column(each, numbers, len(names), several)} for split, each in facts.items()}
+    shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+    kind = "a row has any number of classes" if several else "a row has one class"
+    return RowClasses(Classes(names, several), columns, f"{len(names)}: {shown}; {kind}")
+
+
+def _facts(table: TokenTable) -> list[tuple[list[Label], bool]]:
+    return [(found["labels"], found["several"]) for found in map(table.facts, range(len(table.lengths)))]
+
+
+def _names(numbers: Mapping[Label, int], options: ClassificationOptions) -> tuple[str, ...]:
+    if options.labels:
+        return tuple(options.labels)
+    named = {number: str(label) for label, number in numbers.items()}
+    count = options.num_labels or max(numbers.values(), default=-1) + 1
+    plain = all(isinstance(label, int) or label.isdecimal() for label in numbers)
+    return tuple(f"LABEL_{i}" if plain else named[i] for i in range(count))
+
+
+def _column(
+    rows: Sequence[tuple[list[Label], bool]], numbers: Mapping[Label, int], count: int, several: bool
+) -> NDArray[np.generic]:
+    if not several:
+        return np.array([numbers[labels[0]] for labels, _ in rows], np.int64)
+    found = np.zeros((len(rows), count), np.bool_)
+    for row, (labels, _) in enumerate(rows):
+        found[row, [numbers[label] for label in labels]] = True
+    return found

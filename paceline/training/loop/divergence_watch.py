@@ -1,0 +1,107 @@
+"""Detect runs that do not learn: steps without a gradient, and a diverging loss.
+
+Checked in each step and at the end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.core.diagnostics import Code, Diagnostic, Severity
+from paceline.protocols.window import StepResult
+from paceline.training import codes
+from paceline.training.loop.train_state import TrainState
+
+LEARNT = 1e-4  # a loss below this has nothing left to learn: its gradient may well round to 0
+IN_A_ROW = 3  # steps without a gradient before the warning
+FEW, MANY = 3, 20  # steps in the mean that is compared with the first loss, and with the first MANY / 2
+EXPLODED = (10.0, 10.0)  # times the first loss, plus nats: no untrained language model is that wrong
+RISEN = (2.0, 1.0)
+_HINT = (
+    "lower training.learning_rate or lengthen the warm-up (training.warmup_steps); resume from an"
+    " earlier checkpoint"
+)
+
+
+@dataclass
+class Learning:
+    """Checks every step's result, which is equal on every rank.
+
+    ``falls``: training lowers this algorithm's loss. "No gradient" means exactly 0: a small gradient still
+    moves the weights. A loss of almost 0 may have a gradient of 0 and gives no warning; nor does a loss of 0
+    because there was nothing to compare (rollouts report that themselves).
+    """
+
+    state: TrainState
+    falls: bool = True
+    in_a_row: int = 0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=MANY))
+    begun: list[float] = field(default_factory=list)  # the first losses of this attempt
+    reported: set[str] = field(default_factory=set)
+
+    def observe(self, result: StepResult) -> list[Diagnostic]:
+        """Return the warnings of this step, each once per attempt."""
+        if result.skipped is not None or result.grad_norm is None:
+            return []
+        loss = sum(result.losses.values())
+        self.state.trained_steps += 1
+        if self.state.first_loss is None:
+            self.state.first_loss = loss
+        if len(self.begun) < MANY // 2:
+            self.begun.append(loss)
+        self.recent.append(loss)
+        without = result.grad_norm == 0.0 and abs(loss) > LEARNT
+        self.state.steps_without_gradient += without
+        self.in_a_row = self.in_a_row + 1 if without else 0
+        found = [self._no_gradient(f"{self.in_a_row} steps in a row")] if self.in_a_row >= IN_A_ROW else []
+        return [d for d in (*found, *self._diverged()) if not self._was_reported(d.code)]
+
+    def at_end(self) -> list[Diagnostic]:
+        """Return the warnings at the end of the run."""
+        steps, without = self.state.trained_steps, self.state.steps_without_gradient
+        found = [self._no_gradient(f"{without} of {steps} steps")] if 2 * without >= max(steps, 2) else []
+        return [*found, *self._diverged()]
+
+    def _was_reported(self, code: str) -> bool:
+        known = code in self.reported
+        self.reported.add(code)
+        return known
+
+    def _no_gradient(self, count: str) -> Diagnostic:
+        return self._warning(
+            codes.TRAINING_NO_GRADIENT,
+            f"no gradient reached the weights in {count}: these steps change nothing",
+            f"grad_norm 0, loss {self.recent[-1]:.4g}",
+            "check that something is trained (lora.target_modules) and that the loss has not"
+            f" diverged; {_HINT}",
+        )
+
+    def _diverged(self) -> list[Diagnostic]:
+        """Warn if the recent loss exceeds that at the start by both a factor and an amount.
+
+        With uneven data the loss must also be above it in each of many steps.
+        """
+        first = self.state.first_loss
+        if not self.falls or first is None or len(self.recent) < FEW:
+            return []
+        last = list(self.recent)
+        pairs = [(_mean(last[-FEW:]), first, EXPLODED)]
+        before = _mean(self.begun)
+        if len(last) == MANY and self.state.trained_steps >= 2 * MANY and min(last) > before:
+            pairs.append((_mean(last), before, RISEN))
+        for now, before, (times, more) in pairs:
+            if now > times * abs(before) + more:
+                what = (
+                    f"the loss has risen to {now:.4g} from {before:.4g} at the start: training has diverged"
+                )
+                return [self._warning(codes.TRAINING_DIVERGED, what, f"loss {last[-1]:.4g}", _HINT)]
+        return []
+
+    def _warning(self, code: Code, what: str, found: str, hint: str) -> Diagnostic:
+        return code(what, f"step {self.state.step}", found, hint, Severity.WARNING)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

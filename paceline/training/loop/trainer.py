@@ -1,0 +1,311 @@
+"""The training loop: window → step → events → evaluate → save → stop.
+
+It knows no strategy or algorithm by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from paceline.algorithms.algorithm import Algorithm
+from paceline.checkpoint.object_store.upload_deadline import Deadline
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import CheckpointError, PacelineError
+from paceline.plan.limits import STEP
+from paceline.protocols.window import Report, StepResult, Window
+from paceline.runlog import events
+from paceline.strategies.model_handle import Handles
+from paceline.strategies.strategy import Runner
+from paceline.training.loop.divergence_watch import Learning
+from paceline.training.loop.garbage_collection import collected_between_steps
+from paceline.training.loop.intervals import Cadence
+from paceline.training.loop.pending_step import UnreadStep, findings_of
+from paceline.training.loop.throughput import Throughput
+from paceline.training.loop.train_state import BestRule, TrainState
+from paceline.training.loop.window_source import Epochs
+
+EVALUATION, SAVE, ROLLOUT = "evaluate", "save", "rollout"  # phases of a heartbeat beside START and STEP
+BINS = "eval_calibration/"  # metrics for a plot, not for text logs or trackers
+ARRIVAL_SECONDS = 2.0  # for the numbers of the step before one that has failed
+MAX_FAILED_SAVES = 2  # in a row; then the run fails rather than train on without checkpoints
+
+
+class Saves(Protocol):
+    """Saves of the run. Collective: every rank calls them at the same step."""
+
+    def save(self, step: int) -> bool:
+        """Save, or begin to; return whether the checkpoint is durable."""
+        ...
+
+    def settle(self, *, wait: bool) -> bool:
+        """Return whether a save that was begun has become durable; raise its error, on all ranks."""
+        ...
+
+    def finish(self, waiting: Callable[[], None], deadline: Deadline) -> bool:
+        """Wait, after training, for what goes on with the last save; ``waiting`` is called meanwhile. Return
+        whether that ended before the ``deadline`` after a stop.
+        """
+        ...
+
+    @property
+    def uploads_left(self) -> bool:
+        """Whether something goes on that nobody waits for any more."""
+        ...
+
+    def rescue(self) -> None:
+        """Let a save that was begun end before this rank's error ends the run. Not collective."""
+        ...
+
+
+class Observer(Protocol):
+    """Receives events: the event log, the console, a tracker."""
+
+    def __call__(self, event: events.Event) -> None: ...
+
+
+def notify(observers: Iterable[Observer], finding: Diagnostic) -> None:
+    """Give a finding to every observer."""
+    for observer in observers:
+        observer(events.Notice(finding))
+
+
+@dataclass
+class Trainer:
+    """One run on one rank; the worker passes in all that it needs.
+
+    ``lr`` is a pure function of the 0-based step. ``evaluate`` and ``saves`` are collective: every rank calls
+    them at the same step. ``late``: the numbers of a step are read, recorded and checked while the next one
+    runs, where the device copies them meanwhile; before a save, an evaluation, a stop and the end, and if the
+    next step fails, they are read first. ``stop_requested`` is this rank's request, by a signal, and
+    ``should_stop`` that of its callbacks; the ranks agree on both between steps.
+    """
+
+    runner: Runner
+    algorithm: Algorithm
+    handles: Handles
+    windows: Iterable[Window]  # a ``WindowSource``, or rollouts
+    epochs: Epochs
+    cadence: Cadence
+    lr: Callable[[int], float]
+    max_grad_norm: float
+    seed_for: Callable[[int, int], int]  # (step, micro_step) -> seed
+    throughput: Throughput
+    memory_bytes: Callable[[], int]
+    agree: Callable[[bool], bool]
+    stop_requested: Callable[[], bool]
+    observers: Iterable[Observer]
+    best: BestRule
+    state: TrainState = field(default_factory=TrainState)
+    reserved_bytes: Callable[[], int | None] = lambda: None
+    inspect: Callable[[Window], None] | None = None  # called with every window before its step
+    profile: Callable[[Window], AbstractContextManager[None]] | None = None  # around the step of a window
+    evaluate: Callable[[], dict[str, float]] | None = None
+    saves: Saves | None = None
+    should_stop: Callable[[], bool] = lambda: False  # the wish of this rank's callbacks
+    any_rank: Callable[[bool], bool] = bool  # collective; whether a flag is True on any rank
+    # (finished steps, what this rank does now): for the heartbeat, by which ranks know who is late
+    doing: Callable[[int, str], None] = lambda step, phase: None
+    between: str = STEP  # what it does until a window is there
+    late: bool = False
+    failed_saves: int = 0
+    _unread: UnreadStep | None = None
+    _done: float = 0.0  # when the last step that was read was done
+
+    def __post_init__(self) -> None:
+        self.learning = Learning(self.state, self.algorithm.loss_falls)
+
+    def train(self) -> str:
+        """Train to the end. Collective.
+
+        Returns ``completed``, ``early_stopped`` or (by a signal) ``stopped``, both with a checkpoint. A run
+        that was resumed after its last step, or after it was ended early, trains nothing.
+        """
+        if (ended := self.ended()) is not None:
+            return ended
+        with (
+            contextlib.closing(self.algorithm.windows(self.windows, self.handles)) as windows,
+            collected_between_steps() as garbage,
+            self._nothing_lost(),
+        ):
+            self.doing(self.state.step, self.between)
+            for window in windows:
+                self.doing(self.state.step, STEP)
+                self._step(window)
+                outcome = self._between_steps()
+                if outcome is not None:
+                    return outcome
+                garbage.between_steps(self.state.step)
+                self.doing(self.state.step, self.between)
+            self._record()
+        self._settle(wait=True, must_succeed=True)
+        return "completed"
+
+    def ended(self) -> str | None:
+        """Return how the run had ended already when it was resumed; None if something is left to train."""
+        if self.state.step >= self.cadence.total_steps:
+            return "completed"
+        early = self.state.stopped_by_callback or self.best.exhausted(self.state)
+        return "early_stopped" if self.state.step and early else None
+
+    def _step(self, window: Window) -> None:
+        if self.inspect is not None:
+            self.inspect(window)
+        lr = self.lr(window.step)
+        with self.profile(window) if self.profile is not None else contextlib.nullcontext():
+            started = time.perf_counter()
+            unread = self.runner.start_window(
+                self.handles,
+                window.micro_batches,
+                self.algorithm,
+                lr=lr,
+                max_grad_norm=self.max_grad_norm,
+                generator_seed=lambda micro_step: self.seed_for(window.step, micro_step),
+            )
+            if not self.late:
+                unread.read()
+            seconds = time.perf_counter() - started
+        self._record()  # the step before, which state.step still names
+        self._unread = UnreadStep(window, lr, started, seconds, unread)
+        self.state.step = window.step + 1
+        if not (self.late and unread.under_way):
+            self._record()
+
+    def _record(self) -> None:
+        """Record and check the step that ``state.step`` names, unless that was done."""
+        if self._unread is None:
+            return
+        step, self._unread = self._unread, None
+        result, seconds, self._done = step.read(self._done)
+        if step.window.report is not None:
+            result = self._report(step.window.step + 1, step.window.report, result, seconds)
+            seconds += step.window.report.seconds
+        self.state.tokens += result.tokens
+        self._emit(self._step_event(step.window, result, step.lr, seconds))
+        for finding in (
+            *findings_of(step.window, result, step.lr, self.state),
+            *self.learning.observe(result),
+        ):
+            self._emit(events.Notice(finding))
+
+    @contextlib.contextmanager
+    def _nothing_lost(self) -> Iterator[None]:
+        """If a step fails, the one before it is recorded, and named if it was the first that went wrong."""
+        try:
+            yield
+        except BaseException as error:
+            if self._unread is not None and self._unread.result.arrives(ARRIVAL_SECONDS):
+                with contextlib.suppress(*(() if isinstance(error, Exception) else (PacelineError,))):
+                    self._record()
+            raise
+
+    def _report(self, step: int, report: Report, result: StepResult, seconds: float) -> StepResult:
+        """Emit the report of what preceded a step, and return the step's result with its metrics added."""
+        for note in report.notes:
+            self._emit(events.Notice(note))
+        if report.samples:
+            self._emit(events.Samples(step, report.samples))
+        return replace(result, extras={**result.extras, **report.metrics, "time/train": seconds})
+
+    def _step_event(self, window: Window, result: StepResult, lr: float, seconds: float) -> events.Step:
+        return events.Step(
+            step=self.state.step,
+            epoch=self.epochs.progress(self.state.step),
+            loss=sum(result.losses.values()),
+            losses=dict(result.losses),
+            weights=dict(result.weights),
+            lr=lr,
+            grad_norm=result.grad_norm,
+            tokens=result.tokens,
+            step_seconds=seconds,
+            tokens_per_second=self.throughput.tokens_per_second(result.tokens, seconds),
+            **self.throughput.utilisation(result.tokens, seconds),
+            memory_bytes=self.memory_bytes(),
+            reserved_bytes=self.reserved_bytes(),
+            skipped=result.skipped,
+            sample_digest=window.sample_digest,
+            extras=dict(result.extras),
+        )
+
+    def _between_steps(self) -> str | None:
+        """Agree on stopping, then evaluate and save when due. Collective."""
+        step = self.state.step
+        stop = self.agree(self.stop_requested() or self.should_stop())
+        signalled = stop and self.any_rank(self.stop_requested())
+        self.state.stopped_by_callback = stop and not signalled
+        if stop:
+            self._record()
+        self._settle(wait=False)
+        epoch_end = self.epochs.is_epoch_end(step)
+        improved, exhausted = False, False
+        if not stop and self.evaluate is not None and self.cadence.evaluates(step, epoch_end):
+            improved, exhausted = self.run_evaluation()
+        if self.saves is not None and (stop or exhausted or self.cadence.saves(step, epoch_end, improved)):
+            self._save(step, must_succeed=stop or exhausted or step == self.cadence.total_steps)
+        if signalled:
+            return "stopped"
+        exhausted |= stop
+        return "early_stopped" if exhausted and step < self.cadence.total_steps else None
+
+    def measure(self) -> dict[str, float]:
+        """Evaluate now and notify the observers, without updating the best metric."""
+        assert self.evaluate is not None
+        self._record()
+        self.doing(self.state.step, EVALUATION)
+        started = time.perf_counter()
+        metrics = self.evaluate()
+        seconds = time.perf_counter() - started
+        rows = int(metrics.pop("eval_rows", 0))
+        bins = {name.removeprefix(BINS): metrics.pop(name) for name in list(metrics) if name.startswith(BINS)}
+        self._emit(events.Eval(self.state.step, metrics, seconds, rows=rows, bins=bins))
+        return metrics
+
+    def run_evaluation(self) -> tuple[bool, bool]:
+        """Evaluate now and update the best metric. Returns (best so far, early stopping is due)."""
+        metrics = self.measure()
+        improved = self.best.record(metrics, self.state)
+        return improved, self.best.exhausted(self.state)
+
+    def _save(self, step: int, *, must_succeed: bool) -> None:
+        """Save a checkpoint, or begin to; at most one save is under way."""
+        saves = self.saves
+        assert saves is not None
+        self._record()
+        self.doing(step, SAVE)
+        self._settle(wait=True)
+        self._counted(lambda: saves.save(step), must_succeed=must_succeed)
+        if must_succeed:
+            self._settle(wait=True, must_succeed=True)
+
+    def _settle(self, *, wait: bool, must_succeed: bool = False) -> None:
+        """Hear how a save beside training has ended, if it has; else ``wait`` for it."""
+        saves = self.saves
+        if saves is not None:
+            if wait:
+                self.doing(self.state.step, SAVE)
+            self._counted(lambda: saves.settle(wait=wait), must_succeed=must_succeed)
+
+    def _counted(self, work: Callable[[], bool], *, must_succeed: bool) -> None:
+        """Run a part of a save, which says whether a checkpoint has become durable.
+
+        A failure never touches earlier ones; training continues until MAX_FAILED_SAVES in a row.
+        """
+        try:
+            durable = work()
+        except CheckpointError as exc:
+            self.failed_saves += 1
+            if must_succeed or self.failed_saves >= MAX_FAILED_SAVES:
+                raise
+            for diagnostic in exc.diagnostics:
+                self._emit(events.Notice(replace(diagnostic, severity=Severity.WARNING)))
+            return
+        if durable:
+            self.failed_saves = 0
+
+    def _emit(self, event: events.Event) -> None:
+        for observer in self.observers:
+            observer(event)

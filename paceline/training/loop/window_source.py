@@ -1,0 +1,186 @@
+"""The windows of one rank: rows of an epoch in an order computed from the step (contract 4)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from threading import Lock
+from typing import Protocol
+
+from paceline.core.json_types import JsonObject
+from paceline.data.order import positions_for, step_positions, steps_per_epoch
+from paceline.protocols.batch import MISMATCHED, Batch
+from paceline.protocols.data import RowSource
+from paceline.protocols.shard import Shard
+from paceline.protocols.window import Window
+from paceline.training.loop.prefetch import Loading
+
+FILLER = -1
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """How the global batch of G = micro_batch × accumulation × dp_size rows is split over data-parallel
+    ranks.
+
+    ``dp_rank`` is this rank's coordinate.
+    """
+
+    micro_batch: int
+    accumulation: int
+    dp_rank: int
+    dp_size: int
+
+    @property
+    def global_batch(self) -> int:
+        return self.micro_batch * self.accumulation * self.dp_size
+
+    def positions(self, step: int, micro_step: int, num_rows: int) -> list[int]:
+        """Return this rank's positions in the epoch's order for a micro-step; FILLER beyond the end."""
+        own = positions_for(step, micro_step, self.dp_rank, self.dp_size, self.micro_batch, self.accumulation)
+        return [p if p < num_rows else FILLER for p in own]
+
+
+class Epochs:
+    """Maps global steps to epochs.
+
+    With packing each epoch has its own number of rows, so the table is cumulative. ``count`` returns the
+    number of steps of an epoch that is not in the table yet. It is called on demand, so that a run with a
+    given number of steps starts at once, however many epochs these are.
+    """
+
+    def __init__(
+        self, steps: Iterable[int], total_steps: int, count: Callable[[int], int] | None = None
+    ) -> None:
+        self.total_steps = total_steps
+        self._count = count
+        self._ends = list(accumulate(steps))  # cumulative steps at the end of each epoch
+        self._lock = Lock()  # prefetching threads make windows
+
+    def __repr__(self) -> str:
+        return f"Epochs(steps done at the end of each known: {self._ends}, total_steps={self.total_steps})"
+
+    def locate(self, step: int) -> tuple[int, int]:
+        """Return (epoch, step within it) of the 0-based global ``step``."""
+        with self._lock:
+            while self._count is not None and step >= self._done():
+                self._ends.append(self._done() + self._count(len(self._ends)))
+            epoch = bisect_right(self._ends, step)
+            if epoch == len(self._ends):
+                raise IndexError("step beyond the last epoch")
+            return epoch, step - (self._ends[epoch - 1] if epoch else 0)
+
+    def _done(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def _steps(self, epoch: int) -> int:
+        return self._ends[epoch] - (self._ends[epoch - 1] if epoch else 0)
+
+    def is_epoch_end(self, finished: int) -> bool:
+        """Whether the ``finished``-th step (1-based) ended an epoch."""
+        epoch, within = self.locate(finished - 1)
+        return within + 1 == self._steps(epoch)
+
+    def progress(self, finished: int) -> float:
+        """Return the number of epochs after ``finished`` steps, as a fraction."""
+        if finished == 0:
+            return 0.0
+        epoch, within = self.locate(finished - 1)
+        return epoch + (within + 1) / self._steps(epoch)
+
+
+class CountedRows(Protocol):
+    """Rows as the steps of an epoch are counted by them."""
+
+    def num_rows(self, epoch: int) -> int: ...
+
+
+def count_epochs(
+    source: CountedRows, global_batch: int, num_train_epochs: float, max_steps: int, drop_last: bool
+) -> Epochs:
+    """Return the epochs of a run: ``max_steps`` > 0 overrides ``num_train_epochs`` (which may be fractional).
+
+    If the first epoch cannot fill a step, there are no steps at all.
+    """
+
+    def count(epoch: int) -> int:
+        return steps_per_epoch(source.num_rows(epoch), global_batch, drop_last=drop_last)
+
+    first = count(0)
+    if first == 0:
+        return Epochs((), 0)
+    if max_steps > 0:
+        return Epochs((first,), max_steps, count)
+    steps, total = [first], math.ceil(min(1.0, num_train_epochs) * first - 1e-9)
+    for epoch in range(1, math.ceil(num_train_epochs)):
+        steps.append(count(epoch))
+        total += math.ceil(min(1.0, num_train_epochs - epoch) * steps[-1] - 1e-9)
+    return Epochs(steps, total)
+
+
+class WindowSource:
+    """The windows of one rank from global step ``start`` on, prefetched as ``loading`` says.
+
+    ``others`` names further rows that each micro-batch carries in ``Batch.others`` (empty: none).
+    """
+
+    def __init__(
+        self,
+        source: RowSource,
+        layout: BatchLayout,
+        epochs: Epochs,
+        start: int,
+        loading: Loading | None = None,
+        others: str = "",
+    ) -> None:
+        self._source, self._cut, self._epochs, self._start = source, layout, epochs, start
+        self._loading, self._others = loading or Loading(), others
+
+    def __iter__(self) -> Generator[Window]:
+        return self._loading.in_order(self.window, range(self._start, self._epochs.total_steps))
+
+    def state(self) -> JsonObject:
+        """Return an empty dict: rows follow from the step."""
+        return {}
+
+    def shards(self, step: int) -> Iterator[Shard]:
+        """Yield nothing: rows are read again."""
+        yield from ()
+
+    def filler(self) -> Batch:
+        """Return a micro-batch of weight 0."""
+        return self._source.batch(0, [FILLER])
+
+    def window(self, step: int) -> Window:
+        """Return the window of the 0-based global ``step``; it depends on no other step."""
+        epoch, within = self._epochs.locate(step)
+        num_rows = self._source.num_rows(epoch)
+        layout = self._cut
+        together = step_positions(within, layout.global_batch, num_rows)
+        places = [layout.positions(within, j, num_rows) for j in range(layout.accumulation)]
+        batches = [read_batch(self._source, epoch, positions, together, self._others) for positions in places]
+        if self._loading.pin:
+            batches = [batch.pinned() for batch in batches]
+        return Window(step, epoch, batches, sample_digest(self._source.document_ids(epoch, list(together))))
+
+
+def read_batch(source: RowSource, epoch: int, positions: list[int], together: range, others: str) -> Batch:
+    """Return the micro-batch of the rows at ``positions``.
+
+    If ``others`` is MISMATCHED, it carries a second batch: each prompt with the answer of another row in
+    ``together``, the positions of the whole step.
+    """
+    batch = source.batch(epoch, positions)
+    if others != MISMATCHED:
+        return batch
+    return replace(batch, others={MISMATCHED: source.mismatched(epoch, positions, together)})
+
+
+def sample_digest(document_ids: list[int]) -> str:
+    """Hash the document ids that all ranks read in a step; independent of the number of ranks."""
+    return hashlib.blake2b(array("q", document_ids).tobytes(), digest_size=8).hexdigest()

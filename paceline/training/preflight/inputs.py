@@ -1,0 +1,256 @@
+"""Checks of the named models, data, tokenizer and checkpoint before anything heavy is imported.
+
+Reads names, sizes, headers and the first rows; downloads and tokenises nothing. Imports no torch, no
+Transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.algorithms import codes as algorithm_codes
+from paceline.algorithms.rewards.functions import OF_THE_ANSWER
+from paceline.algorithms.rewards.scoring import MODEL, REWARDS, RewardSpec, check_built_in
+from paceline.config.doubt import sure
+from paceline.config.schema import Config
+from paceline.config.sections.classification import ClassificationOptions
+from paceline.config.sections.rollout import RolloutOptions
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError, PacelineError
+from paceline.data.examples import Reading
+from paceline.data.feeds import check_feeds
+from paceline.data.kinds.base import row_kind
+from paceline.data.look import first_examples, look_at_sets, look_at_tokenizer, missing_sets
+from paceline.data.template_look import Described, describe
+from paceline.evaluation.metrics import check_metrics
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.roles import models_named
+from paceline.plan.model.folder import check_adapter_folder, check_model_folder
+from paceline.plan.model.named_folders import classes_of_head
+from paceline.plan.model.weights_sizes import adapter_sizes
+from paceline.plan.plan import Plan
+from paceline.training.input_checks.class_counts import class_numbers, with_head
+from paceline.training.input_checks.missing_prompts import no_prompts, nothing_to_answer
+from paceline.training.input_checks.no_steps import no_steps
+from paceline.training.input_checks.rollout_config import check_reward_folder, check_server
+
+
+@dataclass(frozen=True)
+class LookResult:
+    """``found``: all diagnostics, each once; ``formats``: the row formats of the files that were read;
+    ``template``: what the plan says of the chat template, if its text is here.
+    """
+
+    found: list[Diagnostic]
+    formats: frozenset[str]
+    template: Described | None = None
+
+
+def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -> LookResult:
+    """Run all checks. With ``plan`` a resumed run's global batch is compared too."""
+    formats, of_data = look_at_sets(config.data, reading_of(config), model=config.model)
+    parts: list[Callable[[], Iterable[Diagnostic]]] = [
+        lambda: _models(config, plan),
+        lambda: [*of_data, *look_at_tokenizer(config.model, formats, reading_of(config).kind)],
+        lambda: _labels(config),
+        lambda: _enough_rows(config, plan),
+        lambda: _own_answers(config),
+        lambda: _eval_generate(config),
+        lambda: _rollout(config, environ),
+        lambda: _checkpoint(config, environ, plan),
+    ]
+    return LookResult(_each_once(parts), formats, describe(config.model, formats))
+
+
+def look_in_doubt(config: Config, doubt: frozenset[str]) -> list[Diagnostic]:
+    """Check a config that could not be loaded.
+
+    The diagnostics hold whatever the keys in ``doubt`` (``config/doubt.py``) were meant to be.
+    """
+    return _each_once([lambda: _there(config, doubt)])
+
+
+def _each_once(parts: Sequence[Callable[[], Iterable[Diagnostic]]]) -> list[Diagnostic]:
+    found: list[Diagnostic] = []
+    for part in parts:
+        try:
+            found += part()
+        except PacelineError as error:
+            found += error.diagnostics
+    return list({(d.code, d.where, d.found): d for d in found}.values())
+
+
+def _there(config: Config, doubt: frozenset[str]) -> Iterator[Diagnostic]:
+    """Check that files named by valid keys exist.
+
+    Their contents depend on other keys (the algorithm, the column names).
+    """
+    m = config.model
+    if sure(doubt, "model.name_or_path", "model.config") and m.config is None and m.name_or_path:
+        yield from check_model_folder(m.name_or_path, "model.name_or_path")
+    if sure(doubt, "model.tokenizer") and m.tokenizer:
+        yield from look_at_tokenizer(m, frozenset())
+    for key in ("data.train", "data.eval"):
+        if sure(doubt, key):
+            yield from missing_sets(config.data, key)
+    if (
+        sure(doubt, "lora.adapter_name_or_path")
+        and config.lora is not None
+        and config.lora.adapter_name_or_path
+    ):
+        yield from check_adapter_folder(config.lora.adapter_name_or_path, "lora.adapter_name_or_path")
+
+
+def _models(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    """Check the folders of the trained model, of the algorithm's other models, and of the adapter to start
+    from.
+    """
+    m = config.model
+    named = {} if m.config is not None or not m.name_or_path else {m.name_or_path: "model.name_or_path"}
+    for name, key in models_named(config.training).items():
+        named.setdefault(name, key)
+    for name, key in named.items():
+        yield from check_model_folder(name, key)
+    if config.lora is not None and config.lora.adapter_name_or_path:
+        folder = config.lora.adapter_name_or_path
+        yield from check_adapter_folder(folder, "lora.adapter_name_or_path")
+        if plan is not None and plan.adapter is not None and plan.shape is not None:
+            yield from adapter_sizes(Path(folder).expanduser(), plan.adapter, plan.shape)
+
+
+def _labels(config: Config) -> Iterator[Diagnostic]:
+    """Check the labels of the first rows, also of the evaluation data: classes that the config does not
+    describe; of the training data alone that they have more than one label.
+    """
+    spec, reading = algorithm_spec(config.training.algorithm), reading_of(config)
+    if not reading.kind.classes and not reading.kind.columns:
+        return
+    try:
+        keys = () if reading.kind.classes else ("data.train",)
+        first = first_examples(config.data, reading, *keys)
+    except DataError:
+        return  # reported with the data sets
+    if reading.kind.classes:
+        options = ClassificationOptions.model_validate(spec.options_of(config.training))
+        rows = [json.loads(example.facts)["labels"] for example in first.examples]
+        where, head = f"{spec.key}.labels", classes_of_head(config.model)
+        class_numbers(rows, with_head(rows, options, head, where), where, all_rows=first.whole)
+    elif first.whole:
+        columns = {name: [e.values.get(name, 0.0) for e in first.examples] for name in reading.kind.columns}
+        yield from reading.kind.unlearnable(columns, "data.train")
+
+
+def _enough_rows(config: Config, plan: Plan | None) -> Iterable[Diagnostic]:
+    """Check that there is a row for each data-parallel rank and, with ``dataloader_drop_last``, for a step.
+
+    Where all rows are read here: packing makes no more of them, a weight repeats them.
+    """
+    reading, training = reading_of(config), config.training
+    if plan is None or algorithm_spec(training.algorithm).on_policy:
+        return ()
+    try:
+        first = first_examples(config.data, reading, "data.train")
+    except DataError:
+        return ()  # reported with the data sets
+    if not first.whole or not first.examples:
+        return ()
+    rows = len(first.examples) * math.ceil(max(section.weight for section in config.data.train))
+    batch = plan.batch
+    found = check_feeds(rows, batch.data_parallel_size)
+    if not found and training.dataloader_drop_last and rows < batch.global_batch:
+        return [no_steps(rows, str(batch))]
+    return found
+
+
+def _own_answers(config: Config) -> Iterator[Diagnostic]:
+    """Check that some row has a prompt, if the model answers rows of data itself: none has where every token
+    carries loss, or every data set is plain text.
+    """
+    spec, reading = algorithm_spec(config.training.algorithm), reading_of(config)
+    if spec.on_policy or not spec.own_fraction(config.training):
+        return
+    if reading.kind.trained_tokens(reading.train_on) == "all":
+        yield no_prompts(spec, f"data.train_on: {config.data.train_on}")
+        return
+    try:
+        first = first_examples(config.data, reading, "data.train")
+    except DataError:
+        return  # reported with the data sets
+    if first.everywhere and first.examples and not any(example.messages for example in first.examples):
+        yield no_prompts(spec, "rows of plain text")
+
+
+def _eval_generate(config: Config) -> Iterator[Diagnostic]:
+    """Check that some row can be answered at evaluations, and the packages of the metrics."""
+    t, reading = config.training, reading_of(config)
+    if not t.eval_generate:
+        return
+    check_metrics([name for name in t.eval_metrics if ":" not in name], 1, "training.eval_metrics")
+    if reading.kind.answered:
+        return
+    if reading.kind.trained_tokens(reading.train_on) == "all":
+        yield nothing_to_answer(f"data.train_on: {config.data.train_on}")
+        return
+    try:
+        first = first_examples(config.data, reading, "data.eval" if config.data.eval else "data.train")
+    except DataError:
+        return  # reported with the data sets
+    if first.everywhere and first.examples and not any(example.messages for example in first.examples):
+        yield nothing_to_answer("rows of plain text")
+
+
+def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
+    """Check built-in rewards and their options, the reward model's output, and the server's key."""
+    t = config.training
+    if t.rollout is None or not algorithm_spec(t.algorithm).on_policy:
+        return
+    for reward in t.rollout.rewards:
+        if reward.name == MODEL or ":" in reward.name:  # the trial imports the user's own functions
+            continue
+        try:
+            check_built_in(RewardSpec(reward.name, reward.weight, dict(reward.options)))
+        except PacelineError as error:
+            yield from (replace(finding, where="training.rollout.rewards") for finding in error.diagnostics)
+    yield from _expected_answers(config, t.rollout)
+    judge = algorithm_spec(t.algorithm).model_named(config.training, "reward")
+    if judge is not None and (Path(judge) / "config.json").is_file():
+        yield from check_reward_folder(Path(judge))
+    if t.rollout.server is not None:
+        yield from check_server(t.rollout.server, environ)
+
+
+def _expected_answers(config: Config, rollout: RolloutOptions) -> Iterator[Diagnostic]:
+    """Check that the first rows have the answer that a reward compares with: all, or some of them where a
+    reward that fails does not end the run.
+    """
+    own = [one.name for one in rollout.rewards if one.name != MODEL and ":" not in one.name]
+    names = [name for name in own if name in REWARDS.names() and REWARDS.load(name) in OF_THE_ANSWER]
+    if not names:
+        return
+    try:
+        examples = first_examples(config.data, reading_of(config), "data.train").examples
+    except DataError:
+        return  # reported with the data sets
+    rows = [json.loads(example.facts) for example in examples]
+    missing = [row for row in rows if "answer" not in row]
+    if missing and (len(missing) == len(rows) or rollout.on_reward_error == "error"):
+        found = f"{len(missing)} of the first {len(rows)} rows; columns {', '.join(missing[0])}"
+        yield algorithm_codes.REWARDS_NO_ANSWER("training.rollout.rewards", found[:300], names=names[0])
+
+
+def reading_of(config: Config) -> Reading:
+    """Return how the algorithm reads rows."""
+    kind = row_kind(algorithm_spec(config.training.algorithm).rows)
+    return Reading.of(config.data, kind)
+
+
+def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -> Iterable[Diagnostic]:
+    if not config.training.resume_from_checkpoint:
+        return ()
+    from paceline.training.preflight.resume_checkpoint import look_at_checkpoint
+
+    return look_at_checkpoint(config, environ, plan)

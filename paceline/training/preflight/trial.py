@@ -1,0 +1,276 @@
+"""Checks of a config that need imports.
+
+``python -m paceline.training.preflight.trial JOB ANSWER`` (JSON files) runs the checks of ``inputs`` first.
+The parent has a time limit and reads what was answered until then: the answer is rewritten after each part,
+and names the one in progress.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NotRequired, TypedDict
+
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import PacelineError
+from paceline.core.json_types import Json, JsonObject
+from paceline.data.look import imported_sets, look_at_sets
+from paceline.launch.environment.guide_variables import current
+from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.model.config_json import model_config
+from paceline.plan.plan import Plan
+from paceline.plan.tries import (
+    ALGORITHM,
+    CALLBACKS,
+    COMPILE,
+    DATASETS,
+    EXPORTERS,
+    METRICS,
+    MODEL,
+    REWARDS,
+    STRATEGY,
+    TOKENIZER,
+    TRACKERS,
+)
+from paceline.training import codes
+from paceline.training.preflight.inputs import look, look_in_doubt, reading_of
+from paceline.training.preflight.tokenizer_questions import open_questions
+
+
+class TrialRequest(TypedDict):
+    """What the parent asks (``launch.before.beforehand``); with ``doubt`` nothing else."""
+
+    config: JsonObject
+    plan: JsonObject | None
+    doubt: list[str] | None
+    tries: list[str]
+    open: NotRequired[bool]
+    imports: NotRequired[bool]
+
+
+@ended
+@redacted
+def main(job: str, answer: str) -> int:
+    """Write what was found, for ``JOB``, to ``ANSWER``. Return the exit code."""
+    for reply in answers(json.loads(Path(job).read_text(encoding="utf-8"))):
+        _write(Path(answer), reply)
+    return 0
+
+
+def answers(request: TrialRequest) -> Iterator[JsonObject]:
+    """Yield everything known so far, after the checks without imports and after each trial."""
+    config = Config.from_json(request["config"])
+    plan = None if request["plan"] is None else Plan.from_json(request["plan"])
+    if request["doubt"] is not None:
+        yield {"looked": [d.to_json() for d in look_in_doubt(config, frozenset(request["doubt"]))]}
+        return
+    # Checks without imports come first, so that they are known even if a trial hangs
+    looked = look(config, current(), plan)
+    tried: list[Json] = []
+    questions: JsonObject = {}
+    reply: JsonObject = {
+        "looked": [d.to_json() for d in looked.found],
+        "tried": tried,
+        "asked": questions,
+        "under_way": "",
+        "template": None if looked.template is None else list(looked.template),
+    }
+    reply["imported"] = [name for name in ("torch", "transformers") if name in sys.modules]
+    yield reply
+    formats = looked.formats
+    if request["open"] and (folders := imported_sets(config.data)):
+        questions[DATASETS] = ", ".join(folders)
+        if request["imports"]:
+            yield {**reply, "under_way": DATASETS}
+            more, found = look_at_sets(config.data, reading_of(config), imports=True)
+            tried.append({"name": DATASETS, "found": [d.to_json() for d in found]})
+            formats |= more
+    if request["open"]:
+        questions |= open_questions(config, plan, formats)
+    # One answer before each trial names it, for the parent's time limit
+    names = dict.fromkeys([*request["tries"], *questions]) if request["imports"] else ()
+    for name in names:
+        if name == DATASETS:
+            continue
+        yield {**reply, "under_way": name}
+        tried.append({"name": name, "found": [d.to_json() for d in try_part(name, config, plan, formats)]})
+    yield reply
+
+
+def _write(answer: Path, reply: JsonObject) -> None:
+    staged = answer.with_suffix(".part")
+    staged.write_text(json.dumps(reply), encoding="utf-8")
+    os.replace(staged, answer)
+
+
+def try_part(
+    name: str, config: Config, plan: Plan | None, formats: frozenset[str] = frozenset()
+) -> list[Diagnostic]:
+    """Return the diagnostics of one trial. Any other exception is one too, since every rank will run the same
+    code.
+    """
+    tries: dict[str, Callable[[Config, Plan | None], Iterable[Diagnostic]]] = {
+        REWARDS: _rewards,
+        STRATEGY: _strategy,
+        ALGORITHM: _algorithm,
+        CALLBACKS: _callbacks,
+        TRACKERS: _trackers,
+        METRICS: _metrics,
+        EXPORTERS: _exporters,
+        COMPILE: _compile,
+        MODEL: _model,
+        TOKENIZER: lambda config, plan: _tokenizer(config, formats),
+    }
+    try:
+        return list(tries[name](config, plan))
+    except PacelineError as error:
+        return [replace(finding, where=finding.where or _KEYS[name]) for finding in error.diagnostics]
+    except (Exception, SystemExit) as error:  # a library's own error, without a code
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        found = f"{type(error).__name__}: {lines[0] if lines else ''}"[:400]
+        return [codes.TRIAL_FAILED(_KEYS[name], found, name=name)]
+
+
+_KEYS = {
+    REWARDS: "training.rollout.rewards",
+    STRATEGY: "training.distributed_strategy",
+    ALGORITHM: "training.algorithm",
+    CALLBACKS: "training.callbacks",
+    TRACKERS: "training.report_to",
+    METRICS: "training.eval_metrics",
+    EXPORTERS: "training.exporters",
+    COMPILE: "training.torch_compile_backend",
+    MODEL: "model.name_or_path",
+    TOKENIZER: "model.tokenizer",
+    DATASETS: "data.train",
+}
+
+
+def _rewards(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from paceline.algorithms.rewards.scoring import RewardSpec, check_reward
+    from paceline.data.look import columns_of
+
+    rollout = config.training.rollout
+    assert rollout is not None
+    columns: dict[str, frozenset[str] | None] = {}
+    for key in ("data.train", "data.eval"):
+        with suppress(PacelineError):  # already reported by ``look``
+            columns[key] = columns_of(config.data, key)
+    for reward in rollout.rewards:
+        if ":" in reward.name:
+            spec = RewardSpec(reward.name, reward.weight, dict(reward.options))
+            try:
+                check_reward(spec)
+                for key, names in columns.items():
+                    check_reward(spec, names, key)
+            except PacelineError as error:
+                yield from (replace(finding, where=_KEYS[REWARDS]) for finding in error.diagnostics)
+
+
+def _strategy(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from paceline.strategies.registry import strategy_class
+
+    strategy_class(config.training.distributed_strategy)
+    yield from ()
+
+
+def _algorithm(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    """Load the user's own algorithm; an offline one is also built with its options."""
+    from paceline.algorithms.registry import algorithm_class
+
+    spec = algorithm_spec(config.training.algorithm)
+    made = algorithm_class(spec.name)
+    if not spec.on_policy:
+        # others are refused already
+        known = {name: v for name, v in spec.options_of(config.training).items() if name in spec.options}
+        made(**spec.arguments(known))
+    yield from ()
+
+
+def _callbacks(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from paceline.training.reporting.callbacks import OwnPart, check_callback
+
+    for one in config.training.callbacks:
+        try:
+            check_callback(OwnPart(one.name, dict(one.options)))
+        except PacelineError as error:
+            yield from (replace(finding, where=_KEYS[CALLBACKS]) for finding in error.diagnostics)
+
+
+def _trackers(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from paceline.training.trackers.open import own_tracker
+
+    for name in config.training.report_to:
+        if ":" in name:
+            own_tracker(name)
+    yield from ()
+
+
+def _metrics(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from paceline.evaluation.metrics import own_metric
+
+    for name in config.training.eval_metrics:
+        if ":" in name:
+            try:
+                own_metric(name)
+            except PacelineError as error:
+                yield from (replace(finding, where=_KEYS[METRICS]) for finding in error.diagnostics)
+
+
+def _exporters(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from paceline.checkpoint.export.exporters import own_exporter
+
+    for name in config.training.exporters:
+        if ":" in name:
+            own_exporter(name, _KEYS[EXPORTERS])
+    yield from ()
+
+
+def _compile(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from torch._dynamo import list_backends
+    from torch._inductor import list_mode_options
+
+    t = config.training
+    backends = [
+        name for name in list_backends(exclude_tags=()) if "TESTING" not in name and "minifier" not in name
+    ]
+    modes = list(list_mode_options())
+    if t.torch_compile_backend not in (None, *backends):
+        yield codes.TRAIN_COMPILE_BACKEND(
+            "training.torch_compile_backend", str(t.torch_compile_backend), backends=", ".join(backends)
+        )
+    if t.torch_compile_mode not in (None, "default", *modes):
+        yield codes.TRAIN_COMPILE_MODE(
+            "training.torch_compile_mode", str(t.torch_compile_mode), modes=", ".join(modes)
+        )
+
+
+def _tokenizer(config: Config, formats: frozenset[str]) -> Iterator[Diagnostic]:
+    from paceline.training.preflight.trial_tokenizer import try_tokenizer
+
+    yield from try_tokenizer(config, formats)
+
+
+def _model(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    assert plan is not None
+    try:
+        model_config(config.model, current())
+    except PacelineError as error:
+        first = error.diagnostics[0]
+        yield codes.TRIAL_NOT_HERE(first.where, first.found, detail=first.what, hint=first.hint)
+        return
+    from paceline.training.preflight.trial_model import try_model
+
+    yield from try_model(config, plan)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1], sys.argv[2]))

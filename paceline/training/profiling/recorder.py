@@ -1,0 +1,221 @@
+"""Records the steps that ``training.profile`` names, and writes what they spent into ``RUN/profile``."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.autograd.profiler import record_function
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import profile
+
+from paceline.config.sections.profile import Profile
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.json_types import JsonObject
+from paceline.core.rundir import RunDir
+from paceline.models.flops import attention_products, is_trained, multiply_adds
+from paceline.plan.plan import Plan
+from paceline.protocols.batch import Batch
+from paceline.protocols.window import Window
+from paceline.runtime.process_group.world import World
+from paceline.strategies.model_handle import Handle, Handles
+from paceline.training import codes
+from paceline.training.profiling import text_report
+from paceline.training.profiling.breakdown import STEP, Breakdown, Op, breakdown
+from paceline.training.profiling.module_scopes import Scopes
+
+Around = Callable[[Window], AbstractContextManager[None]]
+Report = Callable[[Diagnostic], None]
+
+
+def profile_of(
+    requested: Profile,
+    plan: Plan,
+    world: World,
+    run: RunDir,
+    handles: Handles,
+    report: Report,
+    steps: range,
+) -> Around | None:
+    """Return what records the requested steps of this rank, None if it records none of ``steps``, those that
+    the run comes to; rank 0 reports the others.
+    """
+    others = [step for step in requested.steps if step not in steps]
+    if others and world.is_main:
+        of_run = f"this run has steps {steps.start} to {steps.stop - 1}"
+        found = ", ".join(map(str, others[:10]))
+        report(codes.PROFILE_BEYOND("training.profile.steps", found, of_run=of_run, others=len(others)))
+    due = frozenset(step for step in requested.steps if step in steps)
+    if not due or (requested.ranks and world.rank not in requested.ranks):
+        return None
+    return Profiles(
+        steps=due,
+        memory=requested.memory,
+        run=run,
+        rank=world.rank,
+        device=world.device,
+        handles=handles,
+        report=report,
+        compiled=plan.compile,
+        recomputes=plan.recompute,
+        parts=plan.mesh.tp,
+    ).around
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """Records ``steps`` (from 1) of this rank. Outside of them a step passes through ``around`` untouched.
+
+    ``compiled``: layers are not told apart, since hooks would compile them anew; ``recomputes``: the backward
+    computes the forward again; ``parts``: ranks that share each matrix product.
+    """
+
+    steps: frozenset[int]
+    memory: bool
+    run: RunDir
+    rank: int
+    device: torch.device
+    handles: Handles
+    report: Report
+    compiled: bool = False
+    recomputes: bool = False
+    parts: int = 1
+
+    @contextmanager
+    def around(self, window: Window) -> Iterator[None]:
+        """Record the step of ``window`` if it is one of those; what goes wrong in the recording is said."""
+        step = window.step + 1
+        if step not in self.steps:
+            yield
+            return
+        scopes = Scopes([root for handle in self.handles.values() for root in handle.roots])
+        with ExitStack() as stack:
+            recorded = stack.enter_context(profile(profile_memory=self.memory))
+            if not self.compiled:
+                stack.enter_context(scopes.around())
+            with record_function(STEP):
+                yield
+        try:
+            self._write(step, window, recorded, scopes)
+        except (OSError, RuntimeError, ValueError) as error:
+            found = f"{type(error).__name__}: {error}"[:400]
+            self.report(codes.PROFILE_FAILED(str(self.run.profile), found, step=step))
+
+    def _write(self, step: int, window: Window, recorded: profile, scopes: Scopes) -> None:
+        found = breakdown(operations(recorded))
+        flops = self._flops(window, scopes)
+        states = self._states()
+        self.run.profile.mkdir(parents=True, exist_ok=True)
+        place = self.run.profile / f"step-{step:08d}-rank-{self.rank:05d}"
+        whole = text_report.text(step, self.rank, found, flops, states)
+        place.with_suffix(".txt").write_text(whole, encoding="utf-8")
+        numbers = self._numbers(step, found, flops, states)
+        place.with_suffix(".json").write_text(json.dumps(numbers, indent=1), encoding="utf-8")
+        recorded.export_chrome_trace(f"{place}.trace.json.gz")
+        snapshot: Callable[[], list[JsonObject]] | None
+        snapshot = getattr(torch.get_device_module(self.device), "memory_snapshot", None)
+        if self.memory and snapshot is not None:
+            with gzip.open(f"{place}.memory.json.gz", "wt", encoding="utf-8") as file:
+                json.dump(snapshot(), file, default=str)
+        what = text_report.sentence(step, self.rank, found)
+        self.report(codes.PROFILE_STEP(what, f"{place}.txt", severity=Severity.NOTE))
+
+    def _flops(self, window: Window, scopes: Scopes) -> dict[str, float]:
+        """Return the FLOPs of the step by kind of layer, from shapes."""
+        found: dict[str, float] = {}
+        for handle in self.handles.values():
+            for batch in window.micro_batches:
+                macs = self._of_step(handle, batch)
+                for kind, count in scopes.by_kind(macs).items():
+                    found[kind] = found.get(kind, 0.0) + 2 * count / self.parts
+        return found
+
+    def _of_step(self, handle: Handle, batch: Batch) -> dict[nn.Module, float]:
+        """Return each module's multiply-adds of a forward and, of a trained model, its backward: once for the
+        gradient of the input, once for that of weights that are trained (an adapter's, not its base's).
+        """
+        forward = multiply_adds(handle.root, batch, batch.input_ids.numel())
+        if not handle.trained:
+            return forward
+        attention = attention_products(handle.root, batch)
+        again = 2 + self.recomputes
+        return {
+            module: again * count + (count if is_trained(module) else attention.get(module, 0.0))
+            for module, count in forward.items()
+        }
+
+    def _states(self) -> dict[str, int]:
+        weights, gradients, masters, moments = 0, 0, 0, 0
+        for handle in self.handles.values():
+            for parameter in handle.root.parameters():
+                weights += _bytes(parameter) + _bytes_of_part(parameter)
+                gradients += _bytes(parameter.grad) if parameter.grad is not None else 0
+            if handle.optimizer is not None:
+                own = {id(parameter) for parameter in handle.root.parameters()}
+                masters += sum(_bytes(p) for p in handle.optimizer.state if id(p) not in own)
+                values = (v for state in handle.optimizer.state.values() for v in state.values())
+                moments += sum(_bytes(v) for v in values if isinstance(v, torch.Tensor))
+        held = {"weights": weights, "gradients": gradients, "optimizer": moments}
+        return held | ({"master weights of the optimizer": masters} if masters else {})
+
+    def _numbers(
+        self, step: int, found: Breakdown, flops: dict[str, float], states: dict[str, int]
+    ) -> JsonObject:
+        return {
+            "step": step,
+            "rank": self.rank,
+            "seconds": found.seconds,
+            "busy": found.busy,
+            "communication": {"hidden": found.hidden, "exposed": found.exposed},
+            "waiting": found.waiting,
+            "layers": dict(found.layers),
+            "flops": dict(flops),
+            "allocated": dict(found.allocated),
+            "operations": {name: [seconds, calls] for name, (seconds, calls) in found.operations.items()},
+            "states": dict(states),
+        }
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes that this rank holds of a tensor."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    return int(local.numel() * local.element_size())
+
+
+def _bytes_of_part(parameter: torch.Tensor) -> int:
+    """Return the bytes of the part that ZeRO-3 keeps of a parameter, beside the whole that it releases."""
+    part = getattr(parameter, "ds_tensor", None)
+    return _bytes(part) if isinstance(part, torch.Tensor) else 0
+
+
+def operations(recorded: profile) -> list[Op]:
+    """Return what torch's profiler has recorded, each event with the one around it."""
+    host = torch.autograd.DeviceType.CPU
+    recorded_events: Callable[[], Sequence[FunctionEvent] | None] = recorded.events
+    events = list(recorded_events() or ())
+    uses_device = any(event.device_type != host for event in events)
+    made: dict[int, Op] = {}
+    for event in sorted(events, key=_depth):  # the one around an event first
+        made[id(event)] = Op(
+            event.name,
+            event.time_range.start,
+            event.time_range.end,
+            event.self_device_time_total if uses_device else event.self_cpu_time_total,
+            made.get(id(event.cpu_parent)) if event.cpu_parent is not None else None,
+            event.sequence_nr if event.sequence_nr is not None else -1,
+            event.device_type != host,
+            event.self_device_memory_usage if uses_device else event.self_cpu_memory_usage,
+        )
+    return [made[id(event)] for event in events]
+
+
+def _depth(event: FunctionEvent) -> int:
+    depth, current = 0, event.cpu_parent
+    while current is not None:
+        depth, current = depth + 1, current.cpu_parent
+    return depth

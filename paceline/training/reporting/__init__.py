@@ -1,0 +1,1 @@
+"""What a run tells: console, event log, the user's callbacks."""

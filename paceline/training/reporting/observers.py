@@ -1,0 +1,231 @@
+"""Receivers of a run's events: event log and text logs on every rank, console and trackers on rank 0."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.rundir import RunDir
+from paceline.data.prepare import Prepared
+from paceline.plan.plan import Plan
+from paceline.runlog import events
+from paceline.runlog.levels import is_written
+from paceline.runlog.lines import samples_lines
+from paceline.runlog.log import RunLog
+from paceline.runlog.place import Place
+from paceline.runlog.redact import Redactor
+from paceline.runtime.failures.heartbeat import Heartbeat
+from paceline.training.loop.intervals import every
+from paceline.training.loop.trainer import Observer
+from paceline.training.reporting.callbacks import Callbacks, OwnPart
+from paceline.training.reporting.console import Console
+from paceline.training.trackers.open import open_trackers
+from paceline.training.trackers.tracker import TrackedRun
+from paceline.training.trackers.tracker_set import Trackers
+
+
+class Observers:
+    """Opens, feeds and closes the receivers."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        rank: int,
+        plan: Plan,
+        config: Config,
+        environ: Mapping[str, str],
+        prepared: Prepared,
+        redact: Redactor,
+        *,
+        leads: bool = True,
+    ) -> None:
+        """``leads``: this is the first rank of its node, which watches the run directory.
+
+        Raises OSError if the logs cannot be opened.
+        """
+        self.rank, self.run, self.config, self.prepared = rank, run, config, prepared
+        self.redact = redact
+        self.log = RunLog(run, rank, self.redact, config.training.log_level, warn=self._warn, leads=leads)
+        self._place = Place(run) if leads else None
+        self.heartbeat = Heartbeat(run.heartbeat(rank)).start()
+        self.console: Console | None = None
+        self.trackers: Trackers | None = None
+        self.callbacks: Callbacks | None = None
+        self.logging_steps = 1
+        self.abandoned: tuple[str, ...] = ()  # trackers that may hang an exit
+        self._log_closed = False
+        self._environ = environ
+        self._started = 0.0
+
+    def all(self) -> list[Observer]:
+        return [self.hear]
+
+    def begin(self, event: events.RunStarted) -> None:
+        """Start the run: open console, trackers and callbacks.
+
+        Raises PacelineError if a callback cannot be made.
+        """
+        t = self.config.training
+        total = event.total_steps or 0
+        self.logging_steps = every(t.logging_steps, max(total, 1))
+        if self.rank == 0:
+            self.console = Console(
+                total,
+                enabled=True,
+                logging_steps=self.logging_steps,
+                logging_first_step=t.logging_first_step,
+                start_step=event.start_step,
+                redact=self.redact,
+                least=t.log_level,
+            )
+            self.trackers = open_trackers(
+                t.report_to,
+                TrackedRun(
+                    self.run,
+                    self.redact(t.run_name or self.run.root.name),
+                    self.redact.data(self.config.to_json()),
+                    start_step=event.start_step,
+                ),
+                project=t.project,
+                environ=self._environ,
+                report=self._note_of_tracker,
+            )
+        parts = [OwnPart(one.name, dict(one.options)) for one in t.callbacks]
+        self.callbacks = Callbacks(parts, self.rank, self._note_of_any_rank)
+        self.log.write(event)
+        self.message(event.description)
+
+    def hear(self, event: events.Event) -> None:
+        """Record one event of the trainer."""
+        if isinstance(event, events.Step):
+            self.check_place()
+        elif isinstance(event, events.CheckpointSaved) and self._place is not None:
+            self._place.expects(event.path)
+        # Event log: every event; only some steps get a text line
+        logs = not isinstance(event, (events.Step, events.Samples)) or self.is_logged(event)
+        self.log.write(event, level="" if logs else "debug")
+        # Console and trackers exist on rank 0 only
+        if self.console is None and self.rank == 0 and isinstance(event, events.Notice):
+            self._say_early(event.diagnostic)
+        if self.console is not None:
+            if isinstance(event, events.Step):
+                self.console.step(event)
+            elif isinstance(event, events.Eval):
+                self.console.eval(event)
+            elif isinstance(event, events.Notice):
+                self.console.note(event.diagnostic)
+            elif isinstance(event, events.Samples) and logs:
+                self.console.message(samples_lines(event))
+        if logs and self.trackers is not None and isinstance(event, (events.Step, events.Eval)):
+            self.trackers.log(event.step, scalars(event))
+        if self.callbacks is not None:
+            self.callbacks.hear(event)
+
+    def should_stop(self) -> bool:
+        """Whether a callback of this rank asks to stop the training."""
+        return self.callbacks is not None and self.callbacks.should_stop()
+
+    def _note_of_any_rank(self, diagnostic: Diagnostic) -> None:
+        """Record a finding about this rank's own parts; ranks without a console print it, too."""
+        self.note(diagnostic)
+        if self.rank != 0:
+            print(self.redact(diagnostic.render()), file=sys.stderr, flush=True)
+
+    def _note_of_tracker(self, diagnostic: Diagnostic) -> None:
+        """Record a finding about a tracker; after a failure of the run, print it."""
+        (self._warn if self._log_closed else self.note)(diagnostic)
+
+    def _close_trackers(self) -> None:
+        if self.trackers is not None:
+            self.trackers.close()
+            self.abandoned = self.trackers.abandoned
+            self.trackers = None
+
+    def check_place(self) -> None:
+        """Raise PacelineError if the run directory has been moved or replaced."""
+        gone = self._place.check() if self._place is not None else None
+        if gone is not None:
+            self.note(gone)
+
+    def _warn(self, diagnostic: Diagnostic) -> None:
+        """Report what the logs themselves cannot: on the console, or on stderr for other ranks than 0."""
+        if self.console is not None:
+            self.console.note(diagnostic)
+        else:
+            print(self.redact(diagnostic.render()), file=sys.stderr, flush=True)
+
+    def _say_early(self, diagnostic: Diagnostic) -> None:
+        """Print a diagnostic before the first step, when there is no console yet."""
+        if is_written(diagnostic.severity.value, self.config.training.log_level):
+            print(self.redact(diagnostic.render()), flush=True)
+
+    def is_logged(self, event: events.Step | events.Samples) -> bool:
+        """Whether this step gets a text line (every step is in the event log)."""
+        first = event.step == 1 and self.config.training.logging_first_step
+        return first or event.step % self.logging_steps == 0 or getattr(event, "skipped", None) is not None
+
+    def note(self, diagnostic: Diagnostic) -> None:
+        self.hear(events.Notice(diagnostic))
+
+    def message(self, text: str) -> None:
+        """Print a line on rank 0."""
+        self.log.message(text)
+        if self.console is not None:
+            self.console.message(text)
+
+    def finish(self, event: events.Finished, checkpoint: str) -> None:
+        """Record a successful end and close the logs."""
+        self.hear(event)
+        if self.callbacks is not None:
+            self.callbacks.close()
+            self.callbacks = None
+        self._close_trackers()  # while the log can still hold what they did not get
+        lost = self.log.lost()
+        if lost is not None:
+            self._warn(lost)
+        self.close()
+        self.log.close()
+
+    def failed(self, event: events.Error, trace: str) -> None:
+        """Record a failure; it is written when this returns.
+
+        ``close`` closes the trackers, which may take seconds.
+        """
+        if trace:
+            self.log.rank_text.line(trace, "error")
+        self.log.write(event)
+        self._log_closed = True
+        self.log.close()
+
+    def close(self) -> None:
+        """Close everything but the log files."""
+        self.heartbeat.stop()
+        self._close_trackers()
+        if self.console is not None:
+            self.console.close()
+            self.console = None
+        if self._place is not None:
+            self._place.close()
+            self._place = None
+
+
+def scalars(event: events.Step | events.Eval) -> dict[str, float]:
+    """Return the numbers of an event, under the names that trackers show."""
+    if isinstance(event, events.Eval):
+        return {f"eval/{name.removeprefix('eval_')}": value for name, value in event.metrics.items()}
+    numbers: dict[str, float | None] = {
+        "train/loss": event.loss,
+        "train/learning_rate": event.lr,
+        "train/grad_norm": event.grad_norm,
+        "train/epoch": event.epoch,
+        "speed/tokens_per_second": event.tokens_per_second,
+        "speed/step_seconds": event.step_seconds,
+        "speed/mfu": event.mfu,
+        "speed/of_timed_product": event.of_product,
+        "memory/bytes": float(event.memory_bytes) if event.memory_bytes is not None else None,
+        "memory/reserved_bytes": float(event.reserved_bytes) if event.reserved_bytes is not None else None,
+        **{f"train/{name}": value for name, value in event.extras.items()},
+    }
+    return {name: float(value) for name, value in numbers.items() if value is not None}

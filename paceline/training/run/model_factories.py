@@ -1,0 +1,150 @@
+"""Model factories for the roles of an algorithm, from a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from paceline.checkpoint.format.untrained_tensors import carried_state, is_about
+from paceline.config.schema import Config
+from paceline.config.sections.model import ModelSection
+from paceline.config.sections.rollout import RolloutOptions
+from paceline.core.json_types import JsonObject
+from paceline.models.factory import HFModelFactory
+from paceline.models.heads.sequence_classification import Classes
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.parts import AdapterSpec
+from paceline.plan.plan import Plan
+from paceline.protocols.roles import Role
+from paceline.training.input_checks.teacher_tokens import check_teacher_tokens
+from paceline.training.rollout.reward_model import check_reward_model
+
+
+class PreparedTokens(Protocol):
+    """What models need from the prepared data (``Prepared`` fits)."""
+
+    @property
+    def vocab_size(self) -> int | None: ...  # rows that the embedding needs; None: not known
+    @property
+    def tokenizer_path(self) -> Path: ...
+
+
+@dataclass(frozen=True)
+class Models:
+    """Makes the factories that strategies build models with."""
+
+    plan: Plan
+    config: Config
+    prepared: PreparedTokens
+    device: torch.device
+    classes: Classes | None = None  # only for a classifier
+    # names of the parameters of a trained role that a checkpoint brings
+    restored: Callable[[Role], Collection[str]] = lambda role: ()
+
+    def trained(self, role: Role) -> HFModelFactory:
+        """Return the factory of a trained model.
+
+        Weights are those named for its role, else those that training starts from. An existing adapter to
+        continue from belongs to the policy, not to the value model.
+        """
+        restored = self.restored(role)
+        if role is not Role.VALUE:
+            return self._factory(role, self.config.model, self.plan.adapter, restored=restored)
+        adapter = self.plan.adapter
+        own = adapter if adapter is None else replace(adapter, start=None)
+        return self._factory(role, self._named(role) or self.config.model, own, restored=restored)
+
+    def frozen(self, role: Role) -> HFModelFactory:
+        """Return the factory of a frozen model: the one named for its role, else the initial model.
+
+        Raises ConfigError if a teacher or a reward model has another tokenizer.
+        """
+        named = self._named(role)
+        if named is None:
+            adapter = self.plan.adapter
+            if adapter is not None and adapter.init_lora_weights and not adapter.start:
+                adapter = None  # the whole is what it began as
+            return self._factory(role, self.config.model, adapter, frozen=True)
+        spec = algorithm_spec(self.plan.algorithm)
+        if role.value in spec.same_tokens:
+            check_teacher_tokens(
+                str(named.name_or_path), self.prepared.tokenizer_path, spec.model_key(role.value)
+            )
+        if role is Role.REWARD:
+            check_reward_model(str(named.name_or_path), self.prepared.tokenizer_path)
+        return self._factory(role, named, None, frozen=True)
+
+    def carried(self, role: Role, before: JsonObject) -> JsonObject:
+        """Return which tensors of the folder are not trained, for exports (``checkpoint.carried``). Empty if
+        there are none. Reads all their bytes, unless ``before``, of the checkpoint that the run goes on from,
+        says it of the same ones.
+        """
+        model, tensors = self.config.model, self.trained(role).account()
+        if tensors is None or not tensors.carried or model.name_or_path is None:
+            return {}
+        local = Path(model.name_or_path)
+        name = str(local.resolve()) if local.is_dir() else model.name_or_path
+        if is_about(before, name, model.revision, tensors.carried):
+            return before
+        return carried_state(tensors.folder, name, model.revision, tensors.carried)
+
+    def _named(self, role: Role) -> ModelSection | None:
+        """Return the ``model:`` section of the role's own model, or None for the initial model."""
+        name = algorithm_spec(self.plan.algorithm).model_named(self.config.training, role.value)
+        if name is None:
+            return None
+        own = {} if name == self.config.model.name_or_path else {"revision": None, "trust_remote_code": False}
+        # a pinned revision belongs to one model
+        return self.config.model.model_copy(update={"name_or_path": name, "config": None, **own})
+
+    def _factory(
+        self,
+        role: Role,
+        model: ModelSection,
+        adapter: AdapterSpec | None,
+        *,
+        frozen: bool = False,
+        restored: Collection[str] = (),
+    ) -> HFModelFactory:
+        precision = self.plan.precision
+        return HFModelFactory(
+            model,
+            role,
+            vocab_size=self.prepared.vocab_size,
+            seed=self.config.training.seed,
+            compute_dtype=getattr(torch, precision.compute),
+            attention=self.plan.attention,
+            recompute=self.plan.recompute,
+            recompute_keeps=self.plan.recompute_keeps,
+            device=self.device,
+            compile=self.plan.compile,
+            compile_options=self._compile_options(),
+            master_dtype=getattr(torch, precision.master),
+            adapter=adapter,
+            frozen=frozen,
+            freeze_router=self.config.training.freeze_router and not frozen,
+            temperature=self._temperature(),
+            classes=self.classes if role is Role.CLASSIFIER else None,
+            fp8=precision.fp8,
+            restored=restored,
+            dropout=not self._disables_dropout(),
+        )
+
+    def _disables_dropout(self) -> bool:
+        disables = self.config.training.disable_dropout
+        return algorithm_spec(self.plan.algorithm).disable_dropout if disables is None else disables
+
+    def _temperature(self) -> float:
+        """Return the sampling temperature that on-policy log-probabilities use; 1 for greedy."""
+        rollout = self.config.training.rollout or RolloutOptions()
+        return rollout.temperature or 1.0 if algorithm_spec(self.plan.algorithm).on_policy else 1.0
+
+    def _compile_options(self) -> dict[str, str]:
+        """Return ``torch.compile``'s backend and mode, if configured."""
+        t = self.config.training
+        options = {"backend": t.torch_compile_backend, "mode": t.torch_compile_mode}
+        return {name: value for name, value in options.items() if value}

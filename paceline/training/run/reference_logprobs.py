@@ -1,0 +1,202 @@
+"""Reference log-probabilities of all answers, computed once before training and cached with the data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.algorithms.answer_sums import document_sums
+from paceline.algorithms.preference.pair_policy import REFERENCE
+from paceline.core.json_types import Json, JsonObject
+from paceline.core.units import human_seconds
+from paceline.data.source import PackedSource
+from paceline.data.store import DERIVED
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.codec import to_json
+from paceline.protocols.roles import Output, Role
+from paceline.runtime.process_group.world import World
+from paceline.strategies.model_handle import Handles
+from paceline.strategies.strategy import Runner
+from paceline.training.loop.window_source import BatchLayout
+
+if TYPE_CHECKING:
+    from paceline.models.factory import HFModelFactory
+    from paceline.training.run.session import Session
+
+Column = NDArray[np.float64]
+FORMAT = 1
+_AT_ONCE = 2**20  # numbers in one all-reduce
+
+
+def ask_reference(
+    session: Session, runner: Runner, handles: Handles, policy: HFModelFactory
+) -> tuple[dict[str, dict[str, Column]], str]:
+    """Return (reference log-probabilities by split and document, a message for the log). Collective.
+
+    They are cached or computed; this must run before any weight is trained or restored. ``policy`` is the
+    policy's factory: unless another model is named, the reference is the policy as it is now.
+    """
+    config, plan = session.config, session.plan
+    spec, training = algorithm_spec(plan.algorithm), config.training
+    named = spec.model_named(training, "reference")
+    start = plan.adapter.start if plan.adapter else None
+    # The cache key: everything that the log-probabilities depend on
+    key: JsonObject = {
+        "data": session.prepared.fingerprint,
+        "weights": weights_identity(named, None) if named else policy.fingerprint,
+        "adapter": None if named else to_json(plan.adapter),
+        "adapter_weights": weights_identity(start, None) if start else None,
+        "numbers": [plan.precision.compute, plan.precision.master, plan.attention],
+    }
+    # Sources in table order; the role whose forward gives the log-probabilities
+    splits = {"train": True} | ({"eval": False} if session.prepared.eval is not None else {})
+    sources = {name: session.source(train=train, shuffle=False) for name, train in splits.items()}
+    given = spec.options_of(training).get("precompute_ref_batch_size")
+    rows = given if isinstance(given, int) and given else config.training.per_device_train_batch_size
+    strategy = runner.strategy
+    layout = session.batch_layout(strategy, rows, 1)
+    role = Role.REFERENCE if named else Role.POLICY
+    built = dict(handles)
+
+    def compute(source: PackedSource) -> Column:
+        if role not in built:
+            built[role] = strategy.prepare(role, session.models.frozen(role), None)
+        return reference_column(runner, built, role, source, layout)
+
+    cache = ReferenceCache(session.world, session.prepared.path / DERIVED, key)
+    columns, note = cached_columns(cache, sources, compute, time.monotonic)
+    if Role.REFERENCE in built:
+        strategy.release(built[Role.REFERENCE])
+    return columns, note
+
+
+def reference_column(
+    runner: Runner, handles: Handles, role: Role, source: PackedSource, layout: BatchLayout
+) -> Column:
+    """Return float64 [documents]: log p(answer | prompt) under the model of ``role``. Collective.
+
+    It is equal on every rank. ``source`` keeps the order of its table and has every document once.
+    """
+    found = np.zeros(len(source.table.lengths), np.float64)
+    rows, strategy = source.num_rows(0), runner.strategy
+    for micro_step in range(math.ceil(rows / (layout.micro_batch * layout.dp_size))):
+        local_batch = strategy.shard_batch(source.batch(0, layout.positions(0, micro_step, rows)))
+        outputs = runner.forward_no_grad(handles, role, local_batch, frozenset({Output.LOGPROBS}))
+        sums = document_sums(outputs[Output.LOGPROBS.value], local_batch).cpu().double().numpy()
+        ids = local_batch.document_ids.cpu().numpy()
+        found[ids[ids >= 0]] = sums[: len(ids)][ids >= 0]
+    for start in range(0, len(found), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        found[part] = (
+            np.array(strategy.world.all_reduce_sum_float(found[part].tolist())) / strategy.loss_copies
+        )
+    return found
+
+
+class ReferenceCache:
+    """One file per fingerprint, read and written by rank 0; every rank gets its contents."""
+
+    def __init__(self, world: World, folder: Path, key: Mapping[str, Json]) -> None:
+        """``key`` is what the values depend on, JSON; that of rank 0 is used."""
+        self.world = world
+        text = json.dumps({"format": FORMAT, **key}, sort_keys=True, default=str)
+        self.path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
+
+    def load(self, sizes: Mapping[str, int]) -> dict[str, Column] | None:
+        """Return the columns by split, each of its size in ``sizes``, or None. Collective."""
+        held = self._read(sizes) if self.world.is_main else None
+        if not self.world.any(held is not None):
+            return None
+        columns = {}
+        for name, size in sorted(sizes.items()):
+            values = held[name].tolist() if held is not None else [0.0] * size
+            parts = [values[i : i + _AT_ONCE] for i in range(0, size, _AT_ONCE)]
+            columns[name] = np.array([v for part in parts for v in self.world.all_reduce_sum_float(part)])
+        return columns
+
+    def save(self, columns: Mapping[str, Column]) -> str:
+        """Write the file atomically. Return what went wrong, or an empty string."""
+        from safetensors.numpy import save_file
+
+        if not self.world.is_main:
+            return ""
+        part = self.path.with_suffix(f".{os.getpid()}.part")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(
+                {n: np.ascontiguousarray(c) for n, c in columns.items()}, part, {"sha256": _digest(columns)}
+            )
+            part.replace(self.path)
+        except OSError as error:
+            return f"{self.path}: {error.strerror or error}"
+        return ""
+
+    def _read(self, sizes: Mapping[str, int]) -> dict[str, Column] | None:
+        """Return the file's columns; None if it is missing or damaged (it is then recomputed)."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.path, "np") as file:
+                names = file.keys()  # no mapping: it cannot be iterated
+                found: dict[str, Column] = {name: file.get_tensor(name) for name in names}
+                digest = (file.metadata() or {}).get("sha256")
+        except (OSError, SafetensorError):
+            return None
+        if digest != _digest(found):
+            return None
+        fits = {name: column.shape for name, column in found.items()} == {
+            n: (size,) for n, size in sizes.items()
+        }
+        return found if fits and all(column.dtype == np.float64 for column in found.values()) else None
+
+
+def _digest(columns: Mapping[str, Column]) -> str:
+    """Return the sha256 of names and values: a flipped bit would silently be trained on."""
+    digest = hashlib.sha256()
+    for name, column in sorted(columns.items()):
+        digest.update(f"{name} {column.dtype} {column.shape} ".encode() + column.tobytes())
+    return digest.hexdigest()
+
+
+def cached_columns(
+    cache: ReferenceCache,
+    sources: Mapping[str, PackedSource],
+    compute: Callable[[PackedSource], Column],
+    clock: Callable[[], float],
+) -> tuple[dict[str, dict[str, Column]], str]:
+    """Return (extra columns of the documents by split, a message for the log). Collective."""
+    sizes = {name: len(source.table.lengths) for name, source in sources.items()}
+    columns = cache.load(sizes)
+    if columns is not None:
+        note = f"log-probabilities of {sum(sizes.values()):,} answers from {cache.path}"
+    else:
+        started = clock()
+        columns = {name: compute(source) for name, source in sources.items()}
+        problem = cache.save(columns)
+        took = human_seconds(clock() - started)
+        kept = f"not cached ({problem})" if problem else f"cached in {cache.path}"
+        note = f"log-probabilities of {sum(sizes.values()):,} answers computed in {took}, {kept}"
+    return {name: {REFERENCE: column} for name, column in columns.items()}, note
+
+
+def weights_identity(name: str, revision: str | None) -> list[Json]:
+    """Return what identifies weights without reading them: files, sizes and times, or the hub's commit."""
+    from huggingface_hub import try_to_load_from_cache
+
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        held = try_to_load_from_cache(name, "config.json", revision=revision or "main")
+        if not isinstance(held, str):
+            return [name, revision]
+        return [name, Path(held).parent.name]
+    files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json"))
+    return [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in files]
