@@ -126,7 +126,7 @@ EDGES: Mapping[str, str] = {
         ),
         "the JSON of a checkpoint, which any version may have written",
     ),
-    "evaluation/exact_match.py": "rows of a data set",
+    "training/exact_match.py": "rows of a data set",
     "training/preflight/trial.py": "question and answer of a child process: JSON",
     "algorithms/rewards/code_tests.py": "tests in a row, in the forms of published data sets",
     **dict.fromkeys(

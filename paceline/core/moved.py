@@ -35,7 +35,7 @@ NAMES: dict[str, dict[str, str]] = {
     "training.loss_watchdog": {"LossWatchdog": "LossWatchdog"},
 }
 #: Program of ``python -m`` that was handed out → where it is
-PROGRAMS = {"training.answers": "paceline.evaluation.exact_match"}
+PROGRAMS = {"training.answers": "paceline.training.exact_match"}
 _PACKAGE = __name__.partition(".")[0]
 
 

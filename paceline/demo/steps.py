@@ -48,7 +48,7 @@ def answering(run: RunDir, questions: Path, *, initial: bool) -> list[str]:
     argv = [
         sys.executable,
         "-m",
-        "paceline.evaluation.exact_match",
+        "paceline.training.exact_match",
         str(run.root),
         "--questions",
         str(questions),

@@ -12,7 +12,7 @@ from sources import sources
 ROOMS = ("core", "config", "plan", "data", "checkpoint", "evaluation", "generation")
 LOOKS = (
     "launch/run_secret.py",
-    "evaluation/exact_match.py",
+    "training/exact_match.py",
     "training/preflight/inputs.py",
     "training/input_checks/rollout_config.py",
 )

@@ -57,7 +57,7 @@ OTHER_VERBS = (
     "evaluation/server/desk.py",
     "generation/answer.py",
     "generation/settings.py",
-    "evaluation/exact_match.py",
+    "training/exact_match.py",
 )
 
 # Raised in a worker as a second lock → the code under which the plan refuses the same.

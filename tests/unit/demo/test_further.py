@@ -39,7 +39,7 @@ class Commands:
                     log.write(Eval(step, {"eval_accuracy": share, "eval_rewards/accuracies": share}))
         if what in ("Answering", "Supervised training"):
             run = RunDir.at(
-                argv[argv.index("paceline.evaluation.exact_match") + 1]
+                argv[argv.index("paceline.training.exact_match") + 1]
                 if what == "Answering"
                 else Path(argv[-3]).parents[1]
             )

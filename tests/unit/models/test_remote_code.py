@@ -272,7 +272,7 @@ def test_what_a_stranger_left_in_a_run_or_a_checkpoint_runs_no_code(tmp_path: Pa
     it.
     """
     from paceline.core.rundir import RunDir
-    from paceline.evaluation import exact_match
+    from paceline.training import exact_match
 
     folder = write_model(tmp_path / "m")
     model = {"name_or_path": str(folder), "trust_remote_code": True, "revision": read_code(folder).digest}

@@ -20,8 +20,8 @@ from paceline.checkpoint.export.main import choose
 from paceline.checkpoint.node_local.shared_disks import were_one
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
-from paceline.evaluation.exact_match import load_run_config
 from paceline.generation.settings import stored_config
+from paceline.training.exact_match import load_run_config
 from paceline.watch.page import documents
 from paceline.watch.page.report import report_data
 from paceline.watch.page.view import RunView

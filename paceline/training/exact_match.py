@@ -1,6 +1,6 @@
 """Exact match of a run's checkpoints on questions.
 
-``python -m paceline.evaluation.exact_match RUN --questions FILE.jsonl [--initial] [--last]``
+``python -m paceline.training.exact_match RUN --questions FILE.jsonl [--initial] [--last]``
 
 The model is built once, with the worker's seed, so that ``--initial`` evaluates exactly the model that
 training started from; the weights of each checkpoint are then loaded into it. Rows of the file are
@@ -68,7 +68,7 @@ class AnswersAtStep:
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate the checkpoints of a run. Return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m paceline.evaluation.exact_match",
+        prog="python -m paceline.training.exact_match",
         description="Exact match of a run's checkpoints on questions.",
     )
     parser.add_argument("run")
