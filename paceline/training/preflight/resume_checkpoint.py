@@ -45,7 +45,7 @@ from paceline.training.checkpointing.resume_compatibility import (
     other_training,
     requantised,
 )
-from paceline.training.same_rollout import other_rollout
+from paceline.training.checkpointing.rollout_compatibility import other_rollout
 
 #: A larger data set is not read for its fingerprint before a start, unless its digests are known.
 MOST_BYTES = 2 << 30

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from paceline.training.rollout.setup import RolloutSetup
 
 from paceline.algorithms.rewards import code
 from paceline.algorithms.rewards.functions import (
@@ -27,6 +26,7 @@ from paceline.algorithms.rewards.functions import (
 from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.scoring import REWARDS, RewardSpec, Scored, Scorer
 from paceline.core.errors import ConfigError, PacelineError
+from paceline.training.rollout.build import RolloutSetup
 
 
 def said(completion: str, answer: str = "72", **more: Any) -> Sample:

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from paceline.training.resuming import changed_keys
 
 from paceline.config.sections.training import TrainingSection
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.rollout import updates_per_pass
-from paceline.training.same_rollout import other_rollout
+from paceline.training.checkpointing.resume import changed_keys
+from paceline.training.checkpointing.rollout_compatibility import other_rollout
 
 WITHIN, BETWEEN = ("policy|weight|w", "rollout|rollout|0.row"), ("policy|weight|w",)
 ON_POLICY = ("grpo", "rloo", "reinforce_plus_plus", "ppo")
