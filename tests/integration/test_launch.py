@@ -26,11 +26,11 @@ MOSTLY_SPAWN = ["spawn", pytest.param("torchrun", marks=pytest.mark.full)]
 DRIVER = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell's background job has it: a stop asked for is obeyed all the same
-from paceline.launch import supervise
+from paceline.launch.supervision import supervisor
 from paceline.launch.process_spec import Cluster
 from paceline.launch.start_run import launch
 launcher, nproc, nodes, node, port, peer_seconds, *worker = sys.argv[1:]
-supervise.PEER_SECONDS = supervise.TERM_SECONDS = float(peer_seconds)
+supervisor.PEER_SECONDS = supervisor.TERM_SECONDS = float(peer_seconds)
 cluster = Cluster(int(nproc), int(nodes), int(node), master_port=int(port) or None)
 sys.exit(launch((sys.executable, *worker), cluster, launcher=launcher, environ=os.environ, cores=2))
 """  # noqa: E501
