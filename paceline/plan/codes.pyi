@@ -352,6 +352,16 @@ class _DEVICE_UNDRIVEN(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _MODEL_ADAPTER_BASE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _MODEL_NO_WEIGHTS(CodeName):
     def __call__(
         self,
@@ -667,6 +677,7 @@ DEVICE_UNUSED: Code
 TRACKER_NOT_INSTALLED: Code
 TRACKER_OFFLINE: Code
 MODEL_ADAPTER_FOLDER: Code
+MODEL_ADAPTER_BASE: _MODEL_ADAPTER_BASE
 MODEL_RUN_FOLDER: Code
 MODEL_OTHER_HEAD: Code
 MODEL_DAMAGED_WEIGHTS: Code

@@ -22,7 +22,7 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.convert.dcp import DcpFolder
 from paceline.checkpoint.convert.pickle_reader.client import PickleReader
 from paceline.checkpoint.convert.pickle_reader.torch_tensors import MappedFiles
-from paceline.checkpoint.export.hf_folder import check_destination, staged
+from paceline.checkpoint.export.hf_folder import check_destination, check_sources, staged
 from paceline.checkpoint.format.durable_files import named_errors, need_space
 from paceline.checkpoint.format.tensor_names import TensorName
 from paceline.checkpoint.load.reader import CheckpointReader
@@ -83,6 +83,7 @@ class LazyPlanner(DefaultSavePlanner):
 
 def write_dcp(checkpoint: Path, to: Path, *, overwrite: bool = False) -> DcpReport:
     """Write the folder, read it back with our own reader and compare. Raises CheckpointError, ConfigError."""
+    check_sources(to, checkpoint)
     check_destination(to, overwrite)
     with being_read(checkpoint), CheckpointReader(checkpoint) as reader, named_errors(to):
         to.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from paceline.checkpoint.export.hf_folder import (
     MAX_SHARD_BYTES,
     check_destination,
     check_names,
+    check_sources,
     config_of,
     finite,
     gives_scores,
@@ -101,6 +102,7 @@ def export_hf(
     CheckpointError.
     """
     _check_dtype(dtype)
+    check_sources(to, checkpoint)
     check_destination(to, overwrite)
     opened = opened or partial(CheckpointReader, verify=not verified)
     # Choose the tensors to write: an adapter's, or a model's (a merged one, or one with a score head).

@@ -21,8 +21,9 @@ from paceline.checkpoint.format.safetensors_file import TensorEntry, write_tenso
 from paceline.checkpoint.format.strict_json import parse_object
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import CheckpointError, ConfigError
-from paceline.core.files import MAX_CONFIG_BYTES
+from paceline.core.files import MAX_CONFIG_BYTES, read_bytes
 from paceline.core.json_types import Json, JsonObject
+from paceline.core.rundir import RunDir
 from paceline.models.loading.multimodal import WholeModel, whole_model
 from paceline.models.persistent_buffers import persistent_buffers
 from paceline.models.special_tokens import listed
@@ -44,11 +45,33 @@ ADAPTER_CONFIG = "adapter_config.json"  # next to a model Transformers would loo
 SCORES = "ForSequenceClassification"  # suffix of class names that output one score per text
 _PIECE = 1024 * 1024  # values
 
+#: Each folder that an export writes has one of them
+_OF_MODELS = ("config.json", ADAPTER_CONFIG, ".metadata", "*.gguf")
+
+
+def check_sources(to: Path, checkpoint: Path) -> None:
+    """Raise ConfigError if an export to ``to`` would replace what it reads: the checkpoint's run, or the base
+    of its adapter.
+    """
+    adapter = checkpoint / "hf" / ADAPTER_CONFIG
+    base = ""
+    if adapter.is_file():
+        config = parse_object(read_bytes(adapter), str(adapter), max_bytes=MAX_CONFIG_BYTES)
+        base = str(config.get("base_model_name_or_path") or "")
+    for path, name in ((checkpoint, "the checkpoint"), (Path(base), "the base model of the adapter")):
+        if str(path) != "." and path.exists() and path.resolve().is_relative_to(to.resolve()):
+            what, hint = f"{name} is there, which the export reads", "give another folder"
+            raise ConfigError(codes.EXPORT_DESTINATION(what, "--to", str(to), hint))
+
 
 def check_destination(to: Path, overwrite: bool) -> None:
     """Raise ConfigError unless ``to`` is free, empty, or a folder that may be replaced."""
     if to.is_dir() and not any(to.iterdir()):
         return
+    is_model = any(any(to.glob(name)) for name in _OF_MODELS) and not RunDir(to).exists()
+    if overwrite and to.is_dir() and not is_model:
+        what = "only the folder of a model is replaced, and this one holds something else"
+        raise ConfigError(codes.EXPORT_DESTINATION(what, "--to", str(to), f"--to {to / 'model'}"))
     if os.path.lexists(to) and not (overwrite and to.is_dir() and not to.is_symlink()):
         what = "the destination exists and is not empty" if to.is_dir() else "the destination is not a folder"
         raise ConfigError(

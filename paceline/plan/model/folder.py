@@ -187,6 +187,26 @@ def check_adapter_folder(name: str, key: str) -> list[Diagnostic]:
     return [] if wrong is None else [wrong]
 
 
+def check_adapter_base(name: str, model: str) -> Iterator[Diagnostic]:
+    """Warn if an adapter says that it was trained on another model than ``model``; a moved folder, or a
+    download of the hub's, has the same last name.
+    """
+    file = Path(name).expanduser() / "adapter_config.json"
+    try:
+        base = str(json.loads(read_text(file)).get("base_model_name_or_path") or "")
+    except (OSError, ValueError, AttributeError):
+        return  # reported elsewhere
+    if not base or _last(base) == _last(model) or Path(base).expanduser().resolve() == Path(model).resolve():
+        return
+    yield codes.MODEL_ADAPTER_BASE("lora.adapter_name_or_path", f"{base} then, {model} now")
+
+
+def _last(name: str) -> str:
+    """Return the last part of a model's name, also of one in the hub's cache."""
+    cached = re.search(r"models--[\w.-]+?--([\w.-]+)/snapshots/", name)
+    return cached[1].lower() if cached else Path(name).name.lower()
+
+
 def _no_weights(folder: Path, key: str, convert: str) -> Diagnostic:
     pickles = sorted(
         p.name for pattern in _PICKLES for p in folder.glob(pattern) if not p.name.startswith("training_args")

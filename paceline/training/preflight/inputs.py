@@ -29,7 +29,7 @@ from paceline.data.template_look import Described, describe
 from paceline.evaluation.metrics import check_metrics
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.roles import models_named
-from paceline.plan.model.folder import check_adapter_folder, check_model_folder
+from paceline.plan.model.folder import check_adapter_base, check_adapter_folder, check_model_folder
 from paceline.plan.model.named_folders import classes_of_head
 from paceline.plan.model.weights_sizes import adapter_sizes
 from paceline.plan.plan import Plan
@@ -118,6 +118,8 @@ def _models(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     if config.lora is not None and config.lora.adapter_name_or_path:
         folder = config.lora.adapter_name_or_path
         yield from check_adapter_folder(folder, "lora.adapter_name_or_path")
+        if m.name_or_path and m.config is None:
+            yield from check_adapter_base(folder, m.name_or_path)
         if plan is not None and plan.adapter is not None and plan.shape is not None:
             yield from adapter_sizes(Path(folder).expanduser(), plan.adapter, plan.shape)
 

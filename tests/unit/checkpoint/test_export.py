@@ -1,6 +1,7 @@
 """The exported folder: loads with equal logits, whole or not at all."""
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from checkpoint_samples import OneRank, whole
 
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.export.hf_export import export_hf
+from paceline.checkpoint.export.hf_folder import check_sources
 from paceline.checkpoint.export.main import choose, main
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.rundir import RunDir
@@ -187,6 +189,18 @@ def test_the_destination_is_respected(run: RunDir, tmp_path: Path) -> None:
     (out / "old").write_text("x")
     export_hf(path, out, overwrite=True)
     assert not (out / "old").exists() and (out / "config.json").exists()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine").write_text("x")
+    (run.root / "config.json").write_text("{}")
+    for place in (
+        "notes",
+        "run",
+        "run/checkpoints",
+        ".",
+    ):  # no models: the user's own files, and what is read
+        with pytest.raises(ConfigError, match="export.destination"):
+            export_hf(path, tmp_path / place, overwrite=True)
+    shutil.rmtree(tmp_path / "notes")
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to(out)
     for place in ("file", "link"):
@@ -195,14 +209,25 @@ def test_the_destination_is_respected(run: RunDir, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "link", "out", "run"]
 
 
+def test_an_adapters_base_is_not_replaced_by_the_adapter(tmp_path: Path) -> None:
+    base, checkpoint = tmp_path / "models" / "base", tmp_path / "checkpoint"
+    for folder in (base, checkpoint / "hf"):
+        folder.mkdir(parents=True)
+    (checkpoint / "hf" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    check_sources(tmp_path / "out", checkpoint)
+    for to in (base, base.parent, checkpoint):
+        with pytest.raises(ConfigError, match="export.destination"):
+            check_sources(to, checkpoint)
+
+
 def test_a_failed_overwrite_leaves_the_old_folder(run: RunDir, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    (out / "old").write_text("x")
+    (out / "config.json").write_text("x")
     path = broken(run, lambda m: m.lm_head.weight.fill_(float("inf")))
     with pytest.raises(CheckpointError):
         export_hf(path, out, overwrite=True)
-    assert [p.name for p in out.iterdir()] == ["old"]
+    assert [p.read_text() for p in out.iterdir()] == ["x"]
 
 
 def test_bad_wishes(run: RunDir, tmp_path: Path) -> None:

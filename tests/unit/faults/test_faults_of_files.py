@@ -21,6 +21,7 @@ from paceline.config.schema import field_of
 from paceline.core.errors import ConfigError
 from paceline.data import jinja
 from paceline.launch.preflight.plan_job import planned
+from paceline.plan.model.folder import check_adapter_base
 
 Fault = Callable[[Job], dict[str, Any] | None]
 
@@ -503,6 +504,21 @@ PATHS = {
     "training.deepspeed": f"{LONG}.json",
     "training.fsdp_config": f"{LONG}.json",
 }
+
+
+@pytest.mark.parametrize(
+    ("base", "model", "same"),
+    [
+        ("Qwen/Qwen3-8B", "/models/qwen3-8b/", True),
+        ("/x/models--Qwen--Qwen3-8B/snapshots/0a1b", "Qwen/Qwen3-8B", True),
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-4B", False),
+        ("/x/base", "/x/chat", False),
+    ],
+)
+def test_an_adapter_on_another_base_is_told(tmp_path: Path, base: str, model: str, same: bool) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    found = [d.code for d in check_adapter_base(str(tmp_path), model)]
+    assert found == ([] if same else ["model.adapter_base"])
 
 
 @pytest.mark.parametrize("key", ["model.name_or_path", "lora.adapter_name_or_path"])
