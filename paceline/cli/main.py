@@ -46,6 +46,7 @@ VERBS = {
     "explain": "explain a diagnostic's code",
 }
 STARTERS = ("demo", "verify", "bench", "sweep")  # they start processes of their own
+OF_A_CONFIG = ("train", "plan", "prepare", "data", "verify", "sweep")  # they take KEY=VALUE of a config
 HELP = ("-h", "--help", "help")
 FORCES_COLOUR = ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS")  # make typer write colours without a terminal
 
@@ -89,7 +90,7 @@ def dispatch(arguments: Sequence[str]) -> int:
         while cause is not None:  # typer turns Ctrl-C into a silent exit
             if isinstance(cause, KeyboardInterrupt):
                 raise cause from None
-            if option := getattr(cause, "option_name", ""):
+            if verb in OF_A_CONFIG and (option := getattr(cause, "option_name", "")):
                 _say_how_keys_are_set(option, rest)
             cause = cause.__cause__ or cause.__context__
         raise

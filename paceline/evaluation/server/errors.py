@@ -31,9 +31,13 @@ class RequestError(Exception):
 
 
 def misread(error: ValidationError) -> RequestError:
-    """Return what pydantic found in the fields of a request, each named once."""
-    found: dict[str, str] = {}
-    for one in error.errors(include_url=False):
+    """Return what pydantic found in the fields of a request, each named once.
+
+    Of a union the member whose type the value has says what is wrong with it.
+    """
+    all_found = error.errors(include_url=False)
+    found = dict.fromkeys((_place(one["loc"]) for one in all_found), "")
+    for one in sorted(all_found, key=lambda one: one["type"].endswith("_type")):
         place = _place(one["loc"])
         value = repr(one["input"])
         explained = f"{one['msg']}, got {value[:_LONG]}{'…' if len(value) > _LONG else ''}"
@@ -41,7 +45,7 @@ def misread(error: ValidationError) -> RequestError:
             explained = one["msg"]
         elif one["type"] == "value_error":
             explained = str(one["ctx"]["error"])
-        found.setdefault(place, explained)
+        found[place] = found[place] or explained
     lines = [f"{place}: {explained}" for place, explained in list(found.items())[:_SHOWN]]
     more = len(found) - len(lines)
     return RequestError("; ".join(lines) + (f"; and {more} more" if more else ""), next(iter(found)))

@@ -153,6 +153,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "template does not write tools"),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, 400, "cannot set chat_template"),
         ({"logit_bias": {"999": 1}}, 400, "no token 999"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, 400, "stop: List should have at most 4"),
         ({"user": "x" * (8 << 20)}, 413, "8 MiB"),
     ],
 )
