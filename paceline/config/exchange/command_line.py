@@ -103,6 +103,7 @@ def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
     """Return the one command that trains of a shell text. Raises ConfigError."""
     headers = slurm_options(text)
     found: list[tuple[Command, Ran]] = []
+    doubtful: Ran | None = None  # what starts something that is not known to train
     try:
         for ran in Script(text, arguments, slurm_variables(headers), _start).ran():
             if ran.words and ran.words[0].startswith("--") and found:
@@ -113,9 +114,13 @@ def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
                 raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:{ran.line}", ran.words[0], hint))
             if _start(ran.words, ran.lines) is not None:
                 found.append((_of_script(ran, path), ran))
+            elif _starts_another(ran):
+                doubtful = ran
     except (ValueError, RecursionError):
         what, hint = "a quote or a bracket is opened and not closed", "close it"
         raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:1", "", hint)) from None
+    if not found and doubtful is not None:
+        raise _not_certain(doubtful, text, path)
     return _chosen([one for one in found if one[0].system is not None] or found, text, path, headers)
 
 
@@ -130,12 +135,26 @@ def _chosen(found: list[tuple[Command, Ran]], text: str, path: str, headers: lis
         raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:1", places, hint))
     command, ran = found[0]
     if ran.problem is not None:
-        written = text.split("\n")[ran.place - 1].strip()
-        raise ConfigError(
-            codes.CONFIG_IMPORT_COMMAND(ran.problem.what, f"{path}:{ran.place}", written, ran.problem.hint)
-        )
+        raise _not_certain(ran, text, path)
     command.launch.options += headers
     return command
+
+
+def _starts_another(ran: Ran) -> bool:
+    """Whether a command may start a training: a launcher's with a value that is not known, or a shell's."""
+    names = [Path(word).name for word in ran.words]
+    text = "-c" in names and any(name in ("bash", "sh") for name in names[: names.index("-c")])
+    return text or (ran.problem is not None and names[:1] != [] and names[0] in LAUNCH_NAMES)
+
+
+def _not_certain(ran: Ran, text: str, path: str) -> ConfigError:
+    """Return why a command cannot be read: a value is not known, or it stands in the text of a shell."""
+    what, hint = "the command stands in the text of a shell (-c)", "import that text alone, in quotes"
+    if ran.problem is not None:
+        what, hint = ran.problem.what, ran.problem.hint
+    place = ran.place or ran.line
+    written = text.split("\n")[place - 1].strip()
+    return ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:{place}", written, hint))
 
 
 def _of_script(ran: Ran, path: str) -> Command:

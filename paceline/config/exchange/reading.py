@@ -63,7 +63,7 @@ class KeyReader:
     def engine(self) -> str:
         """Return the key that sets DeepSpeed or FSDP, which shard and make float32 masters; or empty."""
         own = (name for name in ("deepspeed", "fsdp", "fsdp_config") if self.is_given(name))
-        return next(own, self._engine)
+        return next(own, str(self.facts.get("engine") or self._engine))
 
     def decided(self, key: str) -> bool:
         """Whether the key already has its verdict."""

@@ -58,6 +58,9 @@ def translate(reading: KeyReader) -> None:
     """Decide every key of a TRL file."""
     algorithm = reading.facts["algorithm"] = reading.facts["job"]
     reading.set("training.algorithm", algorithm)
+    preset = reading.text("accelerate_config")
+    if preset.startswith(("zero", "fsdp")):
+        reading.facts["engine"] = f"accelerate_config: {preset}"
     decide(reading, "trl", CODE)
     transformers_keys(reading)
 

@@ -14,10 +14,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from paceline.config.exchange.command_line import read_command
 from paceline.config.exchange.importing import TRANSLATORS, import_data
 from paceline.config.exchange.tables import table
 from paceline.config.exchange.trl_rollouts import REWARDS
 from paceline.config.exchange.verdicts import Imported, KeyVerdict
+from paceline.core.errors import ConfigError
 
 FULL: dict[str, dict[str, Any]] = {
     "trl": {"model_name_or_path": "m", "dataset_name": "rows"},
@@ -143,3 +145,41 @@ def test_completions_have_loss_by_the_rows_columns(tmp_path: Path, kind: str) ->
     found = imported("trl", {**FULL["trl"], "dataset_name": str(file)})
     trained, said = found.settings["data.train_on"].value, found.findings.get("completion_only_loss")
     assert (trained, said is not None) == (("all", True) if kind == "hub" else ("assistant", False))
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (
+            "torchrun --nproc_per_node $NGPU src/train.py lf.yaml",
+            "the variable NGPU has no value in the script",
+        ),
+        ("torchrun $(which llamafactory-cli) train a.yaml", "prints: which llamafactory-cli"),
+        (
+            'srun bash -c "torchrun -m trl.scripts.sft --model_name_or_path m"',
+            r"in the text of a shell \(-c\)",
+        ),
+        ('bash -c "trl sft --model_name_or_path m"', r"in the text of a shell \(-c\)"),
+        ("python -c 'import torch'", "no command here is known"),
+    ],
+)
+def test_why_no_command_was_found_is_said(text: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text(text + "\n")
+    with pytest.raises(ConfigError, match=what):
+        read_command([str(tmp_path / "a.sh")])
+
+
+@pytest.mark.parametrize(
+    ("given", "strategy", "processes"),
+    [
+        ({"accelerate_config": "zero3"}, "zero3", 8),
+        ({"accelerate_config": "fsdp2", "num_processes": 2}, "fsdp", 2),
+        ({"accelerate_config": "single_gpu", "num_processes": 2}, "ddp", 1),
+    ],
+)
+def test_trl_starts_by_its_own_files(given: dict[str, Any], strategy: str, processes: int) -> None:
+    found = imported("trl", {**FULL["trl"], "dtype": "bfloat16", "env": {"A": "b"}, **given})
+    values = {path: setting.value for path, setting in found.settings.items()}
+    assert values["training.distributed_strategy"] == strategy and values["launch.nproc"] == processes
+    assert ("training.pure_bf16" in values) is (strategy == "ddp")  # the others make float32 masters
+    assert not found.of(KeyVerdict.LOST)
