@@ -155,11 +155,26 @@ def _through(reading: KeyReader, key: str, alias: Alias, value: Json) -> None:
         reading.keep(key, "training.algorithm", str(converted))
     elif not isinstance(converted, Skip):
         path = home_of(reading, alias)
+        if (other := _of_another(reading, path)) is not None:
+            known, system = key in reading.defaults, reading.result.system
+            says = "it does not act with {}" if known else f"{system} has no such argument for {{}}"
+            (reading.nothing if known else reading.lose)(key, says.format(other))
+            return
         before = reading.result.settings.get(path)
         if before is not None and before.line and not same(before.value, converted):
             reading.lose(key, f"{before.key} (line {before.line}) sets {path} already")
         else:
             reading.keep(key, path, converted)
+
+
+def _of_another(reading: KeyReader, path: str) -> str | None:
+    """Return this run's algorithm where the path is an option of another one."""
+    algorithm = reading.result.settings.get("training.algorithm")
+    parts = path.split(".")
+    inside = len(parts) > 2 and parts[0] == "training" and parts[1] in ALGORITHMS.names()
+    if not inside or algorithm is None or parts[1] == algorithm.value:
+        return None
+    return str(algorithm.value)
 
 
 def home_of(reading: KeyReader, alias: Alias) -> str:

@@ -92,7 +92,8 @@ def _finding(key: str, value: Json, line: int, notes: _Notes, found: Imported) -
     wrong = [item for item in mine if item.severity is Severity.ERROR]
     if wrong:
         return Finding(key, value, line, KeyVerdict.LOST, (), wrong[0].what)
-    says = mine[0].what if mine else ""
+    other = [item for item in mine if item.severity is Severity.WARNING]
+    says = "; ".join(item.what for item in (*other, *(item for item in mine if item not in other)))
     if found.system == "DeepSpeed" and key not in table() and not key.startswith(("_", "//", "#")):
         # DeepSpeed ignores what it does not know; a program that adds keys of its own (GPT-NeoX) reads them
         verdict = KeyVerdict.LOST if notes.others > 1 else KeyVerdict.NO_EFFECT
@@ -104,7 +105,8 @@ def _finding(key: str, value: Json, line: int, notes: _Notes, found: Imported) -
     if found.system == "DeepSpeed" and block and isinstance(block.value, dict) and key in block.value:
         held = (*held, "training.deepspeed")
     if held:
-        return Finding(key, value, line, KeyVerdict.MAPPED, held, says)
+        verdict = KeyVerdict.DIFFERS if other else KeyVerdict.MAPPED
+        return Finding(key, value, line, verdict, held, says)
     return Finding(key, value, line, KeyVerdict.NO_EFFECT, (), says or _OURS)
 
 

@@ -15,11 +15,12 @@ import pyarrow.parquet
 import pytest
 
 from paceline.config.exchange.command_line import read_command
-from paceline.config.exchange.importing import TRANSLATORS, import_data
+from paceline.config.exchange.importing import TRANSLATORS, import_config, import_data
 from paceline.config.exchange.tables import table
 from paceline.config.exchange.trl_rollouts import REWARDS
 from paceline.config.exchange.verdicts import Imported, KeyVerdict
 from paceline.core.errors import ConfigError
+from paceline.core.tables import ALGORITHMS
 
 FULL: dict[str, dict[str, Any]] = {
     "trl": {"model_name_or_path": "m", "dataset_name": "rows"},
@@ -183,3 +184,46 @@ def test_trl_starts_by_its_own_files(given: dict[str, Any], strategy: str, proce
     assert values["training.distributed_strategy"] == strategy and values["launch.nproc"] == processes
     assert ("training.pure_bf16" in values) is (strategy == "ddp")  # the others make float32 masters
     assert not found.of(KeyVerdict.LOST)
+
+
+@pytest.mark.parametrize(
+    ("system", "job", "algorithm"),
+    [
+        *[("trl", {}, name) for name in ("sft", "dpo", "kto", "reward", "grpo")],
+        *[
+            ("llamafactory", {"stage": "dpo", "pref_loss": loss}, None)
+            for loss in ("sigmoid", "orpo", "simpo")
+        ],
+        *[("llamafactory", {"stage": stage}, None) for stage in ("sft", "rm", "kto", "ppo")],
+        *[("axolotl", {"rl": rl}, None) for rl in (None, "dpo", "kto", "orpo", "simpo", "grpo")],
+        *[
+            ("swift", {"rlhf_type": word, "max_length": 8}, "rlhf")
+            for word in ("dpo", "kto", "rm", "grpo", "cpo")
+        ],
+    ],
+)
+def test_options_of_another_algorithm_are_not_taken_for_this_ones(
+    system: str, job: dict[str, Any], algorithm: str | None
+) -> None:
+    about = re.compile("alpha|beta|weight|gamma|ref_|reward|coef|smooth|gather|label")
+    options = {key: 0.5 for key in TRANSLATORS[system].defaults(algorithm or "sft") if about.search(key)}
+    options |= {
+        "center_rewards_coefficient": 0.5,
+        "desirable_weight": 0.5,
+        "rpo_alpha": 0.5,
+        "cpo_alpha": 0.5,
+    }
+    found = imported(system, {**options, **FULL[system], **job}, algorithm)
+    ours = found.settings["training.algorithm"].value
+    sections = {path.split(".")[1] for path in found.settings if path.count(".") > 1}
+    others = sections & set(ALGORITHMS.names()) - {ours}
+    assert others == set() and ("rollout" not in sections or ours in ("grpo", "ppo"))
+
+
+def test_what_is_replaced_in_a_file_of_a_job_differs(tmp_path: Path) -> None:
+    """8-bit products and 1-bit moments are computed exactly; the note of a warning is no small print."""
+    (tmp_path / "a.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: fp8\n")
+    adam = {"optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-4}}, "train_batch_size": 8}
+    (tmp_path / "ds.json").write_text(json.dumps(adam))
+    for file, key in (("a.yaml", "mixed_precision"), ("ds.json", "optimizer")):
+        assert import_config(str(tmp_path / file)).findings[key].verdict is KeyVerdict.DIFFERS
