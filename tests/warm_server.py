@@ -44,6 +44,8 @@ _ENV_START, _ENV_END = 50, 51  # fields of /proc/PID/stat, proc_pid_stat(5)
 def main() -> NoReturn:
     """The first server, of the test process."""
     link = socket.socket(fileno=int(sys.argv[1]))
+    warm.Popen.allowed = False  # here; torchrun's module keeps the name that it finds when it is imported
+    subprocess.Popen = warm.Popen  # type: ignore[misc]
     for line in MODULES.read_text().split():
         name, _, function = line.partition(":")
         module = importlib.import_module(name)
@@ -127,8 +129,7 @@ def live(wanted: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
     for own, stream in enumerate(streams):
         os.dup2(stream, own)
         os.close(stream)
-    warm.Popen.nursery = warm.Nursery(ours, os.environ)
-    subprocess.Popen = warm.Popen  # type: ignore[misc]
+    warm.Popen.nursery, warm.Popen.allowed = warm.Nursery(ours, os.environ), True
     os.execv = become  # type: ignore[assignment]
     take_over(wanted["environ"], wanted["at_once"])
     os.chdir(wanted["cwd"])

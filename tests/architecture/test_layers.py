@@ -7,7 +7,7 @@ import graphlib
 from collections.abc import Collection
 
 import pytest
-from sources import ABOVE_THE_TORCH_LINE, ROOMS, WITHOUT_TORCH_ROOMS, Source, dotted, sources
+from sources import ABOVE_THE_TORCH_LINE, ROOMS, ROOT, WITHOUT_TORCH_ROOMS, Source, dotted, sources
 
 TORCH_LIBRARIES = (
     "torch",
@@ -190,6 +190,14 @@ def test_no_call_that_runs_or_unpickles_text() -> None:
             if name in forbidden or name.rsplit(".", 1)[-1] in objects or in_shell:
                 wrong.append(f"{source.at(call)} {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_modules_of_warm_processes_are_there() -> None:
+    """Without one of them no warm process starts, and a fast check of a change would not see it."""
+    lines = (ROOT / "tests/warm_modules.txt").read_text().split()
+    names = {line.partition(":")[0] for line in lines if line.startswith("paceline.")}
+    gone = [name for name in sorted(names) if not (ROOT / f"{name.replace('.', '/')}.py").is_file()]
+    assert not gone, "tests/warm_modules.txt"
 
 
 def test_nobody_asks_which_strategy_or_algorithm_it_is() -> None:

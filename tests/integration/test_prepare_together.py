@@ -68,7 +68,7 @@ def prepared_here(config: Path, cache: Path) -> Prepared:
 
 
 def test_a_run_that_was_killed_leaves_nothing_in_the_way(tmp_path: Path) -> None:
-    config, cache = described(tmp_path, 1, 20_000), tmp_path / "cache"
+    config, cache = described(tmp_path, 1, 6000), tmp_path / "cache"
     run = start(config, cache)
     stages = cache / "prepared"
     while run.poll() is None and not (stages.is_dir() and any(stages.iterdir())):
@@ -77,7 +77,7 @@ def test_a_run_that_was_killed_leaves_nothing_in_the_way(tmp_path: Path) -> None
     run.communicate(timeout=240)
     assert run.returncode != 0, "it ended before it could be killed"
     prepared = prepared_here(config, cache)
-    assert (prepared.counts.rows_read, prepared.from_cache) == (20_000, False)
+    assert (prepared.counts.rows_read, prepared.from_cache) == (6000, False)
     assert [p.name for p in stages.iterdir()] == [prepared.fingerprint]
 
 

@@ -53,9 +53,9 @@ def both(world: World, case: Case) -> dict[str, Any]:
     for way in WAYS:
         strategy, handle = build(world, way, case)
         strategy.warm_up(handle, make_batch([-1]), TinyObjective())
-        first = steps(strategy, handle, range(6))
+        first = steps(strategy, handle, range(3))
         saved[way] = gathered(world, list(strategy.export_state(handle)))
-        then = steps(strategy, handle, range(6, 10))
+        then = steps(strategy, handle, range(3, 6))
         kept = sum(len(state) > 0 for state in handle.stepper.state.values())
         found[way] = {
             "steps": first + then,
@@ -67,7 +67,7 @@ def both(world: World, case: Case) -> dict[str, Any]:
         strategy, handle = build(world, target, case)
         strategy.import_state(handle, saved[source])
         strategy.warm_up(handle, make_batch([-1]), TinyObjective())
-        again = steps(strategy, handle, range(6, 10))
+        again = steps(strategy, handle, range(3, 6))
         found[f"{source} to {target}"] = {"steps": again, "parameters": parameters(handle)}
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from machines import LLAMA
+from machines import LLAMA as LARGER
 from saved_activations import config_of
 
 from paceline.config.schema import Config
@@ -25,6 +25,8 @@ from paceline.plan.strategies.options import FsdpOptions
 from paceline.rules.planning import make_plan
 from paceline.simulate.model import FakeFactory
 from paceline.simulate.run import simulate
+
+LLAMA = {**LARGER, "num_hidden_layers": 2}
 
 
 def plan_of(hardware: str, strategy: str, config: dict[str, Any] = LLAMA, **training: Any) -> Plan:
