@@ -9,6 +9,8 @@ from paceline.config.exchange.rows import first_row
 from paceline.core.json_types import Json, JsonObject, as_object
 
 _NAMES = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_split")
+#: of a data set of a mixture; ``columns`` picks some, of which the rows' own are recognised
+_OF_ITEM = ("path", "id", "name", "config", "split", "fraction", "weight", "columns")
 _KNOWN = ("messages", "text")  # TRL reads turns whatever the field says
 
 
@@ -70,9 +72,11 @@ def _mixture(reading: KeyReader) -> list[Json]:
     listed = inner.get("datasets") if inner else reading.given.get("datasets")
     top = "dataset_mixture" if inner else "datasets"
     found: list[Json] = []
-    for item in listed if isinstance(listed, list) else []:
+    inside = "dataset_mixture.datasets" if inner else "datasets"
+    for number, item in enumerate(listed if isinstance(listed, list) else []):
         if isinstance(item, dict):
             found.append(_of_mixture(item))
+            _unread(reading, f"{inside}.{number}", item)
     mixer = reading.given.get("dataset_mixer")
     for path, share in mixer.items() if isinstance(mixer, dict) else ():
         if isinstance(share, (int, float)) and share > 1:
@@ -87,14 +91,30 @@ def _mixture(reading: KeyReader) -> list[Json]:
             key
             for key in reading.given
             if key.split(".")[0].split("[")[0] in (top, "dataset_mixer", "test_split_size")
+            and not reading.decided(key)
         ]
         reading.mapped(keys, ("data.train",))
         reading.nothing(("dataset_mix_dir", "dataset_splits"), "the mixture names the data")
     return found
 
 
+def _file(item: JsonObject) -> Json:
+    """Return the one file of a loader (``path: json``), which is the data set here."""
+    files = item.get("data_files")
+    listed = files if isinstance(files, list) else [files]
+    loader = item.get("path") in ("json", "csv", "parquet", "text")
+    return listed[0] if loader and len(listed) == 1 and isinstance(listed[0], str) else None
+
+
+def _unread(reading: KeyReader, at: str, item: JsonObject) -> None:
+    """Say what a data set of a mixture has that none of ours can."""
+    for key in item.keys() - {*_OF_ITEM, *(("data_files",) if _file(item) else ())}:
+        if item[key] not in (None, "", [], {}):
+            reading.lose(f"{at}.{key}", "a data set here has one path: list each of its files, or its folder")
+
+
 def _of_mixture(item: JsonObject) -> JsonObject:
-    found: JsonObject = {"path": item.get("path", item.get("id"))}
+    found: JsonObject = {"path": _file(item) or item.get("path", item.get("id"))}
     name = item.get("name", item.get("config"))
     if name and name != "default":
         found["name"] = name

@@ -34,8 +34,33 @@ def server(reading: KeyReader) -> None:
         or f"http://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{port}"
     )
     reading.set("training.rollout.server", {"url": url}, "vllm_server_base_url")
+    if reading.facts["algorithm"] == "grpo":
+        _correction(reading)
     own = [key for key in reading.given if key.startswith("vllm_") and not reading.decided(key)]
     reading.mapped(("use_vllm", *own), ("training.rollout.server",))
+
+
+def _correction(reading: KeyReader) -> None:
+    """Set the weight that corrects for the server's probabilities, which TRL has by default."""
+    key = "vllm_importance_sampling_correction"
+    level, _, kind = reading.text("vllm_importance_sampling_mode").partition("_")
+    cap = next(
+        (
+            c
+            for c in map(reading.value, ("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"))
+            if c
+        ),
+        None,
+    )
+    if not reading.on(key):
+        reading.keep(key, "training.grpo.rollout_correction", "none")
+        return
+    path = "training.grpo.rollout_correction"
+    for option, value in (("", kind), ("_level", level), ("_cap", cap)):
+        reading.set(f"{path}{option}", value, key) if value is not None else None
+    reading.mapped([k for k in reading.given if k.startswith("vllm_importance_")], (path,))
+    if reading.is_given("vllm_importance_sampling_clip_min"):
+        reading.lose("vllm_importance_sampling_clip_min", "the weight has an upper bound alone")
 
 
 def rewards(reading: KeyReader) -> None:

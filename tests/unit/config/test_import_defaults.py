@@ -227,3 +227,33 @@ def test_what_is_replaced_in_a_file_of_a_job_differs(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(adam))
     for file, key in (("a.yaml", "mixed_precision"), ("ds.json", "optimizer")):
         assert import_config(str(tmp_path / file)).findings[key].verdict is KeyVerdict.DIFFERS
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("mask", "sequence", 3.0)),
+        ({"vllm_importance_sampling_mode": "token_truncate"}, ("truncate", "token", 3.0)),
+        ({"vllm_importance_sampling_clip_max": 2.5}, ("mask", "sequence", 2.5)),
+        ({"vllm_importance_sampling_correction": False}, ("none", None, None)),
+    ],
+)
+def test_a_servers_probabilities_are_corrected_as_by_trl(given: dict[str, Any], expected: object) -> None:
+    server = {"use_vllm": True, "vllm_mode": "server", "environment_factory": "f"}
+    found = imported("trl", {**FULL["trl"], **server, **given}, "grpo")
+    settings = [found.settings.get(f"training.grpo.rollout_correction{of}") for of in ("", "_level", "_cap")]
+    assert tuple(setting.value if setting else None for setting in settings) == expected
+    assert found.findings["environment_factory"].verdict is KeyVerdict.LOST  # no block env
+    apart = imported("trl", {**FULL["trl"], "use_vllm": True, "vllm_mode": "colocate"}, "grpo")
+    assert "training.grpo.rollout_correction" not in apart.settings  # the processes' own probabilities
+
+
+def test_a_mixture_reads_the_files_that_it_names() -> None:
+    of_files = {"path": "json", "data_files": "x.jsonl", "columns": ["messages"]}
+    several = {"path": "a", "data_files": ["x", "y"], "data_dir": "z"}
+    given = {"model_name_or_path": "m", "datasets": [of_files, several]}
+    found = import_data(given, {"model_name_or_path": 1, "datasets": 2}, "a.yaml", "trl", "sft")
+    first: Any = found.settings["data.train"].value
+    assert first[0] == {"path": "x.jsonl"}
+    lost = {key for key, finding in found.findings.items() if finding.verdict is KeyVerdict.LOST}
+    assert lost == {"datasets", "datasets.1.data_files", "datasets.1.data_dir"}
