@@ -18,8 +18,8 @@ from paceline.data.formats import Example
 from paceline.data.jinja import TOOL_USE, name_for, named_templates, templates_in
 from paceline.data.looking import LOOKED_AT, DataSet, look
 from paceline.data.problems import Problem, Tally, refusal
-from paceline.data.renderer import Renderers
-from paceline.data.template_facts import facts_of
+from paceline.data.renderer import Renderer, Renderers
+from paceline.data.template_facts import facts_of, written_alike
 from paceline.data.template_options import with_defaults
 from paceline.data.template_problems import costly, rendered
 from paceline.data.tokenizer import template_text, tokenizer_here
@@ -109,6 +109,25 @@ def describe(model: ModelSection, formats: Set[str]) -> Described | None:
     of_tools = facts.pop(TOOL_USE, None)
     sentences = [*facts.values(), *([f"rows with tools take '{TOOL_USE}': {of_tools}"] if of_tools else [])]
     return Described(template.name + (f", with {options}" if options else ""), "; ".join(sentences))
+
+
+def other_template(model: ModelSection, judge: ModelSection) -> bool:
+    """Whether the template of ``judge`` writes conversations otherwise than that of ``model``, as far as both
+    lie here.
+    """
+    mine, theirs = local_template(model), local_template(judge)
+    names = [name_for(one.texts, tools=False) if one else None for one in (mine, theirs)]
+    if mine is None or theirs is None or names[0] is None or names[1] is None:
+        return False
+    try:
+        with bounded_memory(), bounded_time([mine.texts[names[0]], theirs.texts[names[1]]]):
+            renderers = (
+                Renderer(mine.texts[names[0]], mine.tokens),
+                Renderer(theirs.texts[names[1]], theirs.tokens),
+            )
+            return not written_alike(*renderers)
+    except (RowError, SpentError, MemoryError):  # found by the tokenizer's trial, or in the preparation
+        return False
 
 
 def look_through(

@@ -439,6 +439,17 @@ class _ROLLOUT_SERVER_WEIGHTS(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _REWARDS_TEMPLATE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        folder: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _REWARDS_CODE_TESTS(CodeName):
     def __call__(
         self,
@@ -455,6 +466,7 @@ class _ALGORITHM_TEACHER_TOKENS(CodeName):
         where: str = "",
         found: str = "",
         *,
+        role: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -548,6 +560,7 @@ ROLLOUT_SERVER_NO_KEY: _ROLLOUT_SERVER_NO_KEY
 ROLLOUT_SERVER_WEIGHTS: _ROLLOUT_SERVER_WEIGHTS
 REWARDS_MODEL: Code
 REWARDS_TOKENIZER: Code
+REWARDS_TEMPLATE: _REWARDS_TEMPLATE
 REWARDS_CODE_TESTS: _REWARDS_CODE_TESTS
 DATA_CLASSES: Code
 ALGORITHM_TEACHER_TOKENS: _ALGORITHM_TEACHER_TOKENS

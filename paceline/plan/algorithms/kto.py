@@ -44,6 +44,7 @@ KTO = Kto(
     whole_answers=True,
     disable_dropout=True,
     named={"reference": "ref_model"},
+    same_tokens=("reference",),
     frozen_beside=1,
     further_forwards=2,
     evaluated=(

@@ -82,6 +82,7 @@ DPO = Dpo(
     "pairs",
     outputs=("logprobs",),
     named={"reference": "ref_model"},
+    same_tokens=("reference",),
     frozen_beside=1,
     disable_dropout=True,
     beside=("precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights"),

@@ -38,8 +38,9 @@ def wrong_folders(config: Config) -> list[Diagnostic]:
     for role in spec.named_roles():
         name = spec.model_named(config.training, role)
         if name is not None:
-            scalar = int(role not in _WRITING)
-            found += _wrong_model(name, key_of_model(config.training, role), scalar, exactly=role == "value")
+            key, scalar = key_of_model(config.training, role), int(role not in _WRITING)
+            # what judges answers is looked at with the rewards
+            found += _wrong_model(name, key, scalar, exactly=key.startswith(spec.key))
     if lora is not None and lora.adapter_name_or_path:
         found += _wrong_adapter(lora.adapter_name_or_path, spec.scalar_head)
     return list({(d.code, d.where): d for d in found}.values())

@@ -20,12 +20,26 @@ def other_tokens(name: str, tokenizer: Path) -> str:
     return f"{name}: {len(different)} tokens differ, first {json.dumps(different[0][0])}" if different else ""
 
 
-def check_teacher_tokens(name: str, tokenizer: Path, where: str) -> None:
-    """Raise ConfigError unless each token id means the same text for the teacher ``name`` as for
-    ``tokenizer``.
+def check_tokens(name: str, tokenizer: Path, where: str, role: str, *, whole: bool) -> None:
+    """Raise ConfigError unless a token id that ``name``, the model of a role, knows is the same text to it.
+
+    ``whole``: the vocabularies must be equal, as for distributions over them.
     """
-    if found := other_tokens(name, tokenizer):
-        raise ConfigError(codes.ALGORITHM_TEACHER_TOKENS(where, found))
+    mine, theirs = (_tokens(place) for place in (str(tokenizer), name))
+    by_id = {number: token for token, number in theirs.items()}
+    if whole:
+        found = other_tokens(name, tokenizer)
+    else:
+        other = sorted(token for token, number in mine.items() if by_id.get(number, token) != token)
+        found = f"{name}: {len(other)} tokens differ, first {json.dumps(other[0])}" if other else ""
+    if found:
+        raise ConfigError(codes.ALGORITHM_TEACHER_TOKENS(where, found, role=role))
+
+
+def has_tokenizer(name: str) -> bool:
+    """Whether a model can be asked for its tokens: a hub name, or a folder with a tokenizer's files."""
+    folder = Path(name).expanduser()
+    return not folder.is_dir() or any(folder.glob("tokenizer*"))
 
 
 def _tokens(name: str) -> dict[str, int]:

@@ -18,6 +18,7 @@ from paceline.algorithms.rewards.scoring import MODEL, REWARDS, RewardSpec, chec
 from paceline.config.doubt import sure
 from paceline.config.schema import Config
 from paceline.config.sections.classification import ClassificationOptions
+from paceline.config.sections.model import ModelSection
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError, PacelineError
@@ -25,7 +26,7 @@ from paceline.data.examples import Reading
 from paceline.data.feeds import check_feeds
 from paceline.data.kinds.base import row_kind
 from paceline.data.look import first_examples, look_at_sets, look_at_tokenizer, missing_sets
-from paceline.data.template_look import Described, describe
+from paceline.data.template_look import Described, describe, other_template
 from paceline.evaluation.metrics import check_metrics
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.roles import models_named
@@ -33,6 +34,7 @@ from paceline.plan.model.folder import check_adapter_base, check_adapter_folder,
 from paceline.plan.model.named_folders import classes_of_head
 from paceline.plan.model.weights_sizes import adapter_sizes
 from paceline.plan.plan import Plan
+from paceline.training import codes
 from paceline.training.input_checks.class_counts import class_numbers, with_head
 from paceline.training.input_checks.missing_prompts import no_prompts, nothing_to_answer
 from paceline.training.input_checks.no_steps import no_steps
@@ -221,6 +223,9 @@ def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]
     judge = algorithm_spec(t.algorithm).model_named(config.training, "reward")
     if judge is not None and (Path(judge) / "config.json").is_file():
         yield from check_reward_folder(Path(judge))
+        own = ModelSection(name_or_path=judge, chat_template_kwargs=config.model.chat_template_kwargs)
+        if other_template(config.model, own):
+            yield codes.REWARDS_TEMPLATE("training.rollout.rewards", judge, folder=judge)
     if t.rollout.server is not None:
         yield from check_server(t.rollout.server, environ)
 

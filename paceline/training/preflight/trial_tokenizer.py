@@ -18,7 +18,7 @@ from paceline.data.prepare import setup_of
 from paceline.data.settle import settle_template, stop_tokens
 from paceline.data.tokenizer import load_tokenizer, open_tokenizer
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.training.input_checks.teacher_tokens import check_teacher_tokens
+from paceline.training.input_checks.teacher_tokens import check_tokens
 from paceline.training.preflight.tokenizer_questions import readers_of
 from paceline.training.rollout.reward_model import check_reward_model
 
@@ -59,7 +59,8 @@ def _judging(config: Config, formats: Set[str]) -> list[Diagnostic]:
             load_tokenizer(config.model).save_pretrained(folder)
             for reader in readers:
                 if reader.role in spec.same_tokens:
-                    check_teacher_tokens(str(reader.folder), Path(folder), spec.model_key(reader.role))
+                    key, whole = spec.model_key(reader.role), reader.role in spec.lends_head
+                    check_tokens(str(reader.folder), Path(folder), key, reader.role, whole=whole)
                 else:
                     check_reward_model(str(reader.folder), Path(folder))
     return []

@@ -20,7 +20,7 @@ from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.parts import AdapterSpec
 from paceline.plan.plan import Plan
 from paceline.protocols.roles import Role
-from paceline.training.input_checks.teacher_tokens import check_teacher_tokens
+from paceline.training.input_checks.teacher_tokens import check_tokens, has_tokenizer
 from paceline.training.rollout.reward_model import check_reward_model
 
 
@@ -70,9 +70,13 @@ class Models:
                 adapter = None  # the whole is what it began as
             return self._factory(role, self.config.model, adapter, frozen=True)
         spec = algorithm_spec(self.plan.algorithm)
-        if role.value in spec.same_tokens:
-            check_teacher_tokens(
-                str(named.name_or_path), self.prepared.tokenizer_path, spec.model_key(role.value)
+        if role.value in spec.same_tokens and has_tokenizer(str(named.name_or_path)):
+            check_tokens(
+                str(named.name_or_path),
+                self.prepared.tokenizer_path,
+                spec.model_key(role.value),
+                role.value,
+                whole=role.value in spec.lends_head,
             )
         if role is Role.REWARD:
             check_reward_model(str(named.name_or_path), self.prepared.tokenizer_path)

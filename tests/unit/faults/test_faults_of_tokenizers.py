@@ -59,6 +59,29 @@ def _teacher(job: Job) -> Settings:
     return {"training.algorithm": "distillation", "training.distillation.teacher_model": str(teacher)}
 
 
+def _dpo_reference(job: Job) -> Settings:
+    other, rows = job.root / "models" / "gpt2", job.root / "few_pairs.jsonl"
+    _other_tokens(other)
+    pairs = [{"prompt": f"Q{n}", "chosen": "yes", "rejected": "no"} for n in range(8)]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    settings = {"training.algorithm": "dpo", "data.train": str(rows)}
+    return settings | {"training.dpo.ref_model": str(other)}
+
+
+def _value(job: Job) -> Settings:
+    other = job.root / "models" / "gpt2"
+    _other_tokens(other)
+    settings = rollout(job, [{"name": "ended"}]) | {"training.algorithm": "ppo"}
+    return settings | {"training.ppo.value_model": str(other)}
+
+
+def _other_template(job: Job) -> Settings:
+    judge = job.root / "models" / "gpt2"
+    changed(judge / "config.json", **SCORES)
+    (judge / "chat_template.jinja").write_text("{% for m in messages %}!{{ m['content'] }}{% endfor %}")
+    return rollout(job, [{"name": "model", "options": {"model": str(judge)}}])
+
+
 def _judge(job: Job) -> Settings:
     judge = job.root / "models" / "gpt2"
     changed(judge / "config.json", **SCORES)
@@ -92,6 +115,9 @@ FAULTS: list[tuple[str, str, Callable[[Job], Settings]]] = [
     ("data.template_costly", "error", _costly),
     ("rewards.tokenizer", "error", _judge),
     ("algorithm.teacher_tokens", "error", _teacher),
+    ("algorithm.teacher_tokens", "error", _dpo_reference),
+    ("algorithm.teacher_tokens", "error", _value),
+    ("rewards.template", "warning", _other_template),
     ("data.same_answers", "error", _equal_pairs),
     ("data.not_a_dataset", "error", lambda job: _saved(job, True)),
 ]
