@@ -110,7 +110,7 @@ def written_alike(one: Renderer, other: Renderer) -> bool:
     """Whether two templates write conversations alike, with and without a system turn that both can write."""
     turns: tuple[Message, ...] = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
     system: Message = {"role": "system", "content": _SAID}
-    texts = [(_text(one, *said), _text(other, *said)) for said in (turns, (system, *turns))]
+    texts = [(_text(one, *each), _text(other, *each)) for each in (turns, (system, *turns))]
     return all(mine == theirs or not (mine and theirs) for mine, theirs in texts)
 
 
