@@ -18,7 +18,7 @@ OPTIONS: dict[str, Mapping[str, Kind]] = {
     "linear": {},
     "cosine": {"num_cycles": "size"},
     "cosine_with_restarts": {"num_cycles": "size"},
-    "polynomial": {"lr_end": "size", "power": "number"},
+    "polynomial": {"lr_end": "size", "power": "size"},
     "constant": {},
     "constant_with_warmup": {},
     "inverse_sqrt": {"timescale": "size"},

@@ -193,8 +193,10 @@ class OneOf:
 def _nearest(word: str, choices: tuple[str, ...]) -> str | None:
     stems = (word, word[:-1] if len(word) > 3 else "")  # a letter too many: the first word that starts so
     longer = [choice for stem in stems for choice in choices if stem and choice.startswith(stem)]
-    close = longer or difflib.get_close_matches(word, choices, n=1)
-    return close[0] if close else None
+    initials = [choice for choice in choices if "".join(part[0] for part in choice.split("_")) == word]
+    shorter = sorted((choice for choice in choices if word.startswith(f"{choice}_")), key=len, reverse=True)
+    almost, like = (difflib.get_close_matches(word, choices, n=1, cutoff=least) for least in (0.85, 0.6))
+    return next(iter([*longer, *initials, *almost, *shorter, *like]), None)
 
 
 def Word(

@@ -356,6 +356,11 @@ CASES = [
         _t(optim="sgd", optim_args="momentun=0.9"),
         _t(optim="sgd", optim_args="momentum=0.9"),
     ),
+    case(
+        "train.schedule_options",
+        _t(lr_scheduler_type="polynomial", lr_scheduler_kwargs={"power": -1}),
+        _t(lr_scheduler_type="polynomial", lr_scheduler_kwargs={"power": 0.5}),
+    ),
     case("train.schedule", _t(lr_scheduler_type="greedy"), _t(lr_scheduler_type="cosine")),
     case(
         "train.schedule_options",

@@ -17,6 +17,7 @@ from paceline.cli.config_import import import_file
 from paceline.config.nearest import MOST_UNKNOWN, nearest
 from paceline.config.reading import read_table
 from paceline.config.schema import SECTIONS, Config, field_of, fields
+from paceline.config.sections.training import TrainingSection
 from paceline.config.spelling import known_names
 from paceline.config.suggest import Suggestion, suggestion
 from paceline.config.synonyms import synonyms
@@ -224,6 +225,20 @@ def test_a_key_of_one_section_is_not_sent_to_another_of_its_name() -> None:
     """``training.reward`` is a section; inside ``training.rollout`` rewards are meant."""
     found = suggestion("reward", "training.rollout", known("training.rollout"))
     assert found == Suggestion("did you mean 'rewards'?", "training.rollout.rewards")
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("wsd", "warmup_stable_decay"),
+        ("linear_with_warmup", "linear"),
+        ("cosine_annealing", "cosine"),
+        ("cosine_with_minlr", "cosine_with_min_lr"),
+    ],
+)
+def test_a_schedule_by_its_initials_or_with_more_words_is_named(word: str, near: str) -> None:
+    with pytest.raises(ValidationError, match=f"did you mean {near}\\?"):
+        TrainingSection.model_validate({"lr_scheduler_type": word})
 
 
 @pytest.mark.parametrize(
