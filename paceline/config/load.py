@@ -261,6 +261,8 @@ def _command_line(
         if not equals or not key or not all(key.split(".")):
             found = override.split("=")[0] if equals else override
             hint = plain(override) if not equals and "=" in plain(override) else "training.learning_rate=1e-4"
+            if not equals and override.endswith((".yaml", ".yml")):
+                hint = f"one config is read; a file that says extends: [FIRST.yaml, {override}] joins several"
             collector.problems.append(codes.CONFIG_OVERRIDE(COMMAND_LINE, found, hint=hint))
             continue
         node = _value(value, f"command line {key}")

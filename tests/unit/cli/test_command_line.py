@@ -91,6 +91,7 @@ def test_a_verb_misspelt(typo: str, meant: str, capsys: pytest.CaptureFixture[st
         (["train", "c.yaml", "--max_steps", "5"], ": max_steps=5"),
         (["train", "c.yaml", "--training.seed=5"], ": training.seed=5"),
         (["train", "c.yaml", "seed"], "key=value"),
+        (["train", "c.yaml", "d.yaml"], "extends: [FIRST.yaml, d.yaml]"),
         (["train", "c.yaml", "=1"], "key=value"),
         (["export", "somewhere"], "--to"),
         (["plot", "no/such/run"], "no such run directory"),
