@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.json_types import Json, JsonObject
 from paceline.data import codes
-from paceline.data.cells import Cell, Row, RowError, as_text
+from paceline.data.cells import Cell, Row, RowError, as_text, is_empty
 from paceline.data.turns import (
     Message,
     is_answer,
+    kind_of_value,
     says_something,
     turns_of,
     turns_or_text,
@@ -213,9 +214,12 @@ def _first_turn(rows: Sequence[Row], column: str) -> Row | None:
 _TURN_COLUMNS = ("messages", "conversations", "conversation", "dialog", "dialogue", "turns", "chat")
 
 
-def _is_struct_of_lists(value: Cell) -> bool:
-    """Whether it is what ``datasets`` before 4 writes for ``Sequence({"role": …, "content": …})``."""
-    return isinstance(value, Mapping) and bool(value) and all(isinstance(v, list) for v in value.values())
+def _other_shape(value: Cell) -> str:
+    """Say what stands where a list of turns should; empty for such a list, and for nothing."""
+    if isinstance(value, list):
+        kinds = {kind_of_value(item) for item in value if not isinstance(item, Mapping)}
+        return f"a list with {min(kinds)}" if kinds else ""
+    return "" if is_empty(value) else kind_of_value(value)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -252,10 +256,14 @@ def _unknown(
             "set data.converter to a function that returns messages with role and content (docs/library.md)"
         )
         return codes.DATA_FORMAT_UNKNOWN(what, where, f"a turn's keys: {_listed(list(turn[1]))}", hint)
-    lists = next((name for name in listed if any(_is_struct_of_lists(row.get(name)) for row in rows)), None)
-    if lists is not None:
-        what = f"the turns in column '{lists}' are an object of lists, not a list of turns"
-        hint = "write each row's turns as a list of objects, or set data.converter (docs/library.md)"
+    shapes = ((name, _other_shape(row.get(name))) for name in listed for row in rows)
+    other = next(((name, shape) for name, shape in shapes if shape), None)
+    if other is not None and (other[0] in mapped or not other[1].endswith("text")):
+        what = f"the turns in column '{other[0]}' are {other[1]}, not a list of turns"
+        hint = (
+            "write each row's turns as a list of objects with role and content, or set data.converter"
+            " (docs/library.md)"
+        )
         return codes.DATA_FORMAT_UNKNOWN(what, where, f"columns {_listed(found)}", hint)
     hint = (
         "name the columns next to path:, for example columns: {prompt: X, completion: Y}; the"
@@ -297,7 +305,11 @@ def _prompt_completion(row: Row, columns: Mapping[str, str]) -> Example:
             raise RowError("missing_column", f"no '{columns[name]}'")
     question = turns_or_text(row[columns["prompt"]], columns["prompt"], "user")
     answer = turns_or_text(row[columns["completion"]], columns["completion"], "assistant")
-    return _conversation([*_before(row, columns), *question, *answer])
+    before = [*_before(row, columns), *question]
+    example = _conversation([*before, *answer])
+    # As in TRL, answers within a prompt of turns are its context; those of ``history`` are learnt.
+    answered = any(turn["role"] == "assistant" for turn in question)
+    return replace(example, learn_from=len(before)) if answered else example
 
 
 def _messages(row: Row, columns: Mapping[str, str]) -> Example:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data import codes
-from paceline.data.cells import RawRow
+from paceline.data.cells import RawRow, Row
 from paceline.data.examples import Reading
 from paceline.data.formats import Shape
 from paceline.data.json_turns import parsed_turns
 from paceline.data.locate import Located, locate
+from paceline.data.near_shapes import near_shapes
 from paceline.data.own_rows import converted
 from paceline.data.problems import Tally, refusal
 from paceline.data.readers import read_rows
@@ -84,12 +86,25 @@ def look(data_set: DataSet, reading: Reading) -> DatasetHead:
     values = [r.value for r in head if r.value is not None]
     if not values:
         raise DataError(*_no_rows(data_set, head))
-    shape = reading.kind.detect(values, where=section.path, requested=section.format, mapping=section.columns)
+    shape = _shape_of(values, section, reading)
     if reading.refuses(shape):
         raise DataError(
             codes.DATA_TEXT_HAS_NO_ANSWERS(section.path, "data.train_on: assistant beside plain text")
         )
     return DatasetHead(shape, head, itertools.chain(head, rows))
+
+
+def _shape_of(values: Sequence[Row], section: Dataset, reading: Reading) -> Shape:
+    """Detect the shape of rows. Raises DataError, with what they nearly are."""
+    detect = partial(reading.kind.detect, where=section.path, requested=section.format)
+    try:
+        return detect(values, mapping=section.columns)
+    except DataError as error:
+        code = error.diagnostics[0].code
+        unmapped = not section.columns and code.startswith(("data.format_", "data.column_missing"))
+        alike = partial(detect, mapping={})
+        near = next(near_shapes(values, alike, section.path), None) if unmapped else None
+        raise (DataError(near) if near is not None else error) from error
 
 
 def _no_rows(data_set: DataSet, head: list[RawRow]) -> tuple[Diagnostic, ...]:

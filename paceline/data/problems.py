@@ -104,6 +104,11 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
         "messages are not a list of turns with a role and a text",
         "write [{role: …, content: …}, …]",
     ),
+    "other_prompt": (
+        codes.DATA_BAD_MESSAGES,
+        "a row's prompt ends with an answer, or its answers repeat another prompt",
+        "end the prompt with the question: what the model says, its beginning too, belongs to the answers",
+    ),
     "unknown_role": (
         codes.DATA_UNKNOWN_ROLE,
         "a turn has an unknown role",
@@ -128,7 +133,7 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
     "no_class": (
         codes.DATA_NO_CLASS,
         "a row has no label, or one that is neither a name nor a whole number",
-        "write a name, a whole number, or a list of either",
+        "write a name, a whole number from 0, or a list of either (regression is not supported)",
     ),
     "class_vector": (
         codes.DATA_NO_CLASS,

@@ -80,14 +80,20 @@ def turns_of(turns: Cell, role_key: str, text_key: str) -> list[Message]:
     """Normalise a list of turns. Raises RowError if it is not one."""
     if turns is None:
         raise RowError("missing_column", "no turns")
-    if not isinstance(turns, Sequence) or isinstance(turns, str):
-        raise RowError("bad_messages", f"{type(turns).__name__} instead of a list")
+    if not isinstance(turns, Sequence) or isinstance(turns, (str, bytes)):
+        raise RowError("bad_messages", f"{kind_of_value(turns)} instead of a list")
     messages: list[Message] = []
     for number, turn in enumerate(turns, 1):
-        if not isinstance(turn, Mapping) or role_key not in turn:
-            raise RowError("bad_messages", f"turn {number} has no '{role_key}' and '{text_key}'")
-        if text_key not in turn and all(is_empty(turn.get(name)) for name in ("tool_calls", "function_call")):
-            raise RowError("bad_messages", f"turn {number} has no '{role_key}' and '{text_key}'")
+        if not isinstance(turn, Mapping):
+            what = f"turn {number} is {kind_of_value(turn)}, not an object with '{role_key}' and '{text_key}'"
+            raise RowError("bad_messages", what)
+        called = any(not is_empty(turn.get(name)) for name in ("tool_calls", "function_call"))
+        if role_key not in turn or not (text_key in turn or called):
+            keys = ", ".join(turn)[:60] or "nothing"
+            what = f"turn {number} has no '{role_key}' and '{text_key}' (it has {keys})"
+            raise RowError("bad_messages", what)
+        if is_struct_of_lists(turn):
+            raise RowError("bad_messages", f"{kind_of_value(turn)} instead of a list of turns")
         named = str(turn[role_key])
         role = ROLE_NAMES.get(named)
         if role is None:
@@ -110,6 +116,22 @@ def turns_of_any(turns: Cell) -> list[Message]:
     first = turns[0] if isinstance(turns, list) and turns else {}
     keys = ("from", "value") if isinstance(first, Mapping) and "from" in first else ("role", "content")
     return turns_of(turns, *keys)
+
+
+def is_struct_of_lists(value: Cell) -> bool:
+    """Whether it is what ``datasets`` writes for ``Sequence({"role": …, "content": …})``."""
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(v, list) for v in value.values())
+
+
+def kind_of_value(value: Cell) -> str:
+    """Say what a value is that should be turns, or one of them."""
+    if is_struct_of_lists(value):
+        return "an object of lists"
+    if isinstance(value, Mapping):
+        return "one object"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    return "a text" if isinstance(value, str) else f"a value of type {type(value).__name__}"
 
 
 def turns_or_text(value: Cell, name: str, role: str) -> list[Message]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from paceline.core.diagnostics import Diagnostic
@@ -207,7 +208,7 @@ def _with_systems(prompt: list[Message], begins: list[Message]) -> list[Message]
     questions = [_role_and_text(turn) for turn in prompt if turn["role"] not in _SYSTEMS]
     found = [_role_and_text(turn) for turn in begins if turn["role"] not in _SYSTEMS]
     if not any(found[n : n + len(questions)] == questions for n in range(len(found) - len(questions) + 1)):
-        raise RowError("bad_messages", "the answers begin with a question that is not the prompt")
+        raise RowError("other_prompt", "the answers begin with a question that is not the prompt")
     return [turn for turn in prompt if turn["role"] in _SYSTEMS and turn not in begins] + begins
 
 
@@ -221,7 +222,7 @@ def after_prompt(
     """
     questions = [_role_and_text(turn) for turn in prompt if turn["role"] not in _SYSTEMS]
     if prompt and prompt[-1]["role"] == "assistant":
-        raise RowError("bad_messages", "the prompt ends with an answer of the assistant")
+        raise RowError("other_prompt", "the prompt ends with an answer of the assistant")
     for length in range(len(questions), len(prompt) + 2):
         begins = [turns[:length] for turns in answers]
         repeated = [_role_and_text(turn) for turn in begins[0] if turn["role"] not in _SYSTEMS]
@@ -230,7 +231,7 @@ def after_prompt(
             return own + begins[0], [turns[length:] for turns in answers]
     spoken = [turns for turns in answers if any(turn["role"] == "assistant" for turn in turns)]
     if any(turns[0]["role"] in ("user", *_SYSTEMS) for turns in spoken):
-        raise RowError("bad_messages", "the answers begin with a question that is not the prompt")
+        raise RowError("other_prompt", "the answers begin with a question that is not the prompt")
     return prompt, answers
 
 
@@ -271,9 +272,13 @@ def _margin(row: Row, columns: Mapping[str, str]) -> dict[str, float]:
     value = row.get(columns["margin"]) if "margin" in columns else None
     if value is None:
         return {}
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    margin = math.nan
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool):  # CSV has texts alone
+        with suppress(ValueError, OverflowError):
+            margin = float(value)
+    if not math.isfinite(margin):
         raise RowError("bad_margin", f"'{columns['margin']}' is {value!r}")
-    return {"margin": float(value)}
+    return {"margin": margin}
 
 
 class Pairs(RowKind):

@@ -47,6 +47,27 @@ def test_text_stays_text() -> None:
     assert normalise(row, detect([row], where="f")) == Example(text="Once upon a time")
 
 
+def test_answers_within_a_prompt_of_turns_are_context_as_in_trl_and_those_of_history_are_learnt() -> None:
+    row = {"prompt": [*ASKED, ASKED[0]], "completion": "B"}
+    example = normalise(row, detect([row], where="f"))
+    assert example.learn_from == 3 and example.messages[3] == {"role": "assistant", "content": "B"}
+    row = {"prompt": "Q", "completion": "B", "history": [["Hi", "Hello"]]}
+    assert normalise(row, detect([row], where="f")).learn_from == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": ["Q"], "completion": "A"}, "turn 1 is a text, not an object"),
+        ({"prompt": {"role": ["user"], "content": ["Q"]}, "completion": "A"}, "an object of lists"),
+        ({"prompt": [{"user": "Q"}], "completion": "A"}, "it has user"),
+    ],
+)
+def test_what_stands_in_the_place_of_turns_is_named(row: dict[str, Any], said: str) -> None:
+    with pytest.raises(RowError, match=said):
+        normalise(row, detect([row], where="f"))
+
+
 def test_the_question_and_answer_mapping_is_said() -> None:
     assert "question" in detect([{"question": "Q", "answer": "A"}], where="f").note
 
@@ -82,6 +103,9 @@ def test_alpaca_input_system_and_history() -> None:
         ({"foo": "x", "bar": "y"}, {}, "data.format_unknown", "alpaca: instruction + output"),
         ({"dialog": [{"speaker": "a", "said": "b"}]}, {}, "data.format_unknown", "keys: speaker, said"),
         ({"messages": {"role": ["user"], "content": ["a"]}}, {}, "data.format_unknown", "an object of lists"),
+        ({"messages": ["a", "b"]}, {}, "data.format_unknown", "a list with a text, not a list of turns"),
+        ({"conversations": [[ASKED[0]]]}, {}, "data.format_unknown", "a list with a list, not"),
+        ({"messages": ASKED[0], "id": 1}, {}, "data.format_unknown", "are one object, not a list of turns"),
         ({"q": "x", "choices": [{"t": "a"}]}, {}, "data.format_unknown", "columns q, choices"),
         ({"id": 1, "dialog": [{"t": "a"}]}, {}, "data.format_unknown", "keys: t"),
         ({"q": 1, "c": [{"t": "a"}]}, {"mapping": {"messages": "c"}}, "data.format_unknown", "keys: t"),

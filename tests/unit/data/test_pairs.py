@@ -72,7 +72,7 @@ def test_conversations_that_repeat_the_prompt_may_have_a_system_turn_but_no_othe
     assert [e.learn_from for e in read(row)] == [2, 2]
     with pytest.raises(RowError) as caught:
         read({**row, "prompt": "another?"})
-    assert caught.value.reason == "bad_messages"
+    assert caught.value.reason == "other_prompt"
 
 
 def test_earlier_turns_that_both_answers_share_are_the_prompt_with_or_without_its_column() -> None:
@@ -92,10 +92,15 @@ def test_a_prompt_that_is_answered_already_and_two_different_prompts_are_refused
         read({"prompt": "q2", "messages": history, "chosen": "yes", "rejected": "no"})
 
 
+def detect_values(margin: str) -> dict[str, float]:
+    return dict(read({"prompt": "a?", "chosen": "b", "rejected": "c", "margin": margin})[0].values)
+
+
 def test_system_margin_and_named_columns() -> None:
     row = {"q": "a?", "better": "b", "worse": "c", "margin": 1.5, "system": "short"}
     chosen, rejected = read(row, prompt="q", chosen="better", rejected="worse")
     assert chosen.values == rejected.values == {"margin": 1.5}
+    assert detect_values("1.5") == {"margin": 1.5}  # of CSV
     assert chosen.messages[0] == {"role": "system", "content": "short"} and chosen.learn_from == 2
     with pytest.raises(DataError, match="data.format_pairs"):
         detect_pairs([{"prompt": "a", "chosen": "b"}], where="f")
