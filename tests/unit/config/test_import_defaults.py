@@ -257,3 +257,12 @@ def test_a_mixture_reads_the_files_that_it_names() -> None:
     assert first[0] == {"path": "x.jsonl"}
     lost = {key for key, finding in found.findings.items() if finding.verdict is KeyVerdict.LOST}
     assert lost == {"datasets", "datasets.1.data_files", "datasets.1.data_dir"}
+
+
+@pytest.mark.parametrize(("kind", "differs"), [("lora", True), ("full", False)])
+def test_adapters_without_a_precision_are_not_said_to_be_alike(kind: str, differs: bool) -> None:
+    """LLaMA-Factory loads frozen weights in bfloat16 then (extras/misc.py: infer_optim_dtype)."""
+    found = imported("llamafactory", {**FULL["llamafactory"], "finetuning_type": kind})
+    assert found.settings["training.mixed_precision"].value == "no"
+    said = found.findings.get("bf16")
+    assert (said is not None and said.verdict is KeyVerdict.DIFFERS) is differs
