@@ -19,7 +19,7 @@ from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
 from paceline.evaluation import codes
 from paceline.evaluation.job import EvaluationJob
-from paceline.evaluation.opened import model_folder
+from paceline.evaluation.opened import check_writes_text, model_folder
 from paceline.evaluation.straight import prepared_without_copy
 from paceline.generation.settings import run_of, stored_config
 from paceline.launch.preflight.load_config import load
@@ -53,6 +53,7 @@ class NamedModel:
             folder = Path(scratch) / "model"
             if not (straight and prepared_without_copy(self.path, folder)):
                 export_hf(self.path, folder, "float32", merge=True, load_back=False)
+            check_writes_text(folder, self.path)
             yield folder
 
 

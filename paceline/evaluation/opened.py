@@ -39,18 +39,22 @@ def model_folder(run: Path, straight: bool = True) -> Iterator[Path]:
     for a model that writes no text, and CheckpointError.
     """
     with _folder_of(run, straight) as folder:
-        if gives_scores(config := read_config(folder)):
-            what = "this model scores or classifies texts: it writes no answers, and has no losses of tokens"
-            hint = (
-                "name it under training.rollout.rewards ({name: model, options: {model: FOLDER}}), or load it"
-                " with AutoModelForSequenceClassification; data.eval with eval_strategy measures it"
-            )
-            raise ConfigError(
-                codes.GENERATION_NO_MODEL(
-                    what, str(run), f"architectures: {config.get('architectures')}", hint
-                )
-            )
+        check_writes_text(folder, run)
         yield folder
+
+
+def check_writes_text(folder: Path, named: Path) -> None:
+    """Raise ConfigError if the model in ``folder``, which the user named so, has no language-model head."""
+    if not gives_scores(config := read_config(folder)):
+        return
+    what = "this model scores or classifies texts: it writes no answers, and has no losses of tokens"
+    hint = (
+        "name it under training.rollout.rewards ({name: model, options: {model: FOLDER}}), or load it"
+        " with AutoModelForSequenceClassification; data.eval with eval_strategy measures it"
+    )
+    raise ConfigError(
+        codes.GENERATION_NO_MODEL(what, str(named), f"architectures: {config.get('architectures')}", hint)
+    )
 
 
 @contextmanager

@@ -163,6 +163,21 @@ def test_a_model_of_scores_is_named_as_one(tmp_path: Path) -> None:
         pass
 
 
+def test_a_run_of_scores_is_named_as_one(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``evaluate`` and ``generate`` come by a run's checkpoints, not by ``model_folder``."""
+    from paceline.evaluation.models import NamedModel
+
+    def classifier(_: Path, to: Path) -> bool:
+        to.mkdir()
+        (to / "config.json").write_text('{"architectures": ["LlamaForSequenceClassification"]}')
+        return True
+
+    monkeypatch.setattr("paceline.evaluation.models.prepared_without_copy", classifier)
+    named = NamedModel("one", checkpoint, RunDir.at(checkpoint.parents[1]), 1)
+    with pytest.raises(ConfigError, match=f"{checkpoint}: this model scores or classifies"), named.folder():
+        pass
+
+
 def test_a_folder_that_is_not_there_is_named_and_no_key_of_a_config(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nosuch: there is no such folder") as caught:
         choose(tmp_path / "nosuch", "result", [])
