@@ -36,7 +36,7 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
     "not_an_object": (
         codes.DATA_NOT_AN_OBJECT,
         "a row is not an object with named columns",
-        "write one object per row",
+        'write one object per row: {"messages": […]} for a list of turns, {"text": …} for a text',
     ),
     "missing_column": (
         codes.DATA_MISSING_COLUMN,

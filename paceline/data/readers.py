@@ -128,18 +128,18 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
     lines = _lines(file)
     head = list(islice(lines, 2))
     for number, line, consumed in chain(head, lines):
-        # Some .jsonl files hold a single JSON list.
-        if number == 1 and line.lstrip().startswith("["):
+        # Some .jsonl files hold a single JSON list; in others each line is a list, which is no row.
+        if number == 1 and line.lstrip().startswith("[") and not (len(head) > 1 and _is_json(line)):
             yield from _json_list(file)
             return
         where = f"{file}:{number}"
         try:
             value = parse_row(line)
         except (ValueError, RecursionError) as exc:
-            bad, first = bad + 1, first or line.strip()[:60]
+            bad, first = bad + 1, first or f"{line.strip()[:60]!r} ({_complaint(exc)})"
             # A file that starts with many unreadable lines is not JSONL; one bad line is that row's problem.
             if good == 0 and bad >= _GIVE_UP_AFTER:
-                raise DataError(_not_json(file, 1, repr(first), exc)) from exc
+                raise DataError(_no_line_is_json(file, bad, first)) from exc
             yield RawRow(None, where, "bad_json", f"{_complaint(exc)}: {line.strip()[:60]!r}", consumed)
             continue
         if len(head) == 1 and (key := _nested(value)):
@@ -149,14 +149,27 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
         good += 1
         yield _row(value, where, consumed)
     if good == 0 and bad:
-        raise DataError(
-            codes.DATA_NOT_JSON(
-                "no line of the file is JSON",
-                f"{file}:1",
-                f"{bad} lines, none readable",
-                "write one JSON object per line (.jsonl), or a list of objects (.json)",
-            )
-        )
+        raise DataError(_no_line_is_json(file, bad, first))
+
+
+def _no_line_is_json(file: Path, lines: int, first: str) -> Diagnostic:
+    """Return the finding about a file whose first lines are no JSON; ``first``: the first, and why."""
+    hint = "write one JSON object per line (.jsonl), or a list of objects (.json)"
+    if "version https://git-lfs" in first:
+        hint = "it is a pointer of Git LFS in place of the file: git lfs pull"
+    elif "'{'" in first:
+        hint = f"write one JSON object per line: jq -c . {file.name} > rows.jsonl"
+    return codes.DATA_NOT_JSON(
+        "no line of the file is JSON", f"{file}:1", f"{lines} lines, none readable: {first}", hint
+    )
+
+
+def _is_json(line: str) -> bool:
+    try:
+        parse_row(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _nested(value: Cell) -> str:

@@ -47,6 +47,8 @@ def detect_classified(rows: Sequence[Row], *, where: str, mapping: Mapping[str, 
             else [c for c in known if c in found and c not in mapping.values()]
         )
         if len(some) != 1:
+            if not some and name == "text" and "tokens" in found:
+                hint = "classes of single tokens are not supported; a class of the whole text is"
             what = f"the rows have no {name}" if not some else f"the {name} could be any of {', '.join(some)}"
             raise DataError(codes.DATA_FORMAT_CLASSES(what, where, seen, hint))
         columns[name] = some[0]

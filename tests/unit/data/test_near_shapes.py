@@ -61,3 +61,15 @@ def test_rows_in_a_list_within_one_object_are_told_the_list(kind: str, tmp_path:
 def test_a_table_without_a_line_of_names_is_told_so(tmp_path: Path) -> None:
     assert "names of the columns" in refused(tmp_path / "t.csv", "documents", "hello you,bye\nmore,words\n")
     assert "name the columns" in refused(tmp_path / "t.csv", "documents", "a,b\nmore,words\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:a\nsize 1\n", "git lfs pull"),
+        ('{\n "text": "a"\n}\n{\n "text": "b"\n}\n', "jq -c . rows.jsonl"),
+        ('[{"role": "user", "content": "a"}]\n' * 2, '{"messages": […]}'),
+    ],
+)
+def test_a_file_that_is_no_rows_is_told_how_to_become_them(text: str, told: str, tmp_path: Path) -> None:
+    assert told in refused(tmp_path / "rows.jsonl", "documents", text)
