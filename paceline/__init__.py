@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from paceline.core import moved
+from paceline.core.plugins import moved
 from paceline.core.version import PACKAGE_VERSION
 
 if TYPE_CHECKING:

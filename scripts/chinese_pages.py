@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.core.diagnostics import all_codes
-from paceline.core.tables import ALGORITHMS
+from paceline.core.plugins.tables import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parents[1]
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def _table_names() -> set[str]:
-    """The names of the tables of strategies and algorithms, read from the source of ``core/tables.py``."""
+    """The names of the tables of strategies and algorithms, read from the source of ``core/plugins/tables.py``."""
     source = Path(__file__).resolve().parents[1] / "paceline" / "core" / "tables.py"
     tables = (
         node.args[-1]
@@ -37,7 +37,7 @@ CHOOSERS = {"auto", "fastest"}  # counted where the strategy is spoken of: other
 #: Where a name is at home: the tables, the specs, the classes that they name; and other systems' words, which
 #: are translated there.
 HOME = (
-    "core/tables.py",
+    "core/plugins/tables.py",
     "plan/strategies/",
     "plan/algorithms/",
     "config/exchange/",

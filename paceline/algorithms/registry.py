@@ -5,8 +5,8 @@ from __future__ import annotations
 from paceline.algorithms import codes
 from paceline.algorithms.algorithm import Algorithm
 from paceline.core.errors import ConfigError
-from paceline.core.registry import load_attr
-from paceline.core.tables import ALGORITHMS
+from paceline.core.plugins.registry import load_attr
+from paceline.core.plugins.tables import ALGORITHMS
 from paceline.plan.algorithms.base import algorithm_spec
 
 _RENAMED = {

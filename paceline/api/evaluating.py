@@ -17,10 +17,10 @@ from paceline.api import codes
 from paceline.api.given import as_json
 from paceline.api.own_parts import importable_name
 from paceline.api.rows import Rows, dataset_setting
-from paceline.core.columns import aligned
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import Json, JsonObject
+from paceline.core.text_columns import aligned
 from paceline.launch.environment.guide_variables import cache_folder
 from paceline.launch.process_spec import import_path, module_argv
 

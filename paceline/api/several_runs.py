@@ -11,10 +11,10 @@ from pathlib import Path
 from paceline.api.run import Run, existing_run
 from paceline.config.difference import leaves
 from paceline.config.source import shown
-from paceline.core.columns import aligned
 from paceline.core.files import listed, read_run_file
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir
+from paceline.core.text_columns import aligned
 from paceline.core.units import human_seconds
 
 DEEPEST = 3  # folders below the given one in which runs are looked for

@@ -16,7 +16,7 @@ from paceline.api.given import ConfigLike, read, source_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import JsonObject, as_object
-from paceline.core.private import written_for
+from paceline.core.security.file_permissions import written_for
 from paceline.launch.process_spec import import_path, module_argv
 
 if TYPE_CHECKING:

@@ -19,16 +19,16 @@ import typer
 
 from paceline.cli import codes
 from paceline.cli.errors import reported
-from paceline.cli.joined import alone, drives_a_node, on_its_node
 from paceline.cli.llamafactory_flags import are_llamafactory, from_llamafactory
 from paceline.cli.options import LauncherOption
 from paceline.cli.process import become
-from paceline.cli.start import start
+from paceline.cli.training.joined import alone, drives_a_node, on_its_node
+from paceline.cli.training.start import start
 from paceline.config.aliases import ALIASES
 from paceline.config.schema import homes_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.tables import ALGORITHMS
+from paceline.core.plugins.tables import ALGORITHMS
 from paceline.launch.environment.guide_variables import started_by
 from paceline.launch.launch_options import LaunchOptions
 from paceline.launch.preflight.ready_run import outside_arguments
@@ -179,7 +179,7 @@ def prepare_datasets_command(
     overrides: OverridesArgument = None, config: ConfigOption = Path("config.yaml")
 ) -> None:
     """Tokenise and store the data ahead of training."""
-    from paceline.cli.prepare import prepare_data
+    from paceline.cli.training.prepare import prepare_data
 
     raise typer.Exit(prepare_data(config, overrides or []))
 

@@ -72,7 +72,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     if verb not in VERBS:
         return refuse(verb)
     if verb in STARTERS:
-        from paceline.cli.joined import alone
+        from paceline.cli.training.joined import alone
 
         alone(f"paceline {verb}")
     # Run the verb's typer app

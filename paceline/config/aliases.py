@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from paceline.config.sections.types import to_bool, to_number, to_text, to_texts
 from paceline.core.json_types import Json
-from paceline.core.tables import ALGORITHMS
+from paceline.core.plugins.tables import ALGORITHMS
 
 
 class NoTranslation(Exception):

@@ -8,7 +8,7 @@ from paceline.config import codes
 from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json
-from paceline.core.secret_values import secrets_in
+from paceline.core.security.secret_values import secrets_in
 
 
 def held_secrets(

@@ -18,7 +18,7 @@ from paceline.config.source import ENVIRONMENT, FOREIGN, YAML, Entry, Source, sh
 from paceline.config.spelling import same
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import Json, JsonObject, as_object, inner_object
-from paceline.core.tables import ALGORITHMS
+from paceline.core.plugins.tables import ALGORITHMS
 
 _ALGORITHM = "training.algorithm"
 _ALSO = {"rpo_alpha": "cpo_alpha"}  # the weight of an SFT term on chosen answers, as other algorithms call it

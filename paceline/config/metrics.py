@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.config.answer_metrics import OF_LENGTH, labels_of, written_out
-from paceline.core.tables import ALGORITHMS
+from paceline.core.plugins.tables import ALGORITHMS
 
 
 def evaluation_metrics(

@@ -12,7 +12,7 @@ from paceline.config.source import ENVIRONMENT, FOREIGN, Source, holds_secret
 from paceline.config.yaml_tree import Node
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json
-from paceline.core.secrets import SHAPED, is_bare_key, shape_of_secret
+from paceline.core.security.secret_formats import SHAPED, is_bare_key, shape_of_secret
 
 #: (path of keys, the text found there, its place, whether the text is a key itself)
 Leaf = tuple[tuple[str, ...], str, str, bool]

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.core.bounded import SpentError, bounded_memory, bounded_time
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.core.security.resource_limits import SpentError, bounded_memory, bounded_time
 from paceline.data import codes
 from paceline.data.cells import RowError
 from paceline.data.examples import Reading, RowReader

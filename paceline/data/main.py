@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject, as_object
-from paceline.core.private import written_for
+from paceline.core.security.file_permissions import written_for
 from paceline.core.units import human_count, human_seconds
 from paceline.data import codes
 from paceline.data.kinds.base import RowKind, row_kind

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from paceline.core import bounded
 from paceline.core.json_types import Json
+from paceline.core.security import resource_limits
 from paceline.data.cells import RowError
 from paceline.data.chat_form import ChatForm, form_of
 from paceline.data.formats import Example
@@ -26,7 +26,7 @@ class Renderer:
     def __init__(self, text: str, tokens: Mapping[str, str]) -> None:
         try:
             self.template = ChatTemplate(text, tokens)
-        except (bounded.SpentError, MemoryError):
+        except (resource_limits.SpentError, MemoryError):
             raise
         except Exception as exc:  # noqa: BLE001  (a template may raise anything)
             raise RowError("template_refused", f"{type(exc).__name__}: {exc}"[:200]) from exc

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
-from paceline.core import bounded
 from paceline.core.json_types import Json, JsonObject
+from paceline.core.security import resource_limits
 from paceline.data.cells import RowError
 from paceline.data.sandbox import Span, blocks_of, environment
 
@@ -105,7 +105,7 @@ class ChatTemplate:
             "add_generation_prompt": prompt,
         }
         spans: list[Span] = []
-        bounded.grant(worth(chat))
+        resource_limits.grant(worth(chat))
         try:
             if self.has_blocks and not prompt:
                 pieces: list[str] = []
@@ -115,7 +115,7 @@ class ChatTemplate:
                 text = "".join(pieces)
             else:
                 text = template.render(given)
-        except (bounded.SpentError, MemoryError):
+        except (resource_limits.SpentError, MemoryError):
             raise
         except Exception as exc:  # noqa: BLE001  (a template may raise anything)
             raise RowError("template_refused", f"{type(exc).__name__}: {exc}"[:200]) from exc

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline.core.bounded import SpentError, bounded_memory, bounded_time, limit_of
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
+from paceline.core.security.resource_limits import SpentError, bounded_memory, bounded_time, limit_of
 from paceline.data import codes
 from paceline.data.jinja import named_templates
 from paceline.data.template import CostlyTemplateError, Encoder

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
-from paceline.core.private import written_for
+from paceline.core.security.file_permissions import written_for
 from paceline.data import codes
 from paceline.data.kinds.base import row_kind
 from paceline.data.looking import look

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core import bounded
 from paceline.core.json_types import JsonObject
+from paceline.core.security import resource_limits
 from paceline.data.answers import AnswerFinder
 from paceline.data.cells import RowError
 from paceline.data.formats import Example
@@ -136,14 +136,17 @@ class Encoder:
         done: list[tuple[int, T | RowError]] = []
         number = 0
         try:
-            with bounded.bounded_memory(), bounded.bounded_time(self.renderers.templates.values()):
+            with (
+                resource_limits.bounded_memory(),
+                resource_limits.bounded_time(self.renderers.templates.values()),
+            ):
                 for number, example in examples:  # noqa: B007
                     try:
                         done.append((number, render(example)))
                     except RowError as error:
                         done.append((number, error))
-        except (bounded.SpentError, MemoryError) as error:
-            raise CostlyTemplateError(bounded.limit_of(error), number) from None
+        except (resource_limits.SpentError, MemoryError) as error:
+            raise CostlyTemplateError(resource_limits.limit_of(error), number) from None
         return done
 
     def turns_of_tokens(self, example: Example) -> list[int | None]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.core.bounded import SpentError, bounded_memory, bounded_time, limit_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import read_text
+from paceline.core.security.resource_limits import SpentError, bounded_memory, bounded_time, limit_of
 from paceline.data import codes
 from paceline.data.cells import RowError
 from paceline.data.examples import Reading, RowReader

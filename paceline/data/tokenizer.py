@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
-from paceline.core.remote_code import check_code
+from paceline.core.security.remote_code import check_code
 from paceline.data import codes
 from paceline.data.template_options import give_template
 

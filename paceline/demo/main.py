@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
-from paceline.core.private import written_for
+from paceline.core.security.file_permissions import written_for
 from paceline.demo import codes
 from paceline.demo.files import STEPS
 from paceline.demo.further import AlgorithmDemo, demo_further

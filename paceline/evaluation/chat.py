@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, TextIO
 import torch
 
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
-from paceline.evaluation.checked import sharing_problems
-from paceline.evaluation.opened import model_folder, opened
-from paceline.evaluation.prompts import prompts_of
-from paceline.evaluation.ranks import failure, number_of_ranks, run_ranks
-from paceline.evaluation.sharded import check_shareable
-from paceline.evaluation.work import COPIES
+from paceline.evaluation.inputs.checks import sharing_problems
+from paceline.evaluation.inputs.prompts import prompts_of
+from paceline.evaluation.open_run import model_folder, opened
+from paceline.evaluation.processes.ranks import failure, number_of_ranks, run_ranks
+from paceline.evaluation.processes.sharded_model import check_shareable
+from paceline.evaluation.processes.work_folder import COPIES
 from paceline.generation.answer import Message, Sampling, Write, answer_streamed
 from paceline.generation.settings import sampling_of
 from paceline.launch.exit_handling import ended
@@ -84,7 +84,7 @@ def answer_shared(options: argparse.Namespace, given: Sequence[str]) -> int:
     with model_folder(Path(options.run), straight=False) as folder:
         check_shareable(folder, options.strategy, world_size)
         failed = run_ranks(
-            "paceline.evaluation.shared_chat", [str(folder), *given], world_size, meets=True, talks=True
+            "paceline.evaluation.sharded_chat", [str(folder), *given], world_size, meets=True, talks=True
         )
     if failed is None:
         return int(ExitCode.OK)

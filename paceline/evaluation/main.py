@@ -14,10 +14,10 @@ from pathlib import Path
 from paceline.core.diagnostics import Diagnostic, Severity, render_all
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
-from paceline.evaluation.checked import checked
-from paceline.evaluation.generated import generate_rows
-from paceline.evaluation.job import EvaluationJob
-from paceline.evaluation.measured import measure
+from paceline.evaluation.answers_file import generate_rows
+from paceline.evaluation.inputs.checks import checked
+from paceline.evaluation.processes.job import EvaluationJob
+from paceline.evaluation.scores.model_scores import measure
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted
 

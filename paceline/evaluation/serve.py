@@ -21,8 +21,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from paceline.core.diagnostics import all_codes
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
-from paceline.evaluation.checked import DTYPES
-from paceline.evaluation.opened import opened
+from paceline.evaluation.inputs.checks import DTYPES
+from paceline.evaluation.open_run import opened
 from paceline.evaluation.server.app import application
 from paceline.evaluation.server.desk import Served
 from paceline.generation import codes

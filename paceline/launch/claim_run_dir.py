@@ -19,8 +19,8 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import BusyError, ConfigError
 from paceline.core.files import listed, no_file, not_writable, open_run_file
 from paceline.core.json_types import NO_UTF8, as_object
-from paceline.core.private import open_to_strangers
 from paceline.core.rundir import RunDir
+from paceline.core.security.file_permissions import open_to_strangers
 from paceline.launch import codes
 from paceline.launch.supervision.exit_record import begun_start, is_under_way
 

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, NoReturn, ParamSpec
 
 from paceline.core.errors import ExitCode
-from paceline.core.refusals import refusal_of
+from paceline.core.os_errors import refusal_of
 from paceline.launch import codes
 
 P = ParamSpec("P")

@@ -75,8 +75,8 @@ def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
     Leaves the ledger unchanged when anything is missing or cannot be written: it never fails a run.
     """
     from paceline.core.errors import PacelineError
-    from paceline.core.private import written_for
     from paceline.core.rundir import RunDir
+    from paceline.core.security.file_permissions import written_for
     from paceline.plan.cost import ledger
     from paceline.plan.cost.from_plan import predictions
     from paceline.plan.hardware.probe import probe_hardware

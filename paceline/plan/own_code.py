@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from paceline.config.schema import Config
-from paceline.core.extensions import EXTENSIONS
 from paceline.core.json_types import Json
+from paceline.core.plugins.extensions import EXTENSIONS
 
 _TARGET = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
 _NAMES = ("name", "path", "converter")  # what names code in an item of a list

@@ -14,7 +14,7 @@ from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
-from paceline.core.tables import CHOOSERS
+from paceline.core.plugins.tables import CHOOSERS
 from paceline.plan.adapter import adapter_of, check_adapter
 from paceline.plan.algorithms.rollout import RolloutSizes, check_rollout, rollout_sizes
 from paceline.plan.batch import BatchSplit, split_batch

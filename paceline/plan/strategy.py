@@ -9,7 +9,7 @@ from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_scale import Parallelism
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.tables import CHOOSERS
+from paceline.core.plugins.tables import CHOOSERS
 from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.combination import Combination

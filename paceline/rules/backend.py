@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from paceline.core import codes as core_codes
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.tables import CHOOSERS, STRATEGIES
+from paceline.core.plugins.tables import CHOOSERS, STRATEGIES
 from paceline.plan.strategies.base import strategy_specs
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule

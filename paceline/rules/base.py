@@ -12,7 +12,7 @@ from paceline.config.source import DEFAULTS, Source, shown
 from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
-from paceline.core.tables import CHOOSERS
+from paceline.core.plugins.tables import CHOOSERS
 from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec, algorithm_specs
 from paceline.plan.strategies.base import StrategySpec, declared_spec, strategy_spec
 from paceline.plan.strategy import by_sections

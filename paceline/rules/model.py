@@ -8,7 +8,7 @@ from paceline.config import codes as config_codes
 from paceline.config.nearest import nearest
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.patterns import is_pattern
-from paceline.core.remote_code import COMMIT, unpinned
+from paceline.core.security.remote_code import COMMIT, unpinned
 from paceline.plan.hardware.kinds import CPU, MPS
 from paceline.plan.model.mixtures import config_coefficient
 from paceline.plan.model.read_shape import text_part

@@ -9,7 +9,7 @@ from functools import partial
 from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
-from paceline.core.tables import CHOOSERS
+from paceline.core.plugins.tables import CHOOSERS
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.plan import Plan

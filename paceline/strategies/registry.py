@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
-from paceline.core.tables import STRATEGIES
+from paceline.core.plugins.tables import STRATEGIES
 from paceline.plan.strategies.base import StrategySpec
 from paceline.runtime.process_group.world import World
 from paceline.strategies import codes

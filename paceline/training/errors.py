@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
-from paceline.core.refusals import refusal_of
+from paceline.core.os_errors import refusal_of
 from paceline.runtime.failures.root_cause import is_cascade
 from paceline.training import codes
 from paceline.training.out_of_memory import is_out_of_memory

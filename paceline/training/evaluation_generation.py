@@ -23,7 +23,7 @@ from paceline.data.prepare import Prepared
 from paceline.data.table import TokenTable, decode_labels
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.evaluation import codes as evaluation_codes
-from paceline.evaluation.scoring import Pairs, is_corpus, score
+from paceline.evaluation.scores.metric_process import Pairs, is_corpus, score
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.noise import stream_of
 from paceline.plan.algorithms.base import algorithm_spec

@@ -28,11 +28,11 @@ from paceline.config.schema import Config
 from paceline.core.errors import CheckpointError, ConfigError, DataError, ExitCode, PacelineError
 from paceline.core.files import read_run_file, read_text
 from paceline.core.json_types import JsonObject, as_object
-from paceline.core.private import written_into
 from paceline.core.rundir import RunDir
+from paceline.core.security.file_permissions import written_into
 from paceline.data.tokenizer import load_tokenizer
-from paceline.evaluation.prompts import prompts_of
-from paceline.evaluation.straight import end_where_turns_end
+from paceline.evaluation.inputs.prompts import prompts_of
+from paceline.evaluation.stream_weights import end_where_turns_end
 from paceline.generation.answer import Sampling, answer
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.exit_handling import ended

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from paceline.core.diagnostics import all_codes, print_diagnostics
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
-from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
+from paceline.core.security.file_permissions import written_for
 from paceline.launch.environment.device_variables import apply_device_settings, device_settings
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.environment.job_managers import standing, whole

@@ -25,9 +25,9 @@ from paceline.checkpoint.object_store.upload_deadline import AFTER_STOP_SECONDS,
 from paceline.core.diagnostics import Diagnostic, Severity, print_diagnostics
 from paceline.core.errors import BusyError, CheckpointError, ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
-from paceline.core.private import written_for
-from paceline.core.refusals import refusal_of
+from paceline.core.os_errors import refusal_of
 from paceline.core.rundir import RunDir
+from paceline.core.security.file_permissions import written_for
 from paceline.core.units import human_bytes
 from paceline.data.kinds.base import row_kind
 from paceline.data.main import Bar, summary

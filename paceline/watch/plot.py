@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
-from paceline.core.private import written_into
 from paceline.core.rundir import RunDir
+from paceline.core.security.file_permissions import written_into
 from paceline.core.units import human_seconds
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted

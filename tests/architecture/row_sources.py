@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import paceline.data
-from paceline.core.tables import ROW_KINDS
+from paceline.core.plugins.tables import ROW_KINDS
 from paceline.data import build
 from paceline.data.fingerprint import ROWS_VERSION
 from paceline.data.kinds.base import row_kind

@@ -22,8 +22,8 @@ from support import write_teacher
 
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import ConfigError
+from paceline.core.plugins.tables import ALGORITHMS
 from paceline.core.rundir import RunDir
-from paceline.core.tables import ALGORITHMS
 from paceline.evaluation.compare_runs import compare
 from paceline.runlog.history import load_history
 

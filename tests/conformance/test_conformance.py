@@ -27,7 +27,7 @@ from check import Checker
 from support import write_rows, write_tokenizer
 from table import SUPPORT_MD, load, markdown
 
-from paceline.core.tables import STRATEGIES
+from paceline.core.plugins.tables import STRATEGIES
 from paceline.plan.strategies.base import strategy_spec
 
 pytestmark = [pytest.mark.integration]

@@ -15,8 +15,8 @@ from moves import LAYOUTS, OTHERS, PARTS, Move, Mover, check_state, check_steps
 from moves_main import data_in
 from moves_table import MOVES_MD, load, markdown
 
+from paceline.core.plugins.tables import STRATEGIES
 from paceline.core.rundir import RunDir
-from paceline.core.tables import STRATEGIES
 from paceline.plan.strategies.base import strategy_spec
 
 pytestmark = [pytest.mark.integration]

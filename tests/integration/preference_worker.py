@@ -17,7 +17,7 @@ import torch
 from engine_stub import engine_of
 from lora_worker import LR, SOURCE, gathered, parameters
 
-from paceline.core.tables import ALGORITHMS
+from paceline.core.plugins.tables import ALGORITHMS
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
 from paceline.plan.codec import from_json

@@ -11,12 +11,12 @@ import torch
 from support import Run, run_process, write_rows, write_tokenizer
 
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
-from paceline.evaluation import ranks
-from paceline.evaluation.checked import checked
-from paceline.evaluation.generated import generate_rows
-from paceline.evaluation.job import EvaluationJob
-from paceline.evaluation.measured import measure
-from paceline.evaluation.sharded import check_shareable
+from paceline.evaluation.answers_file import generate_rows
+from paceline.evaluation.inputs.checks import checked
+from paceline.evaluation.processes import ranks
+from paceline.evaluation.processes.job import EvaluationJob
+from paceline.evaluation.processes.sharded_model import check_shareable
+from paceline.evaluation.scores.model_scores import measure
 from paceline.launch.run_secret import FILE
 
 pytestmark = [pytest.mark.integration]

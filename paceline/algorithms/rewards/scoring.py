@@ -17,7 +17,7 @@ from paceline.config.metrics import reward_labels
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.json_types import Json
-from paceline.core.registry import Registry, is_async
+from paceline.core.plugins.registry import Registry, is_async
 from paceline.rules import codes as rules_codes
 
 _HERE = "paceline.algorithms.rewards"

@@ -10,10 +10,10 @@ from pathlib import Path
 from paceline.checkpoint.format.folder_layout import BEST, LATEST, VERIFIED, Found, read_hint, scan
 from paceline.checkpoint.format.step_agreement import read_state
 from paceline.checkpoint.save.last_verified import last_verified
-from paceline.core.columns import aligned
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir
+from paceline.core.text_columns import aligned
 from paceline.core.units import human_bytes, human_seconds
 from paceline.runlog.history import load_history
 

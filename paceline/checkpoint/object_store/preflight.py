@@ -24,8 +24,8 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
 from paceline.core.files import read_run_file
 from paceline.core.json_types import Json
-from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
+from paceline.core.security.file_permissions import written_for
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted
 from paceline.rules import codes as rules_codes

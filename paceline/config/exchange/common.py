@@ -14,7 +14,7 @@ from paceline.config.recognised import RECOGNISED
 from paceline.config.schema import field_of, homes_of, nested_model
 from paceline.config.spelling import same
 from paceline.core.json_types import Json
-from paceline.core.tables import ALGORITHMS
+from paceline.core.plugins.tables import ALGORITHMS
 
 #: a key that names a tracker's project -> the tracker that reads it
 _PROJECTS = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paceline.config.exchange.verdicts import Imported, KeyVerdict, Setting, shortened
 from paceline.config.schema import SECTIONS
 from paceline.core.json_types import Json
-from paceline.core.secrets import SHAPED
+from paceline.core.security.secret_formats import SHAPED
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.config.schema import Config
 from paceline.core.json_types import JsonObject, as_object
-from paceline.core.tables import STRATEGIES
+from paceline.core.plugins.tables import STRATEGIES
 
 _STAGES = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "ddp": 0, "zero_redundancy": 1}
 

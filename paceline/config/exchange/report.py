@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.config.exchange.verdicts import Finding, Imported, KeyVerdict, shortened
 from paceline.config.source import shown
 from paceline.core.json_types import JsonObject
-from paceline.core.secrets import SHAPED
+from paceline.core.security.secret_formats import SHAPED
 
 
 def as_text(found: Imported, *, every: bool = False) -> str:

@@ -15,8 +15,8 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from paceline.config.sections.types import Mapping, Section, to_path, to_text, to_texts
-from paceline.core.extensions import registered
 from paceline.core.json_types import Json
+from paceline.core.plugins.extensions import registered
 
 
 def own_name(kind: str, built_in: Collection[str] = (), *, only: bool = False) -> Callable[[Json], str]:

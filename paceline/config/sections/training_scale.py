@@ -23,7 +23,7 @@ from paceline.config.sections.types import (
     to_texts,
 )
 from paceline.core.json_types import Json
-from paceline.core.tables import ALGORITHMS, CHOOSERS, STRATEGIES
+from paceline.core.plugins.tables import ALGORITHMS, CHOOSERS, STRATEGIES
 
 _STRATEGIES = (*STRATEGIES.names(), *CHOOSERS)
 

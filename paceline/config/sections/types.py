@@ -17,8 +17,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticCustomError
 
 from paceline.config.scalars import parse_number
-from paceline.core.extensions import registered
 from paceline.core.json_types import Json, JsonObject
+from paceline.core.plugins.extensions import registered
 
 Read = TypeVar("Read")  # what a validator makes of a value
 #: The largest int that fits everywhere it is used (tensors, seeds, clocks): signed 64 bits.

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.registry import load_attr
-from paceline.core.tables import ROW_KINDS
+from paceline.core.plugins.registry import load_attr
+from paceline.core.plugins.tables import ROW_KINDS
 from paceline.data.cells import Row
 from paceline.data.digests import sha256_of
 from paceline.data.formats import Example, Shape

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 
 from paceline.core.errors import ConfigError
-from paceline.evaluation.prompts import PromptRenderer
+from paceline.evaluation.inputs.prompts import PromptRenderer
 from paceline.evaluation.server.decoding import Decoder, TextRules
 from paceline.evaluation.server.errors import RequestError
 from paceline.evaluation.server.grammar import Grammars

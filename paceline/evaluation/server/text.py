@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from paceline.core.json_types import Json, JsonObject
 from paceline.data.cells import RowError
-from paceline.evaluation.prompts import explained
+from paceline.evaluation.inputs.prompts import explained
 from paceline.evaluation.server.decoding import TokenTexts
 from paceline.evaluation.server.desk import Delta, Deltas, Desk, GenerationJob, PromptScore
 from paceline.evaluation.server.errors import RequestError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.config.schema import Config
-from paceline.core.secret_values import without_secrets
+from paceline.core.security.secret_values import without_secrets
 
 if TYPE_CHECKING:
     from paceline.plan.cost.report import Forecast
@@ -24,7 +24,7 @@ def forecast_of_plan(plan: Plan, cluster: AcceleratorCluster | None) -> Forecast
     ``cluster`` None means this machine, corrected by its ledger. None on a CPU, an unlisted card, or for a
     model of unknown size.
     """
-    from paceline.core.tables import CHOOSERS
+    from paceline.core.plugins.tables import CHOOSERS
     from paceline.launch.preflight.forecast import epoch_lengths
     from paceline.plan.cost.from_plan import cluster_of_hardware, of_length, planned_candidate, search_spec_of
     from paceline.plan.cost.report import forecast

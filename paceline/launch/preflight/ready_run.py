@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 from paceline.config.object_url import is_url
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
+from paceline.core.security.file_permissions import written_for
 from paceline.launch.claim_run_dir import WAIT_SECONDS, check_claim, claim
 from paceline.launch.launch_options import LaunchOptions
 from paceline.launch.launchers.registry import launcher_for

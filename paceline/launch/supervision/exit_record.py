@@ -18,9 +18,9 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ExitCode
 from paceline.core.files import read_run_file
 from paceline.core.json_types import NO_UTF8, Json, JsonObject
-from paceline.core.private import written_into
-from paceline.core.refusals import refusal_of
+from paceline.core.os_errors import refusal_of
 from paceline.core.rundir import RunDir
+from paceline.core.security.file_permissions import written_into
 from paceline.launch import codes
 from paceline.launch.processes import lineage, started_at
 from paceline.launch.supervision.exit_codes import CALM, Failure, signal_name

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
-from paceline.core.remote_code import check_code
+from paceline.core.security.remote_code import check_code
 from paceline.models import codes
 from paceline.plan.model.quantised_base import quantised_base
 from paceline.rules import codes as rules_codes

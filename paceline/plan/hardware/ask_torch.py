@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.core.package import ROOT
-from paceline.core.registry import source_of
+from paceline.core.plugins.registry import source_of
 from paceline.plan.codec import from_json, to_json
 from paceline.plan.hardware.kinds import KINDS
 from paceline.plan.hardware.nodes import driver_version

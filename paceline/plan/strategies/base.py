@@ -14,8 +14,8 @@ from paceline.config.optimizers import StateSplit
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
-from paceline.core.registry import is_assigned, load_attr
-from paceline.core.tables import STRATEGIES
+from paceline.core.plugins.registry import is_assigned, load_attr
+from paceline.core.plugins.tables import STRATEGIES
 from paceline.plan import codes
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import StrategyLayout

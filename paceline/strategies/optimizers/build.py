@@ -15,7 +15,7 @@ from paceline.config.optimizers_not_built import not_built
 from paceline.config.options import misfits
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
-from paceline.core.registry import load_attr
+from paceline.core.plugins.registry import load_attr
 from paceline.plan.hardware.kinds import CUDA
 from paceline.plan.model.parameters import NO_DECAY, orthogonalised, projected
 from paceline.protocols.optimizer import OptimizerSpec

@@ -27,7 +27,7 @@ from paceline.data.feeds import check_feeds
 from paceline.data.kinds.base import row_kind
 from paceline.data.look import first_examples, look_at_sets, look_at_tokenizer, missing_sets
 from paceline.data.template_look import Described, describe, other_template
-from paceline.evaluation.metrics import check_metrics
+from paceline.evaluation.scores.metrics import check_metrics
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.roles import models_named
 from paceline.plan.model.folder import check_adapter_base, check_adapter_folder, check_model_folder

@@ -215,7 +215,7 @@ def _trackers(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
 
 
 def _metrics(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
-    from paceline.evaluation.metrics import own_metric
+    from paceline.evaluation.scores.metrics import own_metric
 
     for name in config.training.eval_metrics:
         if ":" in name:

@@ -18,7 +18,7 @@ from paceline.checkpoint.format.durable_files import named_errors
 from paceline.checkpoint.format.safetensors_file import TensorEntry
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
-from paceline.core.private import open_to_strangers
+from paceline.core.security.file_permissions import open_to_strangers
 from paceline.generation.remote import Server
 from paceline.models.lora.lora import NAME, plain_name
 from paceline.models.persistent_buffers import persistent_buffers

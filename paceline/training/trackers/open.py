@@ -12,7 +12,7 @@ from typing import Any
 from paceline.config.trackers import ALL, TRACKERS, names_of, project_of
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
-from paceline.core.registry import load_attr
+from paceline.core.plugins.registry import load_attr
 from paceline.plan import codes as plan_codes
 from paceline.plan.tracker_keys import has_key, meant_offline
 from paceline.training import codes

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
-from paceline.core.private import written_into
+from paceline.core.security.file_permissions import written_into
 from paceline.watch import codes
 from paceline.watch.page.documents import config_of, log_names, log_page, plan_of, samples_of
 from paceline.watch.page.view import RunView

@@ -13,7 +13,7 @@ from pair_batches import batch_of, pair_batch
 
 from paceline.algorithms.answer_sums import document_labels, document_sums
 from paceline.algorithms.preference.reward_model import Reward
-from paceline.core.tables import ALGORITHMS
+from paceline.core.plugins.tables import ALGORITHMS
 from paceline.protocols.roles import Output, Role
 
 

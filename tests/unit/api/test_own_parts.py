@@ -22,7 +22,7 @@ from paceline.algorithms.rewards.scoring import MODEL, REWARDS
 from paceline.api.own_parts import importable_name, named_parts, split_callbacks
 from paceline.config.sections.rollout import BUILT_IN_REWARDS
 from paceline.core.errors import ConfigError
-from paceline.core.extensions import EXTENSIONS
+from paceline.core.plugins.extensions import EXTENSIONS
 from paceline.launch.process_spec import LaunchSpec
 from paceline.launch.supervision.child_rank import run_beneath
 from paceline.launch.supervision.supervisor import run

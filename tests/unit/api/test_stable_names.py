@@ -12,8 +12,8 @@ import pytest
 
 import paceline
 import paceline.extend
-from paceline.core import moved
-from paceline.core.registry import load_attr
+from paceline.core.plugins import moved
+from paceline.core.plugins.registry import load_attr
 
 #: Name → its parameters. A name or parameter that goes away, or moves, needs a new major version.
 STABLE = {
@@ -120,8 +120,8 @@ import sys, warnings
 from importlib import import_module
 from importlib.machinery import PathFinder
 import paceline, paceline.extend
-from paceline.core import moved
-from paceline.core.registry import load_attr
+from paceline.core.plugins import moved
+from paceline.core.plugins.registry import load_attr
 
 EARLIER = {earlier}
 now = {{name: getattr(paceline.extend, new) for name, new in EARLIER.items()}}
@@ -180,7 +180,7 @@ def test_a_name_that_was_handed_out_works_with_a_warning_where_its_module_has_mo
 
 def test_a_program_that_was_handed_out_runs_where_it_has_moved() -> None:
     program = (
-        "import runpy, sys\nfrom paceline.core import moved\n"
+        "import runpy, sys\nfrom paceline.core.plugins import moved\n"
         "moved.PROGRAMS['training.gone'] = moved.PROGRAMS['training.answers']\n"
         "sys.argv = ['answers', '--help']\nrunpy.run_module('paceline.training.gone', run_name='__main__')\n"
     )

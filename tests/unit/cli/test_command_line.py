@@ -254,7 +254,7 @@ def test_verbs_that_need_torch_become_another_process(
 def test_train_says_on_a_terminal_what_begins_before_it_imports_more(
     is_terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from paceline.cli.train import first_word
+    from paceline.cli.training.train import first_word
 
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
@@ -265,6 +265,8 @@ def test_train_says_on_a_terminal_what_begins_before_it_imports_more(
 
 
 def test_what_train_imports_before_its_first_word_is_little() -> None:
-    modules = imported_after("import paceline.cli.train, paceline.cli.joined, paceline.launch.launch_options")
+    modules = imported_after(
+        "import paceline.cli.training.train, paceline.cli.training.joined, paceline.launch.launch_options"
+    )
     assert not {name for name in modules if name.startswith(("paceline.rules", "paceline.plan.cost"))}
     assert not modules & {"pydantic", "torch", "numpy", "rich", "ruamel.yaml"}

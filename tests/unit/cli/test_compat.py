@@ -55,7 +55,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
     monkeypatch.setattr(compat, "start", start)
     monkeypatch.setattr(compat, "become", become)
-    monkeypatch.setattr("paceline.cli.prepare.prepare_data", prepare_data)
+    monkeypatch.setattr("paceline.cli.training.prepare.prepare_data", prepare_data)
     for name in LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return seen

@@ -15,7 +15,7 @@ import pytest
 from torch.distributed.flight_recorder.components.types import MatchState, Op
 from typer.testing import CliRunner
 
-from paceline.cli import doctor as verb
+from paceline.cli.planning import doctor as verb
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.doctor.checks import findings
@@ -223,7 +223,7 @@ def test_a_run_whose_ranks_met_in_different_sizes_has_a_problem(tmp_path: Path) 
 
 def test_no_torch_in_its_process() -> None:
     program = (
-        "import sys; import paceline.cli.doctor as d; from paceline.doctor import inspect as i;"
+        "import sys; import paceline.cli.planning.doctor as d; from paceline.doctor import inspect as i;"
         " from paceline.doctor.checks import findings; s = i.inspect({}); findings(s);"
         " print(s.choice.kind.name, 'torch' in sys.modules)"
     )

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import joined, main
+from paceline.cli import main
+from paceline.cli.training import joined
 from paceline.core.errors import ConfigError
 from paceline.launch.launch_options import LaunchOptions
 

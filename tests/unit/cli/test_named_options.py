@@ -20,7 +20,7 @@ import typer
 import paceline
 from paceline.cli import compat
 from paceline.cli.main import VERBS
-from paceline.cli.train import app as train_app
+from paceline.cli.training.train import app as train_app
 from paceline.core.diagnostics import Diagnostic
 from paceline.launch.launch_options import LaunchOptions
 from paceline.launch.preflight import child_checks
@@ -168,7 +168,7 @@ def test_a_port_in_use_by_each_command(
 def test_main_alone_is_one_process_unless_the_config_says_more(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from paceline.cli import start as starting
+    from paceline.cli.training import start as starting
     from paceline.launch.preflight import ready_run
 
     counted: list[int | None] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli.plan import app
+from paceline.cli.planning.plan import app
 from paceline.config.load import load_config
 from paceline.launch.preflight.plan_job import planned
 from paceline.plan.own_code import own_code

@@ -25,8 +25,8 @@ from paceline.algorithms.moe_balance_loss import Balanced
 from paceline.algorithms.registry import algorithm_class
 from paceline.config.load import load_config
 from paceline.config.schema import Config
+from paceline.core.plugins.tables import ALGORITHMS
 from paceline.core.rundir import RunDir
-from paceline.core.tables import ALGORITHMS
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.limits import WaitLimits
 from paceline.plan.plan import Plan
@@ -504,7 +504,7 @@ def claim(tree: Tree) -> Any:
     """Whether a folder that holds another run may be taken, as the command line asks before anything
     starts, and a rank that nobody started.
     """
-    from paceline.cli import start as command
+    from paceline.cli.training import start as command
     from paceline.training.worker import Worker
 
     config, asked = Config.from_json(plain(tree)), []

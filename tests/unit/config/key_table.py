@@ -10,7 +10,7 @@ import key_probes as p
 from pydantic import ValidationError
 
 from paceline.config.sections.types import Section
-from paceline.core.tables import ALGORITHMS
+from paceline.core.plugins.tables import ALGORITHMS
 
 
 @dataclass(frozen=True)

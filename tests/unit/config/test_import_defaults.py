@@ -20,7 +20,7 @@ from paceline.config.exchange.tables import table
 from paceline.config.exchange.trl_rollouts import REWARDS
 from paceline.config.exchange.verdicts import Imported, KeyVerdict
 from paceline.core.errors import ConfigError
-from paceline.core.tables import ALGORITHMS
+from paceline.core.plugins.tables import ALGORITHMS
 
 FULL: dict[str, dict[str, Any]] = {
     "trl": {"model_name_or_path": "m", "dataset_name": "rows"},

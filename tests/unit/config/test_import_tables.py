@@ -16,7 +16,7 @@ from paceline.config.exchange.importing import flat, import_data
 from paceline.config.exchange.verdicts import KeyVerdict
 from paceline.config.schema import SECTIONS, field_of
 from paceline.core.errors import ConfigError
-from paceline.core.tables import ALGORITHMS
+from paceline.core.plugins.tables import ALGORITHMS
 
 TABLES = sorted(path.stem for path in (Path(decide.__file__).parent / "keys").glob("*.toml"))
 CODE: Mapping[str, Mapping[str, object]] = {

@@ -18,8 +18,8 @@ from paceline.config.optimizers_not_built import KNOWN, not_built
 from paceline.config.schedules import NEEDED, OPTIONS, STATEFUL
 from paceline.config.sections.training_steps import SCHEDULES
 from paceline.core.errors import ConfigError
-from paceline.core.registry import load_attr
-from paceline.core.tables import ALGORITHMS
+from paceline.core.plugins.registry import load_attr
+from paceline.core.plugins.tables import ALGORITHMS
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Output, Role
 from paceline.training.loop.deepspeed_lr_schedules import BUILDERS

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import paceline
-from paceline.cli.config import app
+from paceline.cli.configs.config import app
 from paceline.config import versions
 from paceline.config.load import Loaded, load_config
 from paceline.config.schema import Config

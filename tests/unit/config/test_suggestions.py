@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 from typer import Exit
 
-from paceline.cli.config_import import import_file
+from paceline.cli.configs.config_import import import_file
 from paceline.config.nearest import MOST_UNKNOWN, nearest
 from paceline.config.reading import read_table
 from paceline.config.schema import SECTIONS, Config, field_of, fields

@@ -17,9 +17,9 @@ from data_fixtures import QA, make_tokenizer, prepared_from, write_jsonl
 
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
-from paceline.core import bounded
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import DataError
+from paceline.core.security import resource_limits
 from paceline.data import rendering
 from paceline.data.cells import RowError
 from paceline.data.examples import Reading
@@ -75,8 +75,8 @@ SLOW = {
 
 @pytest.fixture(autouse=True)
 def _tight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "CPU_SECONDS", 0.2)
-    monkeypatch.setattr(bounded, "MEMORY_BYTES", 96 << 20)
+    monkeypatch.setattr(resource_limits, "CPU_SECONDS", 0.2)
+    monkeypatch.setattr(resource_limits, "MEMORY_BYTES", 96 << 20)
 
 
 @pytest.mark.parametrize("kind", COSTLY)
@@ -96,8 +96,8 @@ def test_a_costly_template_is_refused_by_name(kind: str, tokenizer: Path) -> Non
 @pytest.mark.parametrize("kind", [*SLOW, "an honest one"])
 def test_rows_and_passes_share_one_budget(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row is below the limit; 64 of them, looked at and prepared, take little more than it."""
-    monkeypatch.setattr(bounded, "CPU_SECONDS", 0.3)
-    monkeypatch.setattr(bounded, "BLOCK_SECONDS", 0.02)
+    monkeypatch.setattr(resource_limits, "CPU_SECONDS", 0.3)
+    monkeypatch.setattr(resource_limits, "BLOCK_SECONDS", 0.02)
     monkeypatch.setattr(rendering, "RENDERING_SECONDS", 0.001)
     honest = builtin_template("chatml") + "{# " + kind + " #}"
     text = honest + "{% if messages and messages[0].content == 'Q' %}" + SLOW.get(kind, "") + "{% endif %}"
@@ -117,7 +117,7 @@ def test_rows_and_passes_share_one_budget(kind: str, tmp_path: Path, monkeypatch
     costly = kind in SLOW
     assert [d.code for d in found if d.severity is Severity.ERROR] == ["data.template_costly"] * costly
     assert refused == 4 * costly
-    assert not costly or spent < 2 * bounded.CPU_SECONDS, f"{spent:.2f} s"
+    assert not costly or spent < 2 * resource_limits.CPU_SECONDS, f"{spent:.2f} s"
 
 
 @pytest.mark.parametrize(("share", "rows"), [(0.9, 100_000), (1.5, 20_000)])
@@ -125,14 +125,14 @@ def test_what_counts_is_the_time_beyond_what_rows_are_worth(
     share: float, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clock of our own: each of 100,000 rows takes ``share`` of what it is worth, in many passes."""
-    monkeypatch.setattr(bounded, "CPU_SECONDS", 10.0)
+    monkeypatch.setattr(resource_limits, "CPU_SECONDS", 10.0)
     clock = [0.0]
     monkeypatch.setattr(time, "thread_time", lambda: clock[0])
     done, worth = 0, 0.001
     for _ in range(10):
-        with suppress(bounded.SpentError), bounded.bounded_time([f"a template at {share}"]):
+        with suppress(resource_limits.SpentError), resource_limits.bounded_time([f"a template at {share}"]):
             for _ in range(10_000):
-                bounded.grant(worth)
+                resource_limits.grant(worth)
                 clock[0] += share * worth
                 done += 1
     assert 0.95 * rows < done < 1.3 * rows
@@ -207,7 +207,7 @@ def test_a_ring_that_a_destructor_swallows_is_not_reported(monkeypatch: pytest.M
     """Python drops what a destructor raises, and would report it; the clock rings again."""
     reported: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
-    monkeypatch.setattr(bounded, "CPU_SECONDS", 0.05)
+    monkeypatch.setattr(resource_limits, "CPU_SECONDS", 0.05)
     ended: list[str] = []
 
     class Slow:
@@ -218,7 +218,7 @@ def test_a_ring_that_a_destructor_swallows_is_not_reported(monkeypatch: pytest.M
             finally:
                 ended.append("by the clock")
 
-    with pytest.raises(bounded.SpentError), bounded.bounded_time(["a destructor"]):
+    with pytest.raises(resource_limits.SpentError), resource_limits.bounded_time(["a destructor"]):
         Slow()
         while True:
             pass

@@ -12,7 +12,7 @@ import yaml
 
 from paceline.config.sections.data import Dataset
 from paceline.core.errors import DataError
-from paceline.core.tables import ROW_KINDS
+from paceline.core.plugins.tables import ROW_KINDS
 from paceline.data.examples import Reading
 from paceline.data.kinds.base import row_kind
 from paceline.data.looking import find_sets, look

@@ -124,9 +124,9 @@ def test_nothing_is_said_where_no_template_is_needed_or_known(tmp_path: Path) ->
 def test_a_costly_template_is_refused_where_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from paceline.core import bounded
+    from paceline.core.security import resource_limits
 
-    monkeypatch.setattr(bounded, "CPU_SECONDS", 0.2)
+    monkeypatch.setattr(resource_limits, "CPU_SECONDS", 0.2)
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     (finding,), described = looked(tmp_path, loop, [{"messages": [ASKED, ANSWERED]}])
     assert (finding.code, finding.where) == ("data.template_costly", "model.tokenizer")

@@ -17,15 +17,15 @@ from support import instruction_rows, write_tokenizer
 from paceline.api.evaluating import Evaluation, table
 from paceline.cli.main import dispatch
 from paceline.core.errors import ConfigError, DataError
-from paceline.evaluation.checked import checked
-from paceline.evaluation.generated import generate_rows
-from paceline.evaluation.job import EvaluationJob
-from paceline.evaluation.judge import score_in
-from paceline.evaluation.measured import losses_of, measure
-from paceline.evaluation.models import named_models
-from paceline.evaluation.rank import compute
-from paceline.evaluation.rows import FileRows
-from paceline.evaluation.work import ANSWERS, LOSSES, PartFile, WorkFolder, own_batches
+from paceline.evaluation.answers_file import generate_rows
+from paceline.evaluation.inputs.checks import checked
+from paceline.evaluation.inputs.rows import FileRows
+from paceline.evaluation.model_folders import named_models
+from paceline.evaluation.processes.job import EvaluationJob
+from paceline.evaluation.processes.rank import compute
+from paceline.evaluation.processes.work_folder import ANSWERS, LOSSES, PartFile, WorkFolder, own_batches
+from paceline.evaluation.scores.judge import score_in
+from paceline.evaluation.scores.model_scores import losses_of, measure
 
 ROWS = 13  # a prime number, so that no number of ranks or rows a batch divides it
 
@@ -103,7 +103,7 @@ def test_the_logits_of_a_batch_exist_a_chunk_at_a_time(model: Path, monkeypatch:
     from transformers import AutoModelForCausalLM
 
     from paceline.data.table import encode_labels
-    from paceline.evaluation.losses import RowLosses
+    from paceline.evaluation.scores.row_losses import RowLosses
     from paceline.models.heads.lm_head import Head
 
     hf = AutoModelForCausalLM.from_pretrained(model).eval()
@@ -144,8 +144,8 @@ def test_a_loss_that_is_no_number_is_said_and_the_report_stays_json() -> None:
 
 def work_of(folder: Path, model: Path, rows: Path, **more: Any) -> WorkFolder:
     """The work that ``measure`` writes, in a folder that stays."""
-    from paceline.evaluation.models import config_of
-    from paceline.evaluation.prepared import read_task, settings_of
+    from paceline.evaluation.inputs.prepare import read_task, settings_of
+    from paceline.evaluation.model_folders import config_of
 
     job = job_of(model, rows, overrides=("generation.temperature=1.0", "generation.max_new_tokens=5"), **more)
     config = config_of(named_models(job, [])[0], model, job)
@@ -344,7 +344,7 @@ def test_a_picture_of_several_checkpoints(step: int | None, tmp_path: Path) -> N
 def test_bad_options_are_refused_before_anything_is_started(
     rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.cli.evaluate.call", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr("paceline.cli.models.evaluate.call", lambda *_: pytest.fail("a process was started"))
     for options in (
         ["data.max_length=3"],
         ["m", "--columns", "a"],

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import ExitCode, PacelineError
-from paceline.evaluation import ranks
-from paceline.evaluation.ranks import compute_on_ranks
-from paceline.evaluation.work import LOSSES, WorkFolder, WorkSettings
+from paceline.evaluation.processes import ranks
+from paceline.evaluation.processes.ranks import compute_on_ranks
+from paceline.evaluation.processes.work_folder import LOSSES, WorkFolder, WorkSettings
 
 # A rank as ``launch.ending`` makes it: SIGTERM ends it with 128 + 15.
 # Many short sleeps: a signal that comes just before a long one would wait for its end.

@@ -9,9 +9,9 @@ import pytest
 
 from paceline.config.answer_metrics import ANSWER_METRICS, written_out
 from paceline.core.errors import ConfigError
-from paceline.evaluation import metrics
-from paceline.evaluation.metrics import METRICS, check_metrics, own_metric, pass_at, passes_of
-from paceline.evaluation.scoring import score
+from paceline.evaluation.scores import metrics
+from paceline.evaluation.scores.metric_process import score
+from paceline.evaluation.scores.metrics import METRICS, check_metrics, own_metric, pass_at, passes_of
 
 PAIRS = [
     ("exact_match", " 4 ", "4", 1.0),

@@ -15,7 +15,7 @@ from paceline.config.sections.model import ModelSection
 from paceline.core.errors import DataError
 from paceline.data.kinds.base import row_kind
 from paceline.data.prepare import prepare
-from paceline.evaluation.rows import read_file
+from paceline.evaluation.inputs.rows import read_file
 
 USER, SAID = {"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Four."}
 LINES: dict[str, Any] = {

@@ -13,7 +13,7 @@ import torch
 from support import write_tokenizer
 
 from paceline.core.errors import ConfigError
-from paceline.evaluation.prompts import prompts_of
+from paceline.evaluation.inputs.prompts import prompts_of
 from paceline.generation.answer import Sampling, answer, load_folder
 
 pytest.importorskip("openai")

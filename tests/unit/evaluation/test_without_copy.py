@@ -14,9 +14,9 @@ from paceline.checkpoint.export.hf_export import export_hf
 from paceline.checkpoint.export.main import choose
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.rundir import RunDir
-from paceline.evaluation.models import NamedModel
-from paceline.evaluation.opened import model_folder
-from paceline.evaluation.straight import load_model
+from paceline.evaluation.model_folders import NamedModel
+from paceline.evaluation.open_run import model_folder
+from paceline.evaluation.stream_weights import load_model
 from paceline.protocols.shard import Shard
 from paceline.runlog.redact import printable
 
@@ -65,7 +65,7 @@ def test_the_model_is_that_of_an_export_to_the_bit(checkpoint: Path, tmp_path: P
 
 
 def test_what_needs_an_export_is_left_to_it(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.evaluation.straight.is_adapter", lambda reader: True)
+    monkeypatch.setattr("paceline.evaluation.stream_weights.is_adapter", lambda reader: True)
     named = NamedModel("step-3", checkpoint, RunDir.at(checkpoint.parents[1]), 3)
     with named.folder() as folder:
         assert [one.name for one in folder.glob("*.safetensors")] == ["model.safetensors"]
@@ -81,12 +81,12 @@ def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError(f"a copy is made: {args}")
 
-    monkeypatch.setattr("paceline.evaluation.opened.export_copy", refuse)
+    monkeypatch.setattr("paceline.evaluation.open_run.export_copy", refuse)
     monkeypatch.setattr("safetensors.torch.save_file", refuse)
 
 
 def expected_answer(checkpoint: Path, to: Path) -> str:
-    from paceline.evaluation.prompts import prompts_of
+    from paceline.evaluation.inputs.prompts import prompts_of
     from paceline.generation.answer import Sampling, answer
 
     export_hf(checkpoint, to)
@@ -134,18 +134,18 @@ def test_the_server_reads_the_checkpoint(checkpoint: Path, no_export: None) -> N
 def test_what_cannot_be_read_without_a_copy_is_exported_for_chat(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from paceline.evaluation import chat, opened
+    from paceline.evaluation import chat, open_run
 
-    made, export = [], opened.export_copy
-    monkeypatch.setattr("paceline.evaluation.straight.is_adapter", lambda reader: True)
-    monkeypatch.setattr(opened, "export_copy", lambda *given: made.append(given) or export(*given))
+    made, export = [], open_run.export_copy
+    monkeypatch.setattr("paceline.evaluation.stream_weights.is_adapter", lambda reader: True)
+    monkeypatch.setattr(open_run, "export_copy", lambda *given: made.append(given) or export(*given))
     assert chat.main([str(checkpoint), "--prompt", PROMPT, "--max-new-tokens", "8"]) == 0
     assert len(made) == 1 and capsys.readouterr().out.strip()
 
 
 def test_a_checkpoint_that_is_read_is_not_pruned(checkpoint: Path) -> None:
     from paceline.checkpoint.save.retention import is_being_read
-    from paceline.evaluation.opened import model_folder
+    from paceline.evaluation.open_run import model_folder
 
     with model_folder(checkpoint.parents[1]) as folder:
         assert is_being_read(checkpoint) and not [*folder.glob("*.safetensors")]
@@ -165,14 +165,14 @@ def test_a_model_of_scores_is_named_as_one(tmp_path: Path) -> None:
 
 def test_a_run_of_scores_is_named_as_one(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``evaluate`` and ``generate`` come by a run's checkpoints, not by ``model_folder``."""
-    from paceline.evaluation.models import NamedModel
+    from paceline.evaluation.model_folders import NamedModel
 
     def classifier(_: Path, to: Path) -> bool:
         to.mkdir()
         (to / "config.json").write_text('{"architectures": ["LlamaForSequenceClassification"]}')
         return True
 
-    monkeypatch.setattr("paceline.evaluation.models.prepared_without_copy", classifier)
+    monkeypatch.setattr("paceline.evaluation.model_folders.prepared_without_copy", classifier)
     named = NamedModel("one", checkpoint, RunDir.at(checkpoint.parents[1]), 1)
     with pytest.raises(ConfigError, match=f"{checkpoint}: this model scores or classifies"), named.folder():
         pass

@@ -13,7 +13,7 @@ from fault_jobs import GPT2, LLAMA, Job, tried_here, write_weights
 
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
-from paceline.core.remote_code import read_code
+from paceline.core.security.remote_code import read_code
 from paceline.plan.model.family import families, family_of
 from paceline.plan.model.unusual import unusual
 

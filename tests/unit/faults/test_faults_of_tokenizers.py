@@ -127,9 +127,9 @@ FAULTS: list[tuple[str, str, Callable[[Job], Settings]]] = [
 def test_a_fault_is_found_by_plan(
     job: Job, code: str, severity: str, fault: Callable[[Job], Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from paceline.core import bounded
+    from paceline.core.security import resource_limits
 
-    monkeypatch.setattr(bounded, "CPU_SECONDS", 0.2)
+    monkeypatch.setattr(resource_limits, "CPU_SECONDS", 0.2)
     tried_here(monkeypatch)
     found = job.found(fault(job))
     told = {c: d.render() for c, d in found.items() if d.severity.value != "note"}

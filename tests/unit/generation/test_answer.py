@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.core import bounded
 from paceline.core.errors import ConfigError
+from paceline.core.security import resource_limits
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.evaluation import chat
-from paceline.evaluation.prompts import prompts_of
+from paceline.evaluation.inputs.prompts import prompts_of
 from paceline.generation.answer import Sampling, answer, answer_streamed, load_folder
 
 PROMPTS = [
@@ -161,8 +161,8 @@ LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% end
 def test_a_template_is_bounded_as_in_preparation(
     template: str, code: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounded, "CPU_SECONDS", 0.2)
-    monkeypatch.setattr(bounded, "MEMORY_BYTES", 96 << 20)
+    monkeypatch.setattr(resource_limits, "CPU_SECONDS", 0.2)
+    monkeypatch.setattr(resource_limits, "MEMORY_BYTES", 96 << 20)
     _, tokenizer = load_folder(folder)
     tokenizer.chat_template = template
     limits = resource.getrlimit(resource.RLIMIT_AS)

@@ -17,7 +17,7 @@ from support import ROOT
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.core.remote_code import check_code, read_code, unpinned
+from paceline.core.security.remote_code import check_code, read_code, unpinned
 from paceline.rules import check, of_config
 from paceline.rules.base import Facts
 
@@ -149,7 +149,7 @@ sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 from pathlib import Path
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.core.remote_code import read_code
+from paceline.core.security.remote_code import read_code
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.materialize import skeleton
 from paceline.protocols.roles import Role
@@ -316,7 +316,7 @@ def test_what_a_stranger_left_in_a_run_or_a_checkpoint_runs_no_code(tmp_path: Pa
 
 
 def test_a_folder_that_strangers_can_write_is_named(tmp_path: Path) -> None:
-    from paceline.core.private import open_to_strangers
+    from paceline.core.security.file_permissions import open_to_strangers
 
     tmp_path.chmod(0o700)
     assert (

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.core.tables import STRATEGIES
+from paceline.core.plugins.tables import STRATEGIES
 from paceline.plan.cost.advice import escalated
 from paceline.plan.cost.search import SearchSpec, search
 from paceline.plan.hardware.catalogue import cluster_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.registry import source_of
+from paceline.core.plugins.registry import source_of
 from paceline.plan.codec import from_json, to_json
 from paceline.plan.hardware import ask_torch as ask
 from paceline.plan.hardware import probe as hardware

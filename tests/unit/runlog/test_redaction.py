@@ -17,10 +17,10 @@ from paceline.config import versions
 from paceline.config.load import load_config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.private import written_for, written_into
 from paceline.core.rundir import RunDir
-from paceline.core.secret_values import secrets_in, without_secrets
-from paceline.core.secrets import SHAPES
+from paceline.core.security.file_permissions import written_for, written_into
+from paceline.core.security.secret_formats import SHAPES
+from paceline.core.security.secret_values import secrets_in, without_secrets
 from paceline.launch.claim_run_dir import claim
 from paceline.launch.redacted_output import Outlet, redacted
 from paceline.runlog.redact import Redactor

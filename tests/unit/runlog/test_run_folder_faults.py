@@ -15,7 +15,7 @@ import pytest
 from paceline.checkpoint.format.durable_files import os_error
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
-from paceline.core.refusals import refusal_of
+from paceline.core.os_errors import refusal_of
 from paceline.core.rundir import RunDir
 from paceline.launch.claim_run_dir import claim
 from paceline.runlog.eventlog import read_events

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import CheckpointError
-from paceline.core.tables import STRATEGIES
+from paceline.core.plugins.tables import STRATEGIES
 from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import OptimizerSpec

@@ -19,7 +19,7 @@ import torch
 from paceline.config.metrics import evaluation_metrics
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
-from paceline.evaluation.scoring import score
+from paceline.evaluation.scores.metric_process import score
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.training.evaluation_generation import AnswersMeasured, expected_answers
 from paceline.training.preflight.inputs import look
@@ -206,7 +206,7 @@ def test_before_the_start_data_without_answers_and_missing_packages_are_named(
             },
         }
     )
-    monkeypatch.setattr("paceline.evaluation.metrics.find_spec", lambda name: None)
+    monkeypatch.setattr("paceline.evaluation.scores.metrics.find_spec", lambda name: None)
     assert "evaluation.metric_package" in {one.code for one in look(config, {}).found}
-    monkeypatch.setattr("paceline.evaluation.metrics.find_spec", lambda name: object())
+    monkeypatch.setattr("paceline.evaluation.scores.metrics.find_spec", lambda name: object())
     assert "training.eval_generate" in {one.code for one in look(config, {}).found}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.core.diagnostics import Severity
-from paceline.core.tables import ALGORITHMS
+from paceline.core.plugins.tables import ALGORITHMS
 from paceline.plan.algorithms.base import algorithm_specs
 from paceline.protocols.window import StepResult, UnreadResult, Window
 from paceline.runlog import events

@@ -1,0 +1,103 @@
+"""``paceline config init``: a few questions, or flags, become a commented YAML whose plan is shown."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from paceline.cli import codes
+from paceline.config.exchange.compose import scalar
+from paceline.config.versions import KEY, newest
+from paceline.core.errors import ConfigError
+from paceline.core.plugins.tables import ALGORITHMS
+
+
+@dataclass(frozen=True)
+class InitQuestion:
+    """What is asked for: our key, the question, and the answer when nothing is typed ("": there is none)."""
+
+    key: str
+    text: str
+    default: str = ""
+
+
+#: What `accelerate config` asks (devices, nodes, precision, sharding) and what model and data need
+QUESTIONS = (
+    InitQuestion("model.name_or_path", "Model: a folder or a hub name"),
+    InitQuestion("data.train", "Training data: a file, a folder or a hub name"),
+    InitQuestion("data.max_length", "Longest row in tokens", "2048"),
+    InitQuestion("training.algorithm", f"Algorithm ({', '.join(ALGORITHMS.names())})", "sft"),
+    InitQuestion("training.per_device_train_batch_size", "Rows per device and micro-batch", "8"),
+    InitQuestion("training.gradient_accumulation_steps", "Micro-batches per optimizer step", "1"),
+    InitQuestion("training.num_train_epochs", "Epochs", "3"),
+    InitQuestion("training.learning_rate", "Learning rate", "5e-5"),
+    InitQuestion("training.mixed_precision", "Precision (auto, bf16, fp16, no)", "auto"),
+    InitQuestion("training.distributed_strategy", "Strategy (auto, ddp, fsdp, zero2, zero3, …)", "auto"),
+    InitQuestion("lora.r", "Rank of LoRA adapters; 0 trains all weights", "0"),
+    InitQuestion("launch.nproc", "Processes on this machine; 0: one per accelerator", "0"),
+    InitQuestion("launch.nnodes", "Machines", "1"),
+)
+_UNSET = ("lora.r", "launch.nproc")  # 0: the key is left out
+
+
+def init(to: Path, given: Mapping[str, str]) -> None:
+    """Write a new YAML from answers: the flags', else typed ones. Raises ConfigError.
+
+    With a closed or redirected stdin nothing is asked: defaults are taken, and what has none must be given.
+    """
+    if to.exists():
+        raise ConfigError(codes.CLI_OPTION("the file exists already", str(to), str(to), "name another file"))
+    unknown = [key for key in given if key not in {question.key for question in QUESTIONS}]
+    if unknown:
+        known = ", ".join(question.key for question in QUESTIONS)
+        raise ConfigError(
+            codes.CLI_OPTION("init has no such question", "KEY=VALUE", unknown[0], f"one of: {known}")
+        )
+    answer_to: Callable[[InitQuestion], str] = (
+        _typed if sys.stdin is not None and sys.stdin.isatty() else _needed
+    )
+    answers = {question.key: given.get(question.key) or answer_to(question) for question in QUESTIONS}
+    to.write_text(_yaml(answers), encoding="utf-8")
+    typer.echo(f"wrote {to}", err=True)
+
+
+def _typed(question: InitQuestion) -> str:
+    return str(typer.prompt(question.text, default=question.default or None, err=True))
+
+
+def _needed(question: InitQuestion) -> str:
+    if not question.default:
+        what = f"stdin is no terminal, so nothing can be asked: {question.text}"
+        raise ConfigError(codes.CLI_OPTION(what, "config init", "", f"{question.key}=…"))
+    return question.default
+
+
+def _yaml(answers: Mapping[str, str]) -> str:
+    """Return the YAML: one commented line for each answer."""
+    lines = [
+        "# written by `paceline config init`; docs/config.md describes every key",
+        f"{KEY}: {newest()}",
+        "",
+    ]
+    section = ""
+    for question in QUESTIONS:
+        name, _, key = question.key.partition(".")
+        answer = answers[question.key]
+        if question.key in _UNSET and answer == "0":
+            continue
+        if name != section:
+            lines.append(f"{name}:")
+            section = name
+        lines.append(f"  {key}: {_value(answer)}  # {question.text}")
+    return "\n".join(lines) + "\n"
+
+
+def _value(answer: str) -> str:
+    """Numbers as they are; texts quoted where YAML needs it."""
+    from paceline.config.scalars import parse_number
+
+    return answer if parse_number(answer) is not None else scalar(answer)

@@ -1,0 +1,78 @@
+"""Start a run from the command line: config → plan → run directory → processes → exit code."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.errors import print_diagnostics
+from paceline.core.errors import BusyError, ExitCode
+from paceline.core.garbage_collection import nothing_collected
+from paceline.launch.launch_options import LaunchOptions
+from paceline.launch.preflight.load_config import load_to_start
+from paceline.launch.redacted_output import tolerate_loss
+
+if TYPE_CHECKING:
+    from paceline.config.load import Loaded
+
+
+def start(
+    config_file: Path,
+    overrides: Sequence[str],
+    options: LaunchOptions,
+    *,
+    dry_run: bool = False,
+    one_process: bool = False,
+) -> int:
+    """Run a training to its end and return its exit code. Raises ConfigError before any process starts.
+
+    ``one_process``: use one process unless the config sets ``launch.nproc``, whatever the machine has.
+    """
+    if not dry_run:
+        tolerate_loss()
+    with nothing_collected():
+        from paceline.launch.preflight.ready_run import made_ready
+        from paceline.plan.explain import explain
+
+        # Everything that can be refused is refused before any process starts or a file is written
+        options, loaded = _loaded(config_file, overrides, options, one_process)
+        ready = made_ready(loaded, options, config_file, overrides, starts=not dry_run)
+    # Print the plan; a dry run ends here
+    print_diagnostics((*loaded.notes, *ready.warnings))
+    print(explain(ready.plan), end="", flush=True)
+    if dry_run:  # no plan.json is written: the printed commands read the YAML
+        for spec in ready.commands():
+            print(spec.shell_line())
+        return 0
+    print_diagnostics(ready.claim())
+    try:
+        code = ready.start()
+    except BusyError as lost:  # its rank has said so
+        return int(lost.exit_code)
+    if code == ExitCode.STOPPED and ready.leads:
+        print(f"to go on    {resuming_command(config_file, overrides, options)}", flush=True)
+    return code
+
+
+def resuming_command(config_file: Path, overrides: Sequence[str], options: LaunchOptions) -> str:
+    """Return the command line that goes on with a run that was stopped."""
+    kept = [one for one in overrides if not one.startswith("training.resume_from_checkpoint=")]
+    given = {**options.flags(), "training.resume_from_checkpoint": None}
+    named = [f"{key}={value}" for key, value in given.items() if value is not None]
+    launcher = ["--launcher", options.launcher] if options.launcher else []
+    words = ["paceline", "train", str(config_file), *kept, *named, *launcher, "--resume", "latest"]
+    return shlex.join(words)
+
+
+def _loaded(
+    config_file: Path, overrides: Sequence[str], options: LaunchOptions, one_process: bool
+) -> tuple[LaunchOptions, Loaded]:
+    """Return the options and the config; ``one_process`` is one where the config does not set how many."""
+    loaded = load_to_start(config_file, overrides, options.flags())
+    if not one_process or loaded.config.launch.nproc is not None:
+        return options, loaded
+    options = replace(options, nproc=1)
+    return options, load_to_start(config_file, overrides, options.flags())

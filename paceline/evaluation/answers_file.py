@@ -1,0 +1,129 @@
+"""Answers to the rows of a file, written to another: what was done before a kill is not done again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from filelock import FileLock, Timeout
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import JsonObject
+from paceline.evaluation import codes
+from paceline.evaluation.inputs.checks import checked
+from paceline.evaluation.inputs.prepare import read_task, settings_of
+from paceline.evaluation.inputs.rows import FileRows
+from paceline.evaluation.model_folders import NamedModel, config_of
+from paceline.evaluation.processes.job import EvaluationJob
+from paceline.evaluation.processes.rank import Report
+from paceline.evaluation.processes.ranks import compute_on_ranks, number_of_ranks
+from paceline.evaluation.processes.work_folder import ANSWERS, COPIES, WorkFolder, WorkSettings, num_batches
+
+
+def generate_rows(job: EvaluationJob, notes: list[Diagnostic], report: Report) -> JsonObject:
+    """Write the answers of one model to ``job.to``, a JSON line each in the order of the rows.
+
+    Unfinished work lies beside it in ``.NAME.partial``; the file appears when all rows are done. Raises
+    PacelineError.
+    """
+    assert job.to is not None
+    to = Path(job.to).expanduser().absolute()
+    if to.exists() and not job.overwrite:
+        what, hint = "this file exists already", "give another file, or --overwrite"
+        raise ConfigError(codes.EVALUATION_OUTPUT(what, "--to", str(to), hint))
+    models = checked(job, notes)
+    if len(models) != 1:
+        what = f"answers are written for one model, {len(models)} are named"
+        names = ", ".join(one.name for one in models)
+        raise ConfigError(codes.EVALUATION_JOB(what, "command line", names, "name one checkpoint"))
+    to.parent.mkdir(parents=True, exist_ok=True)
+    partial = to.with_name(f".{to.name}.partial")
+    try:
+        with FileLock(f"{partial}.lock", timeout=0):
+            found = _generated(models[0], job, to, partial, notes, report)
+            shutil.rmtree(partial)
+    except Timeout:
+        what = "another process is writing this file"
+        hint = "wait for it, or give another file"
+        raise ConfigError(codes.EVALUATION_OUTPUT(what, "--to", str(to), hint)) from None
+    Path(f"{partial}.lock").unlink(missing_ok=True)
+    return found
+
+
+def _generated(
+    model: NamedModel, job: EvaluationJob, to: Path, partial: Path, notes: list[Diagnostic], report: Report
+) -> JsonObject:
+    copies = job.strategy == COPIES
+    with model.folder(copies) as folder:
+        config = config_of(model, folder, job)
+        rows = read_task(ANSWERS, config, notes, keep_inputs=True)
+        settings = settings_of(job, config, {ANSWERS: rows}, folder, (ANSWERS,))
+        work = _begun(partial, _identity(model, settings, rows), job)
+        batches = num_batches(len(rows.documents), job.batch_size)
+        before = len(work.done(ANSWERS))
+        work.write(settings)
+        work.write_rows(ANSWERS, rows.documents, rows.numbers)
+        compute_on_ranks(work, number_of_ranks(job.nproc, batches if copies else None), report)
+        results = cast("list[list[JsonObject]]", work.results(ANSWERS, len(rows.documents), job.batch_size))
+    staged = to.with_name(f".{to.name}.staged")
+    with open(staged, "w", encoding="utf-8") as file:
+        for line in _lines(rows, results):
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(staged, to)
+    return {
+        "name": model.name,
+        "path": str(model.path),
+        "to": str(to),
+        "rows": len(results),
+        "rows_skipped": rows.num_skipped,
+        "answers": sum(map(len, results)),
+        "resumed_rows": min(before * job.batch_size, len(results)),
+    }
+
+
+def _lines(rows: FileRows, results: list[list[JsonObject]]) -> Iterator[JsonObject]:
+    """Yield a line an answer: number of the row (from 1), the row as read, and what was generated."""
+    for number, given, answers in zip(rows.numbers, rows.inputs, results, strict=True):
+        for sample, one in enumerate(answers):
+            yield {
+                "row": number + 1,
+                **({"sample": sample + 1} if len(answers) > 1 else {}),
+                "generated": one["text"],
+                "finish_reason": "stop" if one["ended"] else "length",
+                "tokens": one["tokens"],
+                "input": given,
+            }
+
+
+def _identity(model: NamedModel, settings: WorkSettings, rows: FileRows) -> str:
+    """Return a digest of all that decides the answers, but for how many processes compute them."""
+    digest = hashlib.sha256()
+    for document in rows.documents:
+        digest.update(document.tobytes() + b"|")
+    weights = sorted(model.path.rglob("*.safetensors"))
+    files = [(str(one), one.stat().st_size, one.stat().st_mtime_ns) for one in weights]
+    own = {name: value for name, value in vars(settings).items() if name != "model"}
+    digest.update(json.dumps([files, own, rows.numbers]).encode())
+    return digest.hexdigest()
+
+
+def _begun(partial: Path, identity: str, job: EvaluationJob) -> WorkFolder:
+    """Return the folder of the work, with what an earlier process did of the same. Raises ConfigError."""
+    mark = partial / "identity"
+    if partial.is_dir() and (job.overwrite or not mark.is_file()):
+        shutil.rmtree(partial)
+    if mark.is_file() and mark.read_text(encoding="utf-8") != identity:
+        what = "this file was begun with other rows, another model or other settings"
+        hint = "repeat the command that began it, give another file, or --overwrite"
+        raise ConfigError(codes.EVALUATION_OUTPUT(what, "--to", str(partial), hint))
+    partial.mkdir(exist_ok=True)
+    mark.write_text(identity, encoding="utf-8")
+    return WorkFolder(partial)

@@ -1,0 +1,119 @@
+"""The models that a user names, run by run and checkpoint by checkpoint, as Hugging Face folders."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.checkpoint.export.hf_export import export_hf
+from paceline.checkpoint.export.main import choose
+from paceline.checkpoint.format.folder_layout import is_step_name, scan, step_of
+from paceline.checkpoint.save.retention import being_read
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import JsonObject
+from paceline.core.rundir import RunDir
+from paceline.evaluation import codes
+from paceline.evaluation.open_run import check_writes_text, model_folder
+from paceline.evaluation.processes.job import EvaluationJob
+from paceline.evaluation.stream_weights import prepared_without_copy
+from paceline.generation.settings import run_of, stored_config
+from paceline.launch.preflight.load_config import load
+
+_SECTIONS = ("data", "generation", "model")
+_OF_THE_RUN = {  # keys of a run's data section that say how its rows are read, whichever they are
+    "data": ("max_length", "train_on", "on_bad_row", "on_too_long", "strict", "converter"),
+    "generation": ("max_new_tokens", "temperature", "top_p", "top_k"),
+}
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model to evaluate: a checkpoint (``step``) of a run, or a Hugging Face folder."""
+
+    name: str
+    path: Path
+    run: RunDir | None
+    step: int | None
+
+    @contextmanager
+    def folder(self, straight: bool = True) -> Iterator[Path]:
+        """Yield it as a Hugging Face folder: its own, one without weights that names the checkpoint
+        (``straight``, if asked), or an export; both last as long as this.
+        """
+        if self.run is None:
+            with model_folder(self.path, straight) as folder:
+                yield folder
+            return
+        with tempfile.TemporaryDirectory(prefix="paceline-model-") as scratch, being_read(self.path):
+            folder = Path(scratch) / "model"
+            if not (straight and prepared_without_copy(self.path, folder)):
+                export_hf(self.path, folder, "float32", merge=True, load_back=False)
+            check_writes_text(folder, self.path)
+            yield folder
+
+
+def named_models(job: EvaluationJob, notes: list[Diagnostic]) -> list[NamedModel]:
+    """Return the models that a job names, a run's checkpoints in the order of their steps."""
+    found = [one for given in job.models for one in _of(Path(given), job.checkpoints, notes)]
+    names = [one.name for one in found]
+    return [  # two runs' step-00000010 are told apart by their runs
+        one
+        if names.count(one.name) == 1 or one.run is None
+        else NamedModel(f"{one.run.root.name}/{one.name}", one.path, one.run, one.step)
+        for one in found
+    ]
+
+
+def check_model(given: Path) -> None:
+    """Raise ConfigError if there is no such folder."""
+    if not given.expanduser().is_dir():
+        hint = "a run directory, a checkpoint or a Hugging Face folder"
+        raise ConfigError(codes.EVALUATION_JOB("there is no such folder", str(given), hint=hint))
+
+
+def _of(given: Path, which: str, notes: list[Diagnostic]) -> list[NamedModel]:
+    path, run = given.expanduser().absolute(), run_of(given)
+    if run is None or (path / "config.json").is_file() and not (path / "plan.json").is_file():
+        return [NamedModel(path.name, path, None, None)]
+    if is_step_name(path.name):
+        return [NamedModel(path.name, path, run, step_of(path.name))]
+    if which != "all":
+        at = choose(path, which, notes)
+        return [NamedModel(at.name, at, run, step_of(at.name))]
+    whole = sorted((one for one in scan(run.checkpoints) if one.problem is None), key=lambda one: one.step)
+    notes += [d for one in scan(run.checkpoints) if one.problem is not None for d in one.problem.diagnostics]
+    if not whole:
+        return [NamedModel(at.name, at, run, step_of(at.name)) for at in [choose(path, "latest", notes)]]
+    return [NamedModel(one.name, one.path, run, one.step) for one in whole]
+
+
+def config_of(model: NamedModel, folder: Path, job: EvaluationJob) -> Config:
+    """Return the settings for a model: what its run was started with, under the job's overrides.
+
+    The tokenizer is that of ``folder``, as trained. Raises ConfigError.
+    """
+    for setting in job.overrides:
+        section, _, rest = setting.partition("=")[0].partition(".")
+        if section not in _SECTIONS or not rest:
+            hint = "e.g. data.max_length=512 generation.temperature=0.7"
+            what = f"only keys of {', '.join(_SECTIONS)} can be set here"
+            raise ConfigError(codes.EVALUATION_JOB(what, "command line", setting, hint))
+    tree: JsonObject = {} if model.run is None else _of_run(stored_config(model.run))
+    tree["model"] = {"name_or_path": str(folder)}
+    data = tree.get("data")
+    tree["data"] = {**(data if isinstance(data, dict) else {}), "train": [job.data]}
+    return load(None, job.overrides, ruled=False, tree=tree).config
+
+
+def _of_run(config: JsonObject) -> JsonObject:
+    kept: JsonObject = {}
+    for section, keys in _OF_THE_RUN.items():
+        stored = config.get(section)
+        if isinstance(stored, dict):
+            kept[section] = {key: stored[key] for key in keys if key in stored}
+    return kept

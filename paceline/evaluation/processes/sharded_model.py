@@ -1,0 +1,147 @@
+"""A model shared among the processes of an evaluation, for one that is larger than a card.
+
+All processes compute the same rows, each with its part of the model: ``tp`` divides heads and columns,
+``fsdp`` gathers one layer after the other. The first one's results are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.checkpoint.export.hf_folder import gives_scores
+from paceline.config.sections.model import ModelSection
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
+from paceline.evaluation import codes
+from paceline.evaluation.processes.work_folder import PartFile, WorkFolder, own_batches
+from paceline.evaluation.scores.row_losses import RowLosses
+from paceline.evaluation.stream_weights import end_where_turns_end
+from paceline.launch.environment.guide_variables import current
+from paceline.launch.run_secret import read_secret
+from paceline.models.factory import HFModelFactory
+from paceline.models.loading.materialize import build_on_meta, fill
+from paceline.models.parallel.tensor_parallel import TP_SIZE, apply_tensor_parallel, how_cut
+from paceline.plan.mesh import Mesh
+from paceline.plan.strategies.options import FsdpOptions
+from paceline.protocols.model import BuildOptions
+from paceline.protocols.roles import Role
+from paceline.runtime.process_group.device_mesh import device_mesh, sharding_mesh
+from paceline.runtime.process_group.world import World
+from paceline.runtime.rank_env import RankEnv
+from paceline.strategies.fsdp.wrapping import Dtypes, shard
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from paceline.protocols.model import HFModel
+
+
+def compute_sharded(
+    work: WorkFolder,
+    device: str,
+    report: Callable[[str, int, int], None],
+    row_results: Callable[..., list[Json]],
+) -> None:
+    """Compute the batches that are not done yet by ``rank.row_results``, together with the other processes of
+    the work. Collective.
+
+    Raises ConfigError for a model that cannot be shared so.
+    """
+    settings = work.settings()
+    world = open_world(device)
+    hf, tokenizer = shared_model(
+        Path(settings.model), settings.strategy, getattr(torch, settings.dtype), world
+    )
+    losses = RowLosses(hf, settings.pad_id)
+    for task in settings.tasks:
+        documents, numbers = work.rows(task)
+        done = set(world.broadcast_json(sorted(work.done(task))))
+        with closing(PartFile(work.part(task, world.rank, world.world_size))) as part:
+            for batch, rows in own_batches(len(documents), settings.batch_size, 0, 1):
+                if batch not in done:
+                    found = row_results(
+                        task, hf, tokenizer, losses, documents[rows], numbers[rows], settings, world.any
+                    )
+                    if world.is_main:
+                        part.append(batch, found)
+                if world.is_main:
+                    report(task, rows.stop, len(documents))
+    world.close(ok=True)
+
+
+def open_world(device: str) -> World:
+    """Meet the other processes. Collective."""
+    environ = current()
+    return World.open(RankEnv.from_environ(environ), device=device, secret=read_secret(environ))
+
+
+def check_shareable(folder: Path, strategy: str, world_size: int) -> None:
+    """Raise ConfigError for a Hugging Face folder whose model so many processes cannot share."""
+    if (folder / "adapter_config.json").is_file():
+        what = "an adapter lies beside this model: processes that share it would leave it out"
+        hint = "merge it into the model (merge_and_unload of peft), or --strategy copies"
+        raise ConfigError(codes.EVALUATION_JOB(what, "--strategy", str(folder), hint))
+    try:
+        factory = _factory(folder, torch.float32)
+        if gives_scores(factory.hf_config):
+            what = "this model gives scores, not text: it cannot be shared"
+            hint = "name a model with a language-model head"
+            raise ConfigError(codes.EVALUATION_JOB(what, "--strategy", str(folder), hint))
+        root, _ = build_on_meta(factory, _options(strategy), World.single())  # refuses missing weights
+        if strategy == "tp":
+            how_cut(root, world_size)
+    except ConfigError as error:
+        found = (
+            replace(one, where="--strategy", hint="--strategy fsdp, or another --nproc")
+            if one.where == TP_SIZE
+            else one
+            for one in error.diagnostics
+        )
+        raise ConfigError(*found) from error
+
+
+def _factory(folder: Path, dtype: torch.dtype) -> HFModelFactory:
+    return HFModelFactory(
+        ModelSection(name_or_path=str(folder)),
+        Role.POLICY,
+        compute_dtype=dtype,
+        master_dtype=dtype,
+        frozen=True,
+    )
+
+
+def _options(strategy: str) -> BuildOptions:
+    return BuildOptions(device=torch.device("cpu"), fused=strategy != "tp")
+
+
+@torch.no_grad()
+def shared_model(
+    folder: Path, strategy: str, dtype: torch.dtype, world: World
+) -> tuple[HFModel, PreTrainedTokenizerBase]:
+    """Return (model, tokenizer) of a Hugging Face folder; this process holds its part. Collective."""
+    from transformers import AutoTokenizer
+
+    tp = strategy == "tp"
+    root, source = build_on_meta(_factory(folder, dtype), _options(strategy), world)
+    root.requires_grad_(False).eval()
+    units = None
+    if tp:
+        mesh = device_mesh(world, Mesh(tp=world.world_size))
+        apply_tensor_parallel(root, mesh["tp"])
+    else:
+        mesh = device_mesh(world, Mesh(dp_shard=world.world_size))
+        units = shard(root, root.hf, sharding_mesh(mesh), FsdpOptions(), Dtypes())
+    fill(root, source, world, world.device)
+    if units is not None:
+        units.reshard_between_layers()
+    hf: HFModel = root.hf
+    hf.generation_config.max_length = None
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    end_where_turns_end(hf, tokenizer)
+    return hf, tokenizer

@@ -1,0 +1,134 @@
+"""One model's numbers over the rows of a file: losses, and metrics of its answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from paceline.config.answer_metrics import written_out
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.evaluation import codes
+from paceline.evaluation.inputs.prepare import read_task, settings_of
+from paceline.evaluation.inputs.rows import FileRows
+from paceline.evaluation.model_folders import NamedModel, config_of
+from paceline.evaluation.processes.job import EvaluationJob
+from paceline.evaluation.processes.rank import Report
+from paceline.evaluation.processes.ranks import compute_on_ranks, number_of_ranks
+from paceline.evaluation.processes.work_folder import ANSWERS, COPIES, LOSSES, WorkFolder, num_batches
+from paceline.evaluation.scores.judge import judged
+from paceline.evaluation.scores.metric_process import Scores, score
+from paceline.evaluation.scores.metrics import pass_at, passes_of
+
+_LARGEST_EXPONENT = 700.0
+
+
+class Answered(NamedTuple):
+    """The answers of one row."""
+
+    number: int
+    facts: JsonObject
+    answers: list[JsonObject]
+
+
+def measure(model: NamedModel, job: EvaluationJob, notes: list[Diagnostic], report: Report) -> JsonObject:
+    """Return the numbers of one model. Raises PacelineError."""
+    copies = job.strategy == COPIES
+    with model.folder(copies) as folder, tempfile.TemporaryDirectory(prefix="paceline-evaluate-") as scratch:
+        config = config_of(model, folder, job)
+        work = WorkFolder(Path(scratch))
+        found: JsonObject = {"name": model.name, "path": str(model.path), "step": model.step}
+        tasks = [*([LOSSES] if job.losses else []), *([ANSWERS] if job.metrics or job.judge else [])]
+        files = {task: read_task(task, config, notes) for task in tasks}
+        settings = settings_of(job, config, files, folder, tuple(tasks))
+        work.write(settings)
+        for task, rows in files.items():
+            work.write_rows(task, rows.documents, rows.numbers)
+        batches = max(num_batches(len(rows.documents), job.batch_size) for rows in files.values())
+        compute_on_ranks(work, number_of_ranks(job.nproc, batches if copies else None), report)
+        for task, rows in files.items():
+            results = work.results(task, len(rows.documents), job.batch_size)
+            found |= (
+                losses_of(rows, results, notes) if task == LOSSES else answers_of(rows, results, job, notes)
+            )
+    return found
+
+
+def losses_of(rows: FileRows, results: Sequence[Json], notes: list[Diagnostic]) -> JsonObject:
+    """Return loss, perplexity and token accuracy over all rows: sums over rows in the file's order.
+
+    A number that does not exist is None: without tokens, or where a loss is not finite, which is noted.
+    """
+    sums = cast("Sequence[tuple[float, int, int]]", results)
+    tokens = sum(one[1] for one in sums)
+    wrong = [number for number, one in zip(rows.numbers, sums, strict=True) if not math.isfinite(one[0])]
+    if wrong:
+        found = f"row {wrong[0] + 1}: {sums[rows.numbers.index(wrong[0])][0]}"
+        notes.append(codes.EVALUATION_LOSS("--data", found, wrong=len(wrong), sums=len(sums)))
+    loss = math.fsum(one[0] for one in sums) / tokens if tokens and not wrong else None
+    return {
+        "rows": len(sums),
+        "tokens": tokens,
+        "rows_skipped": rows.num_skipped,
+        "rows_truncated": rows.truncated,
+        "loss": loss,
+        "perplexity": math.exp(loss) if loss is not None and loss < _LARGEST_EXPONENT else None,
+        "token_accuracy": sum(one[2] for one in sums) / tokens if tokens else None,
+    }
+
+
+def answers_of(
+    rows: FileRows, results: Sequence[Json], job: EvaluationJob, notes: list[Diagnostic]
+) -> JsonObject:
+    """Return the metrics of the answers, and how long they are."""
+    answered = [
+        Answered(number, as_object(json.loads(facts)), answers)
+        for number, facts, answers in zip(
+            rows.numbers, rows.facts, cast("Sequence[list[JsonObject]]", results), strict=True
+        )
+    ]
+    answers = [one for row in answered for one in row.answers]
+    found: JsonObject = {
+        "answers": len(answers),
+        "answer_tokens": sum(int(str(one["tokens"])) for one in answers) / len(answers),
+        "answers_ended": sum(bool(one["ended"]) for one in answers) / len(answers),
+    }
+    wheres = [f"row {row.number + 1}" for row in answered for _ in row.answers]
+    pairs = _pairs(answered) if job.metrics else []
+    known: dict[str, Scores] = {}
+    for name in written_out(job.metrics):
+        passes = passes_of(name)
+        inner = name if passes is None else passes[1]
+        if inner not in known:
+            known[inner] = score(inner, pairs)
+            warning = known[inner].warning(inner, wheres)
+            notes += [warning] if warning is not None else []
+        found[name] = known[inner].mean if passes is None else _passed(passes[0], known[inner], job.samples)
+    if job.judge is not None:
+        prompts = [(str(row.facts.get("prompt", "")), str(row.facts.get("answer", ""))) for row in answered]
+        texts = [(*prompts[at // job.samples], str(one["text"])) for at, one in enumerate(answers)]
+        found |= judged(texts, wheres, job, notes)
+    return found
+
+
+def _pairs(answered: Sequence[Answered]) -> list[tuple[str, str]]:
+    without = [row.number + 1 for row in answered if row.facts.get("answer") is None]
+    if without:
+        found = "row " + ", ".join(map(str, without[:5]))
+        raise DataError(
+            codes.EVALUATION_NO_EXPECTED("--data", found, without=len(without), answered=len(answered))
+        )
+    return [(str(one["text"]), str(row.facts["answer"])) for row in answered for one in row.answers]
+
+
+def _passed(k: int, scores: Scores, samples: int) -> float:
+    right = [
+        sum(value >= 1.0 for value in scores.values[at : at + samples])
+        for at in range(0, len(scores.values), samples)
+    ]
+    return sum(pass_at(k, samples, correct) for correct in right) / len(right)
