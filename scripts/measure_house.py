@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def _table_names() -> set[str]:
-    """The names of the tables of strategies and algorithms, read from the source of ``core/plugins/tables.py``."""
+    """The names of the tables of strategies and algorithms, read from ``core/plugins/tables.py``."""
     source = Path(__file__).resolve().parents[1] / "paceline" / "core" / "tables.py"
     tables = (
         node.args[-1]
@@ -128,11 +128,11 @@ EDGES: Mapping[str, str] = {
     ),
     "training/exact_match.py": "rows of a data set",
     "training/preflight/trial.py": "question and answer of a child process: JSON",
-    "algorithms/rewards/code_tests.py": "tests in a row, in the forms of published data sets",
+    "algorithms/rewards/code_test_formats.py": "tests in a row, in the forms of published data sets",
     **dict.fromkeys(
         (
             f"algorithms/rewards/sandbox/{name}.py"
-            for name in ("client", "judge", "program", "server", "walls")
+            for name in ("client", "judge", "program", "server", "isolation")
         ),
         "the protocol between sandbox, server and program: JSON lines",
     ),

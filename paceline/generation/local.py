@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.generation.decoding.cache_support import STATES, cache_name, counts_places
+from paceline.generation.decoding.growing_cache import GrowingDecoding
+from paceline.generation.decoding.static_decoding import StaticDecoding, StaticPool
+from paceline.generation.decoding.static_trial import why_not_static
+from paceline.generation.decoding.time_steps import bounded_time_steps
 from paceline.generation.engine import Completion, Request, RolloutSampling
-from paceline.generation.growing import GrowingDecoding
-from paceline.generation.stateful import STATES, cache_name, counts_places
-from paceline.generation.static_decoding import StaticDecoding, StaticPool
-from paceline.generation.static_trial import why_not_static
-from paceline.generation.time_steps import bounded_time_steps
 from paceline.models.recurrent_layers import state_layers
 
 if TYPE_CHECKING:

@@ -12,20 +12,19 @@ from paceline.core.errors import ConfigError
 from paceline.rules import codes
 from paceline.rules.algorithm import ALGORITHM_RULES
 from paceline.rules.backend import BACKEND_RULES
-from paceline.rules.base import Context, Facts, Rule
 from paceline.rules.batch import BATCH_RULES
 from paceline.rules.data import DATA_RULES
 from paceline.rules.device import DEVICE_RULES
 from paceline.rules.eval_generate import EVAL_GENERATE_RULES
 from paceline.rules.host import HOST_RULES
 from paceline.rules.model import MODEL_RULES
-from paceline.rules.optimisation import OPTIMISATION_RULES
+from paceline.rules.optimizer import OPTIMISATION_RULES
 from paceline.rules.parallel import PARALLEL_RULES
 from paceline.rules.precision import PRECISION_RULES
 from paceline.rules.preference import PREFERENCE_RULES
-from paceline.rules.rollout import ROLLOUT_RULES
+from paceline.rules.rollout import ROLLOUT_RULES, SERVER_RULES
+from paceline.rules.rule import Context, Facts, Rule
 from paceline.rules.save import SAVE_RULES
-from paceline.rules.server import SERVER_RULES
 from paceline.rules.strategy import STRATEGY_RULES
 
 RULES: tuple[Rule, ...] = (

@@ -9,7 +9,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.plugins.tables import CHOOSERS, STRATEGIES
 from paceline.plan.strategies.base import strategy_specs
 from paceline.rules import codes
-from paceline.rules.base import Context, Rule
+from paceline.rules.rule import Context, Rule
 
 _STRATEGY = "training.distributed_strategy"
 

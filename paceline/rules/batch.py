@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.plan import codes as plan_codes
 from paceline.rules import codes
-from paceline.rules.base import Context, Rule
+from paceline.rules.rule import Context, Rule
 
 
 def positive(c: Context) -> Iterator[Diagnostic]:

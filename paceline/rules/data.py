@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.rules import codes
-from paceline.rules.base import Context, Rule
+from paceline.rules.rule import Context, Rule
 
 
 def train_data(c: Context) -> Iterator[Diagnostic]:

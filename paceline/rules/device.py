@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan.hardware.kinds import CPU, CUDA, KINDS, DeviceKind, is_accelerator
 from paceline.rules import codes
-from paceline.rules.base import Context, Rule
+from paceline.rules.rule import Context, Rule
 
 _OR_CPU = "use_cpu: true"
 

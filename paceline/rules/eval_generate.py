@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from paceline.config.answer_metrics import ANSWER_METRICS, METRIC_GROUPS, SEVERAL_ANSWERS
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.rules import codes
-from paceline.rules.base import Context, Rule
-from paceline.rules.sharding import in_words, places, sharding_axes, sharding_keys
+from paceline.rules.parallel import in_words, places, sharding_axes, sharding_keys
+from paceline.rules.rule import Context, Rule
 
 _KEY, _METRICS, _ROWS = "training.eval_generate", "training.eval_metrics", "training.eval_generate_rows"
 

@@ -8,7 +8,7 @@ from paceline.config import codes as config_codes
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan.hardware.kinds import CUDA
 from paceline.rules import codes
-from paceline.rules.base import Context, Rule
+from paceline.rules.rule import Context, Rule
 
 
 def foreign_files(c: Context) -> Iterator[Diagnostic]:

@@ -15,7 +15,7 @@ from paceline.plan.model.read_shape import text_part
 from paceline.plan.recomputation import KEY as KEPT
 from paceline.plan.recomputation import KINDS
 from paceline.rules import codes
-from paceline.rules.base import Context, Rule
+from paceline.rules.rule import Context, Rule
 
 
 def given(c: Context) -> Iterator[Diagnostic]:

@@ -17,7 +17,7 @@ from paceline.plan.planner import resolved_plan
 from paceline.plan.resolve import attempt
 from paceline.plan.strategies.job import Job
 from paceline.rules import check
-from paceline.rules.base import Facts
+from paceline.rules.rule import Facts
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.rules import codes
-from paceline.rules.base import Context, Rule
-from paceline.rules.sharding import in_words, places, sharding_axes, sharding_keys
+from paceline.rules.parallel import in_words, places, sharding_axes, sharding_keys
+from paceline.rules.rule import Context, Rule
 
 
 def whole_answers(c: Context) -> Iterator[Diagnostic]:

@@ -11,7 +11,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes
 from paceline.plan.packages import missing_object_store
 from paceline.rules import codes
-from paceline.rules.base import Context, Rule
+from paceline.rules.rule import Context, Rule
 
 
 def best_strategy(c: Context) -> Iterator[Diagnostic]:

@@ -25,7 +25,7 @@ from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.evaluation import codes as evaluation_codes
 from paceline.evaluation.scores.metric_process import Pairs, is_corpus, score
 from paceline.generation.engine import Completion, Request, RolloutSampling
-from paceline.generation.noise import stream_of
+from paceline.generation.sampling.noise import stream_of
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.runtime.process_group.world import World

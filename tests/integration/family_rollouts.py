@@ -10,7 +10,7 @@ import torch
 from paceline.algorithms.on_policy.grpo import GRPO
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.local import LocalEngine
-from paceline.generation.noise import stream_of
+from paceline.generation.sampling.noise import stream_of
 from paceline.protocols.roles import Role
 from paceline.strategies.window.runner import make_runner
 from paceline.training.rollout.answer_batches import Answer, answer_batch

@@ -89,7 +89,7 @@ def leaky(tiny: Callable[..., dict[str, Any]], tmp_path: Path) -> tuple[Path, di
 
 
 def isolated() -> bool:
-    from paceline.algorithms.rewards.code import check_isolation
+    from paceline.algorithms.rewards.code_reward import check_isolation
 
     try:
         check_isolation()

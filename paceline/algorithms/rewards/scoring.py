@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from contextlib import nullcontext
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import SupportsFloat, SupportsIndex
 
 from paceline.algorithms import codes
-from paceline.algorithms.rewards.deadline import Overdue, deadline
 from paceline.algorithms.rewards.sample import Sample
 from paceline.config.metrics import reward_labels
 from paceline.core.diagnostics import Diagnostic, Severity
@@ -286,7 +287,7 @@ def check_built_in(spec: RewardSpec) -> None:
     function = REWARDS.load(spec.name)
     _check_options(spec, function)
     if spec.name == "code":
-        from paceline.algorithms.rewards.code import check_limits
+        from paceline.algorithms.rewards.code_reward import check_limits
 
         check_limits(**spec.options)
 
@@ -352,3 +353,30 @@ def _failure(label: str, found: str, sample: Sample) -> Diagnostic:
 
 def _warning(problem: Diagnostic) -> Diagnostic:
     return replace(problem, severity=Severity.WARNING)
+
+
+class Overdue(Exception):
+    """The time limit is exceeded."""
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise Overdue inside the block after ``seconds``: in Python code, waits and regular expressions, but
+    not inside a library's own C loops.
+
+    Uses SIGALRM, so that endless loops are interrupted too; outside the main thread there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Overdue(f"did not answer within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Verbs for configs and their data."""

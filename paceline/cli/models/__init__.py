@@ -1,1 +1,1 @@
-"""TODO."""
+"""Verbs for trained models: chat, generate, evaluate, serve, export, checkpoints."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Verbs that show runs."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Verbs that say what would happen: plan, simulate, doctor, explain."""

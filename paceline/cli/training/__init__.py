@@ -1,1 +1,1 @@
-"""TODO."""
+"""Verbs that start a training, or prepare one."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The processes of an evaluation, and the folder with their work."""

@@ -30,7 +30,7 @@ from paceline.evaluation.scores.row_losses import RowLosses
 from paceline.evaluation.stream_weights import load_model
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
-from paceline.generation.noise import stream_of
+from paceline.generation.sampling.noise import stream_of
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted
 from paceline.models.special_tokens import end_tokens

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Losses and metrics of rows and answers, and models that judge."""

@@ -1,7 +1,7 @@
 """Metrics are computed in a child process with a time limit for each answer: other people's code may be slow.
 
-``python -m paceline.evaluation.scores.metric_process METRIC FILE FIRST``: FILE has one JSON list [answer, expected] a line;
-the child writes ``ready``, and from line FIRST on a JSON line [value, error] for each.
+``python -m paceline.evaluation.scores.metric_process METRIC FILE FIRST``: FILE has one JSON list
+[answer, expected] a line; the child writes ``ready``, and from line FIRST on a JSON line [value, error] each.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from math import comb
 
-from paceline.algorithms.rewards.functions import marked_number
+from paceline.algorithms.rewards.builtin import marked_number
 from paceline.config.answer_metrics import METRIC_GROUPS, written_out
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError

@@ -20,11 +20,11 @@ from paceline.evaluation.server.grammar import Grammars
 from paceline.evaluation.server.requests import CommonRequest
 from paceline.generation import codes
 from paceline.generation.answer import Sampling
+from paceline.generation.decoding.cache_support import cache_for
+from paceline.generation.decoding.stepwise import GREEDY, Stepwise, TokenRules, TokenScore, TokenStep
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
-from paceline.generation.noise import stream_of
-from paceline.generation.stateful import cache_for
-from paceline.generation.stepwise import GREEDY, Stepwise, TokenRules, TokenScore, TokenStep
+from paceline.generation.sampling.noise import stream_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.version import PACKAGE_VERSION
-from paceline.generation.stepwise import TokenScore
+from paceline.generation.decoding.stepwise import TokenScore
 
 FLOOR = -9999.0  # in place of minus infinity, which JSON lacks
 FINGERPRINT = f"paceline-{PACKAGE_VERSION}"

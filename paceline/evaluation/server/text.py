@@ -12,7 +12,7 @@ from paceline.evaluation.server.desk import Delta, Deltas, Desk, GenerationJob, 
 from paceline.evaluation.server.errors import RequestError
 from paceline.evaluation.server.requests import CompletionRequest
 from paceline.evaluation.server.shapes import FINGERPRINT, chunk, floored, head, nulls, ordered, usage
-from paceline.generation.stepwise import TokenScore
+from paceline.generation.decoding.stepwise import TokenScore
 
 _Score = tuple[int, float | None, Sequence[TokenScore]]  # token, log-probability, likeliest
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.generation.noise import gumbel
+from paceline.generation.sampling.noise import gumbel
 
 _ONE = float(1 << 40)
 

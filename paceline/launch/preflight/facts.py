@@ -20,8 +20,8 @@ from paceline.plan.cost.optimizer_states import OptimizerStates
 from paceline.plan.hardware.kinds import CUDA
 from paceline.plan.model.config_json import pretrained_dtype
 from paceline.plan.model.family_words import family_words
-from paceline.rules.base import Facts
 from paceline.rules.planning import facts_of
+from paceline.rules.rule import Facts
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.algorithms import codes as algorithm_codes
-from paceline.algorithms.rewards.functions import OF_THE_ANSWER
+from paceline.algorithms.rewards.builtin import OF_THE_ANSWER
 from paceline.algorithms.rewards.scoring import MODEL, REWARDS, RewardSpec, check_built_in
 from paceline.config.doubt import sure
 from paceline.config.schema import Config

@@ -19,7 +19,7 @@ from paceline.data.prepare import Prepared
 from paceline.data.source import PackedSource, build_batch
 from paceline.data.table import decode_labels
 from paceline.generation.engine import Completion, Request, RolloutSampling
-from paceline.generation.noise import stream_of
+from paceline.generation.sampling.noise import stream_of
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.hardware.kinds import kind_of
 from paceline.plan.plan import Plan

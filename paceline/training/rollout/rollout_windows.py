@@ -17,7 +17,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import JsonObject
 from paceline.data.source import PackedSource
 from paceline.generation.engine import Completion, Request, RolloutSampling
-from paceline.generation.noise import stream_of
+from paceline.generation.sampling.noise import stream_of
 from paceline.protocols.batch import Batch
 from paceline.protocols.rollout import OnPolicyObjective, RolloutAnswers
 from paceline.protocols.shard import Shard, ShardReader

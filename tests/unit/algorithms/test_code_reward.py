@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.algorithms.rewards.code import CodeReward, program_of
-from paceline.algorithms.rewards.code_tests import read_tests, same_output
+from paceline.algorithms.rewards.code_reward import CodeReward, program_of
+from paceline.algorithms.rewards.code_test_formats import read_tests, same_output
 from paceline.algorithms.rewards.sample import Sample
 from paceline.core.errors import ConfigError
 

@@ -20,8 +20,8 @@ import pytest
 from code_attacks import ATTACKS, attack, fingerprint, plant
 from support import ROOT
 
-from paceline.algorithms.rewards.code import check_isolation
-from paceline.algorithms.rewards.sandbox import client, kernel, landlock, seccomp
+from paceline.algorithms.rewards.code_reward import check_isolation
+from paceline.algorithms.rewards.sandbox import client, landlock, seccomp, syscalls
 from paceline.algorithms.rewards.sandbox.client import Sandbox, SandboxUnavailable, readable_folders
 from paceline.core.errors import ConfigError
 
@@ -156,7 +156,7 @@ WITHOUT_NAMESPACES = f"""
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
 from paceline.algorithms.rewards.sandbox import kernel, walls
-from paceline.algorithms.rewards.code import CodeReward, check_isolation
+from paceline.algorithms.rewards.code_reward import CodeReward, check_isolation
 from paceline.algorithms.rewards.sample import Sample
 from paceline.core.errors import ConfigError
 own = os.geteuid(), os.getegid()
@@ -290,7 +290,7 @@ def _family(pid: int) -> list[int]:
 
 
 def test_a_lost_server_is_started_again() -> None:
-    from paceline.algorithms.rewards.code import CodeReward
+    from paceline.algorithms.rewards.code_reward import CodeReward
     from paceline.algorithms.rewards.sample import Sample
 
     reward = CodeReward(seconds=60)
@@ -305,7 +305,7 @@ def test_a_lost_server_is_started_again() -> None:
 
 
 def test_answers_are_judged_side_by_side_and_each_gets_its_own_verdict() -> None:
-    from paceline.algorithms.rewards.code import CodeReward
+    from paceline.algorithms.rewards.code_reward import CodeReward
     from paceline.algorithms.rewards.sample import Sample
 
     reward = CodeReward(False, 4, seconds=60)
@@ -346,7 +346,7 @@ def test_numbers_of_system_calls_are_those_of_libseccomp() -> None:
         "clone": seccomp.CLONE,
         "clone3": seccomp.CLONE3,
     }
-    tables |= {"pivot_root": tuple(kernel.PIVOT_ROOT.values()), "capset": tuple(kernel.CAPSET.values())}
+    tables |= {"pivot_root": tuple(syscalls.PIVOT_ROOT.values()), "capset": tuple(syscalls.CAPSET.values())}
     for column, arch in (0, 0xC000003E), (1, 0xC00000B7):
         for name, numbers in tables.items():
             known = resolve(ctypes.c_uint32(arch), name.encode())

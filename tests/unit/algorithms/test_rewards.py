@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from paceline.algorithms.rewards import code
-from paceline.algorithms.rewards.functions import (
+from paceline.algorithms.rewards import code_reward
+from paceline.algorithms.rewards.builtin import (
     ended,
     exact_match,
     length,
@@ -272,7 +272,7 @@ def test_every_name_can_be_loaded() -> None:
 
 def isolated() -> bool:
     try:
-        code.check_isolation()
+        code_reward.check_isolation()
     except ConfigError as error:
         # the defined answer of a machine that cannot
         assert error.diagnostics[0].code == "rewards.no_isolation"

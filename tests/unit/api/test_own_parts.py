@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.algorithms.rewards.functions import exact_match
+from paceline.algorithms.rewards.builtin import exact_match
 from paceline.algorithms.rewards.scoring import MODEL, REWARDS
 from paceline.api.own_parts import importable_name, named_parts, split_callbacks
 from paceline.config.sections.rollout import BUILT_IN_REWARDS
@@ -129,7 +129,7 @@ def test_what_the_ranks_cannot_import_is_refused_with_what_works(monkeypatch: py
     module = ModuleType("my_specs")
     module.SPEC = AlgorithmSpec(implementation="paceline.algorithms.supervised.sft:SFT")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "my_specs", module)
-    where = "paceline.algorithms.rewards.functions:exact_match"
+    where = "paceline.algorithms.rewards.builtin:exact_match"
     assert named_parts(["numeric", exact_match, {"name": "code"}], "rewards") == [
         "numeric",
         where,

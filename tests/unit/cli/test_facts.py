@@ -25,8 +25,8 @@ from paceline.launch.process_spec import Cluster
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.config_json import pretrained_dtype
 from paceline.plan.model.read_shape import shape_of
-from paceline.rules.base import Facts
 from paceline.rules.planning import facts_of
+from paceline.rules.rule import Facts
 
 ROOT = Path(facts_module.__file__).parents[2]
 RULES = Path(rules.__file__).parent

@@ -137,7 +137,8 @@ def test_bad_questions_are_answered_with_what_would_be_right(
 
 def test_no_torch_no_numpy_and_no_transformers_are_imported() -> None:
     program = (
-        "import sys\nfrom paceline.cli.planning.forecast import forecast_of_model\nfrom paceline.plan.cost.report"
+        "import sys\nfrom paceline.cli.planning.forecast import forecast_of_model\n"
+        "from paceline.plan.cost.report"
         " import text\ntext(forecast_of_model('llama-3-8b', '8xH100', 4096, None, None, None))\nassert not"
         " {'torch', 'numpy', 'transformers', 'matplotlib'} & set(sys.modules), sorted(sys.modules)\n"
     )

@@ -15,7 +15,7 @@ from paceline.config.foreign.deepspeed_batch import batch_of
 from paceline.config.foreign.deepspeed_normal import table
 from paceline.core.diagnostics import Severity
 from paceline.rules import check
-from paceline.rules.base import Facts
+from paceline.rules.rule import Facts
 
 Read = Callable[..., Any]
 

@@ -12,7 +12,7 @@ from paceline.config.load import load_config
 from paceline.config.show import render_show
 from paceline.core.errors import ConfigError
 from paceline.rules import check
-from paceline.rules.base import Facts
+from paceline.rules.rule import Facts
 
 BLOCKS = Path(__file__).parents[2] / "golden" / "guide_blocks"
 BOTH = "block_18.yaml"

@@ -15,7 +15,7 @@ from paceline.config.schema import SECTIONS, fields, nested_model, sections
 from paceline.config.show import render_show
 from paceline.core.errors import ConfigError
 from paceline.rules import check
-from paceline.rules.base import Facts
+from paceline.rules.rule import Facts
 
 ODD = [
     None,

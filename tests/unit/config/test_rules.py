@@ -11,7 +11,7 @@ import pytest
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Severity, all_codes
 from paceline.rules import RULES, check
-from paceline.rules.base import Facts
+from paceline.rules.rule import Facts
 
 CPU = Facts(device="cpu", bf16=True, fp16=True, backends=frozenset({"gloo"}), world_size=2)
 LLAMA = Facts(

@@ -9,7 +9,7 @@ import torch
 from device_steps import LLAMA, micro_batches, planned, prepared, train
 from emulated_device import emulated
 
-from paceline.generation.noise import gumbel
+from paceline.generation.sampling.noise import gumbel
 from paceline.models.heads.chunked_cross_entropy import CHUNK_BYTES, FusedNll, HeadShape
 from paceline.plan.model.head_chunk import head_chunk_bytes
 from paceline.protocols.batch import IGNORE_INDEX, Batch

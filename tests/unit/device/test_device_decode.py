@@ -13,14 +13,14 @@ from emulated_device import emulated
 from emulated_machine import Machine
 
 from paceline.config.sections.model import ModelSection
+from paceline.generation.answers_being_written import WrittenAnswers
+from paceline.generation.decoding.static_cache import StaticBuffers
+from paceline.generation.decoding.static_decoding import LOOK, StaticPool
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.local import LocalEngine
-from paceline.generation.noise import stream_of
-from paceline.generation.sampling import choose
-from paceline.generation.sampling_choice import why_no_kernels
-from paceline.generation.static_cache import StaticBuffers
-from paceline.generation.static_decoding import LOOK, StaticPool
-from paceline.generation.written import WrittenAnswers
+from paceline.generation.sampling.kernel_choice import why_no_kernels
+from paceline.generation.sampling.noise import stream_of
+from paceline.generation.sampling.sample import choose
 from paceline.models.factory import HFModelFactory
 from paceline.models.role_module import RoleModule
 

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.config.load import load_config
 from paceline.rules import check
-from paceline.rules.base import Facts
+from paceline.rules.rule import Facts
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -222,7 +222,7 @@ def test_what_the_table_settles_is_so(kind: str) -> None:
     import torch
     from transformers import AutoConfig
 
-    from paceline.generation.growing import cache_for
+    from paceline.generation.decoding.growing_cache import cache_for
     from paceline.models.activation_checkpointing import enable_recompute
     from paceline.models.factory import HFModelFactory
     from paceline.models.low_precision import bitsandbytes_4bit

@@ -10,7 +10,7 @@ from itertools import product
 
 import torch
 
-from paceline.generation.noise import stream_of
+from paceline.generation.sampling.noise import stream_of
 from paceline.generation.sampling_kernels import launch, reference
 
 CUTS = (

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from paceline.generation.engine import RolloutSampling
-from paceline.generation.noise import stream_of
-from paceline.generation.sampling import choose
+from paceline.generation.sampling.noise import stream_of
+from paceline.generation.sampling.sample import choose
 from paceline.generation.sampling_kernels import operators
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -19,7 +19,7 @@ from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.core.security.remote_code import check_code, read_code, unpinned
 from paceline.rules import check, of_config
-from paceline.rules.base import Facts
+from paceline.rules.rule import Facts
 
 COMMIT = "0123456789" * 4
 AUTO_MAP = {"AutoConfig": "configuration_x.XConfig", "AutoModelForCausalLM": "modeling_x.XForCausalLM"}

@@ -12,10 +12,10 @@ from model_families import Source, make_batch, reference_model, spread_out
 from tiny_families import tiny_config
 
 from paceline.core.errors import ConfigError
+from paceline.generation.decoding.cache_support import cache_for
+from paceline.generation.decoding.static_cache import obstacle
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
-from paceline.generation.stateful import cache_for
-from paceline.generation.static_cache import obstacle
 from paceline.models.attention.sparse_indexer import selectors
 from paceline.models.factory import HFModelFactory
 from paceline.plan.model.family import families

@@ -13,7 +13,7 @@ import torch
 from machines import A100
 
 from paceline.config.schema import Config
-from paceline.generation import step_graph
+from paceline.generation.decoding import step_graph
 from paceline.models.attention import packed_attention
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.fused_layers import rms_norm

@@ -25,8 +25,8 @@ from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.roles import Output, Role
 from paceline.rules import check
-from paceline.rules.base import Facts
 from paceline.rules.planning import make_plan
+from paceline.rules.rule import Facts
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 OWN = "custom_algorithm_spec:SPEC"

@@ -21,7 +21,7 @@ from paceline.plan.own_spec import guarded
 from paceline.plan.strategies.base import StrategySpec, strategy_spec
 from paceline.plan.strategies.replicated import DDP
 from paceline.rules import check
-from paceline.rules.base import Facts
+from paceline.rules.rule import Facts
 
 LLAMA = {
     "model_type": "llama",

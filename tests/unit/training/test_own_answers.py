@@ -17,7 +17,7 @@ from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import DataError
 from paceline.data.source import build_batch
 from paceline.generation.engine import Completion, Request, RolloutSampling
-from paceline.generation.noise import stream_of
+from paceline.generation.sampling.noise import stream_of
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.training.loop.window_source import BatchLayout, WindowSource, count_epochs

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 
-from paceline.algorithms.rewards.code import check_isolation
+from paceline.algorithms.rewards.code_reward import check_isolation
 from paceline.core.errors import ConfigError
 from paceline.launch.redacted_output import redacted
 

@@ -22,12 +22,19 @@ import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from paceline.algorithms.rewards.sandbox.names import PROGRAM_MODULES, asked_names, used_as_modules
-from paceline.algorithms.rewards.sandbox.plain import NotPlain, decode, decode_call, encode, receive, send
+from paceline.algorithms.rewards.sandbox.plain_values import (
+    NotPlain,
+    decode,
+    decode_call,
+    encode,
+    receive,
+    send,
+)
 from paceline.algorithms.rewards.sandbox.program import Text
+from paceline.algorithms.rewards.sandbox.used_names import PROGRAM_MODULES, asked_names, used_as_modules
 
 if TYPE_CHECKING:
-    from paceline.algorithms.rewards.sandbox.plain import Plain
+    from paceline.algorithms.rewards.sandbox.plain_values import Plain
     from paceline.core.json_types import Json, JsonObject
 
     Function = Callable[..., object]

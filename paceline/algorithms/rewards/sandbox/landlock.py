@@ -8,7 +8,7 @@ import stat
 import struct
 from collections.abc import Sequence
 
-from paceline.algorithms.rewards.sandbox.kernel import (
+from paceline.algorithms.rewards.sandbox.syscalls import (
     LANDLOCK_ADD_RULE,
     LANDLOCK_CREATE_RULESET,
     LANDLOCK_RESTRICT_SELF,

@@ -20,10 +20,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from paceline.algorithms.rewards.sandbox.plain import NotPlain, decode, decode_call, encode, receive, send
+from paceline.algorithms.rewards.sandbox.plain_values import (
+    NotPlain,
+    decode,
+    decode_call,
+    encode,
+    receive,
+    send,
+)
 
 if TYPE_CHECKING:
-    from paceline.algorithms.rewards.sandbox.plain import Other
+    from paceline.algorithms.rewards.sandbox.plain_values import Other
     from paceline.core.json_types import Json, JsonObject
 
 NAME = "solution"  # the program's module name

@@ -6,7 +6,7 @@ import ctypes
 import os
 import struct
 
-from paceline.algorithms.rewards.sandbox.kernel import PR_SET_SECCOMP, checked, machine, prctl
+from paceline.algorithms.rewards.sandbox.syscalls import PR_SET_SECCOMP, checked, machine, prctl
 
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the tables below, AUDIT_ARCH
 _NONE = -1

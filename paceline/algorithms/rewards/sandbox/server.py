@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from paceline.algorithms.rewards.sandbox import judge, kernel, landlock, program, walls
+from paceline.algorithms.rewards.sandbox import isolation, judge, landlock, program, syscalls
 
 if TYPE_CHECKING:
     from paceline.core.json_types import JsonObject
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_MESSAGE, MAX_FILES = 1 << 16, 8
 
 
-class ProgramRequest(walls.ProgramLimits):
+class ProgramRequest(isolation.ProgramLimits):
     """One process to run, as ``program``, ``judge`` or ``script``: the names of its files, which come beside
     this, and the seconds of wall time after which it is killed.
     """
@@ -61,7 +61,7 @@ def main(control: int) -> None:
 
 def _inside(peer: socket.socket, readable: list[str]) -> None:
     """Serve from the first process of new namespaces. Raises OSError if the kernel grants none."""
-    kernel.machine()
+    syscalls.machine()
     entered, mapped = os.pipe(), os.pipe()
     outer = os.fork()
     if not outer:
@@ -69,18 +69,18 @@ def _inside(peer: socket.socket, readable: list[str]) -> None:
         _end_with(peer, lambda: _enter(peer, readable, entered[1], mapped[0]))
     os.close(entered[1])
     if os.read(entered[0], 1):
-        walls.map_ids(outer)
+        isolation.map_ids(outer)
         os.write(mapped[1], b"1")
     os.waitpid(outer, 0)
 
 
 def _enter(peer: socket.socket, readable: list[str], entered: int, mapped: int) -> None:
     parent = os.getppid()
-    walls.enter_namespaces()
+    isolation.enter_namespaces()
     os.write(entered, b"1")
     if not os.read(mapped, 1):
         raise OSError("the user namespace could not map its users")
-    kernel.die_with_parent(parent)
+    syscalls.die_with_parent(parent)
     first = os.fork()
     if not first:
         _end_with(peer, lambda: _first(peer, readable))
@@ -89,8 +89,8 @@ def _enter(peer: socket.socket, readable: list[str], entered: int, mapped: int) 
 
 
 def _first(peer: socket.socket, readable: list[str]) -> None:
-    kernel.die_with_parent(0)
-    walls.build_root(readable)
+    syscalls.die_with_parent(0)
+    isolation.build_root(readable)
     _serve(peer, namespaces=True)
 
 
@@ -140,7 +140,7 @@ def _keep(request: ProgramRequest, files: dict[str, int], namespaces: bool) -> N
     status_line: JsonObject
     try:
         if namespaces:
-            walls.private_files(request["readable"])
+            isolation.private_files(request["readable"])
         # The keeper's child is the program; the pidfd tells its end, ``life`` that of the client
         child = os.fork()
         if not child:
@@ -172,7 +172,7 @@ def _become(request: ProgramRequest, files: dict[str, int], status: int, namespa
         for number, name in enumerate(("stdin", "stdout", "stderr")):
             os.dup2(files.pop(name, quiet), number)
         _keep_only(*files.values(), status)
-        walls.shut_in(request, namespaces=namespaces)
+        isolation.shut_in(request, namespaces=namespaces)
     except BaseException as error:  # noqa: BLE001
         os.write(status, json.dumps({"refused": f"{error}"}).encode() + b"\n")
         os._exit(1)

@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Callable
 
-from paceline.algorithms.rewards.sandbox import kernel, landlock, seccomp
+from paceline.algorithms.rewards.sandbox import landlock, seccomp, syscalls
 from paceline.checkpoint.convert.pickle_reader.allowed_names import LISTED
 from paceline.checkpoint.convert.pickle_reader.machine import MAX_BYTES, PickleMachine
 from paceline.checkpoint.convert.pickle_reader.value_json import ValueEncoder
@@ -32,8 +32,8 @@ def shut_in() -> list[str]:
     """
     walls = []
     steps: dict[str, Callable[[], None]] = {
-        "a network namespace": lambda: kernel.unshare("user", "net"),
-        "no new privileges": kernel.no_new_privileges,
+        "a network namespace": lambda: syscalls.unshare("user", "net"),
+        "no new privileges": syscalls.no_new_privileges,
         "Landlock": _landlock,
         "seccomp": lambda: seccomp.refuse_system_calls(outside=True),
     }

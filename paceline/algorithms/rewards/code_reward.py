@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from paceline.algorithms import codes
-from paceline.algorithms.rewards.code_tests import RowTests, read_tests, same_output
+from paceline.algorithms.rewards.code_test_formats import RowTests, read_tests, same_output
 from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.sandbox.client import Sandbox, SandboxUnavailable, UnsuitableTests
 from paceline.core.diagnostics import Diagnostic

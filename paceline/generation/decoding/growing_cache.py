@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.generation.cache import joined, select_rows
+from paceline.generation.answers_being_written import WrittenAnswers
+from paceline.generation.decoding.cache_support import cache_for
+from paceline.generation.decoding.preallocated_cache import joined, select_rows
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.prompts import PromptBatch, by_length
-from paceline.generation.sampling import choose
-from paceline.generation.stateful import cache_for
-from paceline.generation.written import WrittenAnswers
+from paceline.generation.sampling.sample import choose
 
 if TYPE_CHECKING:
     from transformers import DynamicCache

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.generation.decoding.cache_support import cache_for
+from paceline.generation.decoding.static_cache import StaticBuffers, obstacle
 from paceline.generation.engine import Request
 from paceline.generation.prompts import PromptBatch
-from paceline.generation.stateful import cache_for
-from paceline.generation.static_cache import StaticBuffers, obstacle
 
 if TYPE_CHECKING:
     from paceline.generation.local import LocalEngine

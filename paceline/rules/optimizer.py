@@ -13,7 +13,7 @@ from paceline.config.schedules import NEEDED, OPTIONS, STATEFUL, unmet
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import Json
 from paceline.rules import codes
-from paceline.rules.base import Context, Rule
+from paceline.rules.rule import Context, Rule
 
 _OPTIM, _ARGS, _TARGETS = "training.optim", "training.optim_args", "training.optim_target_modules"
 _CONSTANT = "constant"  # the schedule that is none

@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.algorithms.rewards.sandbox.names import PROGRAM_MODULES, asked_names
+from paceline.algorithms.rewards.sandbox.used_names import PROGRAM_MODULES, asked_names
 from paceline.core.json_types import Json, as_object
 
 _PRINTED = frozenset({"capsys", "capfd", "monkeypatch", "redirect_stdout", "patch", "StringIO"})

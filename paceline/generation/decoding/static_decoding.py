@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from paceline.generation.answers_being_written import WrittenAnswers
+from paceline.generation.decoding.cache_support import cache_for
+from paceline.generation.decoding.static_cache import StaticBuffers
+from paceline.generation.decoding.step_graph import StepGraphs
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.prompts import PromptBatch
-from paceline.generation.sampling import choose
-from paceline.generation.sampling_choice import why_no_kernels
-from paceline.generation.stateful import cache_for
-from paceline.generation.static_cache import StaticBuffers
-from paceline.generation.step_graph import StepGraphs
-from paceline.generation.written import WrittenAnswers
+from paceline.generation.sampling.kernel_choice import why_no_kernels
+from paceline.generation.sampling.sample import choose
 
 if TYPE_CHECKING:
     from paceline.generation.local import LocalEngine

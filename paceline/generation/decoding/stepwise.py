@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from paceline.generation.decoding.growing_cache import GrowingDecoding
+from paceline.generation.decoding.time_steps import bounded_time_steps
 from paceline.generation.engine import Request, RolloutSampling
-from paceline.generation.growing import GrowingDecoding
-from paceline.generation.noise import gumbel
-from paceline.generation.sampling import keep_likeliest, largest
-from paceline.generation.time_steps import bounded_time_steps
+from paceline.generation.sampling.noise import gumbel
+from paceline.generation.sampling.sample import keep_likeliest, largest
 
 if TYPE_CHECKING:
+    from paceline.generation.answers_being_written import WrittenAnswers
     from paceline.generation.local import LocalEngine
-    from paceline.generation.written import WrittenAnswers
 
 GREEDY = 1e-5  # below it a temperature is greedy
 _LEAST = 1e-2  # a lower temperature divides logits beyond fp32

@@ -10,7 +10,7 @@ import resource
 from collections.abc import Sequence
 from typing import TypedDict
 
-from paceline.algorithms.rewards.sandbox import kernel, landlock, seccomp
+from paceline.algorithms.rewards.sandbox import landlock, seccomp, syscalls
 
 NOBODY = 65534
 WRITABLE = ("/tmp", "/dev/shm")
@@ -34,7 +34,7 @@ def enter_namespaces() -> None:
     """Enter new user, pid, mount, network, IPC and UTS namespaces; the next child is the first process
     inside.
     """
-    kernel.unshare("user", "pid", "mount", "net", "ipc", "uts")
+    syscalls.unshare("user", "pid", "mount", "net", "ipc", "uts")
 
 
 def map_ids(pid: int) -> None:
@@ -72,25 +72,25 @@ def _write(path: str, text: str) -> None:
 def build_root(readable: Sequence[str]) -> None:
     """Replace this process's root by ``readable`` and a few devices, all read-only. Raises OSError."""
     # A new root in memory, with the old one below it
-    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
     base = next(path for path in ("/tmp", "/mnt", "/dev/shm", "/var") if os.path.isdir(path))
-    kernel.mount("tmpfs", base, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=0755")
+    syscalls.mount("tmpfs", base, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=1m,mode=0755")
     for name in ("new", "old"):
         os.mkdir(f"{base}/{name}")
-    kernel.pivot_root(base, f"{base}/old")
+    syscalls.pivot_root(base, f"{base}/old")
     os.chdir("/")
-    kernel.mount("tmpfs", "/new", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=0755")
+    syscalls.mount("tmpfs", "/new", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=1m,mode=0755")
     # Bind what may be read, and drop the old root
     for path in sorted((*readable, *_DEVICES), key=len):
         _show(path)
     for path in WRITABLE:
         os.makedirs(f"/new{path}", exist_ok=True)
-    kernel.detach("/old")
+    syscalls.detach("/old")
     os.chdir("/new")
-    kernel.pivot_root(".", ".")
-    kernel.detach(".")
+    syscalls.pivot_root(".", ".")
+    syscalls.detach(".")
     os.chdir("/")
-    kernel.read_only("/")
+    syscalls.read_only("/")
 
 
 def _show(path: str) -> None:
@@ -109,8 +109,8 @@ def _show(path: str) -> None:
         os.mkdir(target)
     else:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o444))
-    kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
-    kernel.read_only(target)
+    syscalls.mount(source, target, flags=syscalls.MS_BIND | syscalls.MS_REC)
+    syscalls.read_only(target)
 
 
 def _followed(path: str) -> str:
@@ -127,19 +127,19 @@ def private_files(readable: Sequence[str]) -> None:
 
     What is ``readable`` below them (a Python installed in /tmp) stays readable.
     """
-    kernel.unshare("mount", "pid", "ipc")
+    syscalls.unshare("mount", "pid", "ipc")
     below = [
         path
         for path in readable
         if path.startswith(tuple(f"{own}/" for own in WRITABLE)) and os.path.exists(path)
     ]
-    copies = [kernel.copy_of_mount(path) for path in below]
+    copies = [syscalls.copy_of_mount(path) for path in below]
     for path in WRITABLE:
         options = f"size={_OWN_BYTES},nr_inodes={_OWN_FILES},mode=0700,uid={NOBODY},gid={NOBODY}"
-        kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+        syscalls.mount("tmpfs", path, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
     for path, copy in zip(below, copies, strict=True):
         os.makedirs(path, exist_ok=True)
-        kernel.put_mount(copy, path)
+        syscalls.put_mount(copy, path)
         os.close(copy)
 
 
@@ -155,8 +155,8 @@ def shut_in(limits: ProgramLimits, *, namespaces: bool) -> None:
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
     if namespaces:
-        kernel.drop_capabilities()
-    kernel.no_new_privileges()
+        syscalls.drop_capabilities()
+    syscalls.no_new_privileges()
     os.chdir(WRITABLE[0] if namespaces else limits["folder"])
     if namespaces:
         landlock.restrict(("/",), (*WRITABLE, *_DEVICES))

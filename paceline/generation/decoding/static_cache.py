@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from paceline.generation.cache import RoomyLayer
+from paceline.generation.decoding.preallocated_cache import RoomyLayer
 
 if TYPE_CHECKING:
     from paceline.generation.prompts import PromptBatch

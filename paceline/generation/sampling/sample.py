@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.generation.engine import RolloutSampling
-from paceline.generation.noise import gumbel
+from paceline.generation.sampling.noise import gumbel
 from paceline.generation.sampling_kernels import operators
 
 

@@ -1,0 +1,1 @@
+"""Token by token: growing caches, preallocated ones, and steps captured as a graph."""
