@@ -14,9 +14,8 @@ from paceline.rules.algorithm import ALGORITHM_RULES
 from paceline.rules.backend import BACKEND_RULES
 from paceline.rules.batch import BATCH_RULES
 from paceline.rules.data import DATA_RULES
-from paceline.rules.device import DEVICE_RULES
+from paceline.rules.device import DEVICE_RULES, HOST_RULES
 from paceline.rules.eval_generate import EVAL_GENERATE_RULES
-from paceline.rules.host import HOST_RULES
 from paceline.rules.model import MODEL_RULES
 from paceline.rules.optimizer import OPTIMISATION_RULES
 from paceline.rules.parallel import PARALLEL_RULES

@@ -3,8 +3,9 @@
 Off unless ``training.rollout.allow_code_execution`` is set. The program sees a read-only root with the
 system's folders and the Python that runs here, and writes into memory of its own, bounded in bytes and files.
 It has no network, no other processes, no privileges and no secrets, and limits on time, memory and threads
-(``sandbox/walls.py``). Its tests run in another process of the same kind, which calls its functions and gets
-plain values back: how the program exits, what it prints and how it modifies Python cannot change the verdict.
+(``sandbox/isolation.py``). Its tests run in another process of the same kind, which calls its functions and
+gets plain values back: how the program exits, what it prints and how it modifies Python cannot change the
+verdict.
 """
 
 from __future__ import annotations

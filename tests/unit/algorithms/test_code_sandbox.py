@@ -155,12 +155,12 @@ def _python_for(uid: int) -> str:
 WITHOUT_NAMESPACES = f"""
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
-from paceline.algorithms.rewards.sandbox import kernel, walls
+from paceline.algorithms.rewards.sandbox import isolation, syscalls
 from paceline.algorithms.rewards.code_reward import CodeReward, check_isolation
 from paceline.algorithms.rewards.sample import Sample
 from paceline.core.errors import ConfigError
 own = os.geteuid(), os.getegid()
-kernel.unshare("user")
+syscalls.unshare("user")
 for kind, number in zip(("uid", "gid"), own):
     if kind == "gid": open("/proc/self/setgroups", "w").write("deny")
     open(f"/proc/self/{{kind}}_map", "w").write(f"0 {{number}} 1")
