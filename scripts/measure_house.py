@@ -16,7 +16,7 @@ from pathlib import Path
 
 def _table_names() -> set[str]:
     """The names of the tables of strategies and algorithms, read from ``core/plugins/tables.py``."""
-    source = Path(__file__).resolve().parents[1] / "paceline" / "core" / "tables.py"
+    source = Path(__file__).resolve().parents[1] / "paceline" / "core" / "plugins" / "tables.py"
     tables = (
         node.args[-1]
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))

@@ -1,1 +1,1 @@
-"""How a model is trained on many devices; ``core.tables`` maps names to strategies."""
+"""How a model is trained on many devices; ``core.plugins.tables`` maps names to strategies."""

@@ -40,7 +40,7 @@ class Rows(Protocol):
 class AlgorithmSpec:
     """An algorithm's properties, without torch.
 
-    ``rows``: row kind, a name of ``core.tables.ROW_KINDS`` or ``module:KIND``. ``trains``: role of the model
+    ``rows``: row kind, a name of ``core.plugins.tables.ROW_KINDS`` or ``module:KIND``. ``trains``: role of the model
     that training starts from. ``outputs``: what its forward must compute (values of
     ``protocols.roles.Output``). ``whole_answers``: the loss is per answer, not a sum over tokens.
     ``disable_dropout``: the default of ``training.disable_dropout``. ``named``: role → option that names the
