@@ -33,7 +33,7 @@ REWARDS = Registry(
         "length": f"{_HERE}.builtin:length",
         "overlong": f"{_HERE}.builtin:overlong",
         "ended": f"{_HERE}.builtin:ended",
-        "code": f"{_HERE}.code:CodeReward",
+        "code": f"{_HERE}.code_reward:CodeReward",
     },
 )
 MODEL = "model"  # scores of a reward model: a collective forward, made by the caller
