@@ -20,7 +20,7 @@ from paceline.core.version import PACKAGE_VERSION
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted
 
-# verb → one line of help. Its module paceline/cli/<verb>.py defines ``app``, a typer.Typer.
+# verb → one line of help. Its module (see ``ROOMS``) defines ``app``, a typer.Typer.
 VERBS = {
     "train": "train from one YAML: paceline train config.yaml training.learning_rate=1e-4 --nproc 2",
     "prepare": "tokenise and store the data ahead of training",
@@ -45,10 +45,24 @@ VERBS = {
     "bench": "bench scaling: measure how training scales on this machine",
     "explain": "explain a diagnostic's code",
 }
+#: Folder of the verbs' modules: ``train`` is paceline/cli/training/train.py
+ROOMS = {
+    "training": ("train", "prepare", "verify", "sweep", "demo", "bench"),
+    "planning": ("plan", "doctor", "explain"),
+    "configs": ("config", "data"),
+    "models": ("evaluate", "generate", "chat", "serve", "checkpoints", "export", "push"),
+    "monitoring": ("plot", "runs", "watch", "report"),
+}
 STARTERS = ("demo", "verify", "bench", "sweep")  # they start processes of their own
 OF_A_CONFIG = ("train", "plan", "prepare", "data", "verify", "sweep")  # they take KEY=VALUE of a config
 HELP = ("-h", "--help", "help")
 FORCES_COLOUR = ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS")  # make typer write colours without a terminal
+
+
+def module_of(verb: str) -> str:
+    """Return the name of a verb's module."""
+    room = next(room for room, verbs in ROOMS.items() if verb in verbs)
+    return f"paceline.cli.{room}.{verb}"
 
 
 @redacted
@@ -82,7 +96,7 @@ def dispatch(arguments: Sequence[str]) -> int:
         from typer import rich_utils
 
         rich_utils.FORCE_TERMINAL = False  # its output is escaped, so a colour code would be printed as text
-    command = typer.main.get_command(import_module(f"paceline.cli.{verb}").app)
+    command = typer.main.get_command(import_module(module_of(verb)).app)
     try:
         command(args=rest, prog_name=f"paceline {verb}")  # exits by itself, with the verb's code
     except SystemExit as stop:

@@ -40,22 +40,21 @@ class Rows(Protocol):
 class AlgorithmSpec:
     """An algorithm's properties, without torch.
 
-    ``rows``: row kind, a name of ``core.plugins.tables.ROW_KINDS`` or ``module:KIND``. ``trains``: role of the model
-    that training starts from. ``outputs``: what its forward must compute (values of
+    ``rows``: row kind, a name of ``core.plugins.tables.ROW_KINDS`` or ``module:KIND``. ``trains``: role of
+    the model that training starts from. ``outputs``: what its forward must compute (values of
     ``protocols.roles.Output``). ``whole_answers``: the loss is per answer, not a sum over tokens.
     ``disable_dropout``: the default of ``training.disable_dropout``. ``named``: role → option that names the
     role's model. ``evaluated``: names of the evaluation metrics (empty: those of its rewards).
-    ``frozen_beside``, ``trained_beside``: number of further models, for predictions;
-    ``further_forwards``: forwards over all rows of a step in addition to each model's own. ``value_model``: a
-    value model is trained, too. ``group_relative``: answers to one prompt are compared with each other
-    (``group_option``: if this option is on); ``num_generations``: default number of answers per prompt.
-    ``kl``, ``passes``: options with the KL coefficient and the number of epochs per rollout. ``own_answers``:
-    option with the fraction of rows whose answers the model generates itself; ``max_completion_length`` and
-    ``sampling_temperature`` are options next to it. ``beside``: options that the run uses, not the class.
-    ``lends_head``: frozen roles whose head every rank keeps whole; ``same_tokens``: roles that need the
-    policy's tokenizer. For a user-defined spec (``module:SPEC``): ``implementation``: its class, as
-    ``module:Class``; ``options``: options with defaults, which set their types; they are given in
-    ``training.algorithm_options``.
+    ``frozen_beside``, ``trained_beside``: number of further models, for predictions; ``further_forwards``:
+    forwards over all rows of a step in addition to each model's own. ``value_model``: a value model is
+    trained, too. ``group_relative``: answers to one prompt are compared with each other (``group_option``: if
+    this option is on); ``num_generations``: default number of answers per prompt. ``kl``, ``passes``: options
+    with the KL coefficient and the number of epochs per rollout. ``own_answers``: option with the fraction of
+    rows whose answers the model generates itself; ``max_completion_length`` and ``sampling_temperature`` are
+    options next to it. ``beside``: options that the run uses, not the class. ``lends_head``: frozen roles
+    whose head every rank keeps whole; ``same_tokens``: roles that need the policy's tokenizer. For a
+    user-defined spec (``module:SPEC``): ``implementation``: its class, as ``module:Class``; ``options``: options
+    with defaults, which set their types; they are given in ``training.algorithm_options``.
     """
 
     name: str = ""

@@ -19,7 +19,7 @@ import typer
 
 import paceline
 from paceline.cli import compat
-from paceline.cli.main import VERBS
+from paceline.cli.main import VERBS, module_of
 from paceline.cli.training.train import app as train_app
 from paceline.core.diagnostics import Diagnostic
 from paceline.launch.launch_options import LaunchOptions
@@ -74,7 +74,7 @@ def messages() -> Iterator[tuple[str, str]]:
 def test_no_message_names_an_option_that_no_command_has() -> None:
     known = TRAIN.union(*SCRIPTS.values(), {"--help"})
     for verb in VERBS:
-        module = import_module(f"paceline.cli.{verb}")
+        module = import_module(module_of(verb))
         known |= options_of(typer.main.get_command(module.app))
     wrong = [
         f"{place}: {option} in {text!r}"
