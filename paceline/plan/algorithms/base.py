@@ -52,9 +52,10 @@ class AlgorithmSpec:
     with the KL coefficient and the number of epochs per rollout. ``own_answers``: option with the fraction of
     rows whose answers the model generates itself; ``max_completion_length`` and ``sampling_temperature`` are
     options next to it. ``beside``: options that the run uses, not the class. ``lends_head``: frozen roles
-    whose head every rank keeps whole; ``same_tokens``: roles that need the policy's tokenizer. For a
-    user-defined spec (``module:SPEC``): ``implementation``: its class, as ``module:Class``; ``options``: options
-    with defaults, which set their types; they are given in ``training.algorithm_options``.
+    whose head every rank keeps whole; ``same_tokens``: roles that need the policy's tokenizer.
+    For a user-defined spec (``module:SPEC``): ``implementation``: its class, as ``module:Class``;
+    ``options``: options with defaults, which set their types; they are given in
+    ``training.algorithm_options``.
     """
 
     name: str = ""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import typer
 
-from paceline.cli.main import VERBS
+from paceline.cli.main import VERBS, module_of
 from paceline.config.aliases import ALIASES, SECTION_ALIASES
 from paceline.config.recognised import RECOGNISED, RECOGNISED_IN
 from paceline.config.schema import SECTIONS, field_of, fields
@@ -124,7 +124,7 @@ def texts() -> tuple[tuple[str, str], ...]:
 def options() -> frozenset[str]:
     """Every option of every verb, of main.py and of the scripts."""
     found: set[str] = set()
-    modules = [f"paceline.cli.{verb}" for verb in VERBS]
+    modules = [module_of(verb) for verb in VERBS]
     for name in modules:
         todo = [typer.main.get_command(import_module(name).app)]
         while todo:
