@@ -59,10 +59,10 @@ def test_a_stranger_on_the_port_neither_ends_the_run_nor_writes_on_the_console(
         "--master-port",
         str(port),
     ]
-    pipe = subprocess.PIPE  # it tries until the port is open; its imports take longer than a run's start
-    command = [sys.executable, "-c", STRANGER, str(port)]
-    stranger = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
-    time.sleep(2)
+    pipe = subprocess.PIPE
+    (tmp_path / "stranger.py").write_text(STRANGER)  # it tries until the port is open
+    command = [sys.executable, str(tmp_path / "stranger.py"), str(port)]
+    stranger = warm.Popen(command, stdout=pipe, stderr=pipe, text=True, env=worker_environment())
     run = warm.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=worker_environment()
     )

@@ -642,11 +642,11 @@ def test_nothing_heavy_is_imported_to_refuse(job: Job) -> None:
 @pytest.mark.parametrize("adapter", [False, True])
 def test_the_line_that_converts_pickles_works(job: Job, adapter: bool) -> None:
     """It is run as the message has it; the folder that it writes is one that the look takes."""
-    import subprocess
+    import shlex
     import sys
 
     import torch
-    from support import worker_environment
+    from support import run_process
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from paceline.plan.model.folder import check_adapter_folder, check_model_folder
@@ -677,8 +677,10 @@ def test_the_line_that_converts_pickles_works(job: Job, adapter: bool) -> None:
         [found] = check_model_folder(str(folder), "model.name_or_path")
     assert found.code == "model.pickled"
     line = found.hint.partition("new folder: ")[2]
-    assert line.startswith("python ")
-    env = worker_environment({"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"})
-    subprocess.run(["bash", "-c", line], cwd=job.root, env=env, check=True, timeout=120, capture_output=True)
+    program, option, code, *arguments = shlex.split(line)
+    assert (program, option) == ("python", "-c")
+    (job.root / "line.py").write_text(code)
+    done = run_process([sys.executable, str(job.root / "line.py"), *arguments], 240, None, job.root)
+    assert done.code == 0, done.err
     look = check_adapter_folder if adapter else check_model_folder
     assert look(f"{folder}-safetensors", "k") == []
