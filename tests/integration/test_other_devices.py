@@ -29,7 +29,7 @@ PROGRAMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rloo": ({**_ON_POLICY, "algorithm": "rloo"}, {}),
     "reinforce_plus_plus": ({**_ON_POLICY, "algorithm": "reinforce_plus_plus"}, {}),
 }
-QUICK = {("npu", "sft"), ("mps", "dpo"), ("mps", "ppo")}
+QUICK = {("npu", "sft"), ("mps", "ppo")}  # pairs: tests/unit/device/test_device_parity.py
 CELLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # DDP's reducer cannot be emulated
     "fsdp": ({"distributed_strategy": "fsdp"}, {}),
     "fsdp_dpo": ({"distributed_strategy": "fsdp", "algorithm": "dpo"}, {}),

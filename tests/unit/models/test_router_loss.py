@@ -117,13 +117,14 @@ def same(found: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
             assert not grad.any(), name  # such as the head, which only Transformers' class runs
 
 
-def test_every_family_that_computes_it_is_listed_with_its_coefficient() -> None:
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.full)])
+def test_every_family_that_computes_it_is_listed_with_its_coefficient(every: int) -> None:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    found = {}
-    for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+    found, asked = {}, dict(list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items())[::every])
+    for kind, name in asked.items():
         if kind.startswith(("dbrx", "gemma4_assistant")) or kind in ("qwen3_5_moe", "qwen4_exp"):
             continue  # no class that runs, or a text model within one that reads images
         cls = getattr(transformers, name)
@@ -132,7 +133,8 @@ def test_every_family_that_computes_it_is_listed_with_its_coefficient() -> None:
         if "load_balancing_loss_func(" in inspect.getsource(cls):
             config = CONFIG_MAPPING[kind]()
             found[kind] = getattr(config, "router_aux_loss_coef", getattr(config, "aux_loss_coef", None))
-    assert found == {**DEFAULTS, "doge": 0.001}  # whose mixtures are refused
+    known = {**DEFAULTS, "doge": 0.001}  # whose mixtures are refused
+    assert found == {kind: value for kind, value in known.items() if kind in asked} and found
 
 
 def test_recomputed_and_shared_prompts_give_the_same_gradients() -> None:
