@@ -1,4 +1,4 @@
-"""Compiled layers under ddp, fsdp and tensor parallelism: ten steps equal those of uncompiled layers,
+"""Compiled layers under ddp, fsdp and tensor parallelism: six steps equal those of uncompiled layers,
 and after the first window nothing is compiled.
 """
 

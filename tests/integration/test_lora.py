@@ -184,7 +184,7 @@ def test_adapters_learn_the_same_sharded_and_in_four_bits(tmp_path: Path, tier: 
             reference = expected[name.split()[0]]
             bound = 5e-3 if "bf16" in name else 2e-6 if name.startswith("qlora") else 1e-10
             losses, norms = zip(*cell["steps"], strict=True)
-            assert losses[-1] < losses[0] - 0.3 and min(norms) > 0
+            assert losses[-1] < losses[0] - 0.2 and min(norms) > 0
             assert losses == pytest.approx([s[0] for s in reference["steps"]], abs=bound), name
             assert cell["eval"] == pytest.approx(reference["eval"], abs=bound), name
             if "bf16" not in name:
@@ -237,7 +237,7 @@ def test_adapters_learn_the_same_beside_tensor_parallel_shards(tmp_path: Path, t
     for found in cells(tp, 2, tmp_path / "two"):
         for name, cell in found.items():
             reference, bound = expected[name.split()[0]], 1e-6 if "autotp" in name else 1e-12
-            assert cell["steps"][-1][0] < cell["steps"][0][0] - 0.3
+            assert cell["steps"][-1][0] < cell["steps"][0][0] - 0.2
             for ours, one in zip(cell["steps"], reference["steps"], strict=True):
                 assert ours == pytest.approx(one, rel=bound), name
             assert cell["eval"] == pytest.approx(reference["eval"], rel=bound), name
