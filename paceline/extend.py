@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.core.diagnostics import Code as Code
     from paceline.core.diagnostics import Diagnostic as Diagnostic
     from paceline.core.diagnostics import Severity as Severity
-    from paceline.data.kinds.base import RowKind as RowKind
+    from paceline.data.rows.kinds.base import RowKind as RowKind
     from paceline.generation.engine import GenerationEngine as GenerationEngine
     from paceline.plan.algorithms.base import AlgorithmSpec as AlgorithmSpec
     from paceline.plan.strategies import replicated
@@ -51,7 +51,7 @@ _HOMES = {
     "Output": "paceline.protocols.roles:Output",
     "ParallelInference": "paceline.strategies.replicas:ParallelInference",
     "Role": "paceline.protocols.roles:Role",
-    "RowKind": "paceline.data.kinds.base:RowKind",
+    "RowKind": "paceline.data.rows.kinds.base:RowKind",
     "Sample": "paceline.algorithms.rewards.sample:Sample",
     "Severity": "paceline.core.diagnostics:Severity",
     "Strategy": "paceline.strategies.strategy:Strategy",

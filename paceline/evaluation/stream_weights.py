@@ -24,7 +24,7 @@ from paceline.checkpoint.export.hf_folder import (
 from paceline.checkpoint.export.peft_adapter import is_adapter
 from paceline.checkpoint.export.untrained_tensors import carried_entries
 from paceline.checkpoint.load.reader import CheckpointReader
-from paceline.data.template import CostlyTemplateError, Encoder
+from paceline.data.chat_template.encode import CostlyTemplateError, Encoder
 from paceline.generation.answer import load_folder
 from paceline.models.heads.sequence_classification import auto_class
 from paceline.models.loading.materialize import from_config

@@ -18,7 +18,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from paceline.data.tokenizer import load_tokenizer
+from paceline.data.tokenizer.load import load_tokenizer
 from paceline.launch.program import importable_program
 from paceline.models.factory import HFModelFactory
 from paceline.plan.plan import Plan

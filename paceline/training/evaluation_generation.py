@@ -19,9 +19,9 @@ from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.json_types import Json
-from paceline.data.prepare import Prepared
-from paceline.data.table import TokenTable, decode_labels
-from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
+from paceline.data.prepare.prepare import Prepared
+from paceline.data.token_table import TokenTable, decode_labels
+from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 from paceline.evaluation import codes as evaluation_codes
 from paceline.evaluation.scores.metric_process import Pairs, is_corpus, score
 from paceline.generation.engine import Completion, Request, RolloutSampling

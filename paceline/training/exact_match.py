@@ -30,7 +30,7 @@ from paceline.core.files import read_run_file, read_text
 from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_into
-from paceline.data.tokenizer import load_tokenizer
+from paceline.data.tokenizer.load import load_tokenizer
 from paceline.evaluation.inputs.prompts import prompts_of
 from paceline.evaluation.stream_weights import end_where_turns_end
 from paceline.generation.answer import Sampling, answer

@@ -29,9 +29,9 @@ from paceline.core.os_errors import refusal_of
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for
 from paceline.core.units import human_bytes
-from paceline.data.kinds.base import row_kind
-from paceline.data.main import Bar, summary
-from paceline.data.prepare import Prepared, prepare
+from paceline.data.prepare.main import Bar, summary
+from paceline.data.prepare.prepare import Prepared, prepare
+from paceline.data.rows.kinds.base import row_kind
 from paceline.launch import codes as launch_codes
 from paceline.launch.claim_run_dir import claim, in_use
 from paceline.launch.environment.guide_variables import cache_folder, keep_compiled_code_private

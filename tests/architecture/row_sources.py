@@ -13,14 +13,14 @@ from pathlib import Path
 
 import paceline.data
 from paceline.core.plugins.tables import ROW_KINDS
-from paceline.data import build
-from paceline.data.fingerprint import ROWS_VERSION
-from paceline.data.kinds.base import row_kind
+from paceline.data.prepare import build
+from paceline.data.prepare.fingerprint import ROWS_VERSION
+from paceline.data.rows.kinds.base import row_kind
 
 RECORDED = Path(__file__).with_suffix(".txt")
 ROOM, PACKAGE = Path(paceline.data.__file__).parent, paceline.data.__name__
 # Modules that do not affect the tokens.
-BESIDE_THE_TOKENS = ("codes", "progress", "digests", "store", "starter", "identity", "fingerprint")
+BESIDE_THE_TOKENS = ("codes", "progress", "file_digests", "dataset_store", "identity", "fingerprint")
 
 
 def modules() -> dict[str, Path]:

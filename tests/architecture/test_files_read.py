@@ -55,12 +55,12 @@ OWN = {
     "plan/model/parameters.py": "Paceline's own table",
     "plan/cost/coefficients.py": "Paceline's own table",
     "plan/cost/ledger.py": "Paceline's own ledger",
-    "data/digests.py": "a block of a file whose kind is known, and Paceline's own notes",
-    "data/lengths.py": "what this run's own start wrote",
-    "data/main.py": "what this run's own start wrote",
-    "data/starter.py": "/proc",
-    "data/store.py": "prepared data, which Paceline wrote",
-    "data/tokenizer.py": "Paceline's own templates, and a template that is seen to be a file",
+    "data/file_digests.py": "a block of a file whose kind is known, and Paceline's own notes",
+    "data/prepare/epoch_lengths.py": "what this run's own start wrote",
+    "data/prepare/main.py": "what this run's own start wrote",
+    "launch/parent_launcher.py": "/proc",
+    "data/dataset_store.py": "prepared data, which Paceline wrote",
+    "data/tokenizer/load.py": "Paceline's own templates, and a template that is seen to be a file",
 }
 
 

@@ -10,8 +10,8 @@ RAISE = """
 You changed code that makes rows of data: {changed}.
 If the same data still give the same rows, tokens and labels, record it:
     python tests/architecture/row_sources.py
-If not, raise ROWS_VERSION in paceline/data/fingerprint.py first: prepared sets are then made anew, and
-resumed runs say that their data cannot be compared.
+If not, raise ROWS_VERSION in paceline/data/prepare/fingerprint.py first: prepared sets are then made anew,
+and resumed runs say that their data cannot be compared.
 """
 
 

@@ -13,9 +13,9 @@ from support import Run
 
 from paceline.config.load import load_config
 from paceline.core.rundir import RunDir
-from paceline.data import fingerprint
-from paceline.data.kinds.base import row_kind
-from paceline.data.prepare import train_fingerprint_of
+from paceline.data.prepare import fingerprint
+from paceline.data.prepare.prepare import train_fingerprint_of
+from paceline.data.rows.kinds.base import row_kind
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Notice, Step

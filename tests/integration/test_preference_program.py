@@ -15,9 +15,9 @@ from support import Run, write_pairs, write_yaml
 from paceline.checkpoint.export.hf_export import export_hf
 from paceline.config.load import load_config
 from paceline.core.rundir import RunDir
-from paceline.data.kinds.pairs import PAIRS
-from paceline.data.prepare import prepare
-from paceline.data.table import decode_labels
+from paceline.data.prepare.prepare import prepare
+from paceline.data.rows.kinds.preference_pairs import PAIRS
+from paceline.data.token_table import decode_labels
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Eval, Step
 

@@ -12,7 +12,7 @@ import pytest
 import warm
 
 from paceline.config.schema import Config
-from paceline.data.prepare import Prepared, prepare
+from paceline.data.prepare.prepare import Prepared, prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.integration
@@ -44,7 +44,7 @@ def start(config: Path, cache: Path) -> subprocess.Popen[str]:
     command = [
         sys.executable,
         "-m",
-        "paceline.data.main",
+        "paceline.data.prepare.main",
         "--config-json",
         str(config),
         "--cache",

@@ -65,7 +65,7 @@ def show(
         described.write_text(json.dumps(loaded.config.to_json()), encoding="utf-8")
         totals = str(Path(folder) / "totals.json")
         more += ["--totals", totals] if to is not None else []
-        code = call("paceline.data.show", "--config-json", str(described), "--cache", place, *more)
+        code = call("paceline.data.preview", "--config-json", str(described), "--cache", place, *more)
         if code == 0 and to is not None and row is None:
             length = str(loaded.config.data.max_length)
             code = call("paceline.watch.lengths_plot", totals, length, str(to))

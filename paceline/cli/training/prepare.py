@@ -50,4 +50,4 @@ def prepare_data(config: Path, overrides: Sequence[str], cache: Path | None = No
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         described = Path(folder) / "config.json"
         described.write_text(json.dumps(loaded.config.to_json()), encoding="utf-8")
-        return call("paceline.data.main", "--config-json", str(described), "--cache", place)
+        return call("paceline.data.prepare.main", "--config-json", str(described), "--cache", place)

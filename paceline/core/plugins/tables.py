@@ -106,11 +106,11 @@ class Chooser:
 CHOOSERS = {c.name: c for c in (Chooser("auto", frozenset({"fsdp", "deepspeed"})), Chooser("fastest"))}
 #: Kinds of data rows; an algorithm's spec names one.
 ROW_KINDS = {
-    "documents": "paceline.data.kinds.documents:DOCUMENTS",
-    "pairs": "paceline.data.kinds.pairs:PAIRS",
-    "labelled": "paceline.data.kinds.labelled:LABELLED",
-    "classified": "paceline.data.kinds.classified:CLASSIFIED",
-    "prompts": "paceline.data.kinds.prompts:PROMPTS",
+    "documents": "paceline.data.rows.kinds.documents:DOCUMENTS",
+    "pairs": "paceline.data.rows.kinds.preference_pairs:PAIRS",
+    "labelled": "paceline.data.rows.kinds.labelled_answers:LABELLED",
+    "classified": "paceline.data.rows.kinds.classified:CLASSIFIED",
+    "prompts": "paceline.data.rows.kinds.prompts:PROMPTS",
 }
 _PAIRS, _ON_POLICY, _SECTIONS = (
     "paceline.plan.algorithms.pairs",

@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.config.sections.data import Dataset
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.data.looking import find_sets
+from paceline.data.preflight.find_sets import find_sets
 from paceline.evaluation import codes
 from paceline.evaluation.model_folders import NamedModel, check_model, config_of, named_models
 from paceline.evaluation.processes.job import EvaluationJob

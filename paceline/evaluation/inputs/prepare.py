@@ -10,8 +10,8 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import read_text
-from paceline.data.kinds.documents import DOCUMENTS
-from paceline.data.kinds.prompts import PROMPTS
+from paceline.data.rows.kinds.documents import DOCUMENTS
+from paceline.data.rows.kinds.prompts import PROMPTS
 from paceline.evaluation import codes
 from paceline.evaluation.inputs.rows import FileRows, read_file
 from paceline.evaluation.processes.job import EvaluationJob

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
-from paceline.data.beside import with_beside
-from paceline.data.cells import Cell, RowError
-from paceline.data.formats import Example
-from paceline.data.problems import REASONS
-from paceline.data.template import CostlyTemplateError, Encoded, Encoder
-from paceline.data.turns import turns_of
+from paceline.data.chat_template.encode import CostlyTemplateError, Encoded, Encoder
+from paceline.data.rows.formats import Example
+from paceline.data.rows.messages import turns_of
+from paceline.data.rows.row_errors import REASONS
+from paceline.data.rows.tools_and_documents import with_beside
+from paceline.data.rows.values import Cell, RowError
 from paceline.generation import codes
 
 if TYPE_CHECKING:

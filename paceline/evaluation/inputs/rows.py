@@ -14,14 +14,14 @@ from paceline.config.sections.model import ModelSection
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
 from paceline.core.json_types import JsonObject
-from paceline.data.kinds.base import RowKind
-from paceline.data.looking import find_sets
-from paceline.data.prepare import setup_of
-from paceline.data.problems import Tally, left_out, refusal, refuses
-from paceline.data.sets import OpenSet, open_set
-from paceline.data.settle import settle_template, stop_tokens
-from paceline.data.tokenise import ChunkResult, Setup, tokenise_chunk
-from paceline.data.tokenizer import open_tokenizer, pad_token_id
+from paceline.data.preflight.find_sets import find_sets
+from paceline.data.prepare.choose_template import settle_template, stop_tokens
+from paceline.data.prepare.dataset_rows import OpenSet, open_set
+from paceline.data.prepare.prepare import setup_of
+from paceline.data.prepare.tokenize import ChunkResult, Setup, tokenise_chunk
+from paceline.data.rows.kinds.base import RowKind
+from paceline.data.rows.row_errors import Tally, left_out, refusal, refuses
+from paceline.data.tokenizer.load import open_tokenizer, pad_token_id
 
 
 @dataclass

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.core.json_types import Json
-from paceline.data.table import decode_labels
+from paceline.data.token_table import decode_labels
 from paceline.evaluation.processes.work_folder import (
     COPIES,
     LOSSES,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from paceline.data.table import decode_labels
+from paceline.data.token_table import decode_labels
 from paceline.models.heads.lm_head import Head
 from paceline.models.loading.materialize import name_trunk
 from paceline.protocols.batch import IGNORE_INDEX

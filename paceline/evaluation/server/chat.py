@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
 from paceline.core.json_types import Json, JsonObject
-from paceline.data.cells import RowError
-from paceline.data.turns import MESSAGE_ROLES, READ, REASONING_PARTS
+from paceline.data.rows.messages import MESSAGE_ROLES, READ, REASONING_PARTS
+from paceline.data.rows.values import RowError
 from paceline.evaluation.inputs.prompts import RenderedPrompt, explained
 from paceline.evaluation.server.decoding import TokenTexts
 from paceline.evaluation.server.desk import Delta, Deltas, Desk, GenerationJob

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from paceline.core.json_types import Json, JsonObject
-from paceline.data.turns import MESSAGE_ROLES
+from paceline.data.rows.messages import MESSAGE_ROLES
 from paceline.evaluation.server.chat import ChatAnswers, Talk
 from paceline.evaluation.server.desk import Deltas, Desk, GenerationJob
 from paceline.evaluation.server.errors import RequestError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from paceline.core.json_types import Json, JsonObject
-from paceline.data.cells import RowError
+from paceline.data.rows.values import RowError
 from paceline.evaluation.inputs.prompts import explained
 from paceline.evaluation.server.decoding import TokenTexts
 from paceline.evaluation.server.desk import Delta, Deltas, Desk, GenerationJob, PromptScore

@@ -70,7 +70,9 @@ def epoch_lengths(config: Config) -> tuple[int, int] | None:
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         described = Path(folder) / "config.json"
         described.write_text(json.dumps(config.to_json()), encoding="utf-8")
-        argv = module_argv("paceline.data.lengths", "--config-json", str(described), "--cache", str(cache))
+        argv = module_argv(
+            "paceline.data.prepare.epoch_lengths", "--config-json", str(described), "--cache", str(cache)
+        )
         try:
             environ = without_secrets({**os.environ, **import_path(os.environ)})
             done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=SECONDS)

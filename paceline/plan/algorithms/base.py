@@ -28,7 +28,7 @@ NO_MODELS: tuple[str, dict[str, OtherModel], tuple[Decision, ...]] = ("", {}, ()
 
 
 class Rows(Protocol):
-    """What a plan needs to know of a row kind (``data.kinds``)."""
+    """What a plan needs to know of a row kind (``data.rows.kinds``)."""
 
     words: str
     group: int

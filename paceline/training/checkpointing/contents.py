@@ -16,8 +16,8 @@ from paceline.checkpoint.format.untrained_tensors import STATE_KEY
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject, as_object
-from paceline.data.jinja import templates_in
-from paceline.data.prepare import Prepared
+from paceline.data.chat_template.jinja_syntax import templates_in
+from paceline.data.prepare.prepare import Prepared
 from paceline.models.loading.stored_dtype import weights_folder
 from paceline.models.lora.lora import Adapter
 from paceline.models.special_tokens import align

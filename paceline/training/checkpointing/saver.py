@@ -14,7 +14,7 @@ from paceline.checkpoint.object_store.upload_deadline import Deadline
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject
-from paceline.data.prepare import Prepared
+from paceline.data.prepare.prepare import Prepared
 from paceline.plan.plan import Plan
 from paceline.protocols.shard import Shard
 from paceline.runlog import events

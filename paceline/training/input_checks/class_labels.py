@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from paceline.algorithms.supervised.classification import LABEL
 from paceline.config.sections.classification import ClassificationOptions
 from paceline.core.errors import DataError
-from paceline.data.prepare import Prepared
-from paceline.data.table import TokenTable
+from paceline.data.prepare.prepare import Prepared
+from paceline.data.token_table import TokenTable
 from paceline.models.heads.sequence_classification import Classes
 from paceline.plan.algorithms.base import AlgorithmSpec, Training
 from paceline.training import codes

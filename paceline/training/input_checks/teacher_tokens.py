@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from paceline.core.errors import ConfigError
-from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
+from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 from paceline.training import codes
 
 

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Protocol
 
 from paceline.core.json_types import JsonObject
-from paceline.data.order import positions_for, step_positions, steps_per_epoch
+from paceline.data.data_order import positions_for, step_positions, steps_per_epoch
 from paceline.protocols.batch import MISMATCHED, Batch
 from paceline.protocols.data import RowSource
 from paceline.protocols.shard import Shard

@@ -22,11 +22,11 @@ from paceline.config.sections.model import ModelSection
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError, PacelineError
-from paceline.data.examples import Reading
-from paceline.data.feeds import check_feeds
-from paceline.data.kinds.base import row_kind
-from paceline.data.look import first_examples, look_at_sets, look_at_tokenizer, missing_sets
-from paceline.data.template_look import Described, describe, other_template
+from paceline.data.preflight.chat_template import Described, describe, other_template
+from paceline.data.preflight.check_sets import first_examples, look_at_sets, look_at_tokenizer, missing_sets
+from paceline.data.preflight.rows_for_ranks import check_feeds
+from paceline.data.rows.examples import Reading
+from paceline.data.rows.kinds.base import row_kind
 from paceline.evaluation.scores.metrics import check_metrics
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.roles import models_named

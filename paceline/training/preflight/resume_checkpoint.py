@@ -26,9 +26,9 @@ from paceline.core.errors import PacelineError
 from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
-from paceline.data.fingerprint import definition
-from paceline.data.kinds.base import row_kind
-from paceline.data.prepare import train_fingerprint_of
+from paceline.data.prepare.fingerprint import definition
+from paceline.data.prepare.prepare import train_fingerprint_of
+from paceline.data.rows.kinds.base import row_kind
 from paceline.launch.environment.guide_variables import cache_folder
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.model.vocabulary import is_here

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.config.schema import Config
-from paceline.data.examples import Reading
-from paceline.data.kinds.base import row_kind
-from paceline.data.length_look import doubtful_sets
-from paceline.data.tokenizer import tokenizer_here
-from paceline.data.tokenizer_facts import most_tokens, same_files, unsettled
+from paceline.data.preflight.length_check import doubtful_sets
+from paceline.data.rows.examples import Reading
+from paceline.data.rows.kinds.base import row_kind
+from paceline.data.tokenizer.file_facts import most_tokens, same_files, unsettled
+from paceline.data.tokenizer.load import tokenizer_here
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.plan.tries import MODEL, TOKENIZER

@@ -20,7 +20,7 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import Json, JsonObject
-from paceline.data.look import imported_sets, look_at_sets
+from paceline.data.preflight.check_sets import imported_sets, look_at_sets
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted
@@ -156,7 +156,7 @@ _KEYS = {
 
 def _rewards(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     from paceline.algorithms.rewards.scoring import RewardSpec, check_reward
-    from paceline.data.look import columns_of
+    from paceline.data.preflight.check_sets import columns_of
 
     rollout = config.training.rollout
     assert rollout is not None

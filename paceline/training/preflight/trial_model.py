@@ -15,7 +15,7 @@ from paceline.algorithms.registry import algorithm_class
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.data.tokenizer import load_tokenizer, tokenizer_here, vocab_size
+from paceline.data.tokenizer.load import load_tokenizer, tokenizer_here, vocab_size
 from paceline.generation.decoding.cache_support import cache_for
 from paceline.launch.environment.guide_variables import current
 from paceline.models import codes as models_codes

@@ -12,11 +12,11 @@ from pathlib import Path
 from paceline.config.schema import Config, field_of
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
-from paceline.data.kinds.base import row_kind
-from paceline.data.length_look import doubtful_sets, lost_rows
-from paceline.data.prepare import setup_of
-from paceline.data.settle import settle_template, stop_tokens
-from paceline.data.tokenizer import load_tokenizer, open_tokenizer
+from paceline.data.preflight.length_check import doubtful_sets, lost_rows
+from paceline.data.prepare.choose_template import settle_template, stop_tokens
+from paceline.data.prepare.prepare import setup_of
+from paceline.data.rows.kinds.base import row_kind
+from paceline.data.tokenizer.load import load_tokenizer, open_tokenizer
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.training.input_checks.teacher_tokens import check_tokens
 from paceline.training.preflight.tokenizer_questions import readers_of

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.rundir import RunDir
-from paceline.data.prepare import Prepared
+from paceline.data.prepare.prepare import Prepared
 from paceline.plan.plan import Plan
 from paceline.runlog import events
 from paceline.runlog.levels import is_written

@@ -14,11 +14,11 @@ from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
-from paceline.data.prepare import Prepared
-from paceline.data.source import PackedSource
-from paceline.data.table import TokenTable
-from paceline.data.template import Encoder
-from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
+from paceline.data.chat_template.encode import Encoder
+from paceline.data.packed_source import PackedSource
+from paceline.data.prepare.prepare import Prepared
+from paceline.data.token_table import TokenTable
+from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 from paceline.generation.engine import GenerationEngine, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.models.special_tokens import end_tokens

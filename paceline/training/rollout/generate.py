@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.scoring import Scored, Scorer
-from paceline.data.source import PackedSource
-from paceline.data.table import TokenTable
+from paceline.data.packed_source import PackedSource
+from paceline.data.token_table import TokenTable
 from paceline.generation.engine import Completion, GenerationEngine, Request, RolloutSampling
 from paceline.protocols.model import RootModule
 from paceline.runtime.process_group.world import World

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.data.source import PackedSource
+from paceline.data.packed_source import PackedSource
 from paceline.training.loop.window_source import BatchLayout
 
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import DataError
 from paceline.core.json_types import JsonObject
-from paceline.data.prepare import Prepared
-from paceline.data.source import PackedSource, build_batch
-from paceline.data.table import decode_labels
+from paceline.data.packed_source import PackedSource, build_batch
+from paceline.data.prepare.prepare import Prepared
+from paceline.data.token_table import decode_labels
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.sampling.noise import stream_of
 from paceline.plan.algorithms.base import algorithm_spec

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 
 from paceline.core.json_types import Json, JsonObject
-from paceline.data.source import PackedSource
+from paceline.data.packed_source import PackedSource
 
 
 @dataclass(frozen=True)

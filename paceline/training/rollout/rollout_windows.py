@@ -15,7 +15,7 @@ from paceline.algorithms.on_policy.base import with_tokens
 from paceline.algorithms.rewards.scoring import Scored
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import JsonObject
-from paceline.data.source import PackedSource
+from paceline.data.packed_source import PackedSource
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.sampling.noise import stream_of
 from paceline.protocols.batch import Batch

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from paceline.algorithms.algorithm import Algorithm
 from paceline.core.json_types import JsonObject
-from paceline.data.source import PackedSource
+from paceline.data.packed_source import PackedSource
 from paceline.protocols.batch import Batch
 from paceline.protocols.shard import Shard
 from paceline.protocols.window import Window

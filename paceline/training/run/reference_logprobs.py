@@ -18,8 +18,8 @@ from paceline.algorithms.answer_sums import document_sums
 from paceline.algorithms.preference.pair_policy import REFERENCE
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.units import human_seconds
-from paceline.data.source import PackedSource
-from paceline.data.store import DERIVED
+from paceline.data.dataset_store import DERIVED
+from paceline.data.packed_source import PackedSource
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.codec import to_json
 from paceline.protocols.roles import Output, Role

@@ -27,10 +27,10 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError, DataError
 from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
-from paceline.data.feeds import check_feeds
-from paceline.data.kinds.base import row_kind
-from paceline.data.prepare import Prepared, check_token_range
-from paceline.data.source import PackedSource
+from paceline.data.packed_source import PackedSource
+from paceline.data.preflight.rows_for_ranks import check_feeds
+from paceline.data.prepare.prepare import Prepared, check_token_range
+from paceline.data.rows.kinds.base import row_kind
 from paceline.models.heads.sequence_classification import SCALAR_ROLES, Classes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.eval_generate import answers_at_evaluation

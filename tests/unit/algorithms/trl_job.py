@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from paceline.config.load import load_config
-from paceline.data.kinds.base import row_kind
-from paceline.data.prepare import prepare
-from paceline.data.source import PackedSource
+from paceline.data.packed_source import PackedSource
+from paceline.data.prepare.prepare import prepare
+from paceline.data.rows.kinds.base import row_kind
 
 SHAPE = {
     "vocab_size": 320,

@@ -19,7 +19,7 @@ from paceline.checkpoint.export.hf_export import export_hf
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
 from paceline.core.rundir import RunDir
-from paceline.data.prepare import Prepared, prepare
+from paceline.data.prepare.prepare import Prepared, prepare
 from paceline.evaluation.stream_weights import load_model, prepared_without_copy
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine

@@ -21,7 +21,7 @@ from paceline.cli.main import main as command
 from paceline.core.diagnostics import Diagnostic, print_diagnostics
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
-from paceline.data.main import main as prepare
+from paceline.data.prepare.main import main as prepare
 from paceline.launch.redacted_output import Outlet, redacted, terminal
 from paceline.runlog.redact import Redactor
 from paceline.runlog.textlog import TextLog

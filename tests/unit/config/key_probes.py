@@ -441,7 +441,7 @@ def loading(tree: Tree) -> Any:
 
 def tokenizer(tree: Tree) -> Any:
     """What the tokenizer is made of."""
-    from paceline.data import tokenizer as room
+    from paceline.data.tokenizer import load as room
 
     with mock.patch.object(room, "tokenizer_folder", lambda model: Path(model.tokenizer or "")):
         return room.tokenizer_spec(Config.from_json(plain(tree)).model)

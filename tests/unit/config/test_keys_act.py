@@ -185,7 +185,7 @@ def prepared(data: dict[str, Any], folder: Path, tokenizer: Path, cache: Path) -
     """Tokens and labels of every document, weights, and how many were held out; or the codes of a refusal."""
     from paceline.config.sections.data import DataSection
     from paceline.config.sections.model import ModelSection
-    from paceline.data.prepare import prepare
+    from paceline.data.prepare.prepare import prepare
 
     text = json.dumps({"train": "{folder}/rows.jsonl", "num_proc": 1, "max_length": 256, **data})
     section = DataSection.model_validate(json.loads(text.replace("{folder}", str(folder))))
@@ -211,7 +211,7 @@ def test_a_changed_key_of_data_changes_the_rows_or_is_refused(
 def test_the_number_of_processes_is_what_preparation_is_built_with(
     folder: Path, tokenizer_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from paceline.data import prepare as room
+    from paceline.data.prepare import prepare as room
 
     asked: list[int] = []
 
@@ -230,8 +230,8 @@ def test_the_name_of_a_hub_set_is_what_the_hub_is_asked_for(monkeypatch: pytest.
     import datasets
 
     from paceline.config.sections.data import DataSection
-    from paceline.data.looking import find_sets
-    from paceline.data.readers import load_hub
+    from paceline.data.preflight.find_sets import find_sets
+    from paceline.data.sources.readers import load_hub
 
     asked: list[Any] = []
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: asked.append((args, kwargs)))

@@ -11,9 +11,9 @@ import numpy as np
 
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
-from paceline.data.kinds.base import row_kind
-from paceline.data.prepare import Prepared, prepare
-from paceline.data.table import DocumentBlock, TableWriter, TokenTable, encode_labels
+from paceline.data.prepare.prepare import Prepared, prepare
+from paceline.data.rows.kinds.base import row_kind
+from paceline.data.token_table import DocumentBlock, TableWriter, TokenTable, encode_labels
 
 SPECIALS = ("<|end|>", "<|im_start|>", "<|im_end|>")
 QA = [{"instruction": f"Question {i}?", "input": "", "output": f"Answer {i}."} for i in range(20)]

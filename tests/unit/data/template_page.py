@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from paceline.data.template_facts import EVERYWHERE, LAST, NOWHERE, TemplateFacts, facts_of
+from paceline.data.chat_template.capabilities import EVERYWHERE, LAST, NOWHERE, TemplateFacts, facts_of
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 REASONING = {NOWHERE: "no", LAST: "after the last question", EVERYWHERE: "every answer"}

@@ -14,8 +14,8 @@ import pytest
 from published_folders import Maker
 
 from paceline.core.errors import DataError
-from paceline.data.locate import locate
-from paceline.data.readers import read_rows
+from paceline.data.sources.locate import locate
+from paceline.data.sources.readers import read_rows
 
 SPLITS = ("train", "test", "validation", "train_sft", "held.out")
 

@@ -16,10 +16,10 @@ import pytest
 from preference_rows import Row, Writer
 
 from paceline.core.errors import DataError
-from paceline.data.cells import RawRow, RowError
-from paceline.data.formats import Example
-from paceline.data.json_turns import parsed_turns
-from paceline.data.kinds.pairs import detect_pairs, normalise_pair
+from paceline.data.rows.formats import Example
+from paceline.data.rows.json_turns import parsed_turns
+from paceline.data.rows.kinds.preference_pairs import detect_pairs, normalise_pair
+from paceline.data.rows.values import RawRow, RowError
 
 RECORDED = Path(__file__).with_name("trl_pairs.json")
 SEED, COUNT = 11, 300

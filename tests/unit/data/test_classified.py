@@ -13,9 +13,9 @@ from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 from paceline.config.sections.classification import ClassificationOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import DataError
-from paceline.data.cells import RowError
-from paceline.data.kinds.classified import detect_classified, normalise_classified
-from paceline.data.source import PackedSource
+from paceline.data.packed_source import PackedSource
+from paceline.data.rows.kinds.classified import detect_classified, normalise_classified
+from paceline.data.rows.values import RowError
 from paceline.plan.algorithms.classification import CLASSIFICATION
 from paceline.training.input_checks.class_labels import RowClasses, read_classes
 

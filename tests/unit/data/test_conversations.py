@@ -10,18 +10,18 @@ import pytest
 from conversation_templates import PARTS, PLAIN, STRINGS, THINKS
 from data_fixtures import make_tokenizer
 
-from paceline.data.beside import with_beside
-from paceline.data.cells import RowError
-from paceline.data.examples import Reading, RowReader
-from paceline.data.formats import Example, Shape
-from paceline.data.kinds.documents import DOCUMENTS
-from paceline.data.kinds.pairs import PAIRS
-from paceline.data.locate import locate
-from paceline.data.problems import Problem
-from paceline.data.readers import read_rows
-from paceline.data.template import Encoded, Encoder
-from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
-from paceline.data.turns import turns_of, turns_of_any
+from paceline.data.chat_template.encode import Encoded, Encoder
+from paceline.data.rows.examples import Reading, RowReader
+from paceline.data.rows.formats import Example, Shape
+from paceline.data.rows.kinds.documents import DOCUMENTS
+from paceline.data.rows.kinds.preference_pairs import PAIRS
+from paceline.data.rows.messages import turns_of, turns_of_any
+from paceline.data.rows.row_errors import Problem
+from paceline.data.rows.tools_and_documents import with_beside
+from paceline.data.rows.values import RowError
+from paceline.data.sources.locate import locate
+from paceline.data.sources.readers import read_rows
+from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {}}}}}
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}

@@ -20,14 +20,14 @@ from paceline.config.sections.model import ModelSection
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import DataError
 from paceline.core.security import resource_limits
-from paceline.data import rendering
-from paceline.data.cells import RowError
-from paceline.data.examples import Reading
-from paceline.data.formats import Example
-from paceline.data.kinds.documents import DOCUMENTS
-from paceline.data.look import look_at_sets
-from paceline.data.template import CostlyTemplateError, Encoder
-from paceline.data.tokenizer import TokenizerSpec, builtin_template, open_tokenizer
+from paceline.data.chat_template import render
+from paceline.data.chat_template.encode import CostlyTemplateError, Encoder
+from paceline.data.preflight.check_sets import look_at_sets
+from paceline.data.rows.examples import Reading
+from paceline.data.rows.formats import Example
+from paceline.data.rows.kinds.documents import DOCUMENTS
+from paceline.data.rows.values import RowError
+from paceline.data.tokenizer.load import TokenizerSpec, builtin_template, open_tokenizer
 
 TURNS = ({"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"})
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -98,7 +98,7 @@ def test_rows_and_passes_share_one_budget(kind: str, tmp_path: Path, monkeypatch
     """Each row is below the limit; 64 of them, looked at and prepared, take little more than it."""
     monkeypatch.setattr(resource_limits, "CPU_SECONDS", 0.3)
     monkeypatch.setattr(resource_limits, "BLOCK_SECONDS", 0.02)
-    monkeypatch.setattr(rendering, "RENDERING_SECONDS", 0.001)
+    monkeypatch.setattr(render, "RENDERING_SECONDS", 0.001)
     honest = builtin_template("chatml") + "{# " + kind + " #}"
     text = honest + "{% if messages and messages[0].content == 'Q' %}" + SLOW.get(kind, "") + "{% endif %}"
     folder = make_tokenizer(tmp_path / "t", chat_template=text)

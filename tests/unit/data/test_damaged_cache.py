@@ -16,9 +16,9 @@ import pytest
 from data_fixtures import QA, make_tokenizer, prepared_from, write_jsonl
 
 from paceline.core.errors import DataError
-from paceline.data import digests, store
-from paceline.data.digests import block_digest
-from paceline.data.prepare import Prepared
+from paceline.data import dataset_store, file_digests
+from paceline.data.file_digests import block_digest
+from paceline.data.prepare.prepare import Prepared
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def flip(path: Path, place: int, bit: int = 1) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_a_flip_anywhere_is_seen(name: str, made: tuple[Path, str, Path], cache: Path) -> None:
     """Every region of every file: the store finds it; preparation from end to end is tried below."""
-    kept = store.Store(cache)
+    kept = dataset_store.Store(cache)
     path = folder_of(cache) / name
     key, size, whole = folder_of(cache).name, path.stat().st_size, path.read_bytes()
     for place in sorted({*range(0, size, max(1, size // 60)), size - 1}):
@@ -155,15 +155,15 @@ def test_links_to_the_same_bytes_are_the_same_data(
 
 
 def test_what_runs_work_out_may_lie_beside_it(made: tuple[Path, str, Path], cache: Path) -> None:
-    (folder_of(cache) / store.DERIVED).mkdir()
-    (folder_of(cache) / store.DERIVED / "x.safetensors").write_bytes(b"x")
+    (folder_of(cache) / dataset_store.DERIVED).mkdir()
+    (folder_of(cache) / dataset_store.DERIVED / "x.safetensors").write_bytes(b"x")
     assert again(made, cache).from_cache
 
 
 def test_a_cache_that_can_only_be_read_is_used_or_named(
     made: tuple[Path, str, Path], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store.Store, "writable", lambda self: False)
+    monkeypatch.setattr(dataset_store.Store, "writable", lambda self: False)
     assert again(made, cache).from_cache
     flip(folder_of(cache) / "tokens.arrow", 1000)
     with pytest.raises(
@@ -177,12 +177,14 @@ def test_the_processes_of_one_starter_hash_once(
     made: tuple[Path, str, Path], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[str] = []
-    monkeypatch.setattr(store, "block_digest", lambda path: hashed.append(path.name) or block_digest(path))
-    monkeypatch.setattr(store, "starter", lambda: ["a"])
+    monkeypatch.setattr(
+        dataset_store, "block_digest", lambda path: hashed.append(path.name) or block_digest(path)
+    )
+    monkeypatch.setattr(dataset_store, "starter", lambda: ["a"])
     for _ in range(3):
         again(made, cache)
     assert len(hashed) == len(set(hashed)) > 3
-    monkeypatch.setattr(store, "starter", lambda: ["b"])
+    monkeypatch.setattr(dataset_store, "starter", lambda: ["b"])
     again(made, cache)
     assert len(hashed) == 2 * len(set(hashed)), (
         "another start looks again: a disk decays without a trace in the times"
@@ -209,7 +211,7 @@ def test_ranks_that_start_together_mend_it_once(made: tuple[Path, str, Path], ca
 
 
 def test_a_digest_is_of_all_blocks_and_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "HASHED_BLOCK", 16)
+    monkeypatch.setattr(file_digests, "HASHED_BLOCK", 16)
     seen = set()
     for data in (
         b"",

@@ -15,11 +15,11 @@ from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
-from paceline.data.examples import Reading
-from paceline.data.fields import HARMLESS, is_empty
-from paceline.data.look import look_at_sets
-from paceline.data.problems import FIELDS_NAMED
-from paceline.data.readers import RawRow
+from paceline.data.preflight.check_sets import look_at_sets
+from paceline.data.rows.examples import Reading
+from paceline.data.rows.row_errors import FIELDS_NAMED
+from paceline.data.rows.unread_fields import HARMLESS, is_empty
+from paceline.data.sources.readers import RawRow
 
 U, A = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
 # format -> (a row, columns that hold turns, how it is prepared)
@@ -324,7 +324,7 @@ def test_the_place_of_a_refused_row_is_named_once(tmp_path: Path) -> None:
 
 
 def test_only_the_first_rows_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.data import looking
+    from paceline.data.preflight import find_sets
 
     read: list[str] = []
 
@@ -333,10 +333,10 @@ def test_only_the_first_rows_are_looked_at(tmp_path: Path, monkeypatch: pytest.M
             read.append(str(number))
             yield RawRow({"text": "x"}, f"f:{number}")
 
-    monkeypatch.setattr(looking, "read_rows", counted)
+    monkeypatch.setattr(find_sets, "read_rows", counted)
     (tmp_path / "rows.jsonl").write_text("{}")
     assert glance(Config.from_json({"data": {"train": str(tmp_path / "rows.jsonl")}})) == []
-    assert len(read) == looking.LOOKED_AT
+    assert len(read) == find_sets.LOOKED_AT
 
 
 @pytest.mark.parametrize("value", [0, False, "x", [0], {"a": 0}, 0.0])

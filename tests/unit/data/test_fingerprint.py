@@ -11,15 +11,15 @@ import pytest
 from data_fixtures import QA, make_tokenizer, prepared_from, write_jsonl
 
 from paceline.config.sections.data import DataSection, Dataset
-from paceline.data import digests
-from paceline.data.digests import recall, remember
-from paceline.data.examples import Reading
-from paceline.data.identity import tokenizer_identity
-from paceline.data.kinds.documents import DOCUMENTS
-from paceline.data.kinds.pairs import PAIRS
-from paceline.data.prepare import key_of, sets_of
-from paceline.data.tokenise import Setup
-from paceline.data.tokenizer import TokenizerSpec
+from paceline.data import file_digests
+from paceline.data.file_digests import recall, remember
+from paceline.data.prepare.prepare import key_of, sets_of
+from paceline.data.prepare.tokenize import Setup
+from paceline.data.rows.examples import Reading
+from paceline.data.rows.kinds.documents import DOCUMENTS
+from paceline.data.rows.kinds.preference_pairs import PAIRS
+from paceline.data.tokenizer.identity import tokenizer_identity
+from paceline.data.tokenizer.load import TokenizerSpec
 
 
 def merging_tokenizer(folder: Path, model_type: str) -> Path:
@@ -171,14 +171,16 @@ def test_every_file_that_is_read_changes_the_key(change: str, tmp_path: Path) ->
     assert key(rows, folder, tmp_path / "c", seed=seed, validation_split=2) != before
 
 
-@pytest.mark.parametrize("library", digests.LIBRARIES)
+@pytest.mark.parametrize("library", file_digests.LIBRARIES)
 def test_another_version_of_a_library_is_another_key(
     library: str, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = write_jsonl(tmp_path / "rows.jsonl", QA)
     before = key(rows, tokenizer, tmp_path / "c")
-    known = digests.library_version
-    monkeypatch.setattr(digests, "library_version", lambda name: "99" if name == library else known(name))
+    known = file_digests.library_version
+    monkeypatch.setattr(
+        file_digests, "library_version", lambda name: "99" if name == library else known(name)
+    )
     assert key(rows, tokenizer, tmp_path / "c") != before
 
 

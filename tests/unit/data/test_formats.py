@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import DataError
-from paceline.data.cells import RowError
-from paceline.data.formats import Example, detect, normalise
+from paceline.data.rows.formats import Example, detect, normalise
+from paceline.data.rows.values import RowError
 
 ASKED = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {

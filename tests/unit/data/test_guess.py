@@ -12,9 +12,9 @@ import pytest
 from data_fixtures import QA, prepared_from, write_jsonl
 
 from paceline.core.errors import DataError
-from paceline.data.locate import locate
-from paceline.data.problems import REASONS, PrepareCounts, Problem, Tally, refusal
-from paceline.data.readers import read_rows
+from paceline.data.rows.row_errors import REASONS, PrepareCounts, Problem, Tally, refusal
+from paceline.data.sources.locate import locate
+from paceline.data.sources.readers import read_rows
 
 LINES = "".join(json.dumps(row) + "\n" for row in QA)
 DISGUISED = {

@@ -11,10 +11,10 @@ import pytest
 from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 
 from paceline.core.errors import DataError
-from paceline.data.formats import Example
-from paceline.data.kinds.labelled import detect_labelled, normalise_labelled
-from paceline.data.prepare import Prepared
-from paceline.data.source import PackedSource
+from paceline.data.packed_source import PackedSource
+from paceline.data.prepare.prepare import Prepared
+from paceline.data.rows.formats import Example
+from paceline.data.rows.kinds.labelled_answers import detect_labelled, normalise_labelled
 from paceline.protocols.batch import IGNORE_INDEX
 
 USER, GOOD = {"role": "user", "content": "q?"}, {"role": "assistant", "content": "yes"}

@@ -12,9 +12,9 @@ from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import DataError
-from paceline.data.kinds.base import row_kind
-from paceline.data.length_look import doubtful_sets, lost_rows
-from paceline.data.prepare import setup_of
+from paceline.data.preflight.length_check import doubtful_sets, lost_rows
+from paceline.data.prepare.prepare import setup_of
+from paceline.data.rows.kinds.base import row_kind
 
 LENGTH = 128
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
-from paceline.data import lengths
-from paceline.data.prepare import prepare
+from paceline.data.prepare import epoch_lengths
+from paceline.data.prepare.prepare import prepare
 
 
 def config_of(tokenizer: Path, rows: Path, algorithm: str = "sft", **data: Any) -> Config:
@@ -33,12 +33,12 @@ def test_nothing_is_said_before_it_is_prepared_and_every_token_after(
     tokenizer_dir: Path, alpaca_file: Path, tmp_path: Path
 ) -> None:
     config = config_of(tokenizer_dir, alpaca_file)
-    assert lengths.lengths_of(config, tmp_path) is None
+    assert epoch_lengths.lengths_of(config, tmp_path) is None
     assert not (tmp_path / "prepared").exists(), "a plan prepares nothing"
     documents = prepared(config, tmp_path)
-    assert lengths.lengths_of(config, tmp_path) == (len(documents), sum(documents))
+    assert epoch_lengths.lengths_of(config, tmp_path) == (len(documents), sum(documents))
     other = config_of(tokenizer_dir, alpaca_file, max_length=48)
-    assert lengths.lengths_of(other, tmp_path) is None, "another length is another preparation"
+    assert epoch_lengths.lengths_of(other, tmp_path) is None, "another length is another preparation"
 
 
 def test_packed_rows_are_counted_as_training_packs_them(
@@ -46,7 +46,7 @@ def test_packed_rows_are_counted_as_training_packs_them(
 ) -> None:
     config = config_of(tokenizer_dir, alpaca_file, packing=True, max_length=96)
     documents = prepared(config, tmp_path)
-    found = lengths.lengths_of(config, tmp_path)
+    found = epoch_lengths.lengths_of(config, tmp_path)
     assert found is not None and found[1] == sum(documents)
     assert -(-sum(documents) // 96) <= found[0] < len(documents)
 
@@ -54,7 +54,7 @@ def test_packed_rows_are_counted_as_training_packs_them(
 def test_weights_draw_documents_again(tokenizer_dir: Path, alpaca_file: Path, tmp_path: Path) -> None:
     config = config_of(tokenizer_dir, alpaca_file, train=[{"path": str(alpaca_file), "weight": 2}])
     documents = prepared(config, tmp_path)
-    assert lengths.lengths_of(config, tmp_path) == (2 * len(documents), 2 * sum(documents))
+    assert epoch_lengths.lengths_of(config, tmp_path) == (2 * len(documents), 2 * sum(documents))
 
 
 def test_where_it_cannot_be_told_in_passing_nothing_is_said(
@@ -65,9 +65,9 @@ def test_where_it_cannot_be_told_in_passing_nothing_is_said(
     pairs = config_of(tokenizer_dir, alpaca_file, algorithm="dpo")
     gone = config_of(tokenizer_dir, tmp_path / "none.jsonl")
     hub = Config.model_validate({**config.to_json(), "model": {"name_or_path": "org/model"}})
-    assert [lengths.lengths_of(c, tmp_path) for c in (pairs, gone, hub)] == [None, None, None]
-    monkeypatch.setattr(lengths, "IN_PASSING", 10)
-    assert lengths.lengths_of(config, tmp_path) is None, "a large file is not read for a plan"
+    assert [epoch_lengths.lengths_of(c, tmp_path) for c in (pairs, gone, hub)] == [None, None, None]
+    monkeypatch.setattr(epoch_lengths, "IN_PASSING", 10)
+    assert epoch_lengths.lengths_of(config, tmp_path) is None, "a large file is not read for a plan"
 
 
 def test_it_answers_on_the_command_line(
@@ -76,7 +76,7 @@ def test_it_answers_on_the_command_line(
     config = config_of(tokenizer_dir, alpaca_file)
     (tmp_path / "config.json").write_text(json.dumps(config.to_json()))
     asked = ["--config-json", str(tmp_path / "config.json"), "--cache", str(tmp_path)]
-    assert lengths.main(asked) == 0 and json.loads(capsys.readouterr().out) is None
+    assert epoch_lengths.main(asked) == 0 and json.loads(capsys.readouterr().out) is None
     documents = prepared(config, tmp_path)
-    assert lengths.main(asked) == 0
+    assert epoch_lengths.main(asked) == 0
     assert json.loads(capsys.readouterr().out) == {"rows": len(documents), "tokens": sum(documents)}

@@ -13,9 +13,9 @@ import yaml
 from paceline.config.sections.data import Dataset
 from paceline.core.errors import DataError
 from paceline.core.plugins.tables import ROW_KINDS
-from paceline.data.examples import Reading
-from paceline.data.kinds.base import row_kind
-from paceline.data.looking import find_sets, look
+from paceline.data.preflight.find_sets import find_sets, look
+from paceline.data.rows.examples import Reading
+from paceline.data.rows.kinds.base import row_kind
 
 ROWS: dict[str, dict[str, Any]] = {
     "documents": {"instruction": "q", "output": "a"},

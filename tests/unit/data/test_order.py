@@ -10,10 +10,10 @@ import torch
 from data_fixtures import make_table
 
 from paceline.core.errors import DataError
-from paceline.data.feeds import check_feeds
-from paceline.data.hashing import permutation
-from paceline.data.order import epoch_documents, positions_for, step_positions, steps_per_epoch
-from paceline.data.source import PackedSource, build_batch
+from paceline.data.data_order import epoch_documents, positions_for, step_positions, steps_per_epoch
+from paceline.data.packed_source import PackedSource, build_batch
+from paceline.data.preflight.rows_for_ranks import check_feeds
+from paceline.data.random_keys import permutation
 from paceline.protocols.batch import IGNORE_INDEX
 
 LENGTHS = [int(n) for n in 3 + permutation(11, 97) % 29]

@@ -14,7 +14,7 @@ from data_fixtures import make_tokenizer
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import DataError
-from paceline.data.prepare import Prepared, prepare
+from paceline.data.prepare.prepare import Prepared, prepare
 
 MINE = """
 def asked(row):

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from paceline.data.hashing import hash_values, permutation
-from paceline.data.pack import best_fit_decreasing, efficiency
+from paceline.data.packing import best_fit_decreasing, efficiency
+from paceline.data.random_keys import hash_values, permutation
 
 
 def alpaca_like(num: int, longest: int, seed: int = 0) -> np.ndarray:

@@ -13,11 +13,11 @@ import pytest
 from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 
 from paceline.core.errors import DataError
-from paceline.data.cells import RowError
-from paceline.data.formats import Example
-from paceline.data.kinds.pairs import detect_pairs, normalise_pair
-from paceline.data.prepare import Prepared
-from paceline.data.source import PackedSource
+from paceline.data.packed_source import PackedSource
+from paceline.data.prepare.prepare import Prepared
+from paceline.data.rows.formats import Example
+from paceline.data.rows.kinds.preference_pairs import detect_pairs, normalise_pair
+from paceline.data.rows.values import RowError
 from paceline.protocols.batch import IGNORE_INDEX
 
 USER, GOOD, BAD = (

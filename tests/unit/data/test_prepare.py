@@ -16,12 +16,12 @@ from data_fixtures import QA, make_tokenizer, prepared_from, write_jsonl
 from paceline.config.sections.data import DataSection
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import DataError
-from paceline.data.examples import Reading
-from paceline.data.look import look_at_sets
-from paceline.data.main import main
-from paceline.data.prepare import Prepared, check_token_range
-from paceline.data.source import PackedSource
-from paceline.data.tokenizer import open_tokenizer, pad_token_id, tokenizer_spec
+from paceline.data.packed_source import PackedSource
+from paceline.data.preflight.check_sets import look_at_sets
+from paceline.data.prepare.main import main
+from paceline.data.prepare.prepare import Prepared, check_token_range
+from paceline.data.rows.examples import Reading
+from paceline.data.tokenizer.load import open_tokenizer, pad_token_id, tokenizer_spec
 
 
 def texts(prepared: Prepared, table: Any = None) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from support import write_yaml
 
 from paceline.config.load import load_config
-from paceline.data.main import main
+from paceline.data.prepare.main import main
 
 
 def test_prepared_data_is_private(tiny: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

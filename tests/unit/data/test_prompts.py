@@ -14,12 +14,12 @@ from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 from transformers import AutoTokenizer
 
 from paceline.core.errors import DataError
-from paceline.data.cells import RowError
-from paceline.data.formats import Example
-from paceline.data.kinds.prompts import PROMPTS, detect_prompts, normalise_prompt
-from paceline.data.main import summary
-from paceline.data.prepare import Prepared
-from paceline.data.source import PackedSource
+from paceline.data.packed_source import PackedSource
+from paceline.data.prepare.main import summary
+from paceline.data.prepare.prepare import Prepared
+from paceline.data.rows.formats import Example
+from paceline.data.rows.kinds.prompts import PROMPTS, detect_prompts, normalise_prompt
+from paceline.data.rows.values import RowError
 
 ASKED, SAID = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
 FORMS: list[dict[str, Any]] = [

@@ -18,14 +18,14 @@ from pathlib import Path
 import pytest
 import template_page
 
-from paceline.data.answers import AnswerFinder
-from paceline.data.beside import tools_of
-from paceline.data.cells import RowError
-from paceline.data.chat_form import ChatForm, form_of
-from paceline.data.formats import Example
-from paceline.data.left_out import LeftOut
-from paceline.data.rendering import Chat, ChatTemplate, Rendered, Span
-from paceline.data.turns import Message, turns_of_any
+from paceline.data.chat_template.assistant_spans import AnswerFinder
+from paceline.data.chat_template.dropped_content import LeftOut
+from paceline.data.chat_template.message_form import ChatForm, form_of
+from paceline.data.chat_template.render import Chat, ChatTemplate, Rendered, Span
+from paceline.data.rows.formats import Example
+from paceline.data.rows.messages import Message, turns_of_any
+from paceline.data.rows.tools_and_documents import tools_of
+from paceline.data.rows.values import RowError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

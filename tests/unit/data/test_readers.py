@@ -13,9 +13,9 @@ import pytest
 from published_folders import PACKS, TYPES
 
 from paceline.core.errors import DataError
-from paceline.data.cells import Row
-from paceline.data.locate import locate
-from paceline.data.readers import RawRow, read_rows
+from paceline.data.rows.values import Row
+from paceline.data.sources.locate import locate
+from paceline.data.sources.readers import RawRow, read_rows
 
 ROWS = [{"prompt": f'Q{i},\n"quoted" é', "completion": f"A{i}"} for i in range(5)]
 

@@ -16,13 +16,13 @@ from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 
 from paceline.config.sections.data import DataSection
 from paceline.core.errors import DataError
-from paceline.data.examples import Reading, RowReader
-from paceline.data.kinds.base import row_kind
-from paceline.data.look import look_at_sets
-from paceline.data.problems import Problem
-from paceline.data.template import Encoded, Encoder
-from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
-from paceline.data.turns import WEIGHTS
+from paceline.data.chat_template.encode import Encoded, Encoder
+from paceline.data.preflight.check_sets import look_at_sets
+from paceline.data.rows.examples import Reading, RowReader
+from paceline.data.rows.kinds.base import row_kind
+from paceline.data.rows.messages import WEIGHTS
+from paceline.data.rows.row_errors import Problem
+from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 
 CITY = {"properties": {"city": {"enum": ["Oslo"]}}}
 SCHEMA = {"name": "weather", "description": "of a city", "parameters": CITY}

@@ -14,11 +14,11 @@ import pytest
 from conversation_templates import THINKS
 from data_fixtures import make_tokenizer
 
-from paceline.data.examples import Reading, RowReader
-from paceline.data.kinds.base import row_kind
-from paceline.data.problems import Problem
-from paceline.data.template import Encoded, Encoder
-from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
+from paceline.data.chat_template.encode import Encoded, Encoder
+from paceline.data.rows.examples import Reading, RowReader
+from paceline.data.rows.kinds.base import row_kind
+from paceline.data.rows.row_errors import Problem
+from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 
 DOCUMENTS = "{% for d in documents or [] %}<{{ d.title }}: {{ d.text }}>{% endfor %}"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "description": "where"}}}

@@ -9,10 +9,10 @@ import pytest
 
 from paceline.config.sections.data import DataSection
 from paceline.core.errors import DataError
-from paceline.data.examples import Reading
-from paceline.data.formats import Example
-from paceline.data.kinds.base import row_kind
-from paceline.data.look import first_examples
+from paceline.data.preflight.check_sets import first_examples
+from paceline.data.rows.examples import Reading
+from paceline.data.rows.formats import Example
+from paceline.data.rows.kinds.base import row_kind
 from paceline.plan.algorithms.base import algorithm_spec
 
 CASES = Path(__file__).resolve().parents[4] / "shared" / "cases" / "turn3"

@@ -10,13 +10,13 @@ import pytest
 from conversation_templates import THINKS
 from data_fixtures import DataSection, ModelSection, make_tokenizer, prepare, write_jsonl
 
-from paceline.data.kinds.documents import DOCUMENTS
-from paceline.data.kinds.pairs import PAIRS
-from paceline.data.prepare import sets_of, setup_of
-from paceline.data.show import main, row_lines, total_lines
-from paceline.data.shown import show_rows, totals_of
-from paceline.data.template import Encoder
-from paceline.data.tokenizer import open_tokenizer
+from paceline.data.chat_template.encode import Encoder
+from paceline.data.prepare.prepare import sets_of, setup_of
+from paceline.data.preview import main, row_lines, total_lines
+from paceline.data.preview_rows import show_rows, totals_of
+from paceline.data.rows.kinds.documents import DOCUMENTS
+from paceline.data.rows.kinds.preference_pairs import PAIRS
+from paceline.data.tokenizer.load import open_tokenizer
 from paceline.watch.lengths_plot import draw_lengths
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from data_fixtures import make_tokenizer
 
-from paceline.data.cells import RowError
-from paceline.data.formats import Example
-from paceline.data.template import Encoded, Encoder
-from paceline.data.tokenizer import BUILTIN_TEMPLATES, TokenizerSpec, builtin_template, open_tokenizer
+from paceline.data.chat_template.encode import Encoded, Encoder
+from paceline.data.rows.formats import Example
+from paceline.data.rows.values import RowError
+from paceline.data.tokenizer.load import BUILTIN_TEMPLATES, TokenizerSpec, builtin_template, open_tokenizer
 
 TURNS = (
     {"role": "system", "content": "Be kind."},

@@ -12,14 +12,14 @@ from conversation_templates import PLAIN, STRINGS, THINKS
 from data_fixtures import make_tokenizer, write_jsonl
 
 from paceline.config.schema import Config
-from paceline.data.cells import RowError
-from paceline.data.examples import Reading
-from paceline.data.kinds.base import row_kind
-from paceline.data.look import look_at_sets
-from paceline.data.prepare import sets_of
-from paceline.data.rendering import Chat, ChatTemplate
-from paceline.data.template_facts import EVERYWHERE, LAST, NOWHERE, facts_of
-from paceline.data.template_look import describe, look_through
+from paceline.data.chat_template.capabilities import EVERYWHERE, LAST, NOWHERE, facts_of
+from paceline.data.chat_template.render import Chat, ChatTemplate
+from paceline.data.preflight.chat_template import describe, look_through
+from paceline.data.preflight.check_sets import look_at_sets
+from paceline.data.prepare.prepare import sets_of
+from paceline.data.rows.examples import Reading
+from paceline.data.rows.kinds.base import row_kind
+from paceline.data.rows.values import RowError
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {}}}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
@@ -135,7 +135,7 @@ def test_a_costly_template_is_refused_where_it_is_named(
 
 def test_the_look_imports_no_torch() -> None:
     code = (
-        "import sys, paceline.data.template_look\n"
+        "import sys, paceline.data.preflight.chat_template\n"
         "print(*(name in sys.modules for name in ('torch', 'transformers')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,10 +12,10 @@ from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 
 from paceline.config.schema import Config
 from paceline.core.errors import DataError
-from paceline.data.look import look_at_tokenizer
-from paceline.data.rendering import Chat, ChatTemplate
-from paceline.data.template_options import not_read, options_read, with_defaults
-from paceline.data.tokenizer import TokenizerSpec, builtin_template, open_tokenizer
+from paceline.data.chat_template.options import not_read, options_read, with_defaults
+from paceline.data.chat_template.render import Chat, ChatTemplate
+from paceline.data.preflight.check_sets import look_at_tokenizer
+from paceline.data.tokenizer.load import TokenizerSpec, builtin_template, open_tokenizer
 
 TURNS: list[Any] = [{"role": "user", "content": "How warm?"}, {"role": "assistant", "content": "Four."}]
 VALUES = [True, False, None, 3, -1.5, 'it\'s "so"\n\\', "四 😀", ["a", {"b": None}], {"k": [1, True]}]
@@ -131,7 +131,7 @@ def test_the_sandbox_writes_what_transformers_writes(template: str) -> None:
     ],
 )
 def test_the_sandbox_is_shut(template: str) -> None:
-    from paceline.data.cells import RowError
+    from paceline.data.rows.values import RowError
 
     try:
         assert ChatTemplate(template, {}).render(Chat(TURNS)) in ("", json.dumps(None))
@@ -200,8 +200,13 @@ def test_strict_refuses_fields_that_nothing_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("guide", ["guide.md", "guide.zh-CN.md"])
 def test_the_guides_list_what_is_refused_and_what_is_set_aside(guide: str) -> None:
-    from paceline.data import fields
+    from paceline.data.rows import unread_fields
 
     text = (Path(__file__).resolve().parents[3] / "docs" / guide).read_text("utf-8")
-    known = {*fields.REFUSED_OF_ROWS, *fields.REFUSED_OF_TURNS, *fields.REFUSED_PARTS, *fields.HARMLESS}
+    known = {
+        *unread_fields.REFUSED_OF_ROWS,
+        *unread_fields.REFUSED_OF_TURNS,
+        *unread_fields.REFUSED_PARTS,
+        *unread_fields.HARMLESS,
+    }
     assert [name for name in sorted(known) if f"`{name}`" not in text] == []

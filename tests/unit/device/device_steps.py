@@ -21,7 +21,7 @@ from torch import Tensor
 from paceline.algorithms.algorithm import Algorithm
 from paceline.algorithms.registry import algorithm_class
 from paceline.config.schema import Config
-from paceline.data.source import build_batch
+from paceline.data.packed_source import build_batch
 from paceline.models.factory import HFModelFactory
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.hardware.toolchain import triton_obstacle

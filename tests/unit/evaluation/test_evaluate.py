@@ -102,7 +102,7 @@ def test_the_logits_of_a_batch_exist_a_chunk_at_a_time(model: Path, monkeypatch:
     """The same losses in chunks of three places; a class whose head cannot be taken alone is asked whole."""
     from transformers import AutoModelForCausalLM
 
-    from paceline.data.table import encode_labels
+    from paceline.data.token_table import encode_labels
     from paceline.evaluation.scores.row_losses import RowLosses
     from paceline.models.heads.lm_head import Head
 

@@ -13,8 +13,8 @@ from support import write_tokenizer
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import DataError
-from paceline.data.kinds.base import row_kind
-from paceline.data.prepare import prepare
+from paceline.data.prepare.prepare import prepare
+from paceline.data.rows.kinds.base import row_kind
 from paceline.evaluation.inputs.rows import read_file
 
 USER, SAID = {"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Four."}

@@ -16,9 +16,9 @@ from paceline.checkpoint.format.strict_json import dump_object
 from paceline.cli.options import load
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
-from paceline.data.fingerprint import definition
-from paceline.data.kinds.base import row_kind
-from paceline.data.prepare import train_fingerprint_of
+from paceline.data.prepare.fingerprint import definition
+from paceline.data.prepare.prepare import train_fingerprint_of
+from paceline.data.rows.kinds.base import row_kind
 from paceline.launch.preflight import child_checks
 from paceline.launch.preflight.plan_job import planned
 from paceline.plan.algorithms.base import algorithm_spec

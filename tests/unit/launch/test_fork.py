@@ -225,7 +225,7 @@ def test_a_look_imports_neither_what_reads_checkpoints_nor_what_prepares_rows(tm
         "numpy",
         "torch",
         "transformers",
-        "paceline.data.prepare",
+        "paceline.data.prepare.prepare",
         "paceline.checkpoint.format.verify_files",
     }
     assert not modules & unwanted

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.config.sections.model import ModelSection
-from paceline.data.tokenizer import load_tokenizer, vocab_size
+from paceline.data.tokenizer.load import load_tokenizer, vocab_size
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.models.factory import HFModelFactory
 from paceline.plan.model.read_shape import shape_of

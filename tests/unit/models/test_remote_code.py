@@ -249,7 +249,7 @@ def test_a_pin_is_of_one_model() -> None:
 
 
 def test_a_tokenizer_runs_code_only_from_the_pinned_folder(tmp_path: Path) -> None:
-    from paceline.data.tokenizer import tokenizer_spec
+    from paceline.data.tokenizer.load import tokenizer_spec
 
     folder = write_model(tmp_path / "m")
     (folder / "tokenizer.json").write_text("{}")

@@ -19,7 +19,7 @@ from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import ConfigError
-from paceline.data.kinds.base import RowKind, row_kind
+from paceline.data.rows.kinds.base import RowKind, row_kind
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
@@ -182,7 +182,7 @@ def test_a_misspelt_name_is_refused_and_an_own_one_keeps_its_case() -> None:
 
 
 KIND = """
-from paceline.data.kinds.documents import Documents
+from paceline.data.rows.kinds.documents import Documents
 
 class Mine(Documents):
     columns = ("weight",)

@@ -14,9 +14,9 @@ from tiny_parts import plan
 
 from paceline.algorithms.preference.kto import KTO
 from paceline.config.load import load_config
-from paceline.data.kinds.base import row_kind
-from paceline.data.prepare import prepare
-from paceline.data.source import PackedSource
+from paceline.data.packed_source import PackedSource
+from paceline.data.prepare.prepare import prepare
+from paceline.data.rows.kinds.base import row_kind
 from paceline.models.factory import HFModelFactory
 from paceline.plan.parts import OptimizerSpec
 from paceline.protocols.roles import Output, Role

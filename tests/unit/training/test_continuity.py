@@ -161,6 +161,6 @@ def test_of_one_definition_another_fingerprint_is_other_data() -> None:
 
 
 def test_the_definition_names_whatever_decides_the_tokens() -> None:
-    from paceline.data.fingerprint import code_version, definition
+    from paceline.data.prepare.fingerprint import code_version, definition
 
     assert all(f"{name} {value}" in definition() for name, value in code_version().items())

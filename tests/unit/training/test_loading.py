@@ -11,8 +11,8 @@ import torch
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
-from paceline.data.order import epoch_bins
-from paceline.data.source import PackedSource
+from paceline.data.data_order import epoch_bins
+from paceline.data.packed_source import PackedSource
 from paceline.protocols.batch import Batch
 from paceline.protocols.window import Window
 from paceline.training.loop.prefetch import AHEAD, Loading
@@ -132,7 +132,7 @@ def test_a_layout_is_made_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> 
         made.append(kwargs["epoch"])
         return epoch_bins(*args, **kwargs)
 
-    monkeypatch.setattr("paceline.data.source.epoch_bins", counted)
+    monkeypatch.setattr("paceline.data.packed_source.epoch_bins", counted)
     source = PackedSource(Table(), seq_len=16, packing=True, seed=3, pad_token_id=0)  # type: ignore[arg-type]
     list(Loading(4, 4).in_order(lambda i: source.batch(i % 2, [0]), range(40)))
     assert sorted(made) == [0, 1]

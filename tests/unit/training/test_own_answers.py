@@ -15,7 +15,7 @@ import torch
 from paceline.config.sections.distillation import DistillationOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import DataError
-from paceline.data.source import build_batch
+from paceline.data.packed_source import build_batch
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.sampling.noise import stream_of
 from paceline.plan.algorithms.base import algorithm_spec

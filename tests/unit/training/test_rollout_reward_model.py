@@ -13,10 +13,10 @@ from support import write_tokenizer
 from transformers import AutoTokenizer
 
 from paceline.core.errors import ConfigError
-from paceline.data.formats import Example
-from paceline.data.template import Encoded, Encoder
-from paceline.data.tokenizer import template_text
-from paceline.data.turns import Message
+from paceline.data.chat_template.encode import Encoded, Encoder
+from paceline.data.rows.formats import Example
+from paceline.data.rows.messages import Message
+from paceline.data.tokenizer.load import template_text
 from paceline.generation.engine import Completion
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role

@@ -1,0 +1,126 @@
+"""What a chat template does with the parts of a conversation, found out by rendering short ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.core.json_types import JsonObject
+from paceline.data.chat_template.conversation import Renderer
+from paceline.data.chat_template.jinja_sandbox import DAY
+from paceline.data.chat_template.options import options_read
+from paceline.data.chat_template.render import GENERATION
+from paceline.data.rows.formats import Example
+from paceline.data.rows.messages import Message
+from paceline.data.rows.values import RowError
+
+_SAID, _THOUGHT, _NAME, _VALUE = "paceline_answer", "paceline_reasoning", "paceline_tool", "paceline_value"
+#: Where reasoning is written.
+NOWHERE, LAST, EVERYWHERE = "no turn", "the answers after the last question", "every answer"
+
+
+@dataclass(frozen=True)
+class TemplateFacts:
+    """``system``: it has system turns; ``developer``: a role of its own (otherwise written as system);
+    ``tools``, ``calls``, ``results``: it writes them; ``reasoning``: of which answers; ``rewrites``: earlier
+    answers are written differently once others follow; ``marks``: it has ``{% generation %}`` blocks;
+    ``dated``: it asks for today's date; ``options`` that it reads.
+    """
+
+    system: bool
+    developer: bool
+    tools: bool
+    calls: bool
+    results: bool
+    reasoning: str
+    rewrites: bool
+    marks: bool
+    dated: bool
+    options: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """Return what it does as one sentence."""
+        writes = [name for name, on in self._parts() if on]
+        lacks = [name for name, on in self._parts() if not on]
+        parts = [f"it writes {_listed(writes)}"] if writes else []
+        parts += [f"it has no {_listed(lacks, 'or')}"] if lacks else []
+        if self.reasoning == NOWHERE:
+            parts.append("reasoning is not written")
+        else:
+            parts.append(f"reasoning is written in {self.reasoning}")
+        if self.reasoning == LAST:
+            parts.append("the model does not see that of earlier turns")
+        elif self.rewrites:
+            parts.append("earlier answers are written differently once others follow")
+        if self.dated:
+            parts.append(f"today's date is {DAY:%Y-%m-%d} on every day, so that tokens stay the same")
+        if self.options:
+            parts.append(f"options: {', '.join(self.options)}")
+        return "; ".join(parts)
+
+    def _parts(self) -> Sequence[tuple[str, bool]]:
+        return (
+            ("system turns", self.system),
+            ("tools", self.tools),
+            ("calls of tools", self.calls),
+            ("their results", self.results),
+        )
+
+
+def facts_of(text: str, tokens: Mapping[str, str]) -> TemplateFacts:
+    """Return the facts of a template. Raises RowError if it cannot be compiled."""
+    template = Renderer(text, tokens)
+    user: Message = {"role": "user", "content": "a"}
+    answer: Message = {"role": "assistant", "content": "b"}
+    thought: Message = {**answer, "reasoning_content": _THOUGHT}
+    reasoning = NOWHERE
+    if _THOUGHT in _text(template, user, thought):
+        earlier = _text(template, user, thought, user, answer)
+        reasoning = EVERYWHERE if _THOUGHT in earlier else LAST
+    call: JsonObject = {"name": _NAME, "arguments": {"x": _VALUE}}
+    calling: Message = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "id": "a00000001", "function": call}],
+    }
+    result: Message = {"role": "tool", "content": _SAID, "name": _NAME, "tool_call_id": "a00000001"}
+    schema: JsonObject = {
+        "name": _NAME,
+        "description": "d",
+        "parameters": {"type": "object", "properties": {}},
+    }
+    tools: tuple[JsonObject, ...] = ({"type": "function", "function": schema},)
+    called = _text(template, user, calling, result, answer)
+    before, after = _text(template, user, answer), _text(template, user, answer, user, answer)
+    return TemplateFacts(
+        system=_SAID in _text(template, {"role": "system", "content": _SAID}, user, answer),
+        developer=template.form.developer,
+        tools=_NAME in _text(template, user, answer, tools=tools),
+        calls=_VALUE in (called or _text(template, user, calling)),
+        results=_SAID in called,
+        reasoning=reasoning,
+        rewrites=bool(before) and not after.startswith(before.rstrip()),
+        marks=bool(GENERATION.search(text)),
+        dated="strftime_now" in text,
+        options=tuple(sorted(options_read(text))),
+    )
+
+
+def written_alike(one: Renderer, other: Renderer) -> bool:
+    """Whether two templates write conversations alike, with and without a system turn that both can write."""
+    turns: tuple[Message, ...] = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+    system: Message = {"role": "system", "content": _SAID}
+    texts = [(_text(one, *each), _text(other, *each)) for each in (turns, (system, *turns))]
+    return all(mine == theirs or not (mine and theirs) for mine, theirs in texts)
+
+
+def _text(template: Renderer, *turns: Message, tools: tuple[JsonObject, ...] = ()) -> str:
+    """Return the text; empty if the template refuses the conversation."""
+    try:
+        return template.text(Example(messages=turns, tools=tools))
+    except RowError:
+        return ""
+
+
+def _listed(names: Sequence[str], word: str = "and") -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {word} {names[-1]}"

@@ -1,0 +1,232 @@
+"""What a chat template leaves out of a conversation: refused where it carries meaning, else counted.
+
+A field took part if the text changes without it. Templates may leave out reasoning of earlier turns; tools,
+calls and whole turns are never left out silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from paceline.core.json_types import JsonObject
+from paceline.data.chat_template.render import ChatTemplate
+from paceline.data.rows.formats import Example
+from paceline.data.rows.messages import Message
+from paceline.data.rows.tool_schemas import schema_fields, without_field, written_forms
+from paceline.data.rows.values import RowError, is_empty
+
+Render = Callable[[Example], str]
+_MOST_KNOWN = 1 << 14
+# What templates look for in a turn's text.
+_LOOKED_FOR = ("<think>", "</think>", "<tool_response>", "[/THINK]", "<|channel|>")
+_LONG = 24  # characters of a text that does not stand in a conversation twice by chance
+
+
+class Lost(NamedTuple):
+    """What must not be left out: a key of ``problems.REASONS``, and where."""
+
+    reason: str
+    detail: str = ""
+
+
+class LeftOut:
+    """Look for what ``template`` left out; ``render`` gives the text of a conversation. Raises RowError."""
+
+    def __init__(self, template: ChatTemplate, render: Render) -> None:
+        self._template = template
+        self._render = render
+        self._writes_reasoning: bool | None = None
+        self._known: dict[str, bool] = {}
+
+    def names(self, example: Example, text: str) -> tuple[str, ...]:
+        """Return the fields that took no part in ``text``, which is the example's.
+
+        Raises RowError for tools, calls, turns and reasoning that the template cannot render at all.
+        """
+        names: dict[str, None] = {}
+        lost: dict[str, str] = {}
+        for look in (self._turns, self._fields, self._beside):
+            for found in look(example, text):
+                if isinstance(found, Lost):
+                    lost.setdefault(found.reason, found.detail)
+                else:
+                    names[found] = None
+        if lost:
+            (reason, detail), *also = lost.items()
+            raise RowError(reason, detail, tuple(also))
+        return tuple(names)
+
+    def _turns(self, example: Example, text: str) -> Iterator[str | Lost]:
+        """Look at every turn's content."""
+        contents = [message["content"].strip() for message in example.messages]
+        for number, (message, content) in enumerate(zip(example.messages, contents, strict=True)):
+            if not content:
+                continue
+            there = content in text
+            if there and len(content) >= _LONG and contents.count(content) == 1:
+                continue
+            other: Message = {**message, "content": "paceline"}
+            if there and not self._is_idle(example, text, number, other, "content"):
+                continue
+            if there or self._same(self._with(example, number, other), text):
+                if message.get("tool_calls"):  # the turn is there: its call is looked at below
+                    yield "messages[].content (of turns that call tools)"
+                    continue
+                yield Lost("turn_left_out", f"turn {number + 1} ({message['role']})")
+            elif message["role"] == "assistant":
+                yield "messages[].content (part of an answer)"
+
+    def _fields(self, example: Example, text: str) -> Iterator[str | Lost]:
+        """Look at what turns have beside their content."""
+        for number, message in enumerate(example.messages):
+            if message["role"] == "developer" and "developer" not in self._template.text:
+                yield "messages[].role (developer, written as system)"
+            thought = message.get("reasoning_content", "").strip()
+            seen = not thought or (len(thought) >= _LONG and thought in text)
+            silent = _without(message, "reasoning_content")
+            if not seen and self._is_idle(example, text, number, silent, "reasoning"):
+                earlier = "messages[].reasoning_content (of earlier turns)"
+                yield earlier if self._can_reason() else Lost("reasoning", f"turn {number + 1}")
+            if message.get("tool_calls"):
+                fewer = [_without(message, "tool_calls")]
+                if len(message["tool_calls"]) > 1:
+                    fewer = [_without_call(message, call) for call in range(len(message["tool_calls"]))]
+                if any(
+                    self._is_idle(example, text, number, other, f"call {call}")
+                    for call, other in enumerate(fewer)
+                ):
+                    yield Lost("tool_calls", f"turn {number + 1}")
+                elif _has_arguments(message) and self._is_idle(
+                    example, text, number, _without_arguments(message), "arguments"
+                ):
+                    yield Lost("tool_calls", f"turn {number + 1}: the arguments")
+                elif any("id" in call for call in message["tool_calls"]) and self._is_idle(
+                    example, text, number, _without_ids(message), "ids"
+                ):
+                    yield "messages[].tool_calls[].id"
+            for name in ("name", "tool_call_id"):
+                if name in message and self._is_idle(example, text, number, _without(message, name), name):
+                    yield f"messages[].{name}"
+
+    def _beside(self, example: Example, text: str) -> Iterator[str | Lost]:
+        """Look at tools, documents and options."""
+        if example.tools:
+            if self._once("tools", example, replace(example, tools=()), text):
+                yield Lost("tools")
+            else:
+                yield from self._schemas(example, text)
+        if example.documents and self._same(replace(example, documents=()), text):
+            yield Lost("documents")
+        elif example.documents:
+            yield from self._documents(example, text)
+        for name in example.template_kwargs:
+            rest = {key: value for key, value in example.template_kwargs.items() if key != name}
+            if self._once(f"option {name}", example, replace(example, template_kwargs=rest), text):
+                yield f"chat_template_kwargs.{name}"
+
+    def _schemas(self, example: Example, text: str) -> Iterator[str]:
+        """Look at the fields of every tool, unless its whole schema stands in the text."""
+        for number, tool in enumerate(example.tools):
+            if any(form in text for form in written_forms(tool)):
+                continue
+            for path, pattern in schema_fields(tool):
+                fewer = (*example.tools[:number], without_field(tool, path), *example.tools[number + 1 :])
+                if self._once(f"tools[].{pattern}", None, replace(example, tools=fewer), text):
+                    yield f"tools[].{pattern.partition(' ')[0]}"
+
+    def _documents(self, example: Example, text: str) -> Iterator[str]:
+        """Look at the fields of every document."""
+        for number, document in enumerate(example.documents):
+            for name in document:
+                less = {key: value for key, value in document.items() if key != name}
+                others = (*example.documents[:number], less, *example.documents[number + 1 :])
+                if self._once(f"document {name}", example, replace(example, documents=others), text):
+                    yield f"documents[].{name}"
+
+    def _is_idle(self, example: Example, text: str, turn: int, other: Message, what: str) -> bool:
+        """Whether the text is the same with ``other`` in place of a turn, which lacks the field ``what``.
+
+        Rendering again for every field of every turn would take most of the time, so it is found out once for
+        conversations of one shape.
+        """
+        return self._once(f"{turn} {what}", example, self._with(example, turn, other), text)
+
+    def _once(self, what: str, whole: Example | None, other: Example, text: str) -> bool:
+        """Whether ``other`` gives the same text; found out once for ``what`` in the shape of ``whole``."""
+        key = what if whole is None else f"{what} {_shape(whole)}"
+        if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = self._same(other, text)
+        return self._known[key]
+
+    def _same(self, example: Example, text: str) -> bool:
+        """Whether the text is the same; a template that needs what is missing raises."""
+        try:
+            return self._render(example) == text
+        except RowError:
+            return False
+
+    def _can_reason(self) -> bool:
+        """Whether the template writes the reasoning of the last turn."""
+        if self._writes_reasoning is None:
+            question: Message = {"role": "user", "content": "a"}
+            plain: Message = {"role": "assistant", "content": "b"}
+            thought: Message = {**plain, "reasoning_content": "paceline"}
+            try:
+                texts = [self._render(Example(messages=(question, turn))) for turn in (plain, thought)]
+                self._writes_reasoning = texts[0] != texts[1]
+            except RowError:
+                self._writes_reasoning = False
+        return self._writes_reasoning
+
+    def _with(self, example: Example, turn: int, message: Message) -> Example:
+        messages: Sequence[Message] = example.messages
+        return replace(example, messages=(*messages[:turn], message, *messages[turn + 1 :]))
+
+
+def _shape(example: Example) -> str:
+    """Return what templates look at to decide what they write, but for the words."""
+    turns = (
+        (
+            *sorted(message),
+            message["role"],
+            bool(message["content"].strip()),
+            [mark in message["content"] for mark in _LOOKED_FOR],
+            [sorted(call) for call in message.get("tool_calls", ())],
+        )
+        for message in example.messages
+    )
+    beside = len(example.tools), len(example.documents), dict(example.template_kwargs)
+    return repr((*turns, *beside))
+
+
+def _without(message: Message, name: str) -> Message:
+    # a TypedDict without one of its optional keys
+    return {key: value for key, value in message.items() if key != name}  # type: ignore[return-value]
+
+
+def _without_call(message: Message, call: int) -> Message:
+    calls = message["tool_calls"]
+    return {**message, "tool_calls": [*calls[:call], *calls[call + 1 :]]}
+
+
+def _without_ids(message: Message) -> Message:
+    calls = [{key: value for key, value in call.items() if key != "id"} for call in message["tool_calls"]]
+    return {**message, "tool_calls": calls}
+
+
+def _has_arguments(message: Message) -> bool:
+    given = (call["function"] for call in message["tool_calls"])
+    return any(isinstance(function, dict) and not is_empty(function["arguments"]) for function in given)
+
+
+def _without_arguments(message: Message) -> Message:
+    calls: list[JsonObject] = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        assert isinstance(function, dict)
+        calls.append({**call, "function": {**function, "arguments": {}}})
+    return {**message, "tool_calls": calls}

@@ -1,0 +1,317 @@
+"""Tokenize conversations with the chat template (in Transformers' sandbox), and label the answers.
+
+The full conversation is rendered once and tokenized once; a token has loss if it overlaps a span of a turn
+that has loss (``answers``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.json_types import JsonObject
+from paceline.core.security import resource_limits
+from paceline.data.chat_template.assistant_spans import AnswerFinder
+from paceline.data.chat_template.conversation import Renderer, Renderers
+from paceline.data.chat_template.jinja_sandbox import Span
+from paceline.data.chat_template.options import options_read
+from paceline.data.chat_template.render import Rendered
+from paceline.data.rows.formats import Example
+from paceline.data.rows.messages import Message
+from paceline.data.rows.values import RowError
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+    from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
+_TURNS: tuple[Message, ...] = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+_TOOL: JsonObject = {
+    "type": "function",
+    "function": {"name": "a", "description": "b", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+class Encoded(NamedTuple):
+    """``input_ids`` int32 [n]; ``labelled`` bool [n], True where the token has loss; ``left_out``: fields of
+    the row that the template did not render.
+    """
+
+    input_ids: NDArray[np.int32]
+    labelled: NDArray[np.bool_]
+    left_out: tuple[str, ...] = ()
+
+
+class RenderedText(NamedTuple):
+    """A rendered conversation; ``spans`` have loss, None: all of it."""
+
+    text: str
+    spans: list[Span] | None = None
+    left_out: tuple[str, ...] = ()
+
+
+class CostlyTemplateError(RowError):
+    """The template takes too much time or memory, so preparation stops; ``number``: the example's index."""
+
+    def __init__(self, detail: str, number: int = 0) -> None:
+        super().__init__("template_costly", detail)
+        self.number = number
+
+
+class Encoder:
+    """Convert examples to tokens. ``train_on`` is ``assistant`` or ``all``."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, train_on: str) -> None:
+        self.tokenizer = tokenizer
+        self.train_on = train_on
+        self.renderers = Renderers(tokenizer.chat_template, dict(tokenizer.special_tokens_map))
+        added = {i: t.content for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+        specials = added | dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+        self._special = re.compile(
+            "|".join(re.escape(t) for t in sorted(specials.values(), key=len, reverse=True) if t) or r"(?!)"
+        )
+        self._special_ids = frozenset(specials)
+        self._eos = tokenizer.eos_token_id
+        self._finders: dict[Renderer, AnswerFinder] = {}
+
+    def encode(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
+        """Return one result per example, in order; a row that cannot be encoded gives its RowError.
+
+        Raises CostlyTemplateError.
+        """
+        results: list[Encoded | RowError | None] = [None] * len(examples)
+        rendered: list[tuple[int, RenderedText]] = []
+        # Render conversations one by one (a template may refuse), then tokenize all texts in one call.
+        turns = ((n, e) for n, e in enumerate(examples) if e.messages)
+        for number, found in self._each(turns, self._with_spans):
+            if isinstance(found, RowError):
+                results[number] = found
+            else:
+                rendered.append((number, found))
+        plain = [(n, e.text) for n, e in enumerate(examples) if not e.messages]
+        for (number, made), (ids, encoding) in zip(
+            rendered, self._tokens([made.text for _, made in rendered], chat=True), strict=True
+        ):
+            results[number] = self._conversation(ids, encoding, made)
+        for (number, _), (ids, _) in zip(
+            plain, self._tokens([text for _, text in plain], chat=False), strict=True
+        ):
+            results[number] = self._plain(ids)
+        return [r if r is not None else RowError("empty") for r in results]
+
+    def encode_prompts(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
+        """Return the conversations with the opening of the assistant's turn, without labels."""
+        return self._without_labels(examples, self._prompt)
+
+    def encode_whole(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
+        """Return texts and conversations as they are: without labels, no end of text appended."""
+        return self._without_labels(
+            examples, lambda e: self._whole(e) if e.messages else RenderedText(e.text)
+        )
+
+    def _without_labels(
+        self, examples: Sequence[Example], render: Callable[[Example], RenderedText]
+    ) -> list[Encoded | RowError]:
+        results: list[Encoded | RowError] = []
+        for example, (_, found) in zip(examples, self._each(enumerate(examples), render), strict=True):
+            if isinstance(found, RowError):
+                results.append(found)
+                continue
+            ids = self._tokens([found.text], chat=bool(example.messages))[0][0]
+            labelled = np.zeros(len(ids), np.bool_)
+            results.append(Encoded(ids, labelled, found.left_out) if len(ids) else RowError("empty"))
+        return results
+
+    def _each(
+        self, examples: Iterable[tuple[int, Example]], render: Callable[[Example], T]
+    ) -> list[tuple[int, T | RowError]]:
+        """Render each example within bounds of memory and time (templates are untrusted).
+
+        Return (number, text or error).
+        """
+        done: list[tuple[int, T | RowError]] = []
+        number = 0
+        try:
+            with (
+                resource_limits.bounded_memory(),
+                resource_limits.bounded_time(self.renderers.templates.values()),
+            ):
+                for number, example in examples:  # noqa: B007
+                    try:
+                        done.append((number, render(example)))
+                    except RowError as error:
+                        done.append((number, error))
+        except (resource_limits.SpentError, MemoryError) as error:
+            raise CostlyTemplateError(resource_limits.limit_of(error), number) from None
+        return done
+
+    def turns_of_tokens(self, example: Example) -> list[int | None]:
+        """Return the turn that wrote each token of a conversation; None where that cannot be told.
+
+        Raises RowError.
+        """
+        if not example.messages:
+            return []
+        renderer = self.renderers.of(example)
+        text, turns, _ = renderer.render(example, renderer.template.render_whole)[1]
+        encoding = self._tokens([text], chat=True)[0][1]
+        if encoding is None or turns is None:
+            return []
+        owner: dict[int, int] = {at: n for n, own in enumerate(turns) for a, b in own for at in range(a, b)}
+        return [owner.get(end - 1) for _, end in encoding.offsets]
+
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Return the tokens that end an answer: end of text, and the template's end of turn."""
+        stops = {} if self._eos is None else {int(self._eos): None}
+        # with a tool, too: such rows may have a template of their own
+        for tools in ((), (_TOOL,)) if self.renderers.templates else ():
+            encoded = self.encode([Example(messages=_TURNS, tools=tools)])[0]
+            trained = [] if isinstance(encoded, RowError) else encoded.input_ids[encoded.labelled].tolist()
+            stops |= {i: None for i in trained[-2:] if i in self._special_ids}
+        return tuple(stops)
+
+    def closing(self) -> tuple[int, ...]:
+        """Return the tokens that close an answer in training rows: its stop token and what the template
+        writes after it. Empty without a template.
+        """
+        if not self.renderers.templates:
+            return ()
+        encoded, stops = self.encode([Example(messages=_TURNS)])[0], self.stop_token_ids()
+        ids = [] if isinstance(encoded, RowError) else encoded.input_ids.tolist()
+        trained = [] if isinstance(encoded, RowError) else np.flatnonzero(encoded.labelled).tolist()
+        ends = [n for n in trained[-2:] if ids[n] in stops]
+        return tuple(ids[ends[0] :]) if ends else ()
+
+    def _tokens(self, texts: list[str], *, chat: bool) -> list[tuple[NDArray[np.int32], Encoding | None]]:
+        """Return (ids int32 [n], the tokenizer's ``Encoding`` or None) of each text.
+
+        Templates write their special tokens themselves.
+        """
+        if not texts:
+            return []
+        coded = self.tokenizer(texts, add_special_tokens=not chat, return_attention_mask=False, verbose=False)
+        encodings = coded.encodings or [None] * len(texts)
+        return [
+            (np.array(ids if chat else self._marked_once(text, ids), np.int32), encoding)
+            for text, ids, encoding in zip(texts, coded["input_ids"], encodings, strict=True)
+        ]
+
+    def _marked_once(self, text: str, ids: list[int]) -> list[int]:
+        """Return the tokens without the BOS and EOS that the tokenizer adds to those in the text."""
+        bos, eos = self.tokenizer.bos_token, self.tokenizer.eos_token
+        if bos and text.startswith(bos) and ids[:2] == [self.tokenizer.bos_token_id] * 2:
+            ids = ids[1:]
+        return ids[:-1] if eos and text.endswith(eos) and ids[-2:] == [self._eos] * 2 else ids
+
+    def _plain(self, ids: NDArray[np.int32]) -> Encoded:
+        if self._eos is not None and (len(ids) == 0 or ids[-1] != self._eos):
+            ids = np.append(ids, np.int32(self._eos))
+        return Encoded(ids, np.ones(len(ids), np.bool_))
+
+    def _conversation(self, ids: NDArray[np.int32], encoding: Encoding | None, made: RenderedText) -> Encoded:
+        """Label the spans (None: all tokens).
+
+        End the last answer with a special token, so that the model learns to stop.
+        """
+        if made.spans is None:
+            labelled = np.ones(len(ids), np.bool_)
+        else:
+            labelled = np.zeros(len(ids), np.bool_)
+            assert encoding is not None  # spans are of characters, which only it maps to tokens
+            for start, end in made.spans:
+                first, last = _token_range(encoding, start, end)
+                labelled[first : last + 1] = True
+        trained = np.flatnonzero(labelled)
+        ended = any(int(i) in self._special_ids for i in ids[trained[-2:]])
+        if self._eos is not None and len(trained) and not ended:
+            ids, labelled = ids[: trained[-1] + 1], labelled[: trained[-1] + 1]
+            ids, labelled = np.append(ids, np.int32(self._eos)), np.append(labelled, True)
+        return Encoded(ids, labelled, made.left_out)
+
+    def _with_spans(self, example: Example) -> RenderedText:
+        """Return the conversation with the spans of the turns that have loss."""
+        trained = trained_turns(example, self.train_on)
+        if self.train_on == "all" and trained is None:
+            return self._whole(example)
+        renderer = self.renderers.of(example)
+        chat, rendered = renderer.render(example, renderer.template.render_whole)
+        left_out = renderer.left_out.names(example, rendered.text) + idle_weights(example, self.train_on)
+        if trained is None:
+            numbers = range(example.learn_from, len(example.messages))
+            trained = [n for n in numbers if example.messages[n]["role"] == "assistant"]
+        if self.train_on == "all":
+            return RenderedText(rendered.text, _all_but(rendered, trained), left_out)
+        return RenderedText(rendered.text, self._finder(renderer).spans(chat, rendered, trained), left_out)
+
+    def _whole(self, example: Example) -> RenderedText:
+        renderer = self.renderers.of(example)
+        text = renderer.text(example)
+        return RenderedText(text, None, renderer.left_out.names(example, text))
+
+    def _prompt(self, example: Example) -> RenderedText:
+        renderer = self.renderers.of(example)
+        _, text = renderer.render(example, lambda chat: renderer.template.render(chat, prompt=True))
+        left_out = renderer.left_out.names(example, renderer.text(example))
+        # What an option changes may be the opening of the answer alone, or nothing where it is the default.
+        read = options_read(renderer.template.text) if example.template_kwargs else frozenset[str]()
+        known = {f"chat_template_kwargs.{name}" for name in read}
+        return RenderedText(text, None, tuple(name for name in left_out if name not in known))
+
+    def _finder(self, renderer: Renderer) -> AnswerFinder:
+        if renderer not in self._finders:
+            self._finders[renderer] = AnswerFinder(renderer.template, self._special, self.tokenizer.bos_token)
+        return self._finders[renderer]
+
+
+def trained_turns(example: Example, train_on: str) -> list[int] | None:
+    """Return the turns with loss; None if no turn says so itself, so that ``train_on`` decides."""
+    if not any("trained" in message for message in example.messages):
+        return None
+    return [
+        number
+        for number, message in enumerate(example.messages)
+        if number >= example.learn_from
+        and message.get("trained", train_on == "all" or message["role"] == "assistant")
+    ]
+
+
+def idle_weights(example: Example, train_on: str) -> tuple[str, ...]:
+    """Return the name under which weights of turns are counted that say what holds without them."""
+    for number, message in enumerate(example.messages):
+        has_loss = number >= example.learn_from
+        usual = has_loss and (train_on == "all" or message["role"] == "assistant")
+        if "trained" in message and (not has_loss or message["trained"] == usual):
+            return ("messages[].weight (of turns where it changes nothing)",)
+    return ()
+
+
+def _all_but(rendered: Rendered, trained: Sequence[int]) -> list[Span]:
+    """Return all characters but those of turns without loss. Raises RowError."""
+    if rendered.turns is None:
+        raise RowError("template_not_incremental", "which turn wrote which characters cannot be told")
+    spans: list[Span] = []
+    at = 0
+    silent = sorted(
+        span for number, own in enumerate(rendered.turns) if number not in trained for span in own
+    )
+    for start, end in silent:
+        spans.append((at, start))
+        at = end
+    return [(a, b) for a, b in [*spans, (at, len(rendered.text))] if b > a]
+
+
+def _token_range(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
+    """Return the first and last token that overlap the characters [start, end).
+
+    Characters without a token (dropped white space) are skipped.
+    """
+    first, last = None, None
+    while start < end and (first := encoding.char_to_token(start)) is None:
+        start += 1
+    while end > start and (last := encoding.char_to_token(end - 1)) is None:
+        end -= 1
+    return (first, last) if first is not None and last is not None else (0, -1)

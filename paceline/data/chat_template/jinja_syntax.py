@@ -1,0 +1,91 @@
+"""Check the syntax of a chat template without running it or importing Transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.files import read_text
+from paceline.core.json_types import Json
+from paceline.data import codes
+
+# Transformers' names
+DEFAULT, TOOL_USE = "default", "tool_use"
+ADDITIONAL = "additional_chat_templates"  # the folder of the others
+
+
+def syntax_error(template: str) -> str | None:
+    """Return ``line N: what`` of the first syntax error; None if there is none.
+
+    Accepted tags: Jinja's own, loop controls, and Transformers' ``generation``.
+    """
+    from jinja2 import TemplateSyntaxError
+
+    from paceline.data.chat_template.jinja_sandbox import environment
+
+    try:
+        environment().parse(template)
+    except TemplateSyntaxError as error:
+        return f"line {error.lineno}: {error.message}"
+    except RecursionError:
+        return "it is nested too deeply"
+    return None
+
+
+def templates_in(folder: Path) -> dict[str, str]:
+    """Return the chat templates in a tokenizer's folder by name, as Transformers finds them; empty if there
+    is none, or they cannot be read.
+    """
+    try:
+        files = {DEFAULT: folder / "chat_template.jinja"} | {
+            path.name.removesuffix(".jinja"): path for path in sorted(folder.glob(f"{ADDITIONAL}/*.jinja"))
+        }
+        found = {name: read_text(path) for name, path in files.items() if path.is_file()}
+        return found or named_templates(
+            json.loads(read_text(folder / "tokenizer_config.json")).get("chat_template")
+        )
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def named_templates(given: Json) -> dict[str, str]:
+    """Return chat templates by name: a text is the one named ``default``, a list or an object names each."""
+    if isinstance(given, str):
+        return {DEFAULT: given} if given else {}
+    pairs = (
+        given.items()
+        if isinstance(given, dict)
+        else [_pair(one) for one in given or ()]
+        if isinstance(given, list)
+        else ()
+    )
+    return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+
+
+def _pair(one: Json) -> tuple[Json, Json]:
+    return (one.get("name"), one.get("template")) if isinstance(one, dict) else (None, None)
+
+
+def name_for(templates: Collection[str], *, tools: bool) -> str | None:
+    """Return which of a tokenizer's templates renders a conversation, as Transformers chooses: with tools the
+    one that is named so, else the default; None if there is none for it.
+    """
+    wanted = (TOOL_USE, DEFAULT) if tools else (DEFAULT,)
+    return next((name for name in wanted if name in templates), None)
+
+
+def look_at_template(given: str | None, folder: Path | None) -> Diagnostic | None:
+    """Check ``model.chat_template``'s text, or else the templates in a tokenizer's folder."""
+    hint = "set model.chat_template to correct Jinja, or to a built-in name such as chatml"
+    what, texts = "the chat template is not valid Jinja", {"": given or ""}
+    try:
+        if given is None and folder is not None:
+            paths = [folder / "chat_template.jinja", *sorted(folder.glob(f"{ADDITIONAL}/*.jinja"))]
+            texts = {f"{path}: ": read_text(path) for path in paths if path.is_file()}
+    except (OSError, ValueError) as error:
+        return codes.DATA_BAD_CHAT_TEMPLATE(what, "model.chat_template", str(error), hint)
+    found = (f"{place}{wrong}" for place, text in texts.items() if (wrong := syntax_error(text)) is not None)
+    wrong = next(found, None)
+    return None if wrong is None else codes.DATA_BAD_CHAT_TEMPLATE(what, "model.chat_template", wrong, hint)

@@ -1,0 +1,256 @@
+"""Render a conversation with its chat template, and find which turn wrote which characters.
+
+Templates are programs, and many write a turn differently once others follow (reasoning of earlier turns is
+dropped), so prefixes of a conversation do not tell where a turn stands in the whole. The template itself
+does: every ``for`` loop over messages in its syntax tree gets a mark at the beginning of its body and one
+after the loop, and the whole conversation is rendered with the marks; what lies between two of them is what
+that turn wrote. Where the template takes up its own text, it is rendered without marks, too: both must agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from jinja2 import nodes
+from jinja2.visitor import NodeTransformer
+
+from paceline.core.json_types import Json, JsonObject
+from paceline.core.security import resource_limits
+from paceline.data.chat_template.jinja_sandbox import Span, blocks_of, environment
+from paceline.data.rows.values import RowError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
+MAX_CHARACTERS = 1 << 26  # maximum of one rendered conversation
+# CPU time that a conversation is worth, once through a template
+RENDERING_SECONDS = 1e-3
+CHARACTER_SECONDS = 3e-6  # the slowest of 108 published templates takes 1.3e-6
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+# Characters of a private plane of Unicode: begin of a turn, end of a turn, end of a mark.
+_BEGIN, _END, _CLOSE = "\U000f5a01", "\U000f5a02", "\U000f5a03"
+_MARK = re.compile(f"([{_BEGIN}{_END}])([0-9]+)(?:,([0-9]+))?{_CLOSE}")
+_BEGIN_FILTER, _END_FILTER = "paceline_turn_begins", "paceline_turn_ends"
+
+
+class Chat(NamedTuple):
+    """What a template renders: messages in the form that Transformers gives them, and what is beside them."""
+
+    messages: Sequence[JsonObject]
+    tools: Sequence[JsonObject] = ()
+    documents: Sequence[JsonObject] = ()
+    options: Mapping[str, Json] = {}
+
+
+class Rendered(NamedTuple):
+    """``text``; ``turns``: the spans that each turn wrote, None if they cannot be told; ``marks``: spans of
+    ``{% generation %}`` blocks.
+    """
+
+    text: str
+    turns: list[list[Span]] | None
+    marks: list[Span]
+
+
+class ChatTemplate:
+    """A compiled template. ``tokens``: special tokens by name, which the template may write.
+
+    Raises Jinja's TemplateSyntaxError, or whatever else a template raises while it is compiled.
+    """
+
+    def __init__(self, text: str, tokens: Mapping[str, str]) -> None:
+        self.text = text
+        self._tokens = tokens
+        self._environment = environment()
+        self._marks = marks = _Marks()
+        self._environment.filters |= {_BEGIN_FILTER: marks.begin, _END_FILTER: marks.end}
+        self._plain: Template = self._environment.from_string(text)
+        self._marked: Template = self._environment.from_string(_with_marks(self._environment, text))
+        self.has_blocks = bool(GENERATION.search(text))
+
+    def render(self, chat: Chat, *, prompt: bool = False) -> str:
+        """Return the text; ``prompt``: with the opening of the assistant's turn. Raises RowError."""
+        return self._run(self._plain, chat, prompt)[0]
+
+    def render_whole(self, chat: Chat) -> Rendered:
+        """Return the text with what each turn wrote. Raises RowError."""
+        self._marks.of(chat.messages)
+        try:
+            marked, blocks = self._run(self._marked, chat, False)
+        except RowError:
+            text, blocks = self._run(self._plain, chat, False)
+            return Rendered(text, None, blocks)
+        # A mark that went straight to the output changes nothing else. One in a text that the template takes
+        # up may: it counts only if the text is the same without.
+        if self._marks.taken_up or marked.count(_CLOSE) != self._marks.written:
+            text, blocks = self._run(self._plain, chat, False)
+            return Rendered(text, _turns(marked, len(chat.messages), text), blocks)
+        found = list(_MARK.finditer(marked))
+        return Rendered(
+            _MARK.sub("", marked),
+            _regions(found, len(marked), len(chat.messages)),
+            [(_without_marks(found, start), _without_marks(found, end)) for start, end in blocks],
+        )
+
+    def _run(self, template: Template, chat: Chat, prompt: bool) -> tuple[str, list[Span]]:
+        given = {
+            **self._tokens,
+            **chat.options,
+            "messages": chat.messages,
+            "tools": list(chat.tools) or None,
+            "documents": list(chat.documents) or None,
+            "add_generation_prompt": prompt,
+        }
+        spans: list[Span] = []
+        resource_limits.grant(worth(chat))
+        try:
+            if self.has_blocks and not prompt:
+                pieces: list[str] = []
+                with blocks_of(self._environment).recorded(pieces) as spans:
+                    for piece in template.generate(given):
+                        pieces.append(piece)
+                text = "".join(pieces)
+            else:
+                text = template.render(given)
+        except (resource_limits.SpentError, MemoryError):
+            raise
+        except Exception as exc:  # noqa: BLE001  (a template may raise anything)
+            raise RowError("template_refused", f"{type(exc).__name__}: {exc}"[:200]) from exc
+        if len(text) > MAX_CHARACTERS:
+            raise MemoryError
+        return text, spans
+
+
+def worth(chat: Chat) -> float:
+    """Return the CPU seconds that it may take to render a conversation."""
+    values = (
+        value
+        for part in (chat.messages, chat.tools, chat.documents)
+        for one in part
+        for value in one.values()
+    )
+    characters = sum(len(value if isinstance(value, str) else str(value)) for value in values)
+    return RENDERING_SECONDS + CHARACTER_SECONDS * characters
+
+
+class _Marks:
+    """What the filters of the marked template do. ``taken_up``: a mark stands in a text that the template
+    does not write at once (a macro's, a ``set`` block's); ``written``: number of marks.
+    """
+
+    def __init__(self) -> None:
+        self.of([])
+
+    def of(self, messages: Sequence[JsonObject]) -> None:
+        """Mark the turns of a conversation from now on."""
+        self._numbers = {id(message): number for number, message in enumerate(messages)}
+        self._begun: set[int] = set()
+        self.taken_up = False
+        self.written = 0
+
+    def begin(self, item: object, loop: int, direct: bool) -> str:
+        number = self._numbers.get(id(item))
+        if number is None:  # a turn of the template's own
+            return self.end(None, loop)
+        self._begun.add(loop)
+        self.taken_up = self.taken_up or not direct
+        self.written += 1
+        return f"{_BEGIN}{loop},{number}{_CLOSE}"
+
+    def end(self, item: object, loop: int) -> str:
+        if loop not in self._begun:
+            return ""
+        self.written += 1
+        return f"{_END}{loop}{_CLOSE}"
+
+
+def _with_marks(environment: Environment, text: str) -> nodes.Template:
+    """Return the template's syntax tree with marks in every loop over a single name that writes something."""
+
+    class Marker(NodeTransformer):
+        def __init__(self) -> None:
+            self.loops = 0
+            self.direct = True
+
+        def visit_For(self, node: nodes.For) -> list[nodes.Node]:  # noqa: N802 (Jinja's name)
+            number, self.loops = self.loops, self.loops + 1
+            writes = any(node.find_all((nodes.Output, nodes.CallBlock, nodes.FilterBlock)))
+            self.generic_visit(node)
+            if not isinstance(node.target, nodes.Name) or not writes:
+                return [node]
+            item = nodes.Name(node.target.name, "load")
+            direct = self.direct and not node.recursive
+            node.body.insert(0, _marked(item, _BEGIN_FILTER, number, direct))
+            any_name = nodes.Name("messages", "load")  # a filter of a constant would be computed at once
+            return [node, _marked(any_name, _END_FILTER, number)]
+
+        def _taken_up(self, node: nodes.Node) -> nodes.Node:
+            before, self.direct = self.direct, False
+            self.generic_visit(node)
+            self.direct = before
+            return node
+
+        visit_Macro = visit_AssignBlock = _taken_up  # noqa: N815 (Jinja's names)
+        visit_FilterBlock = visit_Block = _taken_up  # noqa: N815
+
+        def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:  # noqa: N802 (Jinja's name)
+            if isinstance(node.call.node, nodes.ExtensionAttribute):  # generation: written as it is
+                return self.generic_visit(node)
+            return self._taken_up(node)
+
+    tree = environment.parse(text)
+    marked: nodes.Template = Marker().visit(tree)
+    marked.set_lineno(1)
+    marked.set_environment(environment)
+    return marked
+
+
+def _marked(value: nodes.Expr, name: str, *given: int | bool) -> nodes.Output:
+    """Return the node that writes a filter's text. A filter is called directly, a function by the sandbox."""
+    return nodes.Output([nodes.Filter(value, name, [nodes.Const(item) for item in given], [], None, None)])
+
+
+def _turns(marked: str, count: int, text: str) -> list[list[Span]] | None:
+    """Return what each turn wrote, if ``marked`` is ``text`` with marks."""
+    if _MARK.sub("", marked) != text:
+        return None
+    return _regions(list(_MARK.finditer(marked)), len(marked), count)
+
+
+def _without_marks(marks: Sequence[re.Match[str]], at: int) -> int:
+    """Return the place in the text without marks that ``at`` is."""
+    return at - sum(mark.end() - mark.start() for mark in marks if mark.end() <= at)
+
+
+def _regions(marks: Sequence[re.Match[str]], length: int, count: int) -> list[list[Span]]:
+    """Return the spans of each turn in the text without marks: the innermost open turn owns a character.
+
+    ``length`` of the marked text.
+    """
+    regions: list[list[Span]] = [[] for _ in range(count)]
+    open_turns: list[tuple[int, int]] = []  # (loop, turn), innermost last
+    at = before = 0
+    for mark in marks:
+        wrote = mark.start() - before
+        if open_turns and wrote:
+            regions[open_turns[-1][1]].append((at, at + wrote))
+        at, before = at + wrote, mark.end()
+        loop = int(mark.group(2))
+        open_turns = [pair for pair in open_turns if pair[0] != loop]
+        if mark.group(1) == _BEGIN:
+            open_turns.append((loop, int(mark.group(3))))
+    return [_joined(spans) for spans in regions]
+
+
+def _joined(spans: Sequence[Span]) -> list[Span]:
+    """Join spans that touch."""
+    joined: list[Span] = []
+    for start, end in spans:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    return joined

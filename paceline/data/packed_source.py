@@ -1,0 +1,177 @@
+"""Micro-batches from the token table: flat, without padding, labels shifted (``protocols.batch``)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.data.data_order import ORDER_ALGORITHM, epoch_bins, epoch_documents
+from paceline.data.packing import Bins, efficiency
+from paceline.data.token_table import TokenTable, decode_labels
+from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.prefixes import with_prefixes
+
+_EPOCHS_KEPT = 2  # the current epoch and the one of evaluation or prefetching
+
+
+class PackedSource:
+    """A ``protocols.data.RowSource`` over a token table: rows are bins of documents or single documents.
+
+    Bins with ``packing``. The documents of a group (``TokenTable.group``: both halves of a preference pair)
+    are adjacent in one row. ``seq_len``: maximum tokens of a row (for pairs of each half: rows have room for
+    twice as many). ``shuffle=False`` (evaluation) keeps the table's order. ``columns``: extra values [D] or
+    [D, K] of the documents, which batches hold as ``extras``. Stateless: rows are a function of (table,
+    seq_len, packing, seed, epoch) only, so any rank of any world size can read any position at any time.
+    Raises DataError if a document is longer than ``seq_len``.
+    """
+
+    algorithm = ORDER_ALGORITHM
+
+    def __init__(
+        self,
+        table: TokenTable,
+        *,
+        seq_len: int,
+        packing: bool,
+        seed: int,
+        pad_token_id: int,
+        shuffle: bool = True,
+    ) -> None:
+        self.table = table
+        self.seq_len = seq_len
+        self.packing = packing
+        self.seed = seed
+        self.pad_token_id = pad_token_id
+        self.shuffle = shuffle
+        self.columns: dict[str, NDArray[np.generic]] = {}
+        self._layouts: dict[int, Bins] = {}
+        self._lock = threading.Lock()  # several threads make batches
+
+    def layout(self, epoch: int) -> Bins:
+        """Return the rows of an epoch in order."""
+        with self._lock:
+            return self._layout(epoch)
+
+    def _layout(self, epoch: int) -> Bins:
+        if epoch not in self._layouts:
+            weights = self.table.weights if self.shuffle else (1.0,)
+            group = self.table.group
+            rows = epoch_documents(self.table.group_dataset, weights, self.seed, epoch)
+            bins = epoch_bins(
+                rows,
+                self.table.group_lengths,
+                seq_len=self.seq_len * group,
+                packing=self.packing,
+                seed=self.seed,
+                epoch=epoch,
+                shuffle=self.shuffle,
+            )
+            if group > 1:
+                bins = Bins((bins.items[:, None] * group + np.arange(group)).ravel(), bins.offsets * group)
+            while len(self._layouts) >= _EPOCHS_KEPT:
+                del self._layouts[next(iter(self._layouts))]
+            self._layouts[epoch] = bins
+        return self._layouts[epoch]
+
+    def num_rows(self, epoch: int) -> int:
+        """Return the rows of an epoch; equal in all epochs unless a mixture samples anew in each."""
+        if not self.shuffle or all(weight == 1 for weight in self.table.weights):
+            epoch = self._known_epoch(epoch)
+        return len(self.layout(epoch))
+
+    def _known_epoch(self, epoch: int) -> int:
+        """Return an epoch with a cached layout: the number of bins depends on the lengths only."""
+        with self._lock:
+            return epoch if epoch in self._layouts or not self._layouts else next(iter(self._layouts))
+
+    def efficiency(self, epoch: int = 0) -> float:
+        """Return tokens divided by the capacity of all rows."""
+        return efficiency(self.layout(epoch), self.table.lengths, self.seq_len * self.table.group)
+
+    def document_ids(self, epoch: int, positions: Sequence[int]) -> list[int]:
+        """Return the documents of these rows in order; -1 for a filler."""
+        bins = self.layout(epoch)
+        ids: list[int] = []
+        for position in positions:
+            ids.extend(bins.bin(position).tolist() if 0 <= position < len(bins) else [-1] * self.table.group)
+        return ids
+
+    def batch(self, epoch: int, positions: Sequence[int]) -> Batch:
+        """Return the micro-batch at these positions of the epoch's order.
+
+        -1 or a position past the end is a filler row.
+        """
+        ids = self.document_ids(epoch, positions)
+        filler = np.full(2, ~self.pad_token_id, np.int32)
+        documents = [self.table.coded(i) if i >= 0 else filler for i in ids]
+        available = len(self.layout(epoch))
+        num_rows = sum(0 <= position < available for position in positions)
+        batch = build_batch(documents, ids, num_rows)
+        batch = replace(batch, group=self.table.group, extras=self._extras(ids))
+        return batch if self.table.group == 1 else with_prefixes(batch)
+
+    def mismatched(self, epoch: int, positions: Sequence[int], among: range) -> Batch:
+        """Return the rows at ``positions``, each prompt with the answer of the document before it in
+        ``among``.
+
+        The first document gets the last one's answer: as TRL's ``KL_completion_ids``, but a function of the
+        data order alone, however ``among`` is split over micro-batches and ranks.
+        """
+        bins = self.layout(epoch)
+        ids, documents = self.document_ids(epoch, positions), []
+        for position in positions:
+            before = among[(position - among.start - 1) % len(among)] if position in among else -1
+            previous = bins.bin(before)[-1] if before >= 0 else -1
+            for document in self.document_ids(epoch, [position]):
+                documents.append(self._with_answer_of(document, int(previous)))
+                previous = document
+        return build_batch(documents, ids, sum(position in among for position in positions))
+
+    def _with_answer_of(self, document: int, other: int) -> NDArray[np.int32]:
+        """Join the prompt of ``document`` (before its first label) and ``other``'s answer, up to ``seq_len``.
+
+        A filler stays a filler.
+        """
+        if document < 0:
+            return np.full(2, ~self.pad_token_id, np.int32)
+        own, answer = self.table.coded(document), self.table.coded(other)
+        joined = np.concatenate([own[: int((own >= 0).argmax())], answer[int((answer >= 0).argmax()) :]])
+        return joined[: self.seq_len]
+
+    def _extras(self, ids: list[int]) -> dict[str, torch.Tensor]:
+        """Return the extra columns of the documents; 0 for a filler."""
+        columns = {**self.table.columns, **self.columns}
+        found = {}
+        for name, values in columns.items():
+            picked = np.zeros((len(ids), *values.shape[1:]), np.float64)
+            for place, i in enumerate(ids):
+                if i >= 0:
+                    picked[place] = values[i]
+            found[name] = torch.from_numpy(picked)
+        return found
+
+
+def build_batch(documents: Sequence[NDArray[np.int32]], ids: Sequence[int], num_rows: int) -> Batch:
+    """Build a flat batch of coded documents (see ``data.table``)."""
+    lengths = np.array([len(d) for d in documents], np.int64)
+    ends = np.cumsum(lengths)
+    input_ids, own = decode_labels(np.concatenate(documents))
+    labels = np.full(len(own), IGNORE_INDEX, np.int64)
+    labels[:-1] = own[1:]
+    labels[ends - 1] = IGNORE_INDEX  # the next document's first token is not a label
+    positions = np.arange(len(own), dtype=np.int64) - np.repeat(ends - lengths, lengths)
+    boundaries = np.concatenate([np.zeros(1, np.int64), ends]).astype(np.int32)
+    return Batch(
+        input_ids=torch.from_numpy(input_ids.astype(np.int64))[None],
+        labels=torch.from_numpy(labels)[None],
+        position_ids=torch.from_numpy(positions)[None],
+        cu_seqlens=torch.from_numpy(boundaries),
+        max_seqlen=int(lengths.max()),
+        document_ids=torch.tensor(ids, dtype=torch.int64),
+        num_rows=num_rows,
+    )

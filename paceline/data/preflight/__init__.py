@@ -1,0 +1,1 @@
+"""Looks at data and tokenizer before a start."""

@@ -1,0 +1,194 @@
+"""A look at the chat template, and at the first rows through it, before anything heavy is imported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+from paceline.core.files import read_text
+from paceline.core.security.resource_limits import SpentError, bounded_memory, bounded_time, limit_of
+from paceline.data import codes
+from paceline.data.chat_template.capabilities import facts_of, written_alike
+from paceline.data.chat_template.conversation import Renderer, Renderers
+from paceline.data.chat_template.jinja_syntax import TOOL_USE, name_for, named_templates, templates_in
+from paceline.data.chat_template.options import with_defaults
+from paceline.data.preflight.find_sets import LOOKED_AT, DataSet, look
+from paceline.data.rows.examples import Reading, RowReader
+from paceline.data.rows.formats import Example
+from paceline.data.rows.row_errors import Problem, Tally, refusal
+from paceline.data.rows.values import RowError
+from paceline.data.tokenizer.load import template_text, tokenizer_here
+from paceline.data.tokenizer.template_errors import costly, rendered
+
+if TYPE_CHECKING:
+    from paceline.config.sections.model import ModelSection
+
+# What a template does not write whatever its tokens are; the others are left to the preparation.
+_CERTAIN = ("tools", "tool_calls", "reasoning", "documents", "turn_left_out")
+_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+class LocalTemplate(NamedTuple):
+    """The chat templates that lie here: what messages call them, their texts by name with the config's
+    options, and tokens.
+    """
+
+    name: str
+    texts: Mapping[str, str]
+    tokens: Mapping[str, str]
+
+
+def local_template(model: ModelSection) -> LocalTemplate | None:
+    """Return the templates that rows are rendered with; None if there is none here."""
+    folder = tokenizer_here(model)
+    if folder is None:
+        return None
+    try:
+        given = template_text(model.chat_template)
+    except DataError:  # reported with the tokenizer
+        return None
+    texts = named_templates(given) if given is not None else templates_in(folder)
+    if not texts:
+        return None
+    named = "the tokenizer's own" if given is None else "of model.chat_template"
+    if given is not None and given != model.chat_template:
+        named = str(model.chat_template)
+    options = model.chat_template_kwargs
+    return LocalTemplate(
+        named, {name: with_defaults(text, options) for name, text in texts.items()}, _tokens(folder)
+    )
+
+
+def _tokens(folder: Path) -> dict[str, str]:
+    """Return special tokens by name; those that the files do not tell are named after themselves."""
+    try:
+        known = json.loads(read_text(folder / "tokenizer_config.json"))
+    except (OSError, ValueError):
+        known = {}
+    found = {name: f"<{name}>" for name in _TOKENS}
+    for name in _TOKENS:
+        value = known.get(name) if isinstance(known, dict) else None
+        text = value.get("content") if isinstance(value, dict) else value
+        found |= {name: text} if isinstance(text, str) else {}
+    return found
+
+
+def template_key(model: ModelSection) -> str:
+    """Return the key of the config that names the chat template."""
+    if model.chat_template:
+        return "model.chat_template"
+    return "model.tokenizer" if model.tokenizer else "model.name_or_path"
+
+
+class Described(NamedTuple):
+    """The chat template in the plan: ``choice``, and ``reason``, what it writes."""
+
+    choice: str
+    reason: str
+
+
+def describe(model: ModelSection, formats: Set[str]) -> Described | None:
+    """Return what the plan says of the template; None if no row needs it, or it is not known here."""
+    template = local_template(model) if rendered(formats) else None
+    if template is None:
+        return None
+    try:
+        with bounded_memory(), bounded_time(template.texts.values()):
+            facts = {
+                name: facts_of(template.texts[name], template.tokens).sentence()
+                for name in dict.fromkeys(name_for(template.texts, tools=tools) for tools in (False, True))
+                if name is not None
+            }
+    except (RowError, SpentError, MemoryError):  # found by the tokenizer's trial, or in the preparation
+        return None
+    options = ", ".join(f"{name}: {json.dumps(value)}" for name, value in model.chat_template_kwargs.items())
+    of_tools = facts.pop(TOOL_USE, None)
+    sentences = [*facts.values(), *([f"rows with tools take '{TOOL_USE}': {of_tools}"] if of_tools else [])]
+    return Described(template.name + (f", with {options}" if options else ""), "; ".join(sentences))
+
+
+def other_template(model: ModelSection, judge: ModelSection) -> bool:
+    """Whether the template of ``judge`` writes conversations otherwise than that of ``model``, as far as both
+    lie here.
+    """
+    mine, theirs = local_template(model), local_template(judge)
+    names = [name_for(one.texts, tools=False) if one else None for one in (mine, theirs)]
+    if mine is None or theirs is None or names[0] is None or names[1] is None:
+        return False
+    try:
+        with bounded_memory(), bounded_time([mine.texts[names[0]], theirs.texts[names[1]]]):
+            renderers = (
+                Renderer(mine.texts[names[0]], mine.tokens),
+                Renderer(theirs.texts[names[1]], theirs.tokens),
+            )
+            return not written_alike(*renderers)
+    except (RowError, SpentError, MemoryError):  # found by the tokenizer's trial, or in the preparation
+        return False
+
+
+def look_through(
+    model: ModelSection, data_set: DataSet, reading: Reading, *, refuses: bool
+) -> Iterator[Diagnostic]:
+    """Yield what the template would not write of the first rows of a data set. Raises DataError.
+
+    ``refuses``: rows that lose their meaning by it are errors (``data.on_bad_row``).
+    """
+    looked = look(data_set, reading)
+    template = local_template(model) if rendered({looked.shape.format}) else None
+    if template is None:
+        return
+    reader = RowReader(looked.shape, reading)
+    lost, idle = dict[str, Tally](), dict[str, Tally]()
+    try:
+        with bounded_memory(), bounded_time(template.texts.values()):
+            renderers = Renderers(dict(template.texts), template.tokens)
+            for row in looked.head:
+                read = Problem("", "") if row.value is None else reader.read(row.value, row.where)
+                examples = [] if isinstance(read, Problem) else [one for one in read if one.messages]
+                _tally(renderers, examples, row.where, lost, idle)
+    except RowError:  # found by the tokenizer's trial, or in the preparation
+        return
+    except (SpentError, MemoryError) as error:
+        yield costly(template_key(model), f"{row.where}: {limit_of(error)}")
+        return
+    first = "the first " if len(looked.head) >= LOOKED_AT else ""
+    if refuses:
+        yield from refusal(lost, len(looked.head), of=first)
+    if idle:
+        listed = ", ".join(
+            f"{name} ({tally.count:,} {'row' if tally.count == 1 else 'rows'}, first {tally.first_place})"
+            for name, tally in sorted(idle.items(), key=lambda item: -item[1].count)
+        )
+        counts = {name: tally.count for name, tally in idle.items()}
+        place = data_set.section.path
+        yield codes.DATA_NOT_WRITTEN(
+            place, template.name, rows=f"{first}{len(looked.head):,} rows", listed=listed, evidence=counts
+        )
+
+
+def _tally(
+    renderers: Renderers,
+    examples: Sequence[Example],
+    where: str,
+    lost: dict[str, Tally],
+    idle: dict[str, Tally],
+) -> None:
+    """Count what the examples of one row lose, each once."""
+    names: dict[str, None] = {}
+    reasons: dict[str, str] = {}
+    for example in examples:
+        try:
+            renderer = renderers.of(example)
+            names |= dict.fromkeys(renderer.left_out.names(example, renderer.text(example)))
+        except RowError as error:
+            for reason, detail in ((error.reason, error.detail), *error.also):
+                reasons.setdefault(reason, detail)
+    for reason, detail in reasons.items():
+        if reason in _CERTAIN:
+            lost.setdefault(reason, Tally()).add(where, detail)
+    for name in {} if reasons else names:
+        idle.setdefault(name, Tally()).add(where)

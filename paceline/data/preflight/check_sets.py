@@ -1,0 +1,321 @@
+"""Quick checks of a config's data and tokenizer: present, not empty, known format, chat template."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+from paceline.core.files import open_file, read_text, special_files
+from paceline.data import codes
+from paceline.data.chat_template.jinja_syntax import look_at_template, templates_in
+from paceline.data.preflight.chat_template import look_through
+from paceline.data.preflight.find_sets import (
+    LOOKED_AT,
+    DataSet,
+    DatasetHead,
+    converter_named,
+    find_sets,
+    look,
+)
+from paceline.data.rows.examples import Reading, RowReader
+from paceline.data.rows.formats import Example
+from paceline.data.rows.kinds.base import RowKind
+from paceline.data.rows.kinds.documents import DOCUMENTS
+from paceline.data.rows.kinds.prompts import PROMPTS
+from paceline.data.rows.row_errors import CONVERTED_AWAY, LENGTH_REASONS, Problem, Tally, left_out, refusal
+from paceline.data.sources.compressed_files import is_packed
+from paceline.data.sources.file_kinds import kind_of
+from paceline.data.sources.locate import SAVED, is_own
+from paceline.data.tokenizer.load import template_text, tokenizer_files, tokenizer_folder
+from paceline.data.tokenizer.template_errors import idle_options, no_template
+from paceline.rules import codes as rules_codes
+
+if TYPE_CHECKING:
+    from paceline.config.sections.data import DataSection, Dataset
+    from paceline.config.sections.model import ModelSection
+
+#: A JSON list must be read completely for its first row; larger ones are left to the preparation.
+MOST_BYTES = 64 << 20
+_PACKS = 8  # how much smaller a compressed file is taken to be
+_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+
+
+def look_at_sets(
+    data: DataSection, reading: Reading, *, imports: bool = False, model: ModelSection | None = None
+) -> tuple[frozenset[str], list[Diagnostic]]:
+    """Check every data set of ``data.train`` and ``data.eval``; return (formats of the rows, findings).
+
+    ``imports``: check only those that need an import: of the ``datasets`` library, or of the user's own code;
+    ``model``: look at the first rows through its chat template, too.
+    """
+    formats: set[str] = set()
+    found: list[Diagnostic] = []
+    for key, sections in (("data.train", data.train), ("data.eval", data.eval or ())):
+        empty: list[tuple[Dataset, tuple[Diagnostic, ...]]] = []
+        for section in sections:
+            try:
+                [data_set] = find_sets(key, (section,))
+                found += () if imports else _misspelt(key, section, data_set)
+                needed = bool(_imported(section, reading.converter))
+                if needed if imports else is_looked_into(data_set, reading):
+                    looked = look(data_set, reading)
+                    formats.add(looked.shape.format)
+                    wrong = refused_rows(looked, reading) if data.on_bad_row == "refuse" else []
+                    if data.on_bad_row != "refuse" and (none := skipped_rows(looked, reading)):
+                        empty.append((section, none))
+                    if model is not None and not wrong:
+                        refuses = data.on_bad_row == "refuse"
+                        wrong = list(look_through(model, data_set, reading, refuses=refuses))
+                    found += (at_key(key, section, finding) for finding in wrong)
+            except DataError as error:
+                found += (at_key(key, section, finding) for finding in error.diagnostics)
+        if empty and len(empty) == len(sections):
+            found.append(
+                codes.DATA_NO_USABLE_ROWS(
+                    "no row can be used", key, "all of them are skipped", "the reasons follow"
+                )
+            )
+            found += (at_key(key, section, one) for section, reasons in empty for one in reasons)
+    return frozenset(formats), found
+
+
+def imported_sets(data: DataSection) -> list[str]:
+    """Return what only an import can read: folders written by the ``datasets`` library, functions that give
+    or convert rows. Missing paths are reported elsewhere.
+    """
+    sections = (*data.train, *(data.eval or ()))
+    return list(dict.fromkeys(name for one in sections for name in _imported(one, data.converter)))
+
+
+def _imported(section: Dataset, converter: str | None) -> list[str]:
+    path, own = section.path, is_own(section.path)
+    saved = any((Path(path).expanduser() / name).is_file() for name in SAVED)
+    return [*([path] if saved or own else []), *filter(None, [converter_named(section, converter)])]
+
+
+def missing_sets(data: DataSection, key: str) -> Iterator[Diagnostic]:
+    """Yield findings about missing data sets under ``key`` (``data.train``, ``data.eval``)."""
+    for section in (data.train if key == "data.train" else data.eval) or ():
+        try:
+            [data_set] = find_sets(key, (section,))
+            yield from _misspelt(key, section, data_set)
+        except DataError as error:
+            yield from (at_key(key, section, finding) for finding in error.diagnostics)
+
+
+def _misspelt(key: str, section: Dataset, data_set: DataSet) -> Iterator[Diagnostic]:
+    """Report a name that could be on the hub but nearly matches a local file or folder."""
+    path = Path(section.path)
+    if data_set.located.kind != "hub" or not path.parent.is_dir():
+        return
+    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir()], n=3, cutoff=0.8)
+    if near:
+        what = "there is no such file or folder, but a file with a similar name exists"
+        yield rules_codes.DATA_MISSING(
+            what, key, section.path, ", ".join(str(path.parent / name) for name in near)
+        )
+
+
+def columns_of(data: DataSection, key: str) -> frozenset[str] | None:
+    """Return the names that a reward function gets with the rows of ``key``, by the first rows of each set.
+
+    None if some are not read here, or there are none.
+    """
+    names: set[str] = set()
+    reading = Reading("all", PROMPTS, converter=data.converter)
+    for section in (data.train if key == "data.train" else data.eval) or ():
+        [data_set] = find_sets(key, (section,))
+        if not is_looked_into(data_set, None):
+            return None
+        looked = look(data_set, reading)
+        reader = RowReader(looked.shape, reading)
+        for row in looked.head:
+            read = () if row.value is None else reader.read(row.value, row.where)
+            names |= {
+                name for one in (() if isinstance(read, Problem) else read) for name in json.loads(one.facts)
+            }
+    return frozenset(names - {"prompt"}) or None
+
+
+@dataclass(frozen=True)
+class FirstExamples:
+    """The ``examples`` of the first usable rows; ``whole``: these are all rows; ``everywhere``: every data
+    set was read, so that they have the format of all rows.
+    """
+
+    examples: list[Example]
+    whole: bool
+    everywhere: bool
+
+
+def first_examples(data: DataSection, reading: Reading, *keys: str) -> FirstExamples:
+    """Return the first examples of ``data.train`` and ``data.eval``, or of those that ``keys`` name.
+
+    Data sets that are not read here count as further rows. Raises DataError as ``look_at_sets`` finds it.
+    """
+    found: list[Example] = []
+    whole = everywhere = True
+    sections = {"data.train": data.train, "data.eval": data.eval or ()}
+    for key, section in [(name, one) for name in keys or sections for one in sections[name]]:
+        [data_set] = find_sets(key, (section,))
+        if not is_looked_into(data_set, reading):
+            whole = everywhere = False
+            continue
+        looked = look(data_set, reading)
+        whole = whole and len(looked.head) < LOOKED_AT
+        reader = RowReader(looked.shape, reading)
+        for row in looked.head:
+            read = () if row.value is None else reader.read(row.value, row.where)
+            found += () if isinstance(read, Problem) else read
+    return FirstExamples(found, whole, everywhere)
+
+
+def at_key(key: str, section: Dataset, finding: Diagnostic) -> Diagnostic:
+    """Move a finding to the config key; the file becomes part of ``found``."""
+    if finding.code == codes.DATA_TEMPLATE_COSTLY.name:
+        return finding  # no fault of the rows: it names the template's key
+    file = finding.where or section.path
+    # rows name their place
+    found = finding.found if finding.found.startswith(file) else f"{file}: {finding.found}"
+    return replace(finding, where=key, found=found if finding.found else file)
+
+
+def is_looked_into(data_set: DataSet, reading: Reading | None) -> bool:
+    """Whether the first rows can be read quickly; Arrow and hub data sets need other libraries.
+
+    With ``reading``: also without the user's own code.
+    """
+    located = data_set.located
+    if reading is not None and converter_named(data_set.section, reading.converter):
+        return False
+    lists = [file for file in located.files[:1] if kind_of(file) == "json"]
+    most = {file: MOST_BYTES // (_PACKS if is_packed(file) else 1) for file in lists}
+    return located.kind == "files" and all(file.stat().st_size <= size for file, size in most.items())
+
+
+def look_at_tokenizer(
+    model: ModelSection, formats: frozenset[str], kind: RowKind = DOCUMENTS
+) -> Iterator[Diagnostic]:
+    """Yield findings about a tokenizer in a local folder; hub names are left to the download.
+
+    ``formats``: of the rows, which are of ``kind``.
+    """
+    name = model.tokenizer or model.name_or_path
+    key = "model.tokenizer" if model.tokenizer else "model.name_or_path"
+    if not name:
+        return
+    folder = Path(name).expanduser()
+    beside = folder.parent != Path(".") and any(folder.parent.glob("*/tokenizer*"))  # models are here
+    if model.tokenizer and beside and not folder.exists() and name.count("/") == 1:
+        there = ", ".join(sorted({f.parent.name for f in folder.parent.glob("*/tokenizer*")})[:6])
+        what, hint = (
+            f"there is no tokenizer '{name}'",
+            "set model.tokenizer to a folder with tokenizer.json, or a name on the hub",
+        )
+        yield codes.DATA_NO_TOKENIZER(what, key, f"in {folder.parent}: {there}", hint)
+        return
+    local = folder.is_dir() or name.startswith(("/", ".", "~")) or name.count("/") > 1 or folder.exists()
+    if not local or (key == "model.name_or_path" and not folder.is_dir()):
+        return  # on the hub; or the model's folder is missing, which is reported elsewhere
+    template: str | None = None
+    try:
+        template = template_text(model.chat_template)
+        tokenizer_folder(model)
+    except DataError as error:
+        yield from (
+            replace(d, where=key if d.code == codes.DATA_NO_TOKENIZER.name else d.where)
+            for d in error.diagnostics
+        )
+        return
+    if special := special_files(folder):
+        what = "the tokenizer's folder contains something that is not a regular file"
+        yield codes.DATA_BAD_TOKENIZER(
+            what, key, f"{folder}: {', '.join(special[:4])}", "remove it, or name another folder"
+        )
+        return
+    yield from _damaged_files(folder, key)
+    if template is None and formats & kind.conversations and not _has_template(folder):
+        yield no_template(str(folder))
+    elif bad := look_at_template(
+        template, folder if formats & kind.conversations or model.chat_template_kwargs else None
+    ):
+        yield bad
+    elif model.chat_template_kwargs:
+        used = templates_in(folder) if template is None else {"": template}
+        unread = not used and _has_template(folder)
+        if not unread and (idle := idle_options(used.values(), model.chat_template_kwargs)):
+            yield idle
+
+
+def _damaged_files(folder: Path, key: str) -> Iterator[Diagnostic]:
+    """Report the tokenizer's files that cannot be read, or are not complete."""
+    for file in tokenizer_files(folder):
+        try:
+            wrong = file.suffix == ".json" and _cut(file)
+        except OSError as error:
+            what, hint = (
+                "a file of the tokenizer cannot be read",
+                f"let this user read it: chmod a+r {file.name}",
+            )
+            yield codes.DATA_BAD_TOKENIZER(what, key, f"{file}: {error.strerror or error}", hint)
+            continue
+        if wrong:
+            what = "a file of the tokenizer is damaged or truncated"
+            yield codes.DATA_BAD_TOKENIZER(what, key, f"{file}: {wrong}", "copy or download it again")
+
+
+def _cut(file: Path) -> str:
+    """Return why a file cannot be complete JSON, judging by its ends only: a vocabulary may be large.
+
+    Raises OSError.
+    """
+    with open_file(file) as stream:
+        head = stream.read(64).lstrip()
+        stream.seek(max(0, file.stat().st_size - 64))
+        tail = stream.read().rstrip()
+    ends = (head[:1], tail[-1:]) in ((b"{", b"}"), (b"[", b"]"))
+    return "" if ends else f"{file.stat().st_size} bytes, not complete JSON"
+
+
+def _has_template(folder: Path) -> bool:
+    if any((folder / name).exists() for name in _TEMPLATES):
+        return True
+    try:
+        return bool(json.loads(read_text(folder / "tokenizer_config.json")).get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def refused_rows(looked: DatasetHead, reading: Reading) -> list[Diagnostic]:
+    """Return the errors of the first rows by reason, for a config that refuses bad rows."""
+    refused, _ = _bad_rows(looked, reading)
+    first = "the first " if len(looked.head) >= LOOKED_AT else ""
+    return list(refusal(refused, len(looked.head), of=first))
+
+
+def skipped_rows(looked: DatasetHead, reading: Reading) -> tuple[Diagnostic, ...]:
+    """Return why the rows cannot be used where none can, for a config that skips bad rows; else nothing."""
+    skipped, usable = _bad_rows(looked, reading)
+    return () if usable or len(looked.head) >= LOOKED_AT else left_out(skipped, len(looked.head))
+
+
+def _bad_rows(looked: DatasetHead, reading: Reading) -> tuple[dict[str, Tally], int]:
+    """Return the first rows that cannot be used, by reason, and how many can."""
+    reader, found, usable = RowReader(looked.shape, reading), dict[str, Tally](), 0
+    for row in looked.head:
+        bad = (
+            Problem(row.reason, row.where, row.detail)
+            if row.value is None
+            else reader.read(row.value, row.where)
+        )
+        usable += not isinstance(bad, Problem)
+        for one in bad.each() if isinstance(bad, Problem) else ():
+            if one.reason not in (*LENGTH_REASONS, CONVERTED_AWAY):
+                found.setdefault(one.reason, Tally()).add(one.where, one.detail)
+    return found, usable

@@ -1,0 +1,1 @@
+"""From rows to stored tokens: split, template, tokens, fingerprint."""

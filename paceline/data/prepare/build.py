@@ -1,0 +1,236 @@
+"""Build one prepared data set: read, tokenize, write, split, publish. The caller holds the lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+from paceline.core.json_types import JsonObject
+from paceline.data import codes
+from paceline.data.dataset_store import EVAL, TOKENIZER, TOKENS, TRAIN, Store, save_index
+from paceline.data.preflight.find_sets import DataSet
+from paceline.data.prepare.choose_template import settle_template, stop_tokens
+from paceline.data.prepare.dataset_rows import OpenSet, open_set
+from paceline.data.prepare.progress import Meter, PrepareProgress, Report
+from paceline.data.prepare.split import overlap, split_rows
+from paceline.data.prepare.tokenize import Chunk, ChunkResult, Setup, tokenise
+from paceline.data.rows.kinds.base import RowKind
+from paceline.data.rows.row_errors import (
+    ALWAYS_REFUSED,
+    PrepareCounts,
+    Tally,
+    fields_unread,
+    left_out,
+    refusal,
+    refuses,
+)
+from paceline.data.rows.unread_fields import is_harmless
+from paceline.data.sources.readers import total_bytes
+from paceline.data.token_table import TableWriter, TokenTable
+from paceline.data.tokenizer.load import open_tokenizer, pad_token_id, vocab_size
+
+if TYPE_CHECKING:
+    from paceline.config.sections.data import DataSection
+
+
+def build(
+    store: Store,
+    key: str,
+    setup: Setup,
+    train: list[DataSet],
+    evaluation: list[DataSet],
+    data: DataSection,
+    *,
+    seed: int,
+    num_proc: int,
+    report: Report,
+) -> None:
+    """Prepare and publish the data set ``key``. Raises DataError, and then leaves nothing behind."""
+    sets = [*train, *evaluation]
+    opened = _open_all(sets, setup)
+    tokenizer = open_tokenizer(setup.tokenizer)
+    setup, notes = settle_template(setup, tokenizer, {o.shape.format for o in opened})
+    notes = [note for o in opened for note in o.notes] + notes
+    with store.staged(key) as stage:
+        tally = _write_tokens(stage / TOKENS, setup, sets, opened, data, num_proc, report)
+        notes += [
+            n
+            for s, unread in zip(sets, tally.unread, strict=True)
+            for n in fields_unread(unread, s.section.path)
+        ]
+        report(PrepareProgress("write", tally.counts.rows_read, 1.0, tokens=tally.counts.tokens))
+        notes += _write_indices(
+            stage, tally, len(train), bool(evaluation), data.validation_split, seed, setup.kind
+        )
+        tokenizer.save_pretrained(str(stage / TOKENIZER))
+        meta: JsonObject = {
+            "vocab_size": vocab_size(tokenizer),
+            "pad_token_id": pad_token_id(tokenizer),
+            "special_tokens": [tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id],
+            "stop_token_ids": stop_tokens(setup, tokenizer),
+            "longest": tally.longest,
+            "max_token_id": tally.max_token_id,
+            "group": setup.kind.group,
+            "counts": tally.counts.to_json(),
+            "notes": [note.to_json() for note in [*notes, *tally.counts.diagnostics()]],
+            "data_sets": [
+                {"path": s.section.path, "format": o.shape.format, "rows": n}
+                for s, o, n in zip(sets, opened, tally.documents, strict=True)
+            ],
+        }
+        store.publish(stage, key, meta)
+
+
+def _open_all(sets: list[DataSet], setup: Setup) -> list[OpenSet]:
+    opened: list[OpenSet] = []
+    problems: list[Diagnostic] = []
+    for number, data_set in enumerate(sets):
+        try:
+            opened.append(open_set(number, data_set, setup.reading))
+        except DataError as error:
+            problems.extend(error.diagnostics)
+    if problems:
+        raise DataError(*problems)
+    return opened
+
+
+@dataclass
+class _Tally:
+    counts: PrepareCounts = field(default_factory=PrepareCounts)
+    refused: dict[str, Tally] = field(default_factory=dict)
+    documents: list[int] = field(default_factory=list)
+    unread: list[dict[str, Tally]] = field(default_factory=list)  # for each data set, by field name
+    longest: int = 0
+    max_token_id: int = -1
+
+
+def _write_tokens(
+    path: Path,
+    setup: Setup,
+    sets: list[DataSet],
+    opened: list[OpenSet],
+    data: DataSection,
+    num_proc: int,
+    report: Report,
+) -> _Tally:
+    """Tokenize all rows into the table. Raises DataError if the policy refuses rows, or no row is usable."""
+    tally = _Tally(documents=[0] * len(sets), unread=[{} for _ in sets])
+    behind = np.cumsum([0, *(total_bytes(s.located) for s in sets)]).tolist()
+    meter = Meter(behind[-1], report)
+    chunks: Iterator[Chunk] = (chunk for o in opened for chunk in o.chunks)
+    writer = TableWriter(path, setup.kind.columns)
+    try:
+        # Chunks come back in order; counting and refusing happen here, writing as they arrive.
+        for result in tokenise(setup, chunks, num_proc):
+            number = _count(tally, result, data, setup.kind.group)
+            if ALWAYS_REFUSED in tally.refused:
+                break
+            if len(result.block):
+                writer.write(result.block)
+            meter.update(tally.counts.rows_read, behind[number] + result.consumed, tally.counts.tokens)
+    finally:
+        writer.close()
+    if tally.refused:
+        raise DataError(*refusal(tally.refused, tally.counts.rows_read))
+    if not tally.counts.rows_used:
+        raise DataError(
+            _nothing_usable(tally.counts, setup), *left_out(tally.counts.skipped, tally.counts.rows_read)
+        )
+    return tally
+
+
+def _count(tally: _Tally, result: ChunkResult, data: DataSection, group: int) -> int:
+    """Add a chunk to the counts; return the index of its data set."""
+    counts, block = tally.counts, result.block
+    counts.rows_read += result.read
+    counts.rows_used += len(block) // group
+    counts.tokens += int(block.lengths.sum())
+    counts.labels += int(block.num_labels.sum())
+    tally.documents[result.dataset] += len(block) // group
+    if len(block):
+        tally.longest = max(tally.longest, int(block.lengths.max()))
+        tally.max_token_id = max(tally.max_token_id, int(np.maximum(block.coded, ~block.coded).max()))
+    for problem in result.skipped:
+        counts.skip(problem)
+        if refuses(problem.reason, data.on_bad_row, data.on_too_long):
+            for one in problem.each():
+                tally.refused.setdefault(one.reason, Tally()).add(one.where, one.detail)
+    for problem in result.truncated:
+        counts.truncate(problem)
+    for name, rows in result.unread.items():
+        if is_harmless(name):
+            counts.set_aside[name] = counts.set_aside.get(name, 0) + rows.count
+        else:
+            tally.unread[result.dataset].setdefault(name, Tally()).merge(rows)
+    return result.dataset
+
+
+def _nothing_usable(counts: PrepareCounts, setup: Setup) -> Diagnostic:
+    found = f"{counts.rows_read} rows read, all of them skipped"
+    if set(counts.skipped) == {"no_labels"}:
+        hint = "set data.train_on: all, or use a chat template that marks the assistant's turns"
+        return codes.DATA_NO_LABELS(
+            "no token of any row carries loss", "data.train_on", f"train_on: {setup.train_on}", hint
+        )
+    return codes.DATA_NO_USABLE_ROWS(
+        "no row can be used", "data.train", found, "the reasons are listed below"
+    )
+
+
+def _write_indices(
+    stage: Path,
+    tally: _Tally,
+    num_train_sets: int,
+    has_eval: bool,
+    validation_split: float | int | None,
+    seed: int,
+    kind: RowKind,
+) -> list[Diagnostic]:
+    """Write the row indices for training and for evaluation. Raises DataError if one of them is empty."""
+    group = kind.group
+    table = TokenTable(stage / TOKENS, group=group)
+    keys = table.keys[::group]
+    train = np.flatnonzero(table.group_dataset < num_train_sets)
+    held = np.flatnonzero(table.group_dataset >= num_train_sets)
+    notes: list[Diagnostic] = []
+    if not len(train) or (has_eval and not len(held)):
+        where = "data.eval" if len(train) else "data.train"
+        raise DataError(
+            codes.DATA_NO_USABLE_ROWS(
+                "no row can be used", where, f"{tally.counts.rows_read} rows read", "see the reasons"
+            ),
+            *left_out(tally.counts.skipped, tally.counts.rows_read),
+        )
+    if validation_split:
+        kept, out = split_rows(keys[train], validation_split, seed)
+        train, held = train[kept], train[out]
+    elif has_eval:
+        notes += _overlap_note(keys[train], keys[held])
+    train, held = _documents(train, group), _documents(held, group)
+    notes += kind.unlearnable({name: values[train] for name, values in table.columns.items()}, "data.train")
+    tally.counts.train_documents, tally.counts.eval_documents = len(train), len(held)
+    save_index(stage / TRAIN, train)
+    if len(held):
+        save_index(stage / EVAL, held)
+    return notes
+
+
+def _documents(rows: NDArray[np.int64], group: int) -> NDArray[np.int64]:
+    """Return int64 [n · group]: the documents of these rows."""
+    return (rows[:, None] * group + np.arange(group)).ravel()
+
+
+def _overlap_note(train_keys: NDArray[np.uint64], eval_keys: NDArray[np.uint64]) -> list[Diagnostic]:
+    count = overlap(train_keys, eval_keys)
+    if not count:
+        return []
+    return [
+        codes.DATA_EVAL_OVERLAP("data.eval", count=count, eval_keys=len(eval_keys), evidence={"count": count})
+    ]

@@ -1,0 +1,100 @@
+"""Choose and check the chat template before the first row: validity, cost, how answers end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Set
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import DataError
+from paceline.core.security.resource_limits import SpentError, bounded_memory, bounded_time, limit_of
+from paceline.data import codes
+from paceline.data.chat_template.encode import CostlyTemplateError, Encoder
+from paceline.data.chat_template.jinja_syntax import named_templates
+from paceline.data.chat_template.options import give_template
+from paceline.data.prepare.tokenize import Setup
+from paceline.data.tokenizer.load import builtin_template
+from paceline.data.tokenizer.template_errors import END_MARKS, costly, idle_options, no_template, rendered
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def settle_template(
+    setup: Setup, tokenizer: PreTrainedTokenizerBase, found: Set[str]
+) -> tuple[Setup, list[Diagnostic]]:
+    """Put the chat template into the tokenizer; return the setup and notes. ``found``: formats of the rows.
+
+    If the tokenizer has none, prompts and answers get the built-in ``plain`` template (with a note), while
+    conversations are refused, since the user must decide how turns are marked. Raises DataError.
+    """
+    formats = rendered(found)
+    notes: list[Diagnostic] = []
+    if not formats:
+        return setup, notes
+    if not tokenizer.chat_template:
+        if formats & setup.kind.conversations:
+            raise DataError(no_template(setup.tokenizer.folder))
+        notes.append(codes.DATA_PLAIN_TEMPLATE("model.chat_template"))
+        setup = replace(setup, tokenizer=replace(setup.tokenizer, chat_template=builtin_template("plain")))
+        give_template(tokenizer, setup.tokenizer.chat_template, setup.tokenizer.template_options)
+    templates = named_templates(tokenizer.chat_template)
+    _check_syntax(templates.values(), setup.tokenizer.folder)
+    if wrong := idle_options(templates.values(), json.loads(setup.tokenizer.template_options)):
+        raise DataError(wrong)
+    if setup.train_on == "assistant" and not setup.kind.answered and not tokenizer.is_fast:
+        raise DataError(codes.DATA_NO_OFFSETS("model.tokenizer", type(tokenizer).__name__))
+    return setup, [*notes, *_end_notes(setup, tokenizer)]
+
+
+def _check_syntax(templates: Collection[str], where: str) -> None:
+    """Raise DataError if a template is not valid Jinja, or is costly already.
+
+    A template that refuses a conversation is that row's problem.
+    """
+    from jinja2 import TemplateSyntaxError
+
+    from paceline.data.chat_template.jinja_sandbox import environment
+
+    try:
+        with bounded_memory(), bounded_time(templates):
+            for template in templates:
+                compiled = environment().from_string(template)
+                with suppress(Exception):  # an empty conversation may be refused; only rows count
+                    compiled.render(messages=[], tools=None, documents=None)
+    except TemplateSyntaxError as exc:
+        where, found = f"chat template of {where}, line {exc.lineno}", exc.message or str(exc)
+        hint = "set model.chat_template to correct Jinja, or to a built-in name such as chatml"
+        raise DataError(
+            codes.DATA_BAD_CHAT_TEMPLATE("the chat template is not valid Jinja", where, found, hint)
+        ) from exc
+    except (SpentError, MemoryError) as exc:
+        raise DataError(costly(f"chat template of {where}", limit_of(exc))) from exc
+    except Exception:  # noqa: BLE001  (a template may raise anything; only rows count)
+        return
+
+
+def stop_tokens(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens that end an answer. Raises DataError if the template does not terminate."""
+    try:
+        return list(Encoder(tokenizer, setup.train_on).stop_token_ids())
+    except CostlyTemplateError as exc:
+        raise DataError(costly(f"chat template of {setup.tokenizer.folder}", exc.detail)) from exc
+
+
+def _end_notes(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> Iterator[Diagnostic]:
+    templates = "\n".join(named_templates(tokenizer.chat_template).values())
+    vocabulary = tokenizer.get_vocab()
+    for mark in END_MARKS:
+        if mark in templates and mark not in vocabulary:
+            what = f"the chat template writes {mark}, which is not a single token of this tokenizer"
+            hint = f"model.add_special_tokens: ['{mark}'] (and the template's other marks)"
+            yield codes.DATA_TEMPLATE_TOKEN(what, "model.chat_template", hint=hint, severity=Severity.WARNING)
+    if tokenizer.eos_token is None:
+        what = "the tokenizer has no end-of-text token, so the model will not learn where an answer ends"
+        yield codes.DATA_NO_EOS(
+            what, "model.tokenizer", hint="use a tokenizer with eos_token set", severity=Severity.WARNING
+        )

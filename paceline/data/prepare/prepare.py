@@ -1,0 +1,329 @@
+"""Data preparation, before any process group: rows to token tables, once, cached under a fingerprint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import DataError
+from paceline.core.json_types import Json
+from paceline.data import codes
+from paceline.data.dataset_store import EVAL, TOKENIZER, TOKENS, TRAIN, Meta, Store, load_index
+from paceline.data.preflight.find_sets import DataSet, converter_named, find_sets, look
+from paceline.data.prepare.build import build
+from paceline.data.prepare.fingerprint import code_version, definition, fingerprint, located_digest
+from paceline.data.prepare.progress import PrepareProgress, Report
+from paceline.data.prepare.tokenize import Setup
+from paceline.data.rows.examples import Reading
+from paceline.data.rows.kinds.base import RowKind
+from paceline.data.rows.kinds.documents import DOCUMENTS
+from paceline.data.rows.row_errors import PrepareCounts
+from paceline.data.sources.user_code import converter_digest
+from paceline.data.token_table import TokenTable
+from paceline.data.tokenizer.identity import tokenizer_identity
+from paceline.data.tokenizer.load import tokenizer_spec
+from paceline.protocols.special_tokens import SpecialTokens
+from paceline.rules import codes as rules_codes
+
+if TYPE_CHECKING:
+    from paceline.config.sections.data import DataSection
+    from paceline.config.sections.model import ModelSection
+
+_BYTES_A_PROCESS = 16_000_000  # minimum text per process: starting one takes seconds
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared data set, memory-mapped.
+
+    vocab_size      embedding rows needed: the tokenizer's largest token id (with added tokens) + 1
+    pad_token_id    token of filler rows; it has no loss
+    stop_token_ids  tokens that end an answer (end of text, end of turn); a base model may have others
+    tokenizer_path  the tokenizer as used (added tokens, final template), to be saved with the weights
+    longest         length of the longest document in tokens
+    train_fingerprint  fingerprint of the training data alone, independent of the evaluation set
+    special_tokens  the tokenizer's own, where it has them, and what ends an answer
+    definition      how fingerprints are computed: they are comparable only if it is equal
+    notes           what was assumed, left out, truncated or found to overlap; never errors
+    """
+
+    path: Path
+    fingerprint: str
+    train: TokenTable
+    eval: TokenTable | None
+    counts: PrepareCounts
+    vocab_size: int
+    pad_token_id: int
+    stop_token_ids: tuple[int, ...]
+    tokenizer_path: Path
+    longest: int
+    max_token_id: int
+    notes: tuple[Diagnostic, ...]
+    from_cache: bool
+    train_fingerprint: str = ""
+    definition: str = ""
+    special_tokens: SpecialTokens = SpecialTokens()
+
+
+def prepare(
+    data: DataSection,
+    model: ModelSection,
+    *,
+    seed: int,
+    cache_dir: Path,
+    report: Callable[[PrepareProgress], None] | None = None,
+    max_positions: int | None = None,
+    kind: RowKind = DOCUMENTS,
+) -> Prepared:
+    """Tokenize a config's data, whose rows are of ``kind``, or find it in the cache.
+
+    ``seed`` determines the validation split; ``max_positions`` (the model's, if known): longer documents are
+    refused. Two processes that prepare the same data set do the work once. Raises DataError with every reason
+    known at that point.
+    """
+    report_progress: Report = report or (lambda progress: None)
+    train, evaluation = sets_of(data)
+    setup = setup_of(data, model, kind)
+    report_progress(PrepareProgress("fingerprint"))
+    key = key_of(data, setup, train, evaluation, seed, cache_dir)
+    store = Store(cache_dir)
+    settled = _settled(
+        store,
+        key,
+        lambda: report_progress(PrepareProgress("waiting")),
+        lambda: build(
+            store,
+            key,
+            setup,
+            train,
+            evaluation,
+            data,
+            seed=seed,
+            num_proc=_num_proc(data.num_proc, [*train, *evaluation]),
+            report=report_progress,
+        ),
+    )
+    if settled.from_cache and setup.reading.answers_only:  # the key of the cache does not tell who asked
+        for data_set in (*train, *evaluation):
+            look(data_set, setup.reading)
+    prepared = opened(store, key, settled.meta, data, from_cache=settled.from_cache)
+    # Add what is known only now: the training data's own fingerprint, a damaged cache, too long documents.
+    alone = key_of(data, setup, train, [], seed, cache_dir)
+    prepared = replace(prepared, train_fingerprint=alone, definition=definition())
+    report_progress(
+        PrepareProgress("done", rows=prepared.counts.rows_read, fraction=1.0, tokens=prepared.counts.tokens)
+    )
+    if settled.damage:
+        note = codes.DATA_CACHE_REBUILT(str(prepared.path), settled.damage)
+        prepared = replace(prepared, notes=(note, *prepared.notes))
+    problems = [] if max_positions is None else check_positions(prepared, max_positions)
+    if problems:
+        raise DataError(*problems)
+    return prepared
+
+
+def setup_of(data: DataSection, model: ModelSection, kind: RowKind) -> Setup:
+    """Return how ``prepare`` tokenizes rows. Raises DataError if the tokenizer's files are missing."""
+    return Setup(tokenizer_spec(model), Reading.of(data, kind), data.max_length, data.on_too_long)
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """A complete data set: its ``meta.json``, whether it was cached, and what was wrong with a cached one."""
+
+    meta: Meta
+    from_cache: bool
+    damage: str
+
+
+def _settled(store: Store, key: str, waiting: Callable[[], None], make: Callable[[], None]) -> _Settled:
+    """Return the verified data set of this key, building it if needed. Raises DataError."""
+    if not store.writable() and store.folder(key).is_dir():  # read-only cache: no locks, no repair
+        meta, damage = store.verified(key)
+        if meta is None:
+            raise DataError(_damaged(store, key, damage))
+        return _Settled(meta, True, "")
+    with store.node_lock(key, waiting):
+        meta, damage = store.verified(key)
+        if meta is not None:
+            return _Settled(meta, True, "")
+        with store.lock(key, waiting):
+            meta, _ = store.verified(key)  # another node may have published it meanwhile
+            if meta is not None:
+                return _Settled(meta, True, "")
+            make()
+            meta, why = store.verified(key)
+            if meta is None:
+                raise DataError(_damaged(store, key, why))
+            return _Settled(meta, False, damage)
+
+
+def _damaged(store: Store, key: str, why: str) -> Diagnostic:
+    return codes.DATA_CACHE_DAMAGED(str(store.folder(key)), why)
+
+
+def train_fingerprint_of(
+    data: DataSection, model: ModelSection, seed: int, cache_dir: Path, *, kind: RowKind, most_bytes: int
+) -> str | None:
+    """Return ``Prepared.train_fingerprint`` for local files, without preparing them.
+
+    None if something would be downloaded, or more than ``most_bytes`` read. Raises DataError for missing
+    files.
+    """
+    train, evaluation = sets_of(data)
+    here = all(s.located.kind == "files" for s in (*train, *evaluation))
+    name = model.tokenizer or model.name_or_path
+    if not here or not name or not Path(name).expanduser().is_dir():
+        return None
+    if sum(f.stat().st_size for s in (*train, *evaluation) for f in s.located.files) > most_bytes:
+        return None
+    setup = setup_of(data, model, kind)
+    return key_of(data, setup, train, [], seed, cache_dir)
+
+
+def key_of(
+    data: DataSection,
+    setup: Setup,
+    train: list[DataSet],
+    evaluation: list[DataSet],
+    seed: int,
+    cache_dir: Path,
+) -> str:
+    """Return the fingerprint of the prepared data."""
+    return fingerprint(
+        {
+            "code": code_version(),
+            "tokenizer": tokenizer_identity(setup.tokenizer, cache_dir),
+            "train": [_identity(s, data, cache_dir) for s in train],
+            "eval": [_identity(s, data, cache_dir) for s in evaluation],
+            "options": [
+                setup.kind.identity(),
+                setup.train_on,
+                data.max_length,
+                data.on_bad_row,
+                data.on_too_long,
+                data.strict,
+            ],
+            "split": [data.validation_split, seed] if data.validation_split else None,
+        }
+    )
+
+
+def sets_of(data: DataSection) -> tuple[list[DataSet], list[DataSet]]:
+    """Return (training, evaluation) data sets as named in the config. Raises DataError."""
+    if not data.train:
+        raise DataError(
+            rules_codes.DATA_MISSING(
+                "no training data are given",
+                "data.train",
+                "nothing",
+                "set data.train to the path of a file or folder, or a name on the hub",
+            )
+        )
+    if data.eval and data.validation_split:
+        raise DataError(
+            rules_codes.DATA_TWO_EVALS(
+                "evaluation data is given twice",
+                "data.validation_split",
+                f"eval and validation_split {data.validation_split}",
+                "set data.eval or data.validation_split, not both",
+            )
+        )
+    return find_sets("data.train", data.train), find_sets("data.eval", data.eval or ())
+
+
+def _identity(data_set: DataSet, data: DataSection, cache_dir: Path) -> list[Json]:
+    """Return what of a data set can change its tokens: content and options, not location or weight."""
+    section = data_set.section
+    content = located_digest(data_set.located, section.split, cache_dir)
+    names = [f.name for f in data_set.located.files]  # the split of a folder's files is in their names
+    converter = converter_named(section, data.converter)
+    return [
+        content,
+        names,
+        converter_digest(converter) if converter else [],
+        section.format,
+        section.split,
+        section.max_rows,
+        sorted(dict(section.columns).items()),
+    ]
+
+
+def _num_proc(requested: int | None, sets: list[DataSet]) -> int:
+    """Return the number of tokenizing processes: as configured, else as many as have enough work."""
+    if requested is not None:
+        return requested
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    size = sum(f.stat().st_size for s in sets for f in s.located.files)
+    return max(1, min(cpus, size // _BYTES_A_PROCESS))
+
+
+def opened(store: Store, key: str, meta: Meta, data: DataSection, *, from_cache: bool) -> Prepared:
+    """Open the data set that ``meta`` describes, memory-mapped."""
+    folder = store.folder(key)
+    weights = tuple(float(s.weight) for s in data.train)
+    has_eval = EVAL in meta["files"]
+    prepared = Prepared(
+        path=folder,
+        fingerprint=key,
+        train=TokenTable(folder / TOKENS, load_index(folder / TRAIN), weights, meta["group"]),
+        eval=(
+            TokenTable(folder / TOKENS, load_index(folder / EVAL), group=meta["group"]) if has_eval else None
+        ),
+        counts=PrepareCounts.from_json(meta["counts"]),
+        vocab_size=meta["vocab_size"],
+        pad_token_id=meta["pad_token_id"],
+        stop_token_ids=tuple(meta["stop_token_ids"]),
+        special_tokens=_special_tokens(meta),
+        tokenizer_path=folder / TOKENIZER,
+        longest=meta["longest"],
+        max_token_id=meta["max_token_id"],
+        notes=tuple(Diagnostic.from_json(d) for d in meta["notes"]),
+        from_cache=from_cache,
+    )
+    return replace(prepared, notes=(*prepared.notes, *_mixture_notes(prepared.train, data)))
+
+
+def _special_tokens(meta: Meta) -> SpecialTokens:
+    """Return the tokenizer's special tokens."""
+    eos, bos, pad = meta["special_tokens"]
+    return SpecialTokens(eos, bos, pad, tuple(meta["stop_token_ids"]))
+
+
+def _mixture_notes(train: TokenTable, data: DataSection) -> Iterator[Diagnostic]:
+    """Yield how many documents of each weighted data set an epoch samples."""
+    for number, section in enumerate(data.train):
+        if section.weight != 1:
+            count = int(np.count_nonzero(train.dataset == number))
+            what = (
+                f"weight {section.weight:g}: {round(section.weight * count):,} draws per epoch from"
+                f" {count:,} documents"
+            )
+            yield codes.DATA_MIXTURE(what, section.path, severity=Severity.NOTE)
+
+
+def check_positions(prepared: Prepared, max_positions: int) -> list[Diagnostic]:
+    """Return a finding if a document is longer than the model's positions.
+
+    Positions restart at 0 in every document of a packed row.
+    """
+    if prepared.longest <= max_positions:
+        return []
+    tables = [t for t in (prepared.train, prepared.eval) if t is not None]
+    count = int(sum(np.count_nonzero(t.lengths > max_positions) for t in tables))
+    found = f"{count:,} documents, the longest has {prepared.longest:,} tokens"
+    return [codes.DATA_MAX_POSITIONS("data.max_length", found, max_positions=max_positions)]
+
+
+def check_token_range(prepared: Prepared, embedding_rows: int) -> list[Diagnostic]:
+    """Return a finding if the data holds a token id without an embedding row."""
+    if prepared.max_token_id < embedding_rows:
+        return []
+    found = f"token id {prepared.max_token_id}, tokenizer with {prepared.vocab_size} tokens"
+    return [codes.DATA_TOKEN_RANGE("model.tokenizer", found, embedding_rows=embedding_rows)]

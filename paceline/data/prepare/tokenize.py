@@ -1,0 +1,202 @@
+"""Tokenize chunks of rows, in this process or several; each is a pure function of (setup, chunk)."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.core.errors import DataError
+from paceline.data import codes
+from paceline.data.chat_template.encode import CostlyTemplateError, Encoded, Encoder
+from paceline.data.random_keys import text_key
+from paceline.data.rows.examples import Reading, RowReader
+from paceline.data.rows.formats import Example, Shape
+from paceline.data.rows.kinds.base import RowKind
+from paceline.data.rows.row_errors import Problem, Tally
+from paceline.data.rows.values import Cell, RowError
+from paceline.data.token_table import DocumentBlock, encode_labels
+from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
+
+CHUNK_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How rows are tokenized; the same for all chunks. ``train_on``: as it applies to rows of their kind."""
+
+    tokenizer: TokenizerSpec
+    reading: Reading
+    max_length: int
+    on_too_long: str
+
+    @property
+    def kind(self) -> RowKind:
+        return self.reading.kind
+
+    @property
+    def train_on(self) -> str:
+        return self.kind.trained_tokens(self.reading.train_on)
+
+
+class ChunkRow(NamedTuple):
+    """A row sent to a worker."""
+
+    number: int
+    where: str
+    value: dict[str, Cell]
+
+
+class Chunk(NamedTuple):
+    """Rows of one data set.
+
+    ``consumed``: bytes of the data set read after this chunk, ``read``: rows read for it.
+    """
+
+    dataset: int
+    shape: Shape
+    rows: list[ChunkRow]
+    read: int
+    consumed: int
+    problems: list[Problem]
+
+
+class ChunkResult(NamedTuple):
+    """The result of a chunk: usable documents, skipped and truncated rows, and unread fields by name."""
+
+    dataset: int
+    block: DocumentBlock
+    skipped: list[Problem]
+    truncated: list[Problem]
+    read: int
+    consumed: int
+    unread: dict[str, Tally]
+
+
+@lru_cache(maxsize=2)
+def _encoder(tokenizer: TokenizerSpec, train_on: str) -> Encoder:
+    return Encoder(open_tokenizer(tokenizer), train_on)
+
+
+def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
+    """Tokenize one chunk."""
+    skipped, truncated = list(chunk.problems), []
+    kept: list[tuple[ChunkRow, tuple[Example, ...]]] = []
+    # Rows to examples; then all examples are rendered and tokenized in one batch.
+    reader = RowReader(chunk.shape, setup.reading)
+    for row in chunk.rows:
+        found = reader.read(row.value, row.where)
+        if isinstance(found, Problem):
+            skipped.append(found)
+        else:
+            kept.append((row, found))
+    documents: list[tuple[ChunkRow, Example, Encoded]] = []
+    encoder = _encoder(setup.tokenizer, setup.train_on)
+    encode = encoder.encode if setup.kind.learns_tokens else encoder.encode_whole
+    encode = encoder.encode_prompts if setup.kind.answered else encode
+    flat = [(row, example) for row, examples in kept for example in examples]
+    try:
+        encoded = iter(encode([example for _, example in flat]))
+    except CostlyTemplateError as error:  # further rows would take as long: discard the chunk
+        skipped = [Problem(error.reason, flat[error.number][0].where, error.detail)]
+        block = _block(chunk.dataset, [], setup.kind.columns)
+        return ChunkResult(chunk.dataset, block, skipped, [], chunk.read, chunk.consumed, {})
+    for row, examples in kept:
+        # A row is kept or skipped with all of its documents.
+        results = list(itertools.islice(encoded, len(examples)))
+        problem = next((p for one in results if (p := _unusable(one, row.where, setup))), None)
+        cut = [_cut(one, setup.max_length) for one in results if isinstance(one, Encoded)]
+        if problem is None and setup.kind.same([one.input_ids for one in cut]):
+            full = [one.input_ids for one in results if isinstance(one, Encoded)]
+            why = "as the template writes them"
+            if not setup.kind.same(full):
+                why = f"in their first {setup.max_length} tokens: increase data.max_length"
+            problem = Problem("same_answers", row.where, why)
+        if problem is not None:
+            skipped.append(problem)
+            continue
+        longest = max(len(one.input_ids) for one in results if isinstance(one, Encoded))
+        if longest > setup.max_length:
+            truncated.append(Problem("too_long", row.where, f"{longest} tokens"))
+        reader.count(
+            dict.fromkeys(n for o in results if isinstance(o, Encoded) for n in o.left_out), row.where
+        )
+        documents += [(row, example, one) for example, one in zip(examples, cut, strict=True)]
+    block = _block(chunk.dataset, documents, setup.kind.columns)
+    return ChunkResult(chunk.dataset, block, skipped, truncated, chunk.read, chunk.consumed, reader.unread)
+
+
+def _cut(encoded: Encoded, length: int) -> Encoded:
+    return encoded._replace(input_ids=encoded.input_ids[:length], labelled=encoded.labelled[:length])
+
+
+def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem | None:
+    """Return why a row gives no document, or None.
+
+    A document's first token is never predicted, so not a label.
+    """
+    if isinstance(encoded, RowError):
+        return Problem(encoded.reason, where, encoded.detail, encoded.also)
+    if setup.kind.answered:
+        # A prompt must leave room for the answer.
+        room = len(encoded.input_ids) < setup.max_length
+        return None if room else Problem("prompt_too_long", where, f"{len(encoded.input_ids)} tokens")
+    learns = setup.kind.learns_tokens
+    if learns and not encoded.labelled[1:].any():
+        return Problem("no_labels", where, f"{len(encoded.input_ids)} tokens")
+    length = len(encoded.input_ids)
+    if length <= setup.max_length:
+        return None
+    # Too long: refused, or truncated if a label remains.
+    if setup.on_too_long != "truncate":
+        return Problem("too_long", where, f"{length} tokens")
+    if learns and not encoded.labelled[1 : setup.max_length].any():
+        return Problem("answer_cut_off", where, f"{length} tokens")
+    return None
+
+
+def _block(
+    dataset: int, documents: list[tuple[ChunkRow, Example, Encoded]], columns: Sequence[str]
+) -> DocumentBlock:
+    coded = [encode_labels(e.input_ids, e.labelled) for _, _, e in documents]
+    return DocumentBlock(
+        coded=np.concatenate(coded) if coded else np.empty(0, np.int32),
+        lengths=np.array([len(c) for c in coded], np.int32),
+        num_labels=np.array([int(e.labelled[1:].sum()) for _, _, e in documents], np.int32),
+        keys=np.array([text_key(example.prompt) for _, example, _ in documents], np.uint64),
+        dataset=np.full(len(documents), dataset, np.int32),
+        row=np.array([row.number for row, _, _ in documents], np.int64),
+        facts=[example.facts for _, example, _ in documents],
+        columns={n: np.array([x.values.get(n, 0.0) for _, x, _ in documents], np.float64) for n in columns},
+    )
+
+
+def tokenise(setup: Setup, chunks: Iterable[Chunk], num_proc: int) -> Iterator[ChunkResult]:
+    """Yield results in the order of the chunks, from ``num_proc`` processes (1: this one)."""
+    if num_proc <= 1:
+        yield from (tokenise_chunk(setup, chunk) for chunk in chunks)
+        return
+    remaining = iter(chunks)
+    # spawn: this process may hold threads (tokenizers, torch), and forking those can hang
+    pool = ProcessPoolExecutor(num_proc, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        waiting: deque[Future[ChunkResult]] = deque()
+        for chunk in itertools.islice(remaining, 2 * num_proc):
+            waiting.append(pool.submit(tokenise_chunk, setup, chunk))
+        while waiting:
+            result = waiting.popleft().result()
+            for chunk in itertools.islice(remaining, 1):
+                waiting.append(pool.submit(tokenise_chunk, setup, chunk))
+            yield result
+    except BrokenProcessPool as exc:
+        raise DataError(codes.DATA_WORKER_DIED("data.num_proc", str(exc))) from exc
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,90 @@
+"""``RowKind``: how rows of one kind are detected and read, and which documents and numbers they give."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.plugins.registry import load_attr
+from paceline.core.plugins.tables import ROW_KINDS
+from paceline.data.file_digests import sha256_of
+from paceline.data.rows.formats import Example, Shape
+from paceline.data.rows.values import Row
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+#: Part of the keys of prepared data: the room's name when keys were first written, which never changes
+_KINDS_OF_THEN = "paceline.data" + ".kinds"
+
+
+class RowKind(ABC):
+    """A kind of row. Stateless: one object serves all tokenizing processes.
+
+    ``stored_name``: a built-in kind's name in keys of prepared data, which never changes. ``words``: its name
+    in messages. ``group``: documents per row, which stay adjacent. ``columns``: names of extra numbers per
+    document (``Example.values``, 0 if missing), read back as ``TokenTable.columns`` and, in a batch,
+    ``Batch.extras``. ``answered``: the model answers the rows itself during training, so that they
+    have no labels and are never truncated. ``learns_tokens``: tokens of its documents have labels; otherwise
+    texts are tokenized as they are. ``classes``: rows have classes (``Example.facts``). ``keeps_rows``: full
+    rows are kept for a reward function. ``expected``: a row has an answer that the
+    model should give. ``conversations``: formats that need a chat template.
+    """
+
+    stored_name: str
+    words: str
+    group: int = 1
+    columns: tuple[str, ...] = ()
+    answered: bool = False
+    learns_tokens: bool = True
+    classes: bool = False
+    keeps_rows: bool = False
+    expected: bool = True
+    conversations: frozenset[str] = frozenset()
+
+    @abstractmethod
+    def detect(
+        self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None
+    ) -> Shape:
+        """Detect the shape from the first rows. Raises DataError.
+
+        ``requested`` and ``mapping``: ``format`` and ``columns`` of the data set.
+        """
+
+    @abstractmethod
+    def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
+        """Return the ``group`` examples of a row. Raises RowError."""
+
+    def trained_tokens(self, train_on: str) -> str:
+        """Return ``data.train_on`` as it applies to rows of this kind."""
+        return train_on
+
+    def same(self, documents: Sequence[Iterable[int]]) -> bool:
+        """Whether the truncated documents of a row are equal, so that there is nothing to learn from them."""
+        return False
+
+    def unlearnable(
+        self, columns: Mapping[str, Sequence[float] | NDArray[np.float64]], where: str
+    ) -> Iterable[Diagnostic]:
+        """Yield warnings about the numbers of all training documents (``columns`` of them, by name)."""
+        return ()
+
+    def identity(self) -> list[str]:
+        """Return this kind's part of the cache key: its name, and the source's digest of a user's own."""
+        own = type(self)
+        if "stored_name" in vars(own):
+            # Sets prepared so far have this text, whatever the module and the class are called by now
+            return [f"{_KINDS_OF_THEN}.{own.stored_name}:{own.stored_name.title()}"]
+        return [f"{own.__module__}:{own.__qualname__}", sha256_of(Path(inspect.getfile(own)))]
+
+
+def row_kind(name: str) -> RowKind:
+    """Return the kind that an algorithm's spec names. Raises ConfigError for an unknown one."""
+    found = load_attr(ROW_KINDS.get(name, name))
+    assert isinstance(found, RowKind), f"{name} is not a RowKind"
+    return found

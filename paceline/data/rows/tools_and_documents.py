@@ -1,0 +1,138 @@
+"""What a row gives the chat template beside its turns: tools, documents, and the template's own options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+from paceline.core.json_types import Json, JsonObject
+from paceline.data.rows.formats import Example
+from paceline.data.rows.messages import Message
+from paceline.data.rows.values import Cell, Row, RowError, as_json, is_empty, is_null
+
+TOOLS = ("tools", "functions")
+DOCUMENTS = "documents"
+KWARGS = "chat_template_kwargs"
+#: Columns that every conversation may have.
+COLUMNS = frozenset({*TOOLS, DOCUMENTS, KWARGS})
+
+
+def is_read(name: str, value: Cell) -> bool:
+    """Whether a column is one that conversations may have, with a value of its kind."""
+    if name == DOCUMENTS:
+        return isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
+    return name in COLUMNS
+
+
+def with_beside(example: Example, row: Row) -> Example:
+    """Return a conversation with the row's tools, documents and template options. Raises RowError."""
+    if not example.messages:
+        return example
+    tools: tuple[JsonObject, ...] = ()
+    for name in TOOLS:
+        if not is_empty(row.get(name)):
+            tools = tools_of(row[name], name)
+    documents = () if not is_read(DOCUMENTS, row.get(DOCUMENTS)) else _objects(row[DOCUMENTS], DOCUMENTS)
+    kwargs = {} if is_empty(row.get(KWARGS)) else _kwargs(row[KWARGS])
+    if not (tools or documents or kwargs):
+        return example
+    messages = tuple(_without_filled(message, tools) for message in example.messages)
+    return replace(example, messages=messages, tools=tools, documents=documents, template_kwargs=kwargs)
+
+
+def tools_of(value: Cell, name: str) -> tuple[JsonObject, ...]:
+    """Return JSON schemas ``{"type": "function", "function": {…}}``; a bare function is wrapped.
+
+    Nulls, which a table's schema puts where a tool has no such field, are left out (but for defaults).
+    Raises RowError.
+    """
+    tools: list[JsonObject] = []
+    for tool in _objects(value, name):
+        tool = _declared(tool)
+        wrapped = isinstance(tool.get("function"), dict)
+        function = tool["function"] if wrapped else tool
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RowError("bad_tools", f"'{name}': a tool has no name")
+        if wrapped:
+            tools.append({"type": "function", **tool})
+        elif tool.get("type") == "function":
+            tools.append({"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}})
+        else:
+            tools.append({"type": "function", "function": tool})
+    return tuple(tools)
+
+
+def _objects(value: Cell, name: str) -> tuple[JsonObject, ...]:
+    """Return a list of objects, given as such, as one object, or as JSON text of either."""
+    parsed = _parsed(value, name)
+    items = parsed if isinstance(parsed, list) else [parsed]
+    objects: list[JsonObject] = []
+    for item in items:
+        item = _parsed(item, name)
+        if not isinstance(item, dict):
+            raise RowError("bad_tools", f"'{name}' is not a list of objects")
+        objects.append(item)
+    return tuple(objects)
+
+
+def _kwargs(value: Cell) -> JsonObject:
+    parsed = _parsed(value, KWARGS)
+    if not isinstance(parsed, dict):
+        raise RowError("bad_tools", f"'{KWARGS}' is not an object")
+    return {name: item for name, item in parsed.items() if item is not None}
+
+
+def _parsed(value: Cell | Json, name: str) -> Json:
+    if isinstance(value, str):
+        try:
+            parsed: Json = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise RowError("bad_tools", f"'{name}' is not JSON: {value.strip()[:60]!r}") from error
+        return parsed
+    return as_json(value, name)
+
+
+def _declared(schema: JsonObject) -> JsonObject:
+    """Return a schema without keys that are null, but for ``default``, and without objects of nulls alone."""
+    return {
+        key: _declared_in(item)
+        for key, item in schema.items()
+        if not is_null(item) or (item is None and key == "default")
+    }
+
+
+def _declared_in(item: Json) -> Json:
+    if isinstance(item, list):
+        return [_declared_in(one) for one in item]
+    return _declared(item) if isinstance(item, dict) else item
+
+
+def _without_filled(message: Message, tools: tuple[JsonObject, ...]) -> Message:
+    """Leave out null arguments that the called tool does not have: a table's schema put them there."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    known = {str(function.get("name")): _properties(function) for function in map(_function, tools)}
+    return {**message, "tool_calls": [_call_without(call, known) for call in calls]}
+
+
+def _function(tool: JsonObject) -> JsonObject:
+    function = tool["function"]
+    assert isinstance(function, dict)
+    return function
+
+
+def _properties(function: JsonObject) -> frozenset[str]:
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return frozenset(properties) if isinstance(properties, Mapping) else frozenset()
+
+
+def _call_without(call: JsonObject, known: Mapping[str, frozenset[str]]) -> JsonObject:
+    function = _function(call)
+    arguments, name = function["arguments"], str(function["name"])
+    if not isinstance(arguments, dict) or name not in known:
+        return call
+    kept = {key: item for key, item in arguments.items() if item is not None or key in known[name]}
+    return {**call, "function": {**function, "arguments": kept}}

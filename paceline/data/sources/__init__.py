@@ -1,0 +1,1 @@
+"""Where rows come from: files, folders, hub data sets, the user's own functions."""

@@ -1,0 +1,244 @@
+"""The files of one split of a folder: those that ``datasets.load_dataset(folder)`` reads, in its order.
+
+README's ``configs:`` decides (``card``); without one the names ``data/NAME-00000-of-00001.*``, then names of
+folders, then names of files. Where ``datasets`` would read a file twice, leave out rows of another type, or
+train on what its name calls a test, the folder is refused: nobody meant that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from paceline.core.errors import DataError
+from paceline.data import codes
+from paceline.data.sources.dataset_card import DatasetCard, FolderConfig, read_card
+from paceline.data.sources.file_kinds import COMPRESSED, SUFFIXES, kind_of, kinds_in
+
+KEYWORDS: Mapping[str, tuple[str, ...]] = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "dev", "val"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+_SEP = "[-._ 0-9]"
+_FOLDERS = ("**/{0}/**", "**/{0}{1}*/**", "**/*{1}{0}/**", "**/*{1}{0}{1}*/**")
+_FILES = ("**/{0}{1}*", "**/*{1}{0}{1}*")
+_SHARD = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
+_SHARDS = "data/{}-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]*.*"
+_NO_DATA = frozenset(
+    (
+        "README.md",
+        "config.json",
+        "dataset_info.json",
+        "dataset_infos.json",
+        "dummy_data.zip",
+        "dataset_dict.json",
+    )
+)
+_BEFORE_TEXT = (".parquet", ".arrow", ".jsonl", ".json", ".csv")  # of as many files as .txt, these are read
+_ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".lz4", *COMPRESSED)
+
+
+@dataclass(frozen=True)
+class FolderSplit:
+    """The ``files`` of a split in reading order, and those that are ``left`` out."""
+
+    files: tuple[Path, ...]
+    left: tuple[Path, ...]
+
+
+def split_files(folder: Path, split: str, name: str | None) -> FolderSplit:
+    """Return the files of a split of a folder's configuration ``name``. Raises DataError."""
+    inside = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    seen = [path for path in inside if not _hidden(path)]
+    card = read_card(folder)
+    config = _chosen(card, name, folder)
+    paths = [path for path in inside if Path(path).name not in _NO_DATA]
+    if config.folder:
+        paths = [path for path in paths if path.startswith(f"{config.folder}/")]
+    if not any(kind_of(Path(path)) for path in paths):
+        raise _empty(folder, seen)
+    patterns = config.patterns or _by_names(_below(paths, config.folder), folder)
+    wanted = split if split in patterns else _usual(split)
+    if wanted not in patterns:
+        raise _no_split(folder, split, patterns, seen)
+    files = _readable(folder, _matching(card, patterns[wanted], paths, config.folder))
+    if config.patterns is None:
+        _check_names(folder, files, wanted)
+    if not files:
+        raise _no_split(folder, split, {s: p for s, p in patterns.items() if s != wanted}, seen)
+    left = [folder / path for path in seen if path not in files]
+    return FolderSplit(tuple(folder / path for path in files), tuple(left))
+
+
+def _matching(card: DatasetCard, patterns: Sequence[str], paths: Sequence[str], below: str) -> list[str]:
+    """Return the files that each pattern matches, in order. Raises DataError where a file is not there."""
+    found: list[str] = []
+    for pattern in patterns:
+        matching = [path for path in _below(paths, below) if _matches(path, pattern)]
+        if not matching and not set(pattern) & set("*?["):
+            hint = "download it, or name the files in place of the folder"
+            raise DataError(
+                codes.DATA_CARD(
+                    "the folder's README names a file that is not there", card.where, pattern, hint
+                )
+            )
+        found += [f"{below}/{path}".lstrip("/") for path in matching]
+    return found
+
+
+def _below(paths: Sequence[str], folder: str) -> list[str]:
+    return [path.removeprefix(f"{folder}/") for path in paths] if folder else list(paths)
+
+
+def _chosen(card: DatasetCard, name: str | None, folder: Path) -> FolderConfig:
+    configs = card.configs or {"default": FolderConfig()}
+    chosen = name or card.default or (None if card.configs else "default")
+    if chosen is not None and chosen in configs:
+        return configs[chosen]
+    what = (
+        f"the folder has no configuration '{chosen}'"
+        if chosen
+        else "the folder has several configurations, and none is the default"
+    )
+    found = f"configurations {', '.join(configs)}" + (
+        "" if card.configs else " (there is no README with configs:)"
+    )
+    hint = f"name: {next(iter(configs))} (next to path:)" if card.configs else "remove name:"
+    raise DataError(codes.DATA_CONFIG_NAME(what, card.where or str(folder), found, hint))
+
+
+def _by_names(paths: Sequence[str], folder: Path) -> dict[str, list[str]]:
+    """Return the patterns of each split that the names of files and folders say."""
+    sharded = {match[1] for path in paths if (match := _SHARD.fullmatch(path))}
+    if sharded:
+        return {split: [_SHARDS.format(split)] for split in sorted(sharded, key=_usual_first)}
+    for bases in (_FOLDERS, _FILES):
+        named = {
+            split: [base.format(word, _SEP) for word in words for base in bases]
+            for split, words in KEYWORDS.items()
+        }
+        found = {
+            split: patterns
+            for split, patterns in named.items()
+            if any(_matches(path, pattern) for path in paths for pattern in patterns)
+        }
+        if found:
+            return found
+    return {"train": ["**"]}
+
+
+def _usual_first(split: str) -> tuple[int, str]:
+    return (list(KEYWORDS).index(split) if split in KEYWORDS else len(KEYWORDS), split)
+
+
+def _usual(split: str) -> str:
+    """Return the split that another word for it means: ``dev`` is ``validation``."""
+    return next((usual for usual, words in KEYWORDS.items() if split.lower() in words), split)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Whether a path matches a glob pattern; hidden files and folders only if the pattern says so."""
+    parts, wanted = path.split("/"), pattern.split("/")
+    return _hidden(path) == _hidden(pattern) and _match(parts, wanted)
+
+
+def _match(parts: list[str], pattern: list[str]) -> bool:
+    if not pattern:
+        return not parts
+    if pattern == ["**"]:
+        return bool(parts)
+    if pattern[0] == "**":
+        return any(_match(parts[at:], pattern[1:]) for at in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _match(parts[1:], pattern[1:])
+
+
+def _hidden(path: str) -> int:
+    *folders, name = path.split("/")
+    return sum(part.startswith((".", "__")) for part in folders) + name.startswith(".")
+
+
+def _readable(folder: Path, found: Sequence[str]) -> list[str]:
+    """Return the files with rows, all of one type. Raises DataError where it is unclear what was meant."""
+    twice = [path for path, count in Counter(found).items() if count > 1]
+    if twice:
+        what = "the same files match twice, and would be read twice"
+        raise _unclear(folder, what, twice, "rename them (or correct the README)")
+    unclear = [path for path in found if not _is_clear(Path(path))]
+    if unclear:
+        what = "files may hold rows, but cannot be read by their names"
+        raise _unclear(folder, what, unclear, f"unpack, rename or remove them (read are {readable()})")
+    kinds = {path: _family(kind) for path in found if (kind := kind_of(Path(path)))}
+    count = Counter(kinds.values())
+    others = [kind for kind in count if kind != "txt"]
+    if len(others) > 1 or (others and _is_text_first(list(kinds))):
+        listed = ", ".join(f"{number} of type {kind}" for kind, number in count.most_common())
+        first = [next(path for path, kind in kinds.items() if kind == one) for one in count]
+        raise _unclear(folder, f"the split has files of several types ({listed})", first, "")
+    return [path for path, kind in kinds.items() if kind == (others or ["txt"])[0]]
+
+
+def _is_text_first(paths: Sequence[str]) -> bool:
+    """Whether ``datasets`` would read the .txt files among these, and leave out the others."""
+    count = Counter(suffix for path in paths for suffix in Path(path.lower()).suffixes if suffix in SUFFIXES)
+    texts = count.pop(".txt", 0)
+    most = max(count.values())
+    return texts > most or (texts == most and not any(count[suffix] == most for suffix in _BEFORE_TEXT))
+
+
+def _family(kind: str) -> str:
+    return "json" if kind == "jsonl" else kind
+
+
+def _is_clear(file: Path) -> bool:
+    """Whether a name says that a file has rows of one type, or that it has none."""
+    kind = kind_of(file)
+    if kind is None:
+        return not kinds_in(file.name) and file.suffix.lower() not in _ARCHIVES
+    return {_family(one) for one in kinds_in(file.name)} == {_family(kind)}
+
+
+def readable() -> str:
+    """Return the suffixes of files that can be read, as text."""
+    return f"{', '.join(SUFFIXES)}, and text with {', '.join(COMPRESSED)} after it"
+
+
+def _check_names(folder: Path, files: Sequence[str], split: str) -> None:
+    """Raise DataError for files whose names say another split than the one that they would be read as."""
+    if split not in KEYWORDS:
+        return
+    other = [path for path in files if set(_splits_in(path)) - {split}]
+    if other:
+        others = ", ".join(sorted(set(_splits_in(other[0])) - {split}))
+        what = f"files would be read as split '{split}', but their names say {others}"
+        raise _unclear(folder, what, other, "")
+
+
+def _splits_in(path: str) -> Iterator[str]:
+    words = re.split(r"[-._ 0-9/]+", path.lower())
+    return (split for split, known in KEYWORDS.items() if set(words) & set(known))
+
+
+def _unclear(folder: Path, what: str, paths: Sequence[str], hint: str) -> DataError:
+    shown = ", ".join(paths[:8]) + (f" and {len(paths) - 8} more" if len(paths) > 8 else "")
+    named = ", ".join(str(folder / path) for path in paths[:2])
+    hint = hint or f"name the files in place of the folder: data.train: [{named}, …]"
+    return DataError(codes.DATA_FILES_UNCLEAR(what, str(folder), shown, hint))
+
+
+def _empty(folder: Path, seen: Sequence[str]) -> DataError:
+    names = ", ".join(seen[:8]) or "nothing"
+    return DataError(codes.DATA_EMPTY_FOLDER(str(folder), names, readable=readable()))
+
+
+def _no_split(folder: Path, split: str, patterns: Mapping[str, list[str]], seen: Sequence[str]) -> DataError:
+    what = f"no file of the folder belongs to the split '{split}'"
+    if not patterns:
+        return DataError(codes.DATA_SPLIT_MISSING(what, str(folder), ", ".join(seen[:8])))
+    found = f"splits {', '.join(patterns)}; files {', '.join(seen[:8])}"
+    hint = f"split: {next(iter(patterns))} (next to path:), or name the files in place of the folder"
+    return DataError(codes.DATA_SPLIT_MISSING(what, str(folder), found, hint))

@@ -1,0 +1,108 @@
+"""Rows of the user's own code: a function that gives them (``module:function`` in place of a path), and a
+converter, through which every row of a data set goes before its format is detected.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
+from typing import TypeAlias
+
+from paceline.core.errors import ConfigError, DataError
+from paceline.core.plugins.registry import load_attr, source_of
+from paceline.data import codes
+from paceline.data.file_digests import sha256_of
+from paceline.data.rows.row_errors import CONVERTED_AWAY
+from paceline.data.rows.values import Cell, RawRow
+
+_Returned: TypeAlias = "Iterable[Cell | Mapping[str, Cell]] | None"
+_PLAIN = (bool, int, float, str, bytes, date, time, timedelta, Decimal)
+
+
+def own_rows(name: str) -> Iterator[RawRow]:
+    """Yield the rows that ``module:function`` returns. Raises DataError."""
+    function = _function(name, name)
+    try:
+        rows = function()
+        if rows is None:
+            raise TypeError("it returned None")
+        for number, row in enumerate(rows, 1):
+            where = f"{name}:row {number}"
+            if isinstance(row, Mapping):
+                yield _checked(row, RawRow(None, where, "not_an_object"))
+            else:
+                yield RawRow(None, where, "not_an_object", f"{type(row).__name__} {str(row)[:60]!r}")
+    except Exception as error:  # a user's function may raise anything
+        what, hint = f"the function '{name}' that gives the rows raised an exception", "correct it"
+        raise DataError(codes.DATA_OWN_ROWS(what, name, _text(error), hint)) from error
+
+
+def own_digest(name: str) -> str:
+    """Return the digest of all rows that ``module:function`` returns: the same rows are the same data set."""
+    digest = hashlib.sha256()
+    for row in own_rows(name):
+        digest.update(json.dumps([row.value, row.detail], sort_keys=True, default=repr).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def converter_digest(name: str) -> list[str]:
+    """Return a converter's part of the cache key: its name, and the digest of its module's source."""
+    source = source_of(name.partition(":")[0])
+    return [name, sha256_of(source)] if source is not None and source.is_file() else [name]
+
+
+def converted(rows: Iterator[RawRow], name: str) -> Iterator[RawRow]:
+    """Yield each row as the converter ``module:function`` returns it; a row that it returns None for is left
+    out, one that it raises for cannot be used. Raises DataError if there is no such function.
+    """
+    convert = _function(name, "data.converter")
+    for row in rows:
+        if row.value is None:
+            yield row
+            continue
+        try:
+            found = convert(row.value)
+        except Exception as error:
+            yield row._replace(value=None, reason="converter", detail=_text(error))
+            continue
+        if found is None:
+            yield row._replace(value=None, reason=CONVERTED_AWAY)
+        elif not isinstance(found, Mapping):
+            yield row._replace(value=None, reason="converter", detail=f"returned {type(found).__name__}")
+        else:
+            yield _checked(found, row._replace(value=None, reason="converter"))
+
+
+def _checked(value: Mapping[str, Cell], wrong: RawRow) -> RawRow:
+    """Return the row ``value``; ``wrong`` with the first thing in it that no row holds, if there is one."""
+    for key, item in value.items():
+        if not isinstance(key, str) or not _is_cell(item):
+            return wrong._replace(detail=f"{key!r} is {type(item).__name__}"[:100])
+    return wrong._replace(value=dict(value), reason="")
+
+
+def _is_cell(value: Cell) -> bool:
+    if value is None or isinstance(value, _PLAIN):
+        return True
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_cell(item) for key, item in value.items())
+    return isinstance(value, (list, tuple)) and all(map(_is_cell, value))
+
+
+def _function(name: str, where: str) -> Callable[..., _Returned]:
+    try:
+        found = load_attr(name)
+    except ConfigError as error:
+        raise DataError(*error.diagnostics) from error
+    if not callable(found):
+        raise DataError(
+            codes.DATA_OWN_ROWS(f"'{name}' is no function", where, type(found).__name__, "name a function")
+        )
+    return found
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:200]

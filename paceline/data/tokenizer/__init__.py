@@ -1,0 +1,1 @@
+"""The tokenizer of a model's folder, and facts of its files."""

@@ -1,0 +1,189 @@
+"""What a tokenizer's files show without loading it: half a second of reading, no import of torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.errors import DataError
+from paceline.core.files import read_text
+from paceline.core.json_types import Json
+from paceline.data.chat_template.jinja_syntax import templates_in
+from paceline.data.tokenizer.load import BUILTIN_TEMPLATES, template_text
+from paceline.data.tokenizer.template_errors import END_MARKS, rendered
+
+if TYPE_CHECKING:
+    from jinja2.nodes import Node
+
+    from paceline.config.sections.model import ModelSection
+
+# Classes that are fast if there is a tokenizer.json, besides every name that ends in Fast.
+_FAST = (
+    "TokenizersBackend",
+    "LlamaTokenizer",
+    "Qwen2Tokenizer",
+    "GemmaTokenizer",
+    "GPT2Tokenizer",
+    "GPTNeoXTokenizer",
+    "CodeGenTokenizer",
+)
+_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+_LARGEST, _DEEPEST, _LONGEST = 99_999, 4, 200_000  # of a template: numbers, nested loops, characters
+
+
+def unsettled(folder: Path, model: ModelSection, formats: Set[str], *, learns_answers: bool) -> list[str]:
+    """Return why the tokenizer must be loaded to know how rows are rendered.
+
+    Empty if its files are enough.
+    """
+    if not rendered(formats):
+        return []
+    tokenizer_config, kind = _object(folder / "tokenizer_config.json"), ""
+    kind = str(tokenizer_config.get("tokenizer_class") or "")
+    whether = {
+        "code of its own": bool(tokenizer_config.get("auto_map")),
+        "no eos_token in its config": not tokenizer_config.get("eos_token"),
+        "no tokenizer.json": learns_answers and not (folder / "tokenizer.json").is_file(),
+        f"class {kind}": bool(kind) and not kind.endswith("Fast") and kind not in _FAST,
+    }
+    return [why for why, is_so in whether.items() if is_so] + list(
+        _of_template(folder, model, tokenizer_config)
+    )
+
+
+def _of_template(folder: Path, model: ModelSection, tokenizer_config: Mapping[str, Json]) -> Iterator[str]:
+    try:
+        # The templates that will be used: from the config, the folder, or the tokenizer's config.
+        given = template_text(model.chat_template)
+    except (DataError, OSError, ValueError):  # reported by data.look
+        return
+    templates = templates_in(folder).values() if given is None else [given]
+    missing = [
+        mark
+        for mark in END_MARKS
+        if any(mark in text for text in templates) and not _knows(folder, model, tokenizer_config, mark)
+    ]
+    if missing:
+        yield f"{', '.join(missing)} in the chat template"
+    if model.chat_template not in BUILTIN_TEMPLATES and not all(map(ends_soon, templates)):
+        yield "what the chat template computes"
+
+
+def _knows(folder: Path, model: ModelSection, tokenizer_config: Mapping[str, Json], token: str) -> bool:
+    if token in (*model.add_tokens, *model.add_special_tokens):
+        return True
+    text = json.dumps(token)
+    if text in json.dumps(tokenizer_config.get("added_tokens_decoder")):
+        return True
+    file = folder / "tokenizer.json"
+    return file.is_file() and text in read_text(file)
+
+
+def ends_soon(template: str) -> bool:
+    """Whether a template obviously takes little time and memory; the renderer enforces limits in any case.
+
+    No ranges, products, macros, large numbers or deeply nested loops.
+    """
+    from jinja2 import Environment, TemplateSyntaxError, nodes
+
+    if len(template) > _LONGEST:
+        return False
+    try:
+        parser = Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701
+        tree = parser.parse(_GENERATION.sub("", template))
+    except (TemplateSyntaxError, RecursionError):
+        return False
+    if next(
+        tree.find_all(
+            (
+                nodes.Mul,
+                nodes.Pow,
+                nodes.Macro,
+                nodes.CallBlock,
+                nodes.Include,
+                nodes.ImportedName,
+                nodes.FromImport,
+                nodes.Extends,
+            )
+        ),
+        None,
+    ):
+        return False
+    if any(name.name in ("range", "lipsum") for name in tree.find_all(nodes.Name)):
+        return False
+    if any(_is_large(constant.value) for constant in tree.find_all(nodes.Const)):
+        return False
+    return _depth(tree) <= _DEEPEST
+
+
+def _is_large(value: Any) -> bool:
+    """Whether a value is a large number, or a text that contains one (a format width)."""
+    if isinstance(value, str):
+        words = "".join(c if c.isdecimal() else " " for c in value).split()
+        return any(len(word) > len(str(_LARGEST)) for word in words)
+    return isinstance(value, (int, float)) and abs(value) > _LARGEST
+
+
+def _depth(node: Node) -> int:
+    """Return the depth of nested loops; a recursive loop counts as too deep."""
+    from jinja2 import nodes
+
+    inner = max((_depth(child) for child in node.iter_child_nodes()), default=0)
+    if not isinstance(node, nodes.For):
+        return inner
+    return inner + (_DEEPEST + 1 if node.recursive else 1)
+
+
+def most_tokens(folder: Path, model: ModelSection) -> int | None:
+    """Return an upper bound of the embedding rows needed, from the tokenizer's files and added tokens.
+
+    None if the files do not show it.
+    """
+    whole, tokenizer_config = _object(folder / "tokenizer.json"), _object(folder / "tokenizer_config.json")
+    try:
+        vocabulary = whole["model"]["vocab"]
+        known = (
+            dict(vocabulary)
+            if isinstance(vocabulary, dict)
+            else {item[0]: i for i, item in enumerate(vocabulary)}
+        )
+        # Tokens added by the tokenizer's own files.
+        known |= {token["content"]: token["id"] for token in whole.get("added_tokens") or ()}
+        known |= {
+            token["content"]: int(i)
+            for i, token in (tokenizer_config.get("added_tokens_decoder") or {}).items()
+        }
+        # Special tokens and the config's tokens that are not known yet get new ids.
+        named = [
+            value for key, value in tokenizer_config.items() if key.endswith("_token") and value is not None
+        ]
+        named += (
+            tokenizer_config.get("additional_special_tokens")
+            or tokenizer_config.get("extra_special_tokens")
+            or []
+        )
+        texts = {str(value["content"]) if isinstance(value, dict) else str(value) for value in named}
+        new = (texts | {*model.add_tokens, *model.add_special_tokens}) - set(known)
+        return max(len(known), max(known.values()) + 1) + len(new)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        return None
+
+
+def same_files(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same tokenizer, judging by their files."""
+    names = ("tokenizer.json", "tokenizer_config.json")
+    return all((f / n).is_file() for f in (one, other) for n in names) and all(
+        read_text(one / n) == read_text(other / n) for n in names
+    )
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """Read a JSON object; empty if there is none."""
+    try:
+        found = json.loads(read_text(file))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
