@@ -75,7 +75,7 @@ def main() -> None:
 
 def compare(folder: Path, file: str) -> tuple[list[float], list[float]]:
     """Return axolotl's and our losses of three steps."""
-    from paceline.config.exchange.importing import read_foreign
+    from paceline.config.import_export.import_config import read_foreign
 
     keys = {key: value for key, value in read_foreign(file)[0].items() if value is not None}
     write_model(folder)

@@ -87,7 +87,7 @@ SMALL: dict[str, dict[str, object]] = {
 
 def main() -> None:
     """Compare every file; exit with 1 if one differs by more than the tolerance."""
-    from paceline.config.exchange.importing import read_foreign
+    from paceline.config.import_export.import_config import read_foreign
 
     cases = [(Path(file).name, dict(read_foreign(file)[0])) for file in sys.argv[1:]]
     worst: list[float] = []

@@ -40,10 +40,10 @@ HOME = (
     "core/plugins/tables.py",
     "plan/strategies/",
     "plan/algorithms/",
-    "config/exchange/",
-    "config/foreign/",
-    "config/aliases.py",
-    "config/synonyms.py",
+    "config/import_export/",
+    "config/backend_files/",
+    "config/keys/aliases.py",
+    "config/keys/other_programs_keys.py",
 )
 #: The classes that run: each may ask whether options are its own.
 IMPLEMENTATIONS = ("strategies/", "algorithms/")
@@ -52,9 +52,9 @@ OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("algorithms/preference/pair_policy.py", "('pairs', 'sft')"): "a term of a loss",
     ("algorithms/on_policy/losses.py", "'grpo'"): "a normalisation of a loss, named by the paper that has it",
     ("algorithms/preference/cpo.py", "'simpo'"): "a loss, named by the paper that has it",
-    ("config/sections/preference.py", "'simpo'"): "a loss, named by the paper that has it",
+    ("config/sections/algorithms/preference.py", "'simpo'"): "a loss, named by the paper that has it",
     ("algorithms/rewards/scoring.py", "'completion'"): "a field of a diagnostic's evidence",
-    ("config/collect.py", "{'deepspeed'}"): "a group of keys",
+    ("config/layers/collect.py", "{'deepspeed'}"): "a group of keys",
     ("launch/launchers/deepspeed.py", "('deepspeed', f"): "a program",
     ("launch/launchers/registry.py", ""): "a launcher",
     ("plan/planner.py", "role in"): "a role",

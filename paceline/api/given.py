@@ -63,7 +63,7 @@ class JobConfig:
 
     def __str__(self) -> str:
         """Return every effective value with the place that set it, as ``paceline config show`` prints it."""
-        from paceline.config.show import render_show
+        from paceline.config.render.effective_values import render_show
 
         return render_show(read(self.source, ruled=True))
 

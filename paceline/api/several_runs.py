@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.api.run import Run, existing_run
-from paceline.config.difference import leaves
+from paceline.config.render.diff import leaves
 from paceline.config.source import shown
 from paceline.core.files import listed, read_run_file
 from paceline.core.json_types import Json, JsonObject, as_object

@@ -20,7 +20,7 @@ from paceline.checkpoint.format.manifest import MANIFEST
 from paceline.checkpoint.load.list_checkpoints import as_table, list_checkpoints
 from paceline.checkpoint.save.last_verified import mark_verified
 from paceline.checkpoint.save.retention import RetentionRule, being_read
-from paceline.config.object_url import STORES, is_url
+from paceline.config.registries.object_store_url import STORES, is_url
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import BusyError, CheckpointError, ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject

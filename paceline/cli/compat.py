@@ -24,7 +24,7 @@ from paceline.cli.options import LauncherOption
 from paceline.cli.process import become
 from paceline.cli.training.joined import alone, drives_a_node, on_its_node
 from paceline.cli.training.start import start
-from paceline.config.aliases import ALIASES
+from paceline.config.keys.aliases import ALIASES
 from paceline.config.schema import homes_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError

@@ -22,8 +22,8 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.config.exchange.command_line import Command
-    from paceline.config.exchange.verdicts import Finding
+    from paceline.config.import_export.commands.command_line import Command
+    from paceline.config.import_export.verdicts import Finding
 
 _THEIRS = ("stage", "do_train", "model_name_or_path")
 _OURS = ("config", "mode", "algorithm", "resume", "deepspeed_config")
@@ -49,11 +49,10 @@ def from_llamafactory(arguments: Sequence[str], environ: Mapping[str, str]) -> F
 
     Raises ConfigError, before anything is written, for flags that cannot be kept.
     """
-    from paceline.config.exchange.accepted import accepted, left_over
-    from paceline.config.exchange.command_line import read_command
-    from paceline.config.exchange.importing import import_command
-    from paceline.config.exchange.report import as_text
-    from paceline.config.exchange.verdicts import KeyVerdict
+    from paceline.config.import_export.check_result import accepted, left_over
+    from paceline.config.import_export.commands.command_line import read_command
+    from paceline.config.import_export.import_config import import_command
+    from paceline.config.import_export.verdicts import KeyVerdict, as_text
     from paceline.rules import of_config
 
     command = read_command(["main.py", *(word for word in arguments if not _OVERRIDE.match(word))])

@@ -113,8 +113,8 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 def _say_how_keys_are_set(option: str, arguments: Sequence[str]) -> None:
     """Tell who wrote a key of the config as an option, as Transformers' programs take them, how it is set."""
+    from paceline.config.keys.valid_keys import known_names
     from paceline.config.schema import SECTIONS
-    from paceline.config.spelling import known_names
 
     key = option.lstrip("-").replace("-", "_")
     if key.partition(".")[0] in SECTIONS or key in known_names(""):

@@ -13,25 +13,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.config import codes
-from paceline.config.build import build
-from paceline.config.code_of_models import without_code
-from paceline.config.collect import Collector
-from paceline.config.doubt import doubted
+from paceline.config.backend_files.accelerate.environment import launched_layer, overridden
+from paceline.config.backend_files.find_files import FILE_KEYS, foreign_layer
+from paceline.config.backend_files.other_programs import gathered
 from paceline.config.extends import trees
-from paceline.config.foreign.files import FILE_KEYS, foreign_layer
-from paceline.config.foreign.launched import launched_layer, overridden
-from paceline.config.foreign.programs import gathered
-from paceline.config.held import held_secrets
-from paceline.config.layers import Merged, merge
-from paceline.config.lookalikes import in_value, plain
-from paceline.config.scalars import resolve_plain
+from paceline.config.keys.valid_keys import known_names
+from paceline.config.layers.build import build, without_code
+from paceline.config.layers.collect import Collector
+from paceline.config.layers.merge import Merged, merge
+from paceline.config.layers.unreliable_keys import doubted
+from paceline.config.migrations import KEY as VERSION_KEY
+from paceline.config.migrations import newest, older_defaults, version_of
 from paceline.config.schema import SECTIONS, Config, field_of, fields
+from paceline.config.secrets_in_values import held_secrets
 from paceline.config.source import ARGUMENT, COMMAND_LINE, DEFAULTS, ENVIRONMENT, FOREIGN, YAML, Entry, Source
-from paceline.config.spelling import known_names
-from paceline.config.versions import KEY as VERSION_KEY
-from paceline.config.versions import newest, older_defaults, version_of
-from paceline.config.written import masked
-from paceline.config.yaml_tree import Node, parse_yaml
+from paceline.config.written_values import masked
+from paceline.config.yaml_text.lookalike_characters import in_value, plain
+from paceline.config.yaml_text.scalars import resolve_plain
+from paceline.config.yaml_text.tree import Node, parse_yaml
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
@@ -58,7 +57,7 @@ class NotLoaded(ConfigError):
 
     ``partial``: the config with defaults in place of invalid values, and the values of unknown keys under
     the one key that each must mean; ``doubt``: which of its keys are
-    unreliable (``config/doubt.py``).
+    unreliable (``config/layers/unreliable_keys.py``).
     """
 
     def __init__(self, problems: Sequence[Diagnostic], partial: Loaded, doubt: frozenset[str]) -> None:

@@ -12,6 +12,8 @@ from pydantic import BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 
 from paceline.config import codes
+from paceline.config.migrations import KEY as VERSION
+from paceline.config.migrations import newest
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.generation import GenerationSection
 from paceline.config.sections.launch import LaunchSection
@@ -20,8 +22,6 @@ from paceline.config.sections.model import ModelSection
 from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_steps import LoggingFields
 from paceline.config.sections.types import OneOf, Section
-from paceline.config.versions import KEY as VERSION
-from paceline.config.versions import newest
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject, inner_object
 

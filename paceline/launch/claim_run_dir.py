@@ -13,8 +13,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from paceline.config.versions import KEY as VERSION
-from paceline.config.versions import newest
+from paceline.config.migrations import KEY as VERSION
+from paceline.config.migrations import newest
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import BusyError, ConfigError
 from paceline.core.files import listed, no_file, not_writable, open_run_file
@@ -105,7 +105,7 @@ def claim(
     With ``overwrite`` an old run is renamed, not deleted.
 
     ``redact`` is applied to the copy of ``config_file``, comments included; ``plan`` holds no secrets
-    (``config/held.py``). Raises ConfigError as ``check_claim`` does, or if the disk refuses to write.
+    (``config/secrets_in_values.py``). Raises ConfigError as ``check_claim`` does, or if the disk refuses it.
     """
     check_claim(run, overwrite=overwrite, resume=resume)
     notes: list[Diagnostic] = []

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config.optimizers import BUILT, supports
+from paceline.config.registries.optimizers import BUILT, supports
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.combination import Combination

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Protocol
 
-from paceline.config.idle import IDLE
+from paceline.config.registries.inert_keys import IDLE
 from paceline.config.schema import Config, field_of
 from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.training import TrainingSection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from paceline.config.answer_metrics import written_out
+from paceline.config.registries.evaluation_metrics import written_out
 from paceline.config.sections.generation import GenerationSection
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config.optimizers import BUILT, Optimizer
+from paceline.config.registries.optimizers import BUILT, Optimizer
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.parameters import parameters_of
 from paceline.plan.model.shape import ModelShape

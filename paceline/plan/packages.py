@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import util
 from pathlib import Path
 
-from paceline.config.object_url import EXTRA, PACKAGE
-from paceline.config.optimizers import BUILT
+from paceline.config.registries.object_store_url import EXTRA, PACKAGE
+from paceline.config.registries.optimizers import BUILT
+from paceline.config.registries.trackers import ALL, TRACKERS, names_of
 from paceline.config.schema import Config
 from paceline.config.source import DEFAULTS, Source
-from paceline.config.trackers import ALL, TRACKERS, names_of
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.plan import codes
 from paceline.plan.hardware.toolchain import triton_obstacle

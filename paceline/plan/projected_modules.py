@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config.optimizers import BUILT
+from paceline.config.registries.optimizers import BUILT
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.model.parameters import parameters_of, projected

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from paceline.config.foreign.deepspeed_batch import batch_of
-from paceline.config.optim_args import parse_optim_args
-from paceline.config.optimizers import BUILT
+from paceline.config.backend_files.deepspeed.batch import batch_of
+from paceline.config.registries.optim_args import parse_optim_args
+from paceline.config.registries.optimizers import BUILT
 from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError

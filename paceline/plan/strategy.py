@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from paceline.config.optimizers import BUILT, supports
+from paceline.config.registries.optimizers import BUILT, supports
 from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_scale import Parallelism
 from paceline.core.diagnostics import Diagnostic

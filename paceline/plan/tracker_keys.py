@@ -7,7 +7,7 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from paceline.config.trackers import TRACKERS, TrackerFacts
+from paceline.config.registries.trackers import TRACKERS, TrackerFacts
 
 _OFF = ("offline", "disabled", "local")
 

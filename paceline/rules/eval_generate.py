@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config.answer_metrics import ANSWER_METRICS, METRIC_GROUPS, SEVERAL_ANSWERS
+from paceline.config.registries.evaluation_metrics import ANSWER_METRICS, METRIC_GROUPS, SEVERAL_ANSWERS
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.rules import codes
 from paceline.rules.parallel import in_words, places, sharding_axes, sharding_keys

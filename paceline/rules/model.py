@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.config import codes as config_codes
-from paceline.config.nearest import nearest
+from paceline.config.keys.nearest import nearest
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.patterns import is_pattern
 from paceline.core.security.remote_code import COMMIT, unpinned

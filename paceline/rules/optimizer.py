@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from paceline.config.metrics import evaluation_metrics, greater_is_better
-from paceline.config.optim_args import optim_args_problems
-from paceline.config.optimizers import BUILT
-from paceline.config.optimizers_not_built import not_built
-from paceline.config.options import misfits
-from paceline.config.schedules import NEEDED, OPTIONS, STATEFUL, unmet
+from paceline.config.registries.evaluation_metrics import evaluation_metrics, greater_is_better
+from paceline.config.registries.lr_schedules import NEEDED, OPTIONS, STATEFUL, unmet
+from paceline.config.registries.optim_args import optim_args_problems
+from paceline.config.registries.optimizers import BUILT
+from paceline.config.registries.options import misfits
+from paceline.config.registries.unsupported_optimizers import not_built
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import Json
 from paceline.rules import codes

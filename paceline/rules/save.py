@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from paceline.config.object_url import is_url, parse_url
-from paceline.config.trackers import TRACKERS, names_of
+from paceline.config.registries.object_store_url import is_url, parse_url
+from paceline.config.registries.trackers import TRACKERS, names_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes
 from paceline.plan.packages import missing_object_store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from paceline.config.optimizers import BUILT, supports
+from paceline.config.registries.optimizers import BUILT, supports
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject, as_object

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.answer_metrics import OF_LENGTH, labels_of, written_out
+from paceline.config.registries.evaluation_metrics import OF_LENGTH, labels_of, written_out
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic

@@ -8,7 +8,7 @@ import ast
 
 from sources import sources
 
-from paceline.config.optimizers import BUILT
+from paceline.config.registries.optimizers import BUILT
 from paceline.plan.model.family import composites, families
 
 #: File → the names of families that stand in it, and why.
@@ -18,8 +18,8 @@ NOT_ASKED: dict[str, tuple[set[str], str]] = {
         "the config that Transformers reads a Mistral's file as",
     ),
     "checkpoint/export/gguf/tokenizer.py": ({"gpt2", "llama", "qwen2"}, "tokenizers and splits of GGUF"),
-    "config/exchange/llamafactory_data.py": ({"llava"}, "a template of LLaMA-Factory"),
-    "config/nearest.py": ({"opt"}, "a part of a key's name"),
+    "config/import_export/llamafactory/data.py": ({"llava"}, "a template of LLaMA-Factory"),
+    "config/keys/nearest.py": ({"opt"}, "a part of a key's name"),
     "demo/scaling.py": ({"llama"}, "the config of the model that it trains"),
     "plan/model/catalogue.py": ({"gpt2"}, "the name of a model, which an error suggests"),
     "plan/model/family.py": ({"llama"}, "the layout that a family has by default"),

@@ -35,10 +35,10 @@ WRITERS = {
     "paceline/cli/training/prepare.py": "a config, in a temporary folder",
     "paceline/cli/configs/data.py": "a config, in a temporary folder",
     "paceline/data/preview.py": "totals, in a temporary folder",
-    "paceline/config/exchange/accelerate_options.py": "a launcher's options, in a temporary folder",
-    "paceline/config/exchange/accepted.py": "a composed YAML, without secrets, in a temporary folder",
-    "paceline/config/exchange/exporting.py": "a composed YAML, without secrets, in a temporary folder",
-    "paceline/config/exchange/job_files.py": "the name of a file, in a temporary folder",
+    "paceline/config/import_export/commands/accelerate_options.py": "a launcher's options",
+    "paceline/config/import_export/check_result.py": "a composed YAML, without secrets",
+    "paceline/config/import_export/export_config.py": "a composed YAML, without secrets",
+    "paceline/config/import_export/import_backend_files.py": "the name of a file, in a temporary folder",
     "paceline/cli/llamafactory_flags.py": "a composed YAML: values with a secret's shape are masked",
     "paceline/cli/configs/config_init.py": "a user's answers, in a file of their own",
     "paceline/cli/configs/config_import.py": "a composed YAML: values with a secret's shape are masked",
@@ -65,8 +65,8 @@ WRITERS = {
     "paceline/checkpoint/commands/verify_before_resume.py": "findings, in a temporary folder",
     "paceline/checkpoint/object_store/preflight.py": "findings, in a temporary folder",
     "paceline/launch/preflight/object_storage.py": "URLs, refused if they held a secret",
-    "paceline/config/reference.py": "documentation",
-    "paceline/config/foreign/reference.py": "documentation",
+    "paceline/config/render/reference.py": "documentation",
+    "paceline/config/backend_files/docs_page.py": "documentation",
     "paceline/training/reporting/console.py": "the redactor it is given",
     "paceline/api/evaluating.py": "what is to be evaluated, in a temporary folder",
     "paceline/cli/models/evaluate.py": "results, in the file that the user names",
@@ -116,8 +116,8 @@ def test_every_module_that_writes_text_is_known() -> None:
 def test_every_program_of_the_package_redacts_what_it_prints() -> None:
     """Whatever can be started (``python -m``) has a ``main`` whose streams are redacted."""
     documentation = {
-        "paceline/config/reference.py",
-        "paceline/config/foreign/reference.py",
+        "paceline/config/render/reference.py",
+        "paceline/config/backend_files/docs_page.py",
         "paceline/plan/model/family_page.py",
     }
     another = {"paceline/__main__.py"}  # calls the console script's own ``main``

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ranks import run_ranks
 
-from paceline.config.optimizers import BUILT
+from paceline.config.registries.optimizers import BUILT
 
 pytestmark = [pytest.mark.integration]
 WORKER = Path(__file__).with_name("optimizer_worker.py")

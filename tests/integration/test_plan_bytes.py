@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ranks import run_ranks
 
-from paceline.config.optimizers import BUILT
+from paceline.config.registries.optimizers import BUILT
 
 FULL = {"fsdp": "full_shard"}
 

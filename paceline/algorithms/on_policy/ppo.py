@@ -24,7 +24,7 @@ from paceline.algorithms.on_policy.base import (
 )
 from paceline.algorithms.on_policy.kl import AdaptiveCoefficient, FixedCoefficient, divergence
 from paceline.algorithms.on_policy.losses import clipped_surrogate, value_loss
-from paceline.config.sections.ppo import PpoOptions
+from paceline.config.sections.algorithms.ppo import PpoOptions
 from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role

@@ -25,7 +25,7 @@ from paceline.algorithms.on_policy.base import (
 )
 from paceline.algorithms.on_policy.kl import divergence
 from paceline.algorithms.on_policy.losses import clipped_surrogate
-from paceline.config.sections.reinforce_plus_plus import ReinforcePlusPlusOptions
+from paceline.config.sections.algorithms.reinforce_plus_plus import ReinforcePlusPlusOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from paceline.algorithms.preference.dpo import LOSSES, sigmoid
 from paceline.algorithms.preference.pair_policy import PairPolicy, token_means
-from paceline.config.sections.preference import CpoOptions, SimpoOptions
+from paceline.config.sections.algorithms.preference import CpoOptions, SimpoOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.algorithms.preference.pair_policy import PairPolicy, Referenced, token_means
-from paceline.config.sections.preference import DpoOptions
+from paceline.config.sections.algorithms.preference import DpoOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 

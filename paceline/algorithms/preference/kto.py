@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.algorithms.answer_sums import document_sums, sum_of
 from paceline.algorithms.preference.pair_policy import Referenced
-from paceline.config.sections.kto import KtoOptions
+from paceline.config.sections.algorithms.preference import KtoOptions
 from paceline.core.json_types import Json
 from paceline.protocols.algorithm import WindowMeans
 from paceline.protocols.batch import MISMATCHED, Batch

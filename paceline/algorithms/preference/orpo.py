@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.algorithms.answer_sums import document_sums, halves, real_pairs, sum_of
 from paceline.algorithms.preference.pair_policy import TERM, PairPolicy, token_means
-from paceline.config.sections.preference import OrpoOptions
+from paceline.config.sections.algorithms.preference import OrpoOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role

@@ -16,7 +16,7 @@ from paceline.algorithms.preference.calibration import (
     told_bins,
     without_bins,
 )
-from paceline.config.sections.preference import RewardOptions
+from paceline.config.sections.algorithms.preference import RewardOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role

@@ -14,7 +14,7 @@ from typing import SupportsFloat, SupportsIndex
 
 from paceline.algorithms import codes
 from paceline.algorithms.rewards.sample import Sample
-from paceline.config.metrics import reward_labels
+from paceline.config.registries.evaluation_metrics import reward_labels
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.json_types import Json

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.format.strict_json import parse_object
-from paceline.config.sections.own import EXPORTERS, NO_EXPORTER, own_name
+from paceline.config.sections.extensions import EXPORTERS, NO_EXPORTER, own_name
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.files import read_run_file
 from paceline.core.plugins.registry import load_attr

@@ -19,7 +19,7 @@ from paceline.checkpoint.format.durable_files import make_folder
 from paceline.checkpoint.format.folder_layout import is_step_name, read_hint, scan, step_name
 from paceline.checkpoint.format.strict_json import parse_object
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint
-from paceline.config.object_url import ObjectUrl, is_url, parse_url
+from paceline.config.registries.object_store_url import ObjectUrl, is_url, parse_url
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import CheckpointError, ConfigError, ExitCode, PacelineError
 from paceline.core.files import MAX_JSON_BYTES, read_run_file

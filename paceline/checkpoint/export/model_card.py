@@ -11,7 +11,7 @@ from paceline.checkpoint.export.hf_export import ExportReport
 from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG, gives_scores
 from paceline.checkpoint.format.strict_json import parse_object
 from paceline.checkpoint.load.reader import CheckpointReader
-from paceline.config.difference import leaves
+from paceline.config.render.diff import leaves
 from paceline.config.schema import Config
 from paceline.config.sections.training_steps import LoggingFields
 from paceline.config.source import shown

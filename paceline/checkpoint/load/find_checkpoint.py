@@ -13,7 +13,7 @@ from paceline.checkpoint.format.folder_layout import LATEST, Found, is_step_name
 from paceline.checkpoint.format.manifest import MANIFEST, Manifest
 from paceline.checkpoint.format.step_agreement import check_name, check_state, read_state
 from paceline.checkpoint.format.verify_files import read_manifest, verify
-from paceline.config.object_url import is_url, parse_url
+from paceline.config.registries.object_store_url import is_url, parse_url
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.core.json_types import Json

@@ -45,7 +45,7 @@ from paceline.checkpoint.node_local.inventory_messages import (
 from paceline.checkpoint.node_local.shared_disks import Disks
 from paceline.checkpoint.node_local.shared_files import FilesGiven
 from paceline.checkpoint.save.retention import discard, is_being_read
-from paceline.config.object_url import is_url
+from paceline.config.registries.object_store_url import is_url
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir

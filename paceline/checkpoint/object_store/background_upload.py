@@ -22,7 +22,7 @@ from paceline.checkpoint.object_store.transfer import files_of_rank, upload
 from paceline.checkpoint.object_store.upload_deadline import Deadline
 from paceline.checkpoint.object_store.writer import StoreWriter
 from paceline.checkpoint.save.retention import RetentionRule, being_read
-from paceline.config.object_url import ObjectUrl, parse_url
+from paceline.config.registries.object_store_url import ObjectUrl, parse_url
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
 from paceline.core.files import read_run_file

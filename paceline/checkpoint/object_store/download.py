@@ -27,7 +27,7 @@ from paceline.checkpoint.object_store.local_state import is_sound, look_here
 from paceline.checkpoint.object_store.transfer import download, read_stored_manifest
 from paceline.checkpoint.save.retention import discard
 from paceline.checkpoint.save.staging import Stage
-from paceline.config.object_url import ObjectUrl
+from paceline.config.registries.object_store_url import ObjectUrl
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.units import human_bytes, human_seconds

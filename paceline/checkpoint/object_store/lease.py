@@ -27,7 +27,7 @@ from paceline.checkpoint.object_store.interface import (
     create_own,
 )
 from paceline.checkpoint.object_store.obstore_backend import no_conditional_create
-from paceline.config.object_url import ObjectUrl
+from paceline.config.registries.object_store_url import ObjectUrl
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject

@@ -12,7 +12,7 @@ from paceline.checkpoint.object_store.commits import read_head
 from paceline.checkpoint.object_store.download import manifest_of, named_by
 from paceline.checkpoint.object_store.interface import ObjectStore
 from paceline.checkpoint.object_store.transfer import verify_stored
-from paceline.config.object_url import ObjectUrl
+from paceline.config.registries.object_store_url import ObjectUrl
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.object_store.interface import ObjectFacts, ReadBack, StoreRefused, StoreUnavailable
-from paceline.config.object_url import ObjectUrl
+from paceline.config.registries.object_store_url import ObjectUrl
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.launch.environment.guide_variables import current

@@ -19,7 +19,7 @@ from paceline.checkpoint.object_store.commits import read_head
 from paceline.checkpoint.object_store.download import bring_named, bring_newest
 from paceline.checkpoint.object_store.lease import Lease, check_store, wait_until_free
 from paceline.checkpoint.object_store.obstore_backend import open_store
-from paceline.config.object_url import is_url, parse_url
+from paceline.config.registries.object_store_url import is_url, parse_url
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
 from paceline.core.files import read_run_file

@@ -13,7 +13,7 @@ from paceline.checkpoint.object_store.lease import check_store, last_run
 from paceline.checkpoint.object_store.obstore_backend import open_store
 from paceline.checkpoint.object_store.writer import StoreWriter
 from paceline.checkpoint.save.retention import RetentionRule
-from paceline.config.object_url import ObjectUrl
+from paceline.config.registries.object_store_url import ObjectUrl
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.files import read_run_file

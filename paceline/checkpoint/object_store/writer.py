@@ -18,7 +18,7 @@ from paceline.checkpoint.object_store.commits import (
 from paceline.checkpoint.object_store.interface import ObjectStore, create_own
 from paceline.checkpoint.object_store.lease import Claim, Lease, take_claim
 from paceline.checkpoint.save.retention import RetentionRule
-from paceline.config.object_url import ObjectUrl
+from paceline.config.registries.object_store_url import ObjectUrl
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 

@@ -36,7 +36,7 @@ def show(
     """Print each effective value with the layer and file:line that set it."""
     import json
 
-    from paceline.config.show import render_show
+    from paceline.config.render.effective_values import render_show
 
     loaded = load(config, overrides)
     print_diagnostics(loaded.notes)
@@ -62,11 +62,11 @@ def diff(
     """Print the keys whose effective values differ; exit code 1 if there are any."""
     import json
 
-    from paceline.config import difference
+    from paceline.config.render import diff
 
-    found = difference.differences(load(first, None, ruled=False), load(second, None, ruled=False))
-    text = difference.as_text(found, (str(first), str(second)))
-    typer.echo(json.dumps(difference.as_json(found), indent=2, ensure_ascii=False) if as_json else text)
+    found = diff.differences(load(first, None, ruled=False), load(second, None, ruled=False))
+    text = diff.as_text(found, (str(first), str(second)))
+    typer.echo(json.dumps(diff.as_json(found), indent=2, ensure_ascii=False) if as_json else text)
     raise typer.Exit(int(bool(found)))
 
 
@@ -75,7 +75,7 @@ def schema() -> None:
     """Print the JSON schema of a config, for editors (see docs/guide.md)."""
     import json
 
-    from paceline.config.json_schema import json_schema
+    from paceline.config.render.json_schema import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))
 
@@ -129,7 +129,7 @@ def export(
     ] = "trl",
 ) -> None:
     """Print the effective config as another system's file; what it cannot say is listed at its end."""
-    from paceline.config.exchange.export_text import export_text
+    from paceline.config.import_export.export_config import export_text
 
     loaded = load(config, overrides)
     typer.echo(export_text(loaded, to), nl=False)

@@ -27,12 +27,11 @@ def import_file(
     ``file`` with ``arguments`` is a command line of the system (``llamafactory-cli train --stage sft …``).
     Raises ConfigError.
     """
-    from paceline.config.exchange.accepted import accepted, left_over
-    from paceline.config.exchange.command_line import is_command, read_command
-    from paceline.config.exchange.detect import SYSTEMS
-    from paceline.config.exchange.importing import import_command, import_config
-    from paceline.config.exchange.report import as_json as to_json
-    from paceline.config.exchange.report import as_text
+    from paceline.config.import_export.check_result import accepted, left_over
+    from paceline.config.import_export.commands.command_line import is_command, read_command
+    from paceline.config.import_export.import_config import SYSTEMS, import_command, import_config
+    from paceline.config.import_export.verdicts import as_json as to_json
+    from paceline.config.import_export.verdicts import as_text
     from paceline.rules import of_config
 
     if system is not None and system not in SYSTEMS:

@@ -10,8 +10,8 @@ from pathlib import Path
 import typer
 
 from paceline.cli import codes
-from paceline.config.exchange.compose import scalar
-from paceline.config.versions import KEY, newest
+from paceline.config.import_export.write_yaml import scalar
+from paceline.config.migrations import KEY, newest
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import ALGORITHMS
 
@@ -98,6 +98,6 @@ def _yaml(answers: Mapping[str, str]) -> str:
 
 def _value(answer: str) -> str:
     """Numbers as they are; texts quoted where YAML needs it."""
-    from paceline.config.scalars import parse_number
+    from paceline.config.yaml_text.scalars import parse_number
 
     return answer if parse_number(answer) is not None else scalar(answer)

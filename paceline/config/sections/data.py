@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from paceline.config.sections.own import own_name, to_data_path
+from paceline.config.sections.extensions import own_name, to_data_path
 from paceline.config.sections.types import (
     Bool,
     Float,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from paceline.config.idle import IDLE
+from paceline.config.registries.inert_keys import IDLE
 from paceline.config.sections.types import (
     Bool,
     Int,

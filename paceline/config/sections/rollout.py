@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from paceline.config.sections.own import own_name, to_items
+from paceline.config.sections.extensions import own_name, to_items
 from paceline.config.sections.types import (
     Bool,
     Float,

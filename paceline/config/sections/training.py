@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.config.sections.own import OwnFields
+from paceline.config.sections.extensions import OwnFields
 from paceline.config.sections.training_experts import ExpertFields
 from paceline.config.sections.training_scale import ScaleFields
 from paceline.config.sections.training_steps import (

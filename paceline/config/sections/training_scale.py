@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, create_model
 
-from paceline.config.sections.own import own_name
+from paceline.config.sections.extensions import own_name
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.types import (
     Bool,

@@ -6,11 +6,12 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from paceline.config.answer_metrics import ANSWER_METRICS, METRIC_GROUPS
-from paceline.config.optimizers import BUILT
-from paceline.config.optimizers_not_built import KNOWN
+from paceline.config.registries.evaluation_metrics import ANSWER_METRICS, METRIC_GROUPS
+from paceline.config.registries.optimizers import BUILT
+from paceline.config.registries.trackers import ALL, NONE, TRACKERS
+from paceline.config.registries.unsupported_optimizers import KNOWN
+from paceline.config.sections.extensions import own_name
 from paceline.config.sections.lora import to_targets
-from paceline.config.sections.own import own_name
 from paceline.config.sections.profile import Profile
 from paceline.config.sections.types import (
     Bool,
@@ -27,7 +28,6 @@ from paceline.config.sections.types import (
     to_path,
     to_texts,
 )
-from paceline.config.trackers import ALL, NONE, TRACKERS
 from paceline.core.json_types import Json
 
 SCHEDULES = (

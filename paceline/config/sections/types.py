@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticCustomError
 
-from paceline.config.scalars import parse_number
+from paceline.config.yaml_text.scalars import parse_number
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.plugins.extensions import registered
 

@@ -126,49 +126,57 @@ ALGORITHMS = Table(
         "reward": Row(
             f"{_PAIRS}:REWARD",
             "paceline.algorithms.preference.reward_model:Reward",
-            f"{_SECTIONS}.preference:RewardOptions",
+            f"{_SECTIONS}.algorithms.preference:RewardOptions",
         ),
         "dpo": Row(
-            f"{_PAIRS}:DPO", "paceline.algorithms.preference.dpo:DPO", f"{_SECTIONS}.preference:DpoOptions"
+            f"{_PAIRS}:DPO",
+            "paceline.algorithms.preference.dpo:DPO",
+            f"{_SECTIONS}.algorithms.preference:DpoOptions",
         ),
         "classification": Row(
             "paceline.plan.algorithms.classification:CLASSIFICATION",
             "paceline.algorithms.supervised.classification:Classification",
-            f"{_SECTIONS}.classification:ClassificationOptions",
+            f"{_SECTIONS}.algorithms.classification:ClassificationOptions",
         ),
         "distillation": Row(
             "paceline.plan.algorithms.distillation:DISTILLATION",
             "paceline.algorithms.supervised.distillation:Distillation",
-            f"{_SECTIONS}.distillation:DistillationOptions",
+            f"{_SECTIONS}.algorithms.distillation:DistillationOptions",
         ),
         "kto": Row(
             "paceline.plan.algorithms.kto:KTO",
             "paceline.algorithms.preference.kto:KTO",
-            f"{_SECTIONS}.kto:KtoOptions",
+            f"{_SECTIONS}.algorithms.preference:KtoOptions",
         ),
         "cpo": Row(
-            f"{_PAIRS}:CPO", "paceline.algorithms.preference.cpo:CPO", f"{_SECTIONS}.preference:CpoOptions"
+            f"{_PAIRS}:CPO",
+            "paceline.algorithms.preference.cpo:CPO",
+            f"{_SECTIONS}.algorithms.preference:CpoOptions",
         ),
         "orpo": Row(
             f"{_PAIRS}:ORPO",
             "paceline.algorithms.preference.orpo:ORPO",
-            f"{_SECTIONS}.preference:OrpoOptions",
+            f"{_SECTIONS}.algorithms.preference:OrpoOptions",
         ),
         "simpo": Row(
             f"{_PAIRS}:SIMPO",
             "paceline.algorithms.preference.cpo:SimPO",
-            f"{_SECTIONS}.preference:SimpoOptions",
+            f"{_SECTIONS}.algorithms.preference:SimpoOptions",
         ),
         "ppo": Row(
-            f"{_ON_POLICY}:PPO", "paceline.algorithms.on_policy.ppo:PPO", f"{_SECTIONS}.ppo:PpoOptions"
+            f"{_ON_POLICY}:PPO",
+            "paceline.algorithms.on_policy.ppo:PPO",
+            f"{_SECTIONS}.algorithms.ppo:PpoOptions",
         ),
         "rloo": Row(
-            f"{_ON_POLICY}:RLOO", "paceline.algorithms.on_policy.rloo:RLOO", f"{_SECTIONS}.rloo:RlooOptions"
+            f"{_ON_POLICY}:RLOO",
+            "paceline.algorithms.on_policy.rloo:RLOO",
+            f"{_SECTIONS}.algorithms.rloo:RlooOptions",
         ),
         "reinforce_plus_plus": Row(
             f"{_ON_POLICY}:REINFORCE_PLUS_PLUS",
             "paceline.algorithms.on_policy.reinforce_plus_plus:ReinforcePlusPlus",
-            f"{_SECTIONS}.reinforce_plus_plus:ReinforcePlusPlusOptions",
+            f"{_SECTIONS}.algorithms.reinforce_plus_plus:ReinforcePlusPlusOptions",
         ),
         "grpo": Row(
             f"{_ON_POLICY}:GRPO",

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from math import comb
 
 from paceline.algorithms.rewards.builtin import marked_number
-from paceline.config.answer_metrics import METRIC_GROUPS, written_out
+from paceline.config.registries.evaluation_metrics import METRIC_GROUPS, written_out
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.registry import is_async, load_attr

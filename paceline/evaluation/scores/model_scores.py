@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from paceline.config.answer_metrics import written_out
+from paceline.config.registries.evaluation_metrics import written_out
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.json_types import Json, JsonObject, as_object

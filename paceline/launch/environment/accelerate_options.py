@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.config.exchange.launchers import ACCELERATE_SWITCHES as SWITCHES
+from paceline.config.import_export.commands.launchers import ACCELERATE_SWITCHES as SWITCHES
 from paceline.launch.processes import parent_of
 
 PROC = Path("/proc")

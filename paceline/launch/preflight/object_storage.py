@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.config.object_url import is_url, parse_url
+from paceline.config.registries.object_store_url import is_url, parse_url
 from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir

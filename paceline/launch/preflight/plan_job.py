@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import codes as config_codes
-from paceline.config.doubt import sure
+from paceline.config.layers.unreliable_keys import sure
 from paceline.config.source import COMMAND_LINE
 from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
@@ -193,7 +193,7 @@ def with_files(
     judge: Callable[[Loaded, frozenset[str], Config], Sequence[Diagnostic]] = _of_rules,
 ) -> ConfigError:
     """Combine a config's loading errors with those that ``judge`` and the named files give its sound part."""
-    from paceline.config.doubt import whatever_was_meant
+    from paceline.config.layers.unreliable_keys import whatever_was_meant
     from paceline.launch.preflight.child_checks import looked_in_doubt
 
     sound = error.partial

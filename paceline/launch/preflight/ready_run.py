@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from paceline.config.object_url import is_url
+from paceline.config.registries.object_store_url import is_url
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir

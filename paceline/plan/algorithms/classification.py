@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.config.sections.classification import ClassificationOptions
+from paceline.config.sections.algorithms.classification import ClassificationOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.algorithms.base import AlgorithmSpec, Training

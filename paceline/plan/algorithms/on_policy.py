@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.config.sections.ppo import PpoOptions
-from paceline.config.sections.reinforce_plus_plus import ReinforcePlusPlusOptions
+from paceline.config.sections.algorithms.ppo import PpoOptions
+from paceline.config.sections.algorithms.reinforce_plus_plus import ReinforcePlusPlusOptions
 from paceline.config.sections.rollout import GrpoOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.config.sections.preference import DpoOptions
+from paceline.config.sections.algorithms.preference import DpoOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Training, live_reference

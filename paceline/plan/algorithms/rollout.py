@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from paceline.config.foreign.deepspeed_batch import batch_of
+from paceline.config.backend_files.deepspeed.batch import batch_of
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic

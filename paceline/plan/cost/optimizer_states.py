@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paceline.config.optim_args import parse_optim_args
-from paceline.config.optimizers import BUILT, supports
+from paceline.config.registries.optim_args import parse_optim_args
+from paceline.config.registries.optimizers import BUILT, supports
 from paceline.config.sections.training import TrainingSection
 from paceline.plan.bf16_weights import rounds
 from paceline.plan.cost.layout import Storage, StrategyLayout

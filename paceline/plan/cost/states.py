@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from paceline.config.optimizer_bytes import one
-from paceline.config.optimizer_bytes import projected as of_projection
-from paceline.config.optimizers import BUILT
+from paceline.config.registries.optimizer_bytes import one
+from paceline.config.registries.optimizer_bytes import projected as of_projection
+from paceline.config.registries.optimizers import BUILT
 from paceline.core.safetensors_header import STORED_DTYPES
 from paceline.plan.cost.pieces import Piece
 from paceline.plan.model.parameters import orthogonalised, projected

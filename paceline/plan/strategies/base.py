@@ -10,7 +10,7 @@ from importlib import util
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from paceline.config.optimizers import StateSplit
+from paceline.config.registries.optimizers import StateSplit
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from paceline.config.optimizers import BUILT, StateSplit, supports
+from paceline.config.registries.optimizers import BUILT, StateSplit, supports
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import as_object
 from paceline.models.attention.context_parallel import ULYSSES, ContextParallel, check_context_parallel

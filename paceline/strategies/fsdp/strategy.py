@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from paceline.config.optimizers import StateSplit, supports
+from paceline.config.registries.optimizers import StateSplit, supports
 from paceline.core.errors import ConfigError
 from paceline.models.attention.context_parallel import batch_sharder, check_context_parallel
 from paceline.models.loading.materialize import build_on_meta, fill

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from paceline.config.optimizers import BUILT
-from paceline.config.optimizers_not_built import not_built
-from paceline.config.options import misfits
+from paceline.config.registries.optimizers import BUILT
+from paceline.config.registries.options import misfits
+from paceline.config.registries.unsupported_optimizers import not_built
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.plugins.registry import load_attr

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.checkpoint.format.manifest import CONVERTED
-from paceline.config.optimizers import BUILT, StateSplit
+from paceline.config.registries.optimizers import BUILT, StateSplit
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.json_types import Json, JsonObject, as_number, as_object

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from paceline.config.sections.classification import ClassificationOptions
+from paceline.config.sections.algorithms.classification import ClassificationOptions
 from paceline.core.errors import DataError
 from paceline.training import codes
 

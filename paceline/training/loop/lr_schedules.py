@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from paceline.config.schedules import STATEFUL
+from paceline.config.registries.lr_schedules import STATEFUL
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.training import codes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
-from paceline.config.metrics import greater_is_better
+from paceline.config.registries.evaluation_metrics import greater_is_better
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject

@@ -15,9 +15,9 @@ from pathlib import Path
 from paceline.algorithms import codes as algorithm_codes
 from paceline.algorithms.rewards.builtin import OF_THE_ANSWER
 from paceline.algorithms.rewards.scoring import MODEL, REWARDS, RewardSpec, check_built_in
-from paceline.config.doubt import sure
+from paceline.config.layers.unreliable_keys import sure
 from paceline.config.schema import Config
-from paceline.config.sections.classification import ClassificationOptions
+from paceline.config.sections.algorithms.classification import ClassificationOptions
 from paceline.config.sections.model import ModelSection
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.diagnostics import Diagnostic
@@ -71,7 +71,7 @@ def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -
 def look_in_doubt(config: Config, doubt: frozenset[str]) -> list[Diagnostic]:
     """Check a config that could not be loaded.
 
-    The diagnostics hold whatever the keys in ``doubt`` (``config/doubt.py``) were meant to be.
+    The diagnostics hold whatever the keys in ``doubt`` (``layers/unreliable_keys.py``) were meant to be.
     """
     return _each_once([lambda: _there(config, doubt)])
 

@@ -19,7 +19,7 @@ from paceline.checkpoint.load.find_checkpoint import (
     lies_elsewhere,
     same_run,
 )
-from paceline.config.object_url import is_url, parse_url
+from paceline.config.registries.object_store_url import is_url, parse_url
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError

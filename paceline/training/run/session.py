@@ -20,7 +20,7 @@ from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.checkpoint.node_local.shared_disks import Disks
 from paceline.checkpoint.object_store.background_upload import Uploads, open_uploads
 from paceline.checkpoint.save.retention import RetentionRule, being_read
-from paceline.config.metrics import evaluation_metrics
+from paceline.config.registries.evaluation_metrics import evaluation_metrics
 from paceline.config.schema import Config
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.diagnostics import Diagnostic

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from paceline.config.trackers import ALL, TRACKERS, names_of, project_of
+from paceline.config.registries.trackers import ALL, TRACKERS, names_of, project_of
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.registry import load_attr

@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.algorithms.preference.cpo import CPO, SimPO
 from paceline.algorithms.preference.orpo import ORPO, log_odds
 from paceline.algorithms.preference.pair_policy import PairPolicy
-from paceline.config.sections.preference import CpoOptions
+from paceline.config.sections.algorithms.preference import CpoOptions
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Role
 

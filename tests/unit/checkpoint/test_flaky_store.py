@@ -28,7 +28,7 @@ from paceline.checkpoint.object_store.lease import check_store
 from paceline.checkpoint.object_store.obstore_backend import open_store
 from paceline.checkpoint.object_store.writer import StoreWriter
 from paceline.checkpoint.save.retention import RetentionRule
-from paceline.config.object_url import ObjectUrl, parse_url
+from paceline.config.registries.object_store_url import ObjectUrl, parse_url
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 

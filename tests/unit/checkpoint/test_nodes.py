@@ -29,7 +29,7 @@ from paceline.checkpoint.node_local.resume import NodesResume
 from paceline.checkpoint.node_local.shared_disks import Disks, find_disks
 from paceline.checkpoint.node_local.shared_files import FilesGiven
 from paceline.checkpoint.save.retention import being_read
-from paceline.config.object_url import parse_url
+from paceline.config.registries.object_store_url import parse_url
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 

@@ -22,7 +22,7 @@ from paceline.checkpoint.object_store.interface import ObjectStore, ReadBack, St
 from paceline.checkpoint.object_store.lease import check_store, take_claim, wait_until_free
 from paceline.checkpoint.object_store.writer import StoreWriter
 from paceline.checkpoint.save.retention import RetentionRule
-from paceline.config.object_url import parse_url
+from paceline.config.registries.object_store_url import parse_url
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir

@@ -16,7 +16,7 @@ from paceline.checkpoint.format.manifest import FileEntry
 from paceline.checkpoint.object_store import transfer
 from paceline.checkpoint.object_store.interface import ReadBack, StoreRefused, StoreUnavailable
 from paceline.checkpoint.object_store.obstore_backend import open_store
-from paceline.config.object_url import parse_url
+from paceline.config.registries.object_store_url import parse_url
 
 
 def test_no_block_is_written_once_the_descriptor_is_closed(

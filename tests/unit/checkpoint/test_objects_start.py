@@ -16,7 +16,7 @@ from paceline.checkpoint.object_store.lease import Lease, take_claim
 from paceline.checkpoint.object_store.obstore_backend import open_store
 from paceline.checkpoint.object_store.preflight import main
 from paceline.checkpoint.save.retention import RetentionRule
-from paceline.config.object_url import parse_url
+from paceline.config.registries.object_store_url import parse_url
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir

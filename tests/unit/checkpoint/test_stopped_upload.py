@@ -26,7 +26,7 @@ from paceline.checkpoint.object_store.lease import CLAIMS
 from paceline.checkpoint.object_store.obstore_backend import open_store
 from paceline.checkpoint.object_store.upload_deadline import Deadline
 from paceline.checkpoint.object_store.writer import StoreWriter
-from paceline.config.object_url import parse_url
+from paceline.config.registries.object_store_url import parse_url
 from paceline.core.errors import ExitCode
 from paceline.core.rundir import RunDir
 

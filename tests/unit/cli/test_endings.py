@@ -29,8 +29,8 @@ ELSEWHERE = {  # programs with rules of their own
     "paceline/evaluation/sharded_chat.py": "its inner function is: main leaves after any error at once",
     "paceline/evaluation/scores/metric_process.py": "a part of evaluate, ended with it",
     "paceline/models/loading/list_parameters.py": "a part of the plan, ended with it",
-    "paceline/config/reference.py": "documentation",
-    "paceline/config/foreign/reference.py": "documentation",
+    "paceline/config/render/reference.py": "documentation",
+    "paceline/config/backend_files/docs_page.py": "documentation",
     "paceline/plan/model/family_page.py": "documentation",
 }
 

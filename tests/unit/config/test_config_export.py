@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.exchange.export_names import NAMES
-from paceline.config.exchange.export_text import export_text
-from paceline.config.exchange.exporting import export_config
+from paceline.config.import_export.export_config import export_config, export_text
+from paceline.config.import_export.export_names import NAMES
 from paceline.config.load import Loaded, load_config
 from paceline.core.errors import ConfigError
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.config.keys.without_effect_here import RECOGNISED
 from paceline.config.load import NotLoaded, load_config
-from paceline.config.recognised import RECOGNISED
+from paceline.config.render.effective_values import render_show
 from paceline.config.schema import Config, field_of
-from paceline.config.show import render_show
 from paceline.core.errors import ConfigError
 from paceline.rules import of_config
 
@@ -352,7 +352,7 @@ def test_every_key_of_training_arguments_is_known():
     import ast
     import importlib.util
 
-    from paceline.config.aliases import ALIASES
+    from paceline.config.keys.aliases import ALIASES
 
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.origin is not None
@@ -443,8 +443,9 @@ def test_defaults_alone_load():
 
 def test_importing_config_imports_nothing_heavy():
     script = (
-        "import sys, paceline.config.load, paceline.config.show; print([m for m in ('torch', 'transformers',"
-        " 'numpy', 'datasets', 'rich') if m in sys.modules])"
+        "import sys, paceline.config.load, paceline.config.render.effective_values;"
+        " names = ('torch', 'transformers', 'numpy', 'datasets', 'rich');"
+        " print([m for m in names if m in sys.modules])"
     )
     out = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240

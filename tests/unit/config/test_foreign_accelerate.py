@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from paceline.config.foreign.deepspeed_verdicts import (
+from paceline.config.backend_files.deepspeed.key_verdicts import (
     DROPPED,
     NO_OPTIMIZER,
     NO_SCHEDULE,
     NOT_GRANTED,
     REFUSED,
 )
-from paceline.config.foreign.intake import intake
-from paceline.config.foreign.json_text import parse_json
-from paceline.config.foreign.reference import reference
+from paceline.config.backend_files.docs_page import reference
+from paceline.config.backend_files.json_text import parse_json
+from paceline.config.check_backend_file import intake
 from paceline.core.diagnostics import Severity
 from paceline.rules import of_config
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from paceline.config.foreign.deepspeed_batch import batch_of
-from paceline.config.foreign.deepspeed_normal import table
+from paceline.config.backend_files.deepspeed.batch import batch_of
+from paceline.config.backend_files.deepspeed.normalize import table
 from paceline.core.diagnostics import Severity
 from paceline.rules import check
 from paceline.rules.rule import Facts

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from paceline.config.foreign.json_places import Places
-from paceline.config.foreign.json_text import parse_json
+from paceline.config.backend_files.json_line_numbers import Places
+from paceline.config.backend_files.json_text import parse_json
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
 
@@ -108,7 +108,7 @@ def with_value(data: Any, path: tuple[str, ...], value: Any) -> Any:
 
 @pytest.mark.parametrize("key", FILES)
 def test_every_kind_of_value_at_every_key(attempt: Attempt, key: str) -> None:
-    from paceline.config.yaml_tree import parse_yaml
+    from paceline.config.yaml_text.tree import parse_yaml
 
     name, text = FILES[key]
     tree = parse_yaml(text, name) if name.endswith("yaml") else None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.config.load import load_config
-from paceline.config.show import render_show
+from paceline.config.render.effective_values import render_show
 from paceline.core.errors import ConfigError
 from paceline.rules import check
 from paceline.rules.rule import Facts

@@ -8,11 +8,11 @@ from contextlib import suppress
 
 import pytest
 
-from paceline.config.aliases import ALIASES
+from paceline.config.keys.aliases import ALIASES
+from paceline.config.keys.without_effect_here import RECOGNISED
 from paceline.config.load import load_config
-from paceline.config.recognised import RECOGNISED
+from paceline.config.render.effective_values import render_show
 from paceline.config.schema import SECTIONS, fields, nested_model, sections
-from paceline.config.show import render_show
 from paceline.core.errors import ConfigError
 from paceline.rules import check
 from paceline.rules.rule import Facts

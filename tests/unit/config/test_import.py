@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 from jinja2 import Environment
 
-from paceline.config.exchange import trl
-from paceline.config.exchange.accepted import accepted, stands
-from paceline.config.exchange.command_line import read_command
-from paceline.config.exchange.importing import TRANSLATORS, import_config, import_data
-from paceline.config.exchange.llamafactory_template import jinja
-from paceline.config.exchange.report import as_json, as_text
-from paceline.config.exchange.tables import defaults, table
-from paceline.config.exchange.verdicts import Imported, KeyVerdict
+from paceline.config.import_export.argument_tables import defaults, table
+from paceline.config.import_export.check_result import accepted, stands
+from paceline.config.import_export.commands.command_line import read_command
+from paceline.config.import_export.import_config import TRANSLATORS, import_config, import_data
+from paceline.config.import_export.llamafactory.templates import jinja
+from paceline.config.import_export.trl import trl_keys
+from paceline.config.import_export.verdicts import Imported, KeyVerdict, as_json, as_text
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
@@ -356,7 +355,7 @@ def test_every_documented_argument_is_known() -> None:
             defaults("transformers") | defaults("trl", ["_BaseConfig", "ModelConfig", config]),
             name,
         )
-        for name, config in trl.TRAINERS.items()
+        for name, config in trl_keys.TRAINERS.items()
         if config in classes
     }
     files |= {

@@ -10,9 +10,9 @@ from typing import Any, Literal, Optional
 
 import pytest
 
-from paceline.config.exchange.command_line import read_command
-from paceline.config.exchange.flags import as_parsed
-from paceline.config.exchange.importing import import_command
+from paceline.config.import_export.commands.command_line import read_command
+from paceline.config.import_export.hf_arguments import as_parsed
+from paceline.config.import_export.import_config import import_command
 
 NAMES = [
     "alpha_rate",

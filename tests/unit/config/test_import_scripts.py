@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.exchange.command_line import read_command
-from paceline.config.exchange.importing import import_command
+from paceline.config.import_export.commands.command_line import read_command
+from paceline.config.import_export.import_config import import_command
 from paceline.core.errors import ConfigError
 
 STUB = '#!/bin/sh\nfor a in "$@"; do printf "%s\\0" "$a"; done >> "$ARGUMENTS"\n'

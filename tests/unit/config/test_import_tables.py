@@ -10,23 +10,27 @@ from typing import Any
 
 import pytest
 
-from paceline.config.exchange import axolotl, common, decide, llamafactory, swift, tables, trl
-from paceline.config.exchange.compose import compose
-from paceline.config.exchange.importing import flat, import_data
-from paceline.config.exchange.verdicts import KeyVerdict
+from paceline.config.import_export import argument_tables, decide_keys, transformers_keys
+from paceline.config.import_export.axolotl import axolotl_keys
+from paceline.config.import_export.import_config import flat, import_data
+from paceline.config.import_export.llamafactory import llamafactory_keys
+from paceline.config.import_export.ms_swift import ms_swift_keys
+from paceline.config.import_export.trl import trl_keys
+from paceline.config.import_export.verdicts import KeyVerdict
+from paceline.config.import_export.write_yaml import compose
 from paceline.config.schema import SECTIONS, field_of
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import ALGORITHMS
 
-TABLES = sorted(path.stem for path in (Path(decide.__file__).parent / "keys").glob("*.toml"))
+TABLES = sorted(path.stem for path in (Path(decide_keys.__file__).parent / "keys").glob("*.toml"))
 CODE: Mapping[str, Mapping[str, object]] = {
-    "axolotl": axolotl.CODE,
-    "llamafactory": llamafactory.CODE,
-    "swift": swift.CODE,
-    "transformers": common.CODE,
-    "trl": trl.CODE,
+    "axolotl": axolotl_keys.CODE,
+    "llamafactory": llamafactory_keys.CODE,
+    "swift": ms_swift_keys.CODE,
+    "transformers": transformers_keys.CODE,
+    "trl": trl_keys.CODE,
 }
-OF_A_STEP = {"when", "each", "says", "to", "code", "step", "set", "feature", *decide.VERBS}
+OF_A_STEP = {"when", "each", "says", "to", "code", "step", "set", "feature", *decide_keys.VERBS}
 OF_A_ROW = {
     "to",
     "value",
@@ -80,11 +84,11 @@ def asked(step: dict[str, Any]) -> Iterator[str]:
         yield from (clause.partition(" is ")[0] for clause in re.split(" and | or ", line))
     texts = json.dumps({verb: rows for verb, rows in step.items() if verb != "step"})
     found = re.findall(r"\$(?:\{([\w.]+)\}|(\w+))", texts)
-    yield from ({a or b for a, b in found} - {"it", *decide.SENTENCES})
+    yield from ({a or b for a, b in found} - {"it", *decide_keys.SENTENCES})
 
 
 def decided(step: dict[str, Any]) -> Iterator[str]:
-    for verb in decide.VERBS.keys() & step.keys():
+    for verb in decide_keys.VERBS.keys() & step.keys():
         yield from step[verb]
     for switch, row in step.get("feature", {}).items():
         yield switch
@@ -93,9 +97,11 @@ def decided(step: dict[str, Any]) -> Iterator[str]:
 
 @pytest.mark.parametrize("program", TABLES)
 def test_conditions_ask_for_keys_that_there_are(program: str) -> None:
-    listed = list(steps(tables.steps(program)))
-    of_program = tables.defaults(program) if program != "transformers" else {}
-    known = FACTS.get(program, set()) | set(of_program) | set(tables.defaults("transformers")) | OLDER
+    listed = list(steps(argument_tables.steps(program)))
+    of_program = argument_tables.defaults(program) if program != "transformers" else {}
+    known = (
+        FACTS.get(program, set()) | set(of_program) | set(argument_tables.defaults("transformers")) | OLDER
+    )
     known |= {key for step in listed for key in decided(step)}
     names = {name for step in listed for name in asked(step) if field_of(name) is None or "." not in name}
     assert sorted(names - known) == []
@@ -109,17 +115,20 @@ def known(path: str) -> bool:
 @pytest.mark.parametrize("program", TABLES)
 def test_every_row_says_what_it_does_and_sets_a_key_of_ours(program: str) -> None:
     named: set[str] = set()
-    for step in steps(tables.steps(program)):
+    for step in steps(argument_tables.steps(program)):
         assert set(step) <= OF_A_STEP, step
         when = step.get("when", [])
         for line in [when] if isinstance(when, str) else when:
             clauses = re.split(" and | or ", line)
             assert all(CLAUSE.fullmatch(clause) for clause in clauses), line
         assert not [path for path in paths(step) if not known(path)], step
-        for verb in decide.VERBS.keys() & step.keys():
+        for verb in decide_keys.VERBS.keys() & step.keys():
             rows = step[verb].values() if isinstance(step[verb], dict) else ()
             for row in (row for row in rows if isinstance(row, dict)):
-                assert set(row) <= OF_A_ROW and row.get("as", "switch") in {"switch", *decide.CONVERTERS}, row
+                assert set(row) <= OF_A_ROW and row.get("as", "switch") in {
+                    "switch",
+                    *decide_keys.CONVERTERS,
+                }, row
         named |= {step["code"]} if "code" in step else set()
     assert named == set(CODE.get(program, ()))
 

@@ -14,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from paceline.config.foreign.launcher_variables import OLD, OTHERS, READ, REFUSED, SAID, SWITCHES
+from paceline.config.backend_files.accelerate.environment_table import (
+    OLD,
+    OTHERS,
+    READ,
+    REFUSED,
+    SAID,
+    SWITCHES,
+)
 from paceline.config.load import load_config
 from paceline.core.diagnostics import Severity
 

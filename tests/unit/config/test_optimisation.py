@@ -12,10 +12,10 @@ import pytest
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.training_args import OptimizerNames
 
-from paceline.config.metrics import evaluation_metrics
-from paceline.config.optimizers import BUILT
-from paceline.config.optimizers_not_built import KNOWN, not_built
-from paceline.config.schedules import NEEDED, OPTIONS, STATEFUL
+from paceline.config.registries.evaluation_metrics import evaluation_metrics
+from paceline.config.registries.lr_schedules import NEEDED, OPTIONS, STATEFUL
+from paceline.config.registries.optimizers import BUILT
+from paceline.config.registries.unsupported_optimizers import KNOWN, not_built
 from paceline.config.sections.training_steps import SCHEDULES
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.registry import load_attr

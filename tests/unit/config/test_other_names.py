@@ -11,8 +11,8 @@ from typing import Any
 import peft
 import pytest
 
-from paceline.config.aliases import ALIASES, SECTION_ALIASES
-from paceline.config.recognised import RECOGNISED
+from paceline.config.keys.aliases import ALIASES, SECTION_ALIASES
+from paceline.config.keys.without_effect_here import RECOGNISED
 from paceline.config.schema import field_of
 from paceline.core.diagnostics import Severity
 

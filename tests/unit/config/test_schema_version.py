@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 import paceline
 from paceline.cli.configs.config import app
-from paceline.config import versions
+from paceline.config import migrations
 from paceline.config.load import Loaded, load_config
+from paceline.config.migrations import ChangedDefault, ChangedValue, Migration, newest
 from paceline.config.schema import Config
-from paceline.config.versions import ChangedDefault, ChangedValue, Migration, newest
 from paceline.core.errors import ConfigError
 
 TWO = Migration(
@@ -29,7 +29,7 @@ THREE = Migration(3, (ChangedDefault("training.seed", "the seed was 9", 9),))
 
 @pytest.fixture
 def third(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "MIGRATIONS", (TWO, THREE))
+    monkeypatch.setattr(migrations, "MIGRATIONS", (TWO, THREE))
 
 
 def load(tmp_path: Path, text: str, **more: Any) -> Loaded:
@@ -101,16 +101,16 @@ def test_each_file_of_an_extended_chain_has_its_own_version(tmp_path: Path, thir
 def test_migrations_stand_in_order_and_name_keys_of_the_config() -> None:
     from paceline.config.schema import field_of
 
-    numbers = [migration.version for migration in versions.MIGRATIONS]
+    numbers = [migration.version for migration in migrations.MIGRATIONS]
     assert numbers == list(range(2, 2 + len(numbers)))
-    assert all(field_of(c.path) for migration in versions.MIGRATIONS for c in migration.changes)
+    assert all(field_of(c.path) for migration in migrations.MIGRATIONS for c in migration.changes)
 
 
 def test_a_stored_config_says_its_version() -> None:
     """What a run stores is read with a version and without one; a newer Paceline's is named as newer."""
     config = Config.model_validate({"model": {"name_or_path": "x"}, "data": {"train": "rows.jsonl"}})
-    stored = {versions.KEY: versions.newest(), **config.to_json()}
+    stored = {migrations.KEY: migrations.newest(), **config.to_json()}
     assert Config.from_json(stored) == Config.from_json(config.to_json()) == config
     with pytest.raises(ConfigError, match="a newer Paceline's") as caught:
-        Config.from_json({**stored, versions.KEY: versions.newest() + 1})
+        Config.from_json({**stored, migrations.KEY: migrations.newest() + 1})
     assert caught.value.diagnostics[0].code == "config.schema_version"

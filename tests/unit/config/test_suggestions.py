@@ -14,13 +14,13 @@ from pydantic import ValidationError
 from typer import Exit
 
 from paceline.cli.configs.config_import import import_file
-from paceline.config.nearest import MOST_UNKNOWN, nearest
-from paceline.config.reading import read_table
+from paceline.config.keys.nearest import MOST_UNKNOWN, nearest
+from paceline.config.keys.other_programs_keys import synonyms
+from paceline.config.keys.suggest import Suggestion, suggestion
+from paceline.config.keys.valid_keys import known_names
 from paceline.config.schema import SECTIONS, Config, field_of, fields
 from paceline.config.sections.training import TrainingSection
-from paceline.config.spelling import known_names
-from paceline.config.suggest import Suggestion, suggestion
-from paceline.config.synonyms import synonyms
+from paceline.config.yaml_text.read_file import read_table
 
 SHORTEST = 5  # letters of a key for which each slip is found
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from paceline.config.load import load_config
-from paceline.config.reading import MAX_BYTES
-from paceline.config.scalars import resolve_plain
-from paceline.config.yaml_tree import parse_yaml
+from paceline.config.yaml_text.read_file import MAX_BYTES
+from paceline.config.yaml_text.scalars import resolve_plain
+from paceline.config.yaml_text.tree import parse_yaml
 from paceline.core.errors import ConfigError, ExitCode
 
 BOMB = "a: &a [1,2,3,4,5,6,7,8,9]\n" + "".join(

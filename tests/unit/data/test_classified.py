@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 
-from paceline.config.sections.classification import ClassificationOptions
+from paceline.config.sections.algorithms.classification import ClassificationOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import DataError
 from paceline.data.packed_source import PackedSource

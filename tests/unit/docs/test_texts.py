@@ -12,10 +12,10 @@ from pathlib import Path
 import typer
 
 from paceline.cli.main import VERBS, module_of
-from paceline.config.aliases import ALIASES, SECTION_ALIASES
-from paceline.config.recognised import RECOGNISED, RECOGNISED_IN
+from paceline.config.keys.aliases import ALIASES, SECTION_ALIASES
+from paceline.config.keys.other_programs_keys import synonyms
+from paceline.config.keys.without_effect_here import RECOGNISED, RECOGNISED_IN
 from paceline.config.schema import SECTIONS, field_of, fields
-from paceline.config.synonyms import synonyms
 from paceline.core.diagnostics import all_codes
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.answer_metrics import ANSWER_METRICS, written_out
+from paceline.config.registries.evaluation_metrics import ANSWER_METRICS, written_out
 from paceline.core.errors import ConfigError
 from paceline.evaluation.scores import metrics
 from paceline.evaluation.scores.metric_process import score

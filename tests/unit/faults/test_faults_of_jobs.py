@@ -13,7 +13,7 @@ import pytest
 from fault_jobs import Job, write_weights
 
 from paceline.cli.options import load
-from paceline.config.trackers import TRACKERS
+from paceline.config.registries.trackers import TRACKERS
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.launch.claim_run_dir import check_claim

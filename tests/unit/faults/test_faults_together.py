@@ -13,7 +13,7 @@ import pytest
 from fault_jobs import Job
 
 from paceline.cli.options import load_to_start
-from paceline.config.doubt import doubted, sure
+from paceline.config.layers.unreliable_keys import doubted, sure
 from paceline.config.load import NotLoaded, load_config
 from paceline.config.source import DEFAULTS, Source
 from paceline.core.diagnostics import Diagnostic

@@ -83,7 +83,7 @@ def test_every_field_of_a_spec_is_a_limit_here_or_none() -> None:
 def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, name: str, arguments: str) -> str:
     """The ``module:SPEC`` of a spec made of ``arguments``."""
     text = (
-        "from paceline.config.optimizers import StateSplit\n"
+        "from paceline.config.registries.optimizers import StateSplit\n"
         "from paceline.plan.strategies.base import StrategySpec\n"
         f"SPEC = StrategySpec({arguments}, implementation='nowhere:Class')\n"
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
-from paceline.config import versions
+from paceline.config import migrations
 from paceline.config.load import load_config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
@@ -246,7 +246,7 @@ def test_what_a_run_writes_first_and_last_is_redacted(tmp_path: Path) -> None:
         redact=redact,
     )
     write_result(run, "failed", 1, {"checkpoint": CANARY}, [Diagnostic("a.b", CANARY)], redact=redact)
-    assert json.loads(run.config_json.read_text()) == {versions.KEY: versions.newest()}
+    assert json.loads(run.config_json.read_text()) == {migrations.KEY: migrations.newest()}
     assert "# ***" in run.config_yaml.read_text() and '"what": "***"' in run.result_json.read_text()
     assert not [p for p in run.root.rglob("*") if p.is_file() and CANARY in p.read_text()]
 

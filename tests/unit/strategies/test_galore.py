@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.config.optimizers import BUILT
+from paceline.config.registries.optimizers import BUILT
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.config.optimizers import BUILT
+from paceline.config.registries.optimizers import BUILT
 from paceline.core.errors import ConfigError
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.strategies.optimizers.build import build_optimizer

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from transformers.trainer_callback import TrainerState
 
-from paceline.config.metrics import evaluation_metrics
+from paceline.config.registries.evaluation_metrics import evaluation_metrics
 from paceline.config.sections.training import TrainingSection
 from paceline.training.loop.intervals import Cadence, every
 from paceline.training.loop.train_state import BestRule, TrainState, best_rule

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.config.metrics import evaluation_metrics
+from paceline.config.registries.evaluation_metrics import evaluation_metrics
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.evaluation.scores.metric_process import score

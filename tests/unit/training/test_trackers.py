@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.config.trackers import TRACKERS
+from paceline.config.registries.trackers import TRACKERS
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.rundir import RunDir
 from paceline.training.trackers import tracker_set

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from paceline.config.foreign.deepspeed_verdicts import OPTIMIZERS, SCHEDULES
+from paceline.config.backend_files.deepspeed.key_verdicts import OPTIMIZERS, SCHEDULES
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 from paceline.plan.batch import BatchSplit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paceline.config.optimizers import StateSplit
+from paceline.config.registries.optimizers import StateSplit
 from paceline.core.json_types import JsonObject, as_object
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import WHOLE, Storage, StrategyLayout

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.config.optimizers import StateSplit
+from paceline.config.registries.optimizers import StateSplit
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import JsonObject
 from paceline.plan import codes

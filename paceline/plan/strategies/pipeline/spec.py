@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.config.optimizers import StateSplit
+from paceline.config.registries.optimizers import StateSplit
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import WHOLE, StrategyLayout
 from paceline.plan.cost.pieces import OwnStages, Piece, own_stages, tp_share

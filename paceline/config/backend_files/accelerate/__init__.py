@@ -1,0 +1,1 @@
+"""Accelerate's config file and environment."""

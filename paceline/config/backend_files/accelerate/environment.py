@@ -1,0 +1,308 @@
+"""Options of the surrounding launcher, read from its variables like the YAML of ``accelerate config``.
+
+An option that the user gave ranks above the YAML and below ``PACELINE_…`` variables and the command line; the
+launcher's default ranks below the YAML. Every conflict is reported with both places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from paceline.config import codes
+from paceline.config.backend_files.accelerate.environment_table import (
+    OTHERS,
+    READ,
+    REFUSED,
+    SAID,
+    SWITCHES,
+    by_accelerate,
+    with_todays_names,
+)
+from paceline.config.backend_files.layer import Document, Foreign
+from paceline.config.keys.valid_keys import same
+from paceline.config.source import ENVIRONMENT, Entry, Source, shown
+from paceline.config.yaml_text.scalars import resolve_plain
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.json_types import Json, JsonObject, as_object, inner_object
+
+_STRATEGY, _DEEPSPEED = "training.distributed_strategy", "training.deepspeed"
+_OFF = ("", "none", "no", "false", "0")
+# The launcher's strategy → more specific strategies of the same engine, which the YAML may name.
+_SAME_ENGINE = {"deepspeed": ("zero1", "zero2", "zero3"), "fsdp": ("pipeline",)}
+
+
+@dataclass(frozen=True)
+class Variables(Document):
+    """Settings from the environment.
+
+    ``names``: the variable of each path; ``requested``: the paths whose value the user gave.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    requested: frozenset[str] = frozenset()
+
+    def place(self, path: str) -> str:
+        """Return ``environment VARIABLE``."""
+        return f"{ENVIRONMENT} {self._variable(path)}".strip()
+
+    def entry(self, to: str, value: Json, path: str) -> Entry:
+        """Return the setting that a variable makes."""
+        return Entry(to, value, Source(ENVIRONMENT, text=self._variable(path)))
+
+    def part(self, block: str) -> Variables:
+        """Return the variables of an inner block."""
+        names = {
+            path.removeprefix(f"{block}."): name
+            for path, name in self.names.items()
+            if path.startswith(f"{block}.")
+        }
+        requested = frozenset(
+            path.removeprefix(f"{block}.") for path in self.requested if path.startswith(f"{block}.")
+        )
+        return Variables(
+            as_object(self.data[block]), self.name, {}, None, names | {"": self._variable(block)}, requested
+        )
+
+    def bare(self, path: str) -> Variables:
+        """Return an empty document at the variable of ``path``."""
+        return Variables({}, self.name, {}, None, {"": self._variable(path)})
+
+    def made(self, data: JsonObject, origin: Mapping[str, str]) -> Variables:
+        """Return a document derived from these settings."""
+        names = {path: self._variable(key) for path, key in origin.items()}
+        requested = frozenset(path for path, key in origin.items() if key in self.requested)
+        return Variables(data, self.name, {}, None, names | {"": self._variable("")}, requested)
+
+    def _variable(self, path: str) -> str:
+        while path and path not in self.names:
+            path = path.rpartition(".")[0]
+        return self.names.get(path, "")
+
+
+@dataclass
+class Launched:
+    """Entries ``above`` and ``below`` the YAML; ``blocks``: FSDP and DeepSpeed settings to merge with it."""
+
+    above: list[Entry] = field(default_factory=list)
+    below: list[Entry] = field(default_factory=list)
+    blocks: dict[str, Document | str] = field(default_factory=dict)
+    problems: list[Diagnostic] = field(default_factory=list)
+    notes: list[Diagnostic] = field(default_factory=list)
+
+
+def launched_layer(
+    environ: Mapping[str, str], yaml: Mapping[str, Json], winners: Mapping[str, Entry]
+) -> Launched:
+    """Return what the launcher's variables set.
+
+    ``yaml`` and ``winners``: values and entries of the layer that they are compared with.
+    """
+    made = Launched()
+    if not by_accelerate(dict(with_todays_names(dict(environ)))):
+        return made
+    from paceline.config.backend_files.accelerate import accelerate_file
+
+    # Read the variables as if they were the YAML of accelerate config
+    variables = with_todays_names(dict(environ))
+    _check_environ(variables, made)
+    document = _document(variables)
+    found = Foreign()
+    accelerate_file.read(document, found, yaml)
+    made.blocks = dict(found.blocks)
+    made.problems += found.problems
+    made.notes += found.notes
+    _clipping(variables, found)
+    # Options the user gave rank above the YAML, the launcher's defaults below
+    for entry in found.entries:
+        requested = _is_asked(entry.source.text, environ=variables)
+        (made.above if requested else made.below).append(entry)
+    # Report what is used, and every conflict with the YAML
+    _same_engine(made, yaml)
+    made.notes += _taken(made)
+    made.notes += [_wins(entry, winners[entry.path]) for entry in made.above if _differs(entry, yaml)]
+    # the launcher's defaults are reported too: without the YAML they would apply
+    made.notes += [_gives_way(entry, winners[entry.path]) for entry in made.below if _differs(entry, yaml)]
+    return made
+
+
+def _taken(made: Launched) -> list[Diagnostic]:
+    """Return one note that lists all options given to the launcher."""
+    parts = [f"{e.path}: {shown(e.path, e.value)} ({e.source.text})" for e in made.above]
+    for block in made.blocks.values():
+        if isinstance(block, Variables):
+            parts += [f"{path} ({block.names.get(path, '')})" for path in sorted(block.requested)]
+    if not parts:
+        return []
+    return [codes.LAUNCH_OPTIONS_TAKEN(ENVIRONMENT, parts=", ".join(parts))]
+
+
+def overridden(
+    launched: Launched, values: Mapping[str, Json], winners: Mapping[str, Entry]
+) -> list[Diagnostic]:
+    """Report options of the launcher that ``PACELINE_…`` variables or the command line override."""
+    return [
+        _gives_way(e, winners[e.path])
+        for e in launched.above
+        if e.path in winners and not same(values.get(e.path), e.value)
+    ]
+
+
+def _document(environ: Mapping[str, str]) -> Variables:
+    data: JsonObject = {}
+    names: dict[str, str] = {}
+    requested: set[str] = set()
+    on = {block: variable for variable, (block, _) in SWITCHES.items() if _is_on(environ.get(variable, ""))}
+    switched = {block for block, _ in SWITCHES.values()}
+    # Values: those the user gave, and all of a block that is switched on
+    for variable, (path, _) in READ.items():
+        text, block = environ.get(variable), path.partition(".")[0]
+        if text is None or text.strip().lower() in ("", "none") or (block in switched and block not in on):
+            continue
+        if not (block in on or _is_asked(variable, environ=environ)) and path != "mixed_precision":
+            continue
+        if path == "gradient_clipping":
+            continue
+        _put(data, path, resolve_plain(text.strip()))
+        names[path] = variable
+        if _is_asked(variable, environ=environ):
+            requested.add(path)
+    # Switched-on blocks decide the distributed type
+    for block, variable in on.items():
+        data.setdefault(block, {})
+        names[block] = variable
+        kind = SWITCHES[variable][1]
+        if kind:
+            data["distributed_type"], names["distributed_type"] = kind, variable
+    if "fsdp_config" in on:
+        _one_version(inner_object(data, "fsdp_config"), names, requested)
+    if "parallelism_config" in data:
+        _without_ones(inner_object(data, "parallelism_config"), names, requested, "parallelism_config")
+    return Variables(data, ENVIRONMENT, {}, None, names, frozenset(requested))
+
+
+def _one_version(block: JsonObject, names: dict[str, str], requested: set[str]) -> None:
+    """Drop the options of the other FSDP version, and the size without SIZE_BASED_WRAP.
+
+    accelerate launch sets the options of both versions; each version reads its own.
+    """
+    idle = ["fsdp_reshard_after_forward" if block.get("fsdp_version", 1) == 1 else "fsdp_sharding_strategy"]
+    if str(block.get("fsdp_auto_wrap_policy")).upper() != "SIZE_BASED_WRAP":
+        idle.append("fsdp_min_num_params")
+    for key in idle:
+        if f"fsdp_config.{key}" not in requested:
+            block.pop(key, None)
+            names.pop(f"fsdp_config.{key}", None)
+
+
+def _without_ones(block: JsonObject, names: dict[str, str], requested: set[str], prefix: str) -> None:
+    """Drop mesh axes that the user did not give, so that the YAML's apply."""
+    for key in [key for key in block if f"{prefix}.{key}" not in requested]:
+        del block[key]
+        names.pop(f"{prefix}.{key}", None)
+
+
+def _is_asked(variable: str, *, environ: Mapping[str, str]) -> bool:
+    """Whether the value differs from the launcher's default."""
+    if variable in SWITCHES:
+        return True
+    default, given = READ.get(variable, ("", None))[1], environ.get(variable, "").strip().lower()
+    return default is None or given != default.lower()
+
+
+def _clipping(environ: Mapping[str, str], found: Foreign) -> None:
+    name = "ACCELERATE_GRADIENT_CLIPPING"
+    given = environ.get(name, "auto").strip().lower()
+    if given not in ("auto", "none", ""):
+        found.entries.append(
+            Entry("training.max_grad_norm", resolve_plain(given), Source(ENVIRONMENT, text=name))
+        )
+
+
+def _check_environ(environ: Mapping[str, str], made: Launched) -> None:
+    for name, value in sorted(environ.items()):
+        where = f"{ENVIRONMENT} {name}"
+        if name in REFUSED:
+            if value.strip().lower() not in _OFF:
+                made.problems.append(
+                    codes.ACCELERATE_NOT_BUILT(
+                        f"{name}: {REFUSED[name]}", where, value, "unset it, or start without that option"
+                    )
+                )
+        elif name in SAID:
+            if value.strip().lower() not in _OFF or not name.startswith("ACCELERATE_"):
+                made.notes.append(
+                    codes.LAUNCH_NO_EFFECT(
+                        f"{name} has no effect here: {SAID[name]}", where, value, severity=Severity.NOTE
+                    )
+                )
+        elif (
+            name.startswith("ACCELERATE_")
+            and name not in READ
+            and name not in SWITCHES
+            and name not in OTHERS
+        ):
+            what = f"{name} is not a known variable of accelerate 1.15, and has no effect"
+            made.notes.append(codes.LAUNCH_NO_EFFECT(what, where, value, severity=Severity.WARNING))
+    for variable, (block, _) in SWITCHES.items():
+        idle = [n for n, (path, _) in READ.items() if path.startswith(f"{block}.") and n in environ]
+        if idle and not _is_on(environ.get(variable, "")):
+            what = f"{', '.join(idle)}: no effect without {variable}=true, as in accelerate"
+            made.notes.append(
+                codes.LAUNCH_NO_EFFECT(
+                    what, f"{ENVIRONMENT} {idle[0]}", environ[idle[0]], severity=Severity.NOTE
+                )
+            )
+
+
+def _same_engine(made: Launched, yaml: Mapping[str, Json]) -> None:
+    """Let the YAML's strategy win if it is more specific than the launcher's and of the same engine."""
+    block = made.blocks.get(_DEEPSPEED)
+    stage = isinstance(block, Variables) and "zero_optimization.stage" in block.requested
+    for entry in [e for e in made.above if e.path == _STRATEGY]:
+        if (
+            yaml.get(_STRATEGY) not in _SAME_ENGINE.get(str(entry.value), ())
+            or stage
+            or isinstance(block, str)
+        ):
+            continue
+        made.above.remove(entry)
+        if isinstance(block, Variables):
+            zero = {**as_object(block.data["zero_optimization"]), "stage": int(str(yaml[_STRATEGY])[-1])}
+            made.blocks[_DEEPSPEED] = replace(block, data={**block.data, "zero_optimization": zero})
+
+
+def _differs(entry: Entry, yaml: Mapping[str, Json]) -> bool:
+    given = yaml.get(entry.path)
+    return entry.path in yaml and given not in (None, "auto") and not same(given, entry.value)
+
+
+def _wins(entry: Entry, other: Entry) -> Diagnostic:
+    what = (
+        f"{entry.path} is {shown(entry.path, entry.value)}, as set for the launcher;"
+        f" {other.source.place()} sets {shown(entry.path, other.value)}"
+    )
+    return codes.LAUNCH_OPTION_WINS(
+        what, entry.source.place(), entry.source.text, "keep one of the two", Severity.WARNING
+    )
+
+
+def _gives_way(entry: Entry, other: Entry) -> Diagnostic:
+    what = (
+        f"{entry.path} is {shown(entry.path, other.value)}, as set at {other.source.place()}; the"
+        f" launcher sets {shown(entry.path, entry.value)}"
+    )
+    return codes.LAUNCH_OPTION_OVERRIDDEN(
+        what, entry.source.place(), entry.source.text, "keep one of the two", Severity.NOTE
+    )
+
+
+def _is_on(text: str) -> bool:
+    return text.strip().lower() in ("true", "1", "yes", "y", "on", "t")
+
+
+def _put(data: JsonObject, path: str, value: Json) -> None:
+    *outer, last = path.split(".")
+    for part in outer:
+        data = inner_object(data, part)
+    data[last] = value

@@ -1,0 +1,201 @@
+"""DeepSpeed's JSON as the lowest layer: batch size, precision, optimizer, schedule. ``"auto"`` means not set.
+
+Learning rate, batch, accumulation, clipping, precision, optimizer and schedule belong to ``training.*``: a
+higher layer that sets one of them wins, and a note shows the JSON's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline.config import codes
+from paceline.config.backend_files.deepspeed.batch import MICRO, STEPS, TOTAL
+from paceline.config.backend_files.deepspeed.entries import Teller
+from paceline.config.backend_files.deepspeed.key_verdicts import is_on
+from paceline.config.backend_files.deepspeed.normalize import Normaliser
+from paceline.config.backend_files.deepspeed.optimizer import read_optimizer
+from paceline.config.backend_files.deepspeed.scheduler import read_scheduler
+from paceline.config.backend_files.layer import Document, Foreign
+from paceline.core.json_types import Json
+
+_BATCH = {MICRO: "training.per_device_train_batch_size", STEPS: "training.gradient_accumulation_steps"}
+_PRECISIONS = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16"}
+
+
+def read(document: Document, found: Foreign, given: Mapping[str, Json] | None = None) -> None:
+    """Add this document's settings to the lowest layer and its normal form to ``found.contents``.
+
+    Errors and settings that are not used are reported in ``found``. ``given``: the values of higher layers by
+    path; what they decide is not refused.
+    """
+    given = given or {}
+    normal = Normaliser(document, found, given.get("training.distributed_strategy")).run()
+    found.contents["training.deepspeed"] = normal
+    found.entries.append(
+        document.entry("training.distributed_strategy", "deepspeed", next(iter(document.data), ""))
+    )
+    _Reader(document, found, normal, given).run()
+
+
+class _Reader(Teller):
+    """Creates the entries of one document."""
+
+    def run(self) -> None:
+        """Add all entries and notes."""
+        self._batch()
+        self.take("training.max_grad_norm", self.normal.get("gradient_clipping"), "gradient_clipping")
+        self._precision()
+        read_optimizer(self, read_scheduler(self))
+        self._moved()
+
+    def _batch(self) -> None:
+        normal = self.normal
+        for key, to in _BATCH.items():
+            if key not in normal and to in self.given:
+                normal[key] = "auto"
+            self.take(to, normal.get(key), key)
+        total, micro, steps = (normal.get(key) for key in (TOTAL, MICRO, STEPS))
+        if not isinstance(total, int):
+            return
+        open_keys = [key for key in _BATCH if key not in normal]
+        if open_keys:
+            # As in DeepSpeed; accumulation is 1 if only the total is given.
+            what = (
+                f"{' and '.join(open_keys)} follow from train_batch_size {total} and the number of"
+                " processes; if it does not divide evenly, the nearest smaller product is used and"
+                " the plan notes it (DeepSpeed would refuse to start)"
+            )
+        elif isinstance(micro, int) and isinstance(steps, int):
+            processes = total / (micro * steps)
+            fits = (
+                f"holds for {int(processes)} process(es)"
+                if processes >= 1 and processes == int(processes)
+                else "is not a multiple of it for any number of processes"
+            )
+            what = (
+                f"a step has micro-batch {micro} x accumulation {steps} x processes rows;"
+                f" train_batch_size {total} {fits}; with another number of processes the product is"
+                " used"
+            )
+        else:
+            what = (
+                f"train_batch_size {total} is ignored: a step has micro-batch x accumulation x"
+                " processes rows, and one or both of these come from training"
+            )
+        self.note(TOTAL, what, '"auto"')
+
+    def _precision(self) -> None:
+        requested: list[Json] = []
+        for name in ("fp16", "bf16"):
+            block = self.normal.get(name)
+            if isinstance(block, dict):
+                requested.append(block.get("enabled", False))
+                self.take(f"training.{name}", requested[-1], f"{name}.enabled")
+            elif block is not None:
+                requested.append(block)
+        more = [self._autocast(), self._amp()]
+        carried = any(entry.path == "training.mixed_precision" for entry in self.found.entries)
+        if not requested and not carried and not any(on == "auto" or is_on(on) for on in more):
+            hint = 'set "bf16": {"enabled": "auto"}, or mixed_precision: auto'
+            self.default(
+                "training.mixed_precision",
+                "no",
+                "",
+                "no precision block: the run computes in float32, as in DeepSpeed",
+                hint,
+            )
+
+    def _autocast(self) -> Json:
+        """Return torch_autocast.enabled, or None without the block."""
+        autocast = self.normal.pop("torch_autocast", None)
+        if isinstance(autocast, dict):
+            word = _PRECISIONS.get(str(autocast.get("dtype", "bfloat16")).lower().removeprefix("torch."))
+            if autocast.get("enabled") is True and word:
+                self.found.entries.append(
+                    self.document.entry(f"training.{word}", True, "torch_autocast.enabled")
+                )
+            what = "training.mixed_precision sets mixed precision, the same way under every strategy"
+            self.note("torch_autocast", f"torch_autocast: {what}", f"{word}: true" if word else "")
+            return autocast.get("enabled", False)
+        return None
+
+    def _amp(self) -> Json:
+        """Return the ``enabled`` of Apex's amp block, or None without the block."""
+        amp = self.normal.pop("amp", None)
+        if not isinstance(amp, dict):
+            return None
+        zero = self.normal.get("zero_optimization")
+        stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
+        level = str(amp.get("opt_level", "O1")).upper()
+        if not is_on(amp):
+            self.note("amp", "amp: switched off")
+        elif level == "O0":
+            self.note("amp", "amp: level O0 computes in float32", "remove the block")
+        elif stage not in (0, "auto") or level not in ("O1", "AUTO"):
+            what = (
+                "Apex amp does not work with ZeRO"
+                if stage
+                else f"Apex level {level} keeps weights in half precision"
+            )
+            self.problem(
+                codes.PREC_AMP_ZERO,
+                what,
+                "amp",
+                f"amp.enabled with stage {stage}, {level}",
+                'use an "fp16" or "bf16" block instead of "amp"',
+            )
+        else:
+            self.found.entries.append(self.document.entry("training.fp16", True, "amp.enabled"))
+            self.note(
+                "amp",
+                "amp: read as fp16: true; Apex O1 corresponds to torch's autocast with a gradient scaler",
+                '"fp16": {"enabled": true}',
+            )
+        return amp.get("enabled", False)
+
+    def _moved(self) -> None:
+        """Move keys that belong entirely to training.*."""
+        drop = self.normal.pop("dataloader_drop_last", None)
+        self.take("training.dataloader_drop_last", drop, "dataloader_drop_last")
+        if self.normal.get("gradient_allreduce_op") == "sum":
+            what = (
+                "gradients are averaged over the tokens of all processes; a sum would change with"
+                " the number of processes"
+            )
+            self.problem(
+                codes.ZERO_NOT_BUILT,
+                f"gradient_allreduce_op: {what}",
+                "gradient_allreduce_op",
+                "sum",
+                '"mean"',
+            )
+        block = self.normal.pop("compile", None)
+        if isinstance(block, dict) and block:
+            what = (
+                "compile: ignored; under DeepSpeed weights are gathered and partitioned inside the"
+                " forward, which cannot be compiled. The result is the same"
+            )
+            self.note("compile", what, "set torch_compile: true with distributed_strategy: ddp")
+        self._monitors()
+
+    def _monitors(self) -> None:
+        trackers = []
+        for name in ("tensorboard", "wandb"):
+            block = self.normal.pop(name, None)
+            if isinstance(block, dict):
+                trackers += [name] * is_on(block)
+                what = (
+                    "read as report_to; its other settings belong in the tracker's own variables"
+                    if is_on(block)
+                    else "switched off"
+                )
+                self.note(name, f"{name}: {what}")
+        self.take("training.report_to", trackers or None, trackers[0] if trackers else "")
+        for name in ("csv_monitor", "comet"):
+            block = self.normal.get(name)
+            if isinstance(block, dict) and is_on(block):
+                self.note(
+                    name,
+                    f"{name}: not written; the run's events contain every step, and"
+                    " training.report_to lists the available trackers",
+                )

@@ -1,0 +1,405 @@
+"""Normalise a DeepSpeed JSON to 0.19.8: check types, translate old names, report all other keys.
+
+DeepSpeed itself reads its top level with ``dict.get`` (a misspelt key is ignored) and most blocks strictly
+(an old key is a crash).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+from pydantic_core import PydanticCustomError
+
+from paceline.config import codes
+from paceline.config.backend_files.deepspeed.key_verdicts import (
+    AUTOTP_DECIDES,
+    DROPPED,
+    IGNORED,
+    LOSS_SCALE,
+    NOT_GRANTED,
+    REFUSED,
+    RENAMED,
+    SAID,
+    is_on,
+)
+from paceline.config.backend_files.layer import Document, Foreign
+from paceline.config.keys.nearest import MOST_UNKNOWN, nearest
+from paceline.config.keys.valid_keys import same
+from paceline.config.sections.types import to_bool, to_int, to_number, to_text
+from paceline.config.source import holds_secret, shown
+from paceline.core.diagnostics import Code, Severity
+from paceline.core.json_types import Json, JsonObject
+
+_COMMENTS = ("_", "//", "#", "$")
+_NEOX = frozenset(
+    [
+        "num-layers",
+        "hidden-size",
+        "num-attention-heads",
+        "pipe-parallel-size",
+        "model-parallel-size",
+        "train-iters",
+        "num_layers",
+        "train_iters",
+    ]
+)
+
+
+#: Keys of a block → a value's type, as ``deepspeed_values.convert`` reads it, or the keys of an inner block.
+Keys: TypeAlias = "dict[str, str | Keys]"
+
+
+@cache
+def table() -> Keys:
+    """Return every key of DeepSpeed 0.19.8, nested, with its value's type."""
+    return json.loads(Path(__file__).with_name("keys.json").read_text(encoding="utf-8"))["keys"]
+
+
+class Normaliser:
+    """Normalises one document into ``result``.
+
+    ``strategy``: the strategy that a higher layer names, if any.
+    """
+
+    def __init__(self, document: Document, found: Foreign, strategy: Json = None) -> None:
+        self.strategy = strategy
+        self.document = document
+        self.found = found
+        self.result: JsonObject = {}
+        self._unknown_keys = 0
+
+    def run(self) -> JsonObject:
+        """Return the normal form.
+
+        Errors are added to ``found.problems``; translated and dropped keys to ``found.notes``.
+        """
+        data = self.document.data
+        neox = [key for key in data if key in _NEOX]
+        if len(neox) > 1:
+            foreign = [key for key in data if key not in table() and not key.startswith(_COMMENTS)]
+            what = (
+                f"this is a GPT-NeoX file: {len(foreign)} keys of its own (model, data, schedule)"
+                " are not DeepSpeed's and are ignored, as in DeepSpeed"
+            )
+            hint = "set them in model:, data: and training: of the YAML"
+            self._note(neox[0], f"{', '.join(foreign)}: {what}", hint, Severity.WARNING)
+            data = {key: value for key, value in data.items() if key not in foreign}
+        self.result = self._block(data, table(), "")
+        if self._unknown_keys > MOST_UNKNOWN:
+            what = f"{self._unknown_keys - MOST_UNKNOWN:,} more keys that DeepSpeed does not have"
+            self._problem(codes.ZERO_UNKNOWN_TOPLEVEL, what, "", "", "is this a DeepSpeed config?")
+        zero = self.result.get("zero_optimization")
+        if isinstance(zero, dict):
+            self._zero(zero)
+        return self.result
+
+    def _block(self, block: JsonObject, spec: Keys, prefix: str) -> JsonObject:
+        found: JsonObject = {}
+        # Per key: a comment, an old shape, refused, dropped, replaced, unknown, or known
+        for key, value in block.items():
+            path = f"{prefix}{key}"
+            name = self._name(key, prefix.rstrip("."), path)
+            canonical = f"{prefix}{name}"
+            if key.startswith(_COMMENTS) or key.lower() in ("comment", "comments", "description"):
+                self._note(path, "a comment", "")
+            elif self._special(canonical, path, value, found):
+                continue
+            elif canonical in REFUSED:
+                self._refused(canonical, path, value)
+            elif canonical in DROPPED:
+                self._note(path, DROPPED[canonical])
+            elif canonical in NOT_GRANTED:
+                self._note(
+                    path, NOT_GRANTED[canonical] if is_on(value) else "switched off", "", Severity.WARNING
+                )
+            elif name not in spec:
+                self._unknown(key, path, spec)
+            elif value is None:
+                continue
+            else:
+                self._known(name, path, value, spec[name], found)
+        return found
+
+    def _name(self, key: str, block: str, path: str) -> str:
+        new = RENAMED.get(block, {}).get(key)
+        if new is None:
+            return key
+        self._note(path, f"{key} is now called {new}", new)
+        return new
+
+    def _known(self, name: str, path: str, value: Json, spec: str | Keys, found: JsonObject) -> None:
+        # Check the type and add the value
+        if name in found and not same(found[name], value):
+            self._problem(
+                codes.CONFIG_CONFLICT,
+                f"{path} is given twice, by an old and by the new name",
+                path,
+                shown(name, value),
+                "one of the two",
+            )
+        elif value == "auto":
+            found[name] = "auto"
+        elif isinstance(spec, dict):
+            inner = {"enabled": value} if isinstance(value, bool) and "enabled" in spec else value
+            if not isinstance(inner, dict):
+                hint = f'{{"{next(iter(spec))}": …}}'
+                self._problem(codes.CONFIG_TYPE, f"{path} must be a mapping", path, shown(name, value), hint)
+                return
+            found[name] = self._block(inner, spec, f"{path}.")
+        else:
+            if isinstance(value, list) and spec.startswith(("int", "bool", "number")):
+                what = (
+                    f"{path} is a list: a tuning space for DeepSpeed's autotuner, not the config of one run"
+                )
+                self._problem(
+                    codes.ZERO_TUNING_SPACE,
+                    what,
+                    path,
+                    shown(name, value),
+                    f"use one of {shown(name, value)}",
+                )
+                return
+            try:
+                found[name] = convert(spec, value)
+            except PydanticCustomError as exc:
+                self._problem(
+                    codes.CONFIG_TYPE,
+                    f"{path} {exc.message()}",
+                    path,
+                    shown(name, value),
+                    'write "auto", or the value',
+                )
+                return
+        # Notes on lossy features, and secrets
+        taken = found[name]
+        on = any(item is True for item in taken.values()) if isinstance(taken, dict) else is_on(taken)
+        if path in SAID and on:
+            self._note(path, SAID[path])
+        if isinstance(taken, str) and taken != "auto" and holds_secret(name, taken):
+            what = f"'{path}' contains a secret in plain text; it would appear in logs and saved configs"
+            self._problem(
+                codes.SEC_SECRET_ON_CLI,
+                what,
+                path,
+                "*** (not shown)",
+                "remove it, and set the tool's own variable in the environment",
+            )
+
+    def _special(self, canonical: str, path: str, value: Json, found: JsonObject) -> bool:
+        """Handle an old spelling that changes place or shape; return whether it was one."""
+        block, _, name = canonical.rpartition(".")
+        if canonical == "zero_optimization" and isinstance(value, bool):
+            found["zero_optimization"] = {"stage": int(value)}
+            self._note(
+                path,
+                f"zero_optimization: {shown('', value)} means stage {int(value)}",
+                f'{{"stage": {int(value)}}}',
+            )
+        elif block == "bf16" and name in LOSS_SCALE:
+            self._note(
+                path,
+                "bf16 has float32's range and needs no loss scaling; DeepSpeed 0.19 refuses the key",
+                "remove it",
+            )
+        elif canonical in ("fp16.fp16", "bf16.bf16"):
+            self._note(path, "this is GPT-NeoX's spelling; `enabled` is used", '"enabled"')
+            if is_on(value):
+                found.setdefault("enabled", True)
+        elif canonical in ("fp16.opt_level", "fp16.fp16_scale_tolerance", "fp16.loss_scaling"):
+            self._note(
+                path, "DeepSpeed's fp16 block has no such key; it never had an effect there", "remove it"
+            )
+        elif block == "zero_optimization" and name in (
+            "cpu_offload",
+            "cpu_offload_param",
+            "cpu_offload_params",
+        ):
+            self._offload(
+                "offload_optimizer" if name == "cpu_offload" else "offload_param", path, value, found
+            )
+        elif canonical == "zero_optimization.cpu_offload_use_pin_memory":
+            self._note(
+                path,
+                "read as pin_memory of offload_optimizer and offload_param",
+                'set "pin_memory" inside these blocks',
+            )
+            found["_pin"] = value
+        elif canonical in (
+            "zero_optimization.offload_param",
+            "zero_optimization.offload_optimizer",
+        ) and isinstance(value, bool):
+            self._offload(name, path, value, found)
+        elif canonical == "tensor_parallel" and isinstance(value, dict):
+            self._tensor_parallel(path, value, found)
+        else:
+            return False
+        return True
+
+    def _offload(self, name: str, path: str, value: Json, found: JsonObject) -> None:
+        on = is_on(value)
+        self._note(
+            path,
+            f"read as {name}: device {'cpu' if on else 'none'}",
+            f'"{name}": {{"device": "{"cpu" if on else "none"}"}}',
+        )
+        if on:
+            found.setdefault(name, {"device": "cpu"})
+
+    def _tensor_parallel(self, path: str, value: JsonObject, found: JsonObject) -> None:
+        """Convert ``{"enabled": true, "tp_size": 2}`` and ``{"tp": {"tp_size": 2}}`` to ``autotp_size``.
+
+        DeepSpeed refuses the first and ignores the second.
+        """
+        # Collect the sizes of all spellings
+        inner = dict(value)
+        enabled = inner.pop("enabled", True)
+        sizes = {"tp_size": inner.pop("tp_size", None)}
+        tp = inner.get("tp", inner.get("tensor_parallel"))
+        if isinstance(tp, dict) and "autotp_size" not in inner:
+            sizes["tp.tp_size"] = tp.get("tp_size")
+        if not is_on(enabled):
+            self._note(path, "switched off")
+            return
+        # Drop keys that AutoTP decides, then agree on one size
+        for key in [key for key in inner if key.startswith(AUTOTP_DECIDES)]:
+            del inner[key]
+            self._note(
+                f"{path}.{key}",
+                "DeepSpeed has no such key: AutoTP chooses which matrices it shards and how, and"
+                " its groups are consecutive ranks",
+                "remove it",
+            )
+        for written, size in sizes.items():
+            if size is not None and inner.setdefault("autotp_size", size) != size:
+                self._problem(
+                    codes.CONFIG_CONFLICT,
+                    "tensor_parallel sets two different sizes",
+                    f"{path}.{written}",
+                    f"{written}: {size}, autotp_size: {inner['autotp_size']}",
+                    "keep autotp_size alone",
+                )
+            elif size is not None and "autotp_size" not in value:
+                self._note(
+                    f"{path}.{written}",
+                    f"read as autotp_size: {size}; DeepSpeed itself does not shard with this spelling",
+                    f'"autotp_size": {size}',
+                )
+        known = table()["tensor_parallel"]
+        assert not isinstance(known, str)
+        found["tensor_parallel"] = self._block(inner, known, f"{path}.")
+
+    def _zero(self, zero: JsonObject) -> None:
+        if zero.get("stage") == "auto":
+            del zero["stage"]
+            if not str(self.strategy).startswith("zero"):
+                zero["stage"] = 2
+                self._note(
+                    "zero_optimization.stage",
+                    '"auto" means 2, as in accelerate, if no strategy sets it',
+                    '"stage": 2',
+                )
+        pin = zero.pop("_pin", None)
+        for name in ("offload_param", "offload_optimizer"):
+            block = zero.get(name)
+            if not isinstance(block, dict):
+                continue
+            if block.get("device") == "auto":
+                block["device"] = "none"
+                self._note(
+                    f"zero_optimization.{name}.device",
+                    '"auto" means none, as in accelerate',
+                    'set "device": "cpu" to offload',
+                )
+            if pin is not None:
+                block.setdefault("pin_memory", is_on(pin))
+            if block.get("device") == "nvme" and block.get("nvme_path") in (None, "auto", ""):
+                self._problem(
+                    codes.ZERO_NVME_PATH,
+                    f"{name} to nvme needs a folder",
+                    f"zero_optimization.{name}.device",
+                    "nvme without nvme_path",
+                    'set "nvme_path": "/a/folder/on/the/disk"',
+                )
+
+    def _refused(self, canonical: str, path: str, value: Json) -> None:
+        reason, hint = REFUSED[canonical]
+        if is_on(value):
+            self._problem(codes.ZERO_NOT_BUILT, f"{path}: {reason}", path, path, hint)
+        else:
+            self._note(path, "switched off")
+
+    def _unknown(self, key: str, path: str, spec: Keys) -> None:
+        self._unknown_keys += 1
+        if self._unknown_keys > MOST_UNKNOWN:
+            return
+        near = nearest(key, sorted(spec))
+        hint = f"did you mean '{near[0]}'?" if near else "remove it"
+        if path != key:
+            block = path.rpartition(".")[0]
+            self._problem(codes.ZERO_UNKNOWN_KEY, f"DeepSpeed's {block} has no key '{key}'", path, key, hint)
+            return
+        inside = next(
+            (name for name, block in spec.items() if isinstance(block, dict) and key in block), None
+        )
+        if inside == "zero_optimization" and key != "stage":
+            # Only ZeRO's stage changes the setup; its other keys affect memory and speed.
+            what = "DeepSpeed reads this key inside zero_optimization only; at the top level it has no effect"
+            self._note(path, what, f'"zero_optimization": {{"{key}": …}}', Severity.WARNING)
+        elif key not in IGNORED and (inside or near):
+            hint = f"did you mean '{near[0]}'?" if near and not inside else f'put it inside "{inside}"'
+            what = f"DeepSpeed has no key '{key}' and would ignore it silently"
+            self._problem(codes.ZERO_UNKNOWN_TOPLEVEL, what, path, key, hint)
+        else:
+            self._note(
+                path, "DeepSpeed has no such key and ignores it", "you can remove the line", Severity.WARNING
+            )
+
+    def _note(self, path: str, what: str, hint: str = "", severity: Severity = Severity.NOTE) -> None:
+        self.found.notes.append(self.document.note(path, f"{path}: {what}", hint, severity))
+
+    def _problem(self, code: Code, what: str, path: str, found: str, hint: str) -> None:
+        self.found.problems.append(code(what, where=self.document.place(path), found=found, hint=hint))
+
+
+def convert(spec: str, value: Json) -> Json:
+    """Convert ``value`` to the type of ``spec`` (``int 0..3``, ``bool``, ``none|cpu|nvme``).
+
+    Raises PydanticCustomError if it does not fit.
+    """
+    kind, _, limits = spec.partition(" ")
+    if kind == "any":
+        return value
+    if kind in ("mapping", "list"):
+        if isinstance(value, {"mapping": dict, "list": list}[kind]):
+            return value
+        raise _fail(f"must be a {kind}")
+    if kind == "bool":
+        return to_bool(value)
+    if kind == "text":
+        return to_text(value)
+    if kind not in _NUMBERS:
+        words = kind.split("|")
+        if str(value).lower() in words:
+            return str(value).lower()
+        raise _fail(f"must be one of {', '.join(words)}")
+    read = _NUMBERS[kind](value)
+    low, _, high = limits.partition("..")
+    if (low and read < float(low)) or (high and read > float(high)):
+        raise _fail(f"must be at least {low}" if low and read < float(low) else f"must be at most {high}")
+    return read
+
+
+def _number(value: Json) -> float:
+    number = to_number(value)
+    return value if isinstance(value, (int, float)) else number
+
+
+_NUMBERS: dict[str, Callable[[Json], float]] = {"int": to_int, "number": _number}
+
+
+def _fail(expected: str) -> PydanticCustomError:
+    return PydanticCustomError("paceline", "{expected}", {"expected": expected})

@@ -1,0 +1,225 @@
+"""The optimizer block of DeepSpeed's JSON as keys of ``training``, with DeepSpeed 0.19.8's defaults."""
+
+from __future__ import annotations
+
+from paceline.config import codes
+from paceline.config.backend_files.deepspeed.entries import Teller, given_value, number_in
+from paceline.config.backend_files.deepspeed.key_verdicts import COMPRESSED, NO_OPTIMIZER, OPTIMIZERS, is_on
+from paceline.config.registries.optimizers import BUILT
+from paceline.config.registries.unsupported_optimizers import KNOWN
+from paceline.config.source import shown
+from paceline.core.json_types import Json, JsonObject
+
+_RATES = {"adagrad": 1e-2, "rmsprop": 1e-2}
+_RATE = 1e-3  # default of every other optimizer that DeepSpeed or torch builds by name
+_TORCH_DECAY = 1e-2  # default of torch.optim.AdamW, which "torch_adam" chooses; 0 in DeepSpeed's Adams
+_ADAM_DEFAULTS = {"bias_correction": True, "amsgrad": False, "adam_w_mode": True}
+#: ``training.optim`` → parameters (torch's names) that change the update and are passed on as optim_args
+_ARGUMENTS: dict[str, frozenset[str]] = {
+    "sgd": frozenset(["momentum", "dampening", "nesterov", "maximize"]),
+    "adagrad": frozenset(["lr_decay", "initial_accumulator_value", "eps", "maximize"]),
+    "rmsprop": frozenset(["alpha", "momentum", "centered", "eps", "maximize"]),
+    "adamw_torch_fused": frozenset(["maximize"]),
+}
+#: parameters that choose an implementation and do not change the numbers
+_CODE = frozenset(
+    ["torch_adam", "fused", "foreach", "capturable", "differentiable", "set_grad_none", "adamw_mode"]
+)
+#: parameters of 1-bit Adam's compressed communication
+_COMPRESSION = frozenset(
+    [
+        "freeze_step",
+        "cuda_aware",
+        "comm_backend_name",
+        "var_freeze_step",
+        "var_update_scaler",
+        "local_step_scaler",
+        "local_step_clipper",
+    ]
+)
+
+
+def read_optimizer(teller: Teller, rate: float | None) -> None:
+    """Add the block's entries for ``training``; ``rate``: the learning rate that the schedule sets."""
+    block = teller.typed("optimizer")
+    if block is not None:
+        _OptimizerReader(teller, *block).run(rate)
+
+
+class _OptimizerReader:
+    def __init__(self, teller: Teller, kind: str, params: JsonObject) -> None:
+        self.teller = teller
+        self.kind = kind
+        self.params = params
+        self.name = kind.lower().replace("_", "")
+        self.optim: str | None = None
+        self.arguments: JsonObject = {}
+
+    def run(self, rate: float | None) -> None:
+        """Read the type, then each parameter, then fill in DeepSpeed's defaults."""
+        self._type()
+        for key, value in self.params.items():
+            if given_value(value):
+                self._parameter(key, value, rate)
+        if self.arguments:
+            self._carry()
+        if self.optim is None:
+            return
+        if rate is None and "lr" not in self.params:
+            default = _RATES.get(self.optim, _RATE)
+            says = (
+                f"DeepSpeed's {self.kind} without lr uses a learning rate of {default:g}, and so does"
+                " this run"
+            )
+            self.teller.default("training.learning_rate", default, "optimizer.params", says, '"lr": "auto"')
+        if is_on(self.params.get("torch_adam")) and "weight_decay" not in self.params:
+            says = f"without weight_decay, torch's AdamW (selected by torch_adam) uses {_TORCH_DECAY:g}"
+            self.teller.default(
+                "training.weight_decay", _TORCH_DECAY, "optimizer.params", says, '"weight_decay": 0'
+            )
+
+    def _type(self) -> None:
+        place, teller = "optimizer.type", self.teller
+        if self.name in OPTIMIZERS:
+            self.optim = OPTIMIZERS[self.name]
+        elif self.kind.lower() in (*BUILT, *KNOWN) and self.name not in NO_OPTIMIZER:
+            self.optim = self.kind.lower()
+            teller.note(
+                place,
+                f"{self.kind} is a Transformers name that DeepSpeed would refuse; it is read as"
+                " training.optim",
+            )
+        elif self.name in COMPRESSED:
+            self.optim = OPTIMIZERS["adamw"]
+            what = f"{COMPRESSED[self.name]}; here AdamW runs, with uncompressed moments"
+            teller.warn(place, what, '"AdamW"')
+        elif "training.optim" in teller.given or self.name in ("auto", ""):
+            named = self.kind or "(no type)"
+            teller.note(place, f"DeepSpeed's optimizer {named} is ignored; training.optim overrides it")
+        else:
+            reason = NO_OPTIMIZER.get(
+                self.name, "neither DeepSpeed nor torch has an optimizer of this name that is supported here"
+            )
+            teller.problem(
+                codes.ZERO_OPTIMIZER,
+                f"the optimizer {self.kind} cannot be used: {reason}",
+                place,
+                self.kind,
+                'use "AdamW", or set training.optim in the YAML',
+            )
+        teller.take("training.optim", self.optim, place)
+
+    def _parameter(self, key: str, value: Json, rate: float | None) -> None:
+        path, teller = f"optimizer.params.{key}", self.teller
+        if key == "lr":
+            self._rate(value, rate, path)
+        elif key == "weight_decay":
+            teller.take("training.weight_decay", value, path)
+            if number_in(value) and value > 0:
+                what = (
+                    "weight_decay: applied to matrices but not to biases and norms, as in"
+                    " Transformers; DeepSpeed itself applies it to every parameter"
+                )
+                teller.note(path, what)
+        elif key == "betas":
+            self._betas(value, path)
+        elif key == "max_grad_norm":
+            own = given_value(teller.normal.get("gradient_clipping"))
+            teller.take("training.max_grad_norm", None if own else value, path)
+            what = "gradient_clipping overrides it" if own else "read as gradient_clipping"
+            says = f"DeepSpeed refuses max_grad_norm among the optimizer's parameters; {what}"
+            teller.note(path, says, '"gradient_clipping"')
+        elif key in _ADAM_DEFAULTS:
+            if is_on(value) is not _ADAM_DEFAULTS[key]:
+                self._adam_switch(key, value, path)
+        elif key in _ARGUMENTS.get(self.optim or "", ()):
+            self.arguments[key] = value
+        elif key == "eps":
+            teller.take("training.adam_epsilon", value, path)
+        else:
+            self._other(key, value, path)
+
+    def _other(self, key: str, value: Json, path: str) -> None:
+        """Report a parameter that has no counterpart."""
+        teller = self.teller
+        if key in _CODE:
+            teller.note(path, f"{key} selects an implementation of the same update, and is ignored")
+        elif key in _COMPRESSION and self.name in (*COMPRESSED, "onebitlamb"):
+            teller.note(path, f"{key} belongs to compressed communication, which is not used, and is ignored")
+        elif key == "fp32_optimizer_states":
+            if not is_on(value):
+                teller.warn(
+                    path,
+                    "moments are kept in float32: more exact, and twice the memory of bf16 moments",
+                    "true",
+                )
+        elif self.optim is None:
+            teller.note(
+                path, f"{key} belongs to {self.kind or 'the optimizer'}, which is not used, and is ignored"
+            )
+        else:
+            hint = f"remove it, or set training.optim_args: {key}=… if the optimizer has this option"
+            what = (
+                f"{self.kind} has no parameter '{key}' that is supported here; the update would"
+                " differ from the one requested"
+            )
+            teller.problem(codes.ZERO_OPTIMIZER_PARAMS, what, path, f"{key}: {shown(key, value)}", hint)
+
+    def _rate(self, value: Json, rate: float | None, path: str) -> None:
+        if rate is None:
+            self.teller.take("training.learning_rate", value, path)
+        elif value != rate:
+            what = f"lr {value} has no effect, as in DeepSpeed: the scheduler sets the rate, up to {rate:g}"
+            self.teller.note(path, what, '"auto"')
+
+    def _adam_switch(self, key: str, value: Json, path: str) -> None:
+        teller = self.teller
+        if self.name in COMPRESSED:
+            teller.warn(
+                path, f"{key} belongs to {self.kind} and is ignored: plain AdamW runs instead", '"AdamW"'
+            )
+            return
+        if key == "adam_w_mode" and self.name == "adamw":
+            teller.note(path, "adam_w_mode has no effect with the type AdamW, as in DeepSpeed")
+            return
+        if key == "adam_w_mode" and self.params.get("weight_decay", 0) in (0, 0.0, None):
+            teller.note(path, "without weight decay Adam and AdamW are the same")
+            return
+        what = {
+            "adam_w_mode": "Adam with weight decay inside the gradient is not supported, only AdamW",
+            "amsgrad": "amsgrad is not supported",
+            "bias_correction": "Adam without bias correction is not supported",
+        }[key]
+        found = f"{key}: {shown(key, value)}"
+        teller.problem(codes.ZERO_OPTIMIZER, f"{self.kind}: {what}", path, found, "remove the key")
+
+    def _betas(self, value: Json, path: str) -> None:
+        if isinstance(value, list) and len(value) == 2:
+            for item, to in zip(value, ("adam_beta1", "adam_beta2"), strict=True):
+                self.teller.take(f"training.{to}", item, path)
+        else:
+            what = f"{path} must be a list of two numbers"
+            self.teller.problem(codes.CONFIG_TYPE, what, path, shown("", value), "[0.9, 0.999]")
+
+    def _carry(self) -> None:
+        """Pass the parameters of torch's optimizer class on as ``optim_args``."""
+        teller, path = self.teller, f"optimizer.params.{next(iter(self.arguments))}"
+        wrong = [key for key, value in self.arguments.items() if not isinstance(value, (int, float))]
+        for key in wrong:
+            found = shown(key, self.arguments[key])
+            teller.problem(
+                codes.CONFIG_TYPE,
+                f"optimizer.params.{key} must be a number, true or false",
+                f"optimizer.params.{key}",
+                found,
+                "give a valid value, or remove the key",
+            )
+        if "training.optim" in teller.given:
+            names = ", ".join(self.arguments)
+            teller.note(
+                path,
+                f"{names}: parameters of {self.kind}; training.optim selects another optimizer,"
+                " whose parameters are set in training.optim_args",
+            )
+        elif not wrong:
+            teller.take("training.optim_args", ",".join(f"{k}={v}" for k, v in self.arguments.items()), path)

@@ -1,0 +1,468 @@
+"""FSDP settings of Transformers 5.23 and ``accelerate config`` (versions 1 and 2), in one normal form.
+
+FSDP2 runs whichever version is requested. Options that FSDP2 does not have are reported. ``accelerate
+to-fsdp2`` silently maps NO_SHARD and HYBRID_SHARD to full sharding; here they keep their meaning through a
+two-dimensional device mesh.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from pydantic_core import PydanticCustomError
+
+from paceline.config import codes
+from paceline.config.backend_files.layer import Document, Foreign
+from paceline.config.keys.nearest import nearest
+from paceline.config.sections.types import to_bool, to_int, to_mapping, to_texts
+from paceline.config.source import shown
+from paceline.core.diagnostics import Code, Severity
+from paceline.core.json_types import Json, JsonObject, as_object
+
+#: Numbers are Accelerate's ``fsdp_sharding_strategy`` 1 to 5.
+SHARDINGS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+_RESHARDS = {
+    "full_shard": True,
+    "hybrid_shard": True,
+    "shard_grad_op": False,
+    "hybrid_shard_zero2": False,
+    "no_shard": False,
+}
+_OFFLOADABLE = ("full_shard", "shard_grad_op")
+_PREFETCH = ("backward_pre", "backward_post", "none")
+_STATE_DICTS = ("full_state_dict", "local_state_dict", "sharded_state_dict")
+_WRAP = {
+    "transformer_based_wrap": "transformer",
+    "size_based_wrap": "size",
+    "no_wrap": "none",
+    "transformer": "transformer",
+    "size": "size",
+    "none": "none",
+}
+_RENAMED = {
+    "fsdp_version": "version",
+    "min_num_param": "min_num_params",
+    "wrap_policy": "auto_wrap_policy",
+    "backward_prefetch_policy": "backward_prefetch",
+    "offload_params": "cpu_offload",
+    "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap",
+    "offload": "cpu_offload",
+}
+_SAYS: dict[str, tuple[Callable[[Json], bool], str]] = {
+    "activation_cpu_offload": (
+        lambda v: v is True,
+        "recomputed activations stay on the device; offloading them is not supported",
+    ),
+    "activation_checkpointing_offload": (
+        lambda v: v is True,
+        "recomputed activations stay on the device; offloading them is not supported",
+    ),
+    "xla_fsdp_settings": (
+        lambda v: bool(v),
+        "it would set torch_xla's wrapper (compute and buffer dtypes, flattening)",
+    ),
+    "xla_fsdp_v2": (lambda v: v is True, "it would shard with torch_xla's SPMD"),
+    "xla_fsdp_grad_ckpt": (
+        lambda v: v is True,
+        "it would recompute activations in the backward, inside each XLA FSDP unit",
+    ),
+    "xla": (
+        lambda v: v is True,
+        "it would shard with torch_xla's FSDP on TPUs; XLA devices are not supported",
+    ),
+}
+
+
+def _one_of(choices: tuple[str, ...], also: dict[str, str]) -> Callable[[Json], str]:
+    def convert(value: Json) -> str:
+        word = "none" if value in (None, False) else str(value).strip().lower()
+        word = also.get(word, word)
+        if word in choices:
+            return word
+        raise PydanticCustomError(
+            "paceline", "{expected}", {"expected": f"must be one of {', '.join(choices)}"}
+        )
+
+    return convert
+
+
+def _word(value: Json) -> str:
+    """Return a word as it is spelled here: `FULL SHARD` and `full-shard` are `full_shard`."""
+    return "_".join(str(value).lower().replace("-", " ").split())
+
+
+def _words(value: Json) -> list[str]:
+    """Return the options of ``fsdp``; those of several words may be written with blanks or hyphens."""
+    text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    parts = text.replace(",", " ").replace("-", " ").split()
+    found: list[str] = []
+    while parts:
+        ends = (
+            n for n in range(len(parts), 0, -1) if "_".join(parts[:n]).lower() in (*SHARDINGS, "auto_wrap")
+        )
+        length = next(ends, 1)
+        found.append("_".join(parts[:length]))
+        del parts[:length]
+    return found
+
+
+def _wrap(value: Json) -> str:
+    word = _WRAP.get("none" if value in (None, False) else _word(value))
+    if word is None:
+        expected = "must be one of TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP, NO_WRAP"
+        raise PydanticCustomError("paceline", "{expected}", {"expected": expected})
+    return word
+
+
+def _version(value: Json) -> int:
+    number = to_int(value)
+    if number not in (1, 2):
+        raise PydanticCustomError("paceline", "{expected}", {"expected": "must be 1 or 2"})
+    return number
+
+
+def _count(value: Json) -> int:
+    number = to_int(value)
+    if number < 0:
+        raise PydanticCustomError(
+            "paceline", "{expected}", {"expected": "must be a number of parameters, 0 or more"}
+        )
+    return number
+
+
+def sharding_of(value: Json) -> str | None:
+    """Return the sharding named by a word or by Accelerate's number 1 to 5, or None."""
+    if isinstance(value, bool):
+        return None
+    text = _word(value).removeprefix("_").removeprefix("shardingstrategy.")
+    if len(text) == 1 and text.isdecimal() and 1 <= int(text) <= len(SHARDINGS):
+        return SHARDINGS[int(text) - 1]
+    return text if text in SHARDINGS else None
+
+
+_CONVERT: dict[str, Callable[[Json], Json]] = {
+    "version": _version,
+    "auto_wrap_policy": _wrap,
+    "transformer_layer_cls_to_wrap": lambda value: list(to_texts(value)),
+    "min_num_params": _count,
+    "backward_prefetch": _one_of(
+        _PREFETCH, {"no_prefetch": "none", "1": "backward_pre", "2": "backward_post"}
+    ),
+    "state_dict_type": _one_of(
+        _STATE_DICTS, {"1": "full_state_dict", "2": "local_state_dict", "3": "sharded_state_dict"}
+    ),
+    "xla_fsdp_settings": to_mapping,
+    **dict.fromkeys(
+        (
+            "forward_prefetch",
+            "cpu_offload",
+            "cpu_ram_efficient_loading",
+            "sync_module_states",
+            "use_orig_params",
+            "limit_all_gathers",
+            "activation_checkpointing",
+            "activation_cpu_offload",
+            "activation_checkpointing_offload",
+            "xla",
+            "xla_fsdp_v2",
+            "xla_fsdp_grad_ckpt",
+        ),
+        to_bool,
+    ),
+}
+_SHARDING_KEYS = ("sharding_strategy", "reshard_after_forward")
+_POLICY_KEYS = ("mixed_precision_policy", "ignored_modules")
+KNOWN = frozenset([*_CONVERT, *_SHARDING_KEYS, *_POLICY_KEYS, *_RENAMED])
+_DROPPED = ("activation_cpu_offload", "activation_checkpointing_offload")
+
+
+def plain_name(key: str) -> str:
+    """Return a key without its prefix, in the spelling of the normal form."""
+    name = _RENAMED.get(key.lower(), key.lower()).removeprefix("fsdp_")
+    return _RENAMED.get(name, name)
+
+
+class FsdpReader:
+    """Reads one set of FSDP settings; ``sharding`` and ``options`` are the normal form."""
+
+    def __init__(self, document: Document, found: Foreign, replicas: bool = False) -> None:
+        self.replicas = replicas
+        self.document = document
+        self.found = found
+        self.sharding: str | None = None
+        self.options: JsonObject = {}
+        self._words_place = document.place("")
+        self._auto_wrap = False
+        self._paths: dict[str, str] = {}
+
+    def words(self, value: Json, place: str) -> None:
+        """Read ``fsdp: full_shard auto_wrap offload`` as a text, a list, or true."""
+        self._words_place = place
+        if value is True:
+            self.sharding = "full_shard"
+            return
+        # Options, and at most one sharding
+        for word in _words(value):
+            name = word.lower()
+            if name == "auto_wrap":
+                self._auto_wrap = True
+            elif name == "offload":
+                self.options["cpu_offload"] = True
+            elif name in ("true", "full_shard") or sharding_of(name) is not None:
+                named = "full_shard" if name == "true" else sharding_of(name)
+                if self.sharding not in (None, named):
+                    self._problem(
+                        codes.FSDP_VALUE,
+                        "fsdp names two sharding strategies",
+                        place,
+                        f"{self.sharding} and {word}",
+                        "keep one of them",
+                    )
+                self.sharding = named
+            else:
+                choices = (*SHARDINGS, "auto_wrap", "offload")
+                near = difflib.get_close_matches(name, choices, n=1)
+                hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(choices)}"
+                self._problem(codes.FSDP_VALUE, f"fsdp has no option '{word}'", place, word, hint)
+        if self.sharding is None and (self.options or self._auto_wrap):
+            self.sharding = "full_shard"
+
+    def settings(self, block: JsonObject, prefix: str = "") -> None:
+        """Read the keys of an ``fsdp_config``; ``prefix`` is their path inside the document."""
+        for key, value in block.items():
+            path = f"{prefix}{key}"
+            name = plain_name(key)
+            if key.startswith(("_", "//", "#")) or key == "comment":
+                continue
+            written = key.lower().removeprefix("fsdp_")
+            if written in _RENAMED or (key.lower() in _RENAMED and written != name):
+                what = f"{key} is read as {name}: {shown(name, value)}"
+                self.found.notes.append(
+                    codes.CONFIG_TRANSLATED(what, self.document.place(path), key, name, Severity.NOTE)
+                )
+            if name not in KNOWN:
+                near = nearest(name, sorted(KNOWN))
+                hint = f"did you mean '{near[0]}'?" if near else "remove it"
+                self._problem(
+                    codes.FSDP_UNKNOWN_KEY,
+                    f"FSDP has no setting '{key}'",
+                    self.document.place(path),
+                    key,
+                    hint,
+                )
+            elif value is None:
+                continue
+            elif name in _SHARDING_KEYS:
+                self._sharding(name, value, path)
+            elif name in _POLICY_KEYS:
+                self._policy(name, value, path)
+            else:
+                self._plain(name, value, path)
+
+    def _plain(self, name: str, value: Json, path: str) -> None:
+        try:
+            read = _CONVERT[name](value)
+        except PydanticCustomError as exc:
+            self._problem(
+                codes.FSDP_VALUE,
+                f"{path} {exc.message()}",
+                self.document.place(path),
+                shown(name, value),
+                f"{path.rpartition('.')[2]}: give a valid value, or remove it",
+            )
+            return
+        self._paths[name] = path
+        if name in self.options and self.options[name] != read:
+            self.found.notes.append(
+                self.document.note(
+                    path,
+                    f"{path} {shown(name, read)} applies, not the value in training.fsdp"
+                    f" ({shown(name, self.options[name])})",
+                )
+            )
+        if name == "activation_checkpointing":
+            self.found.entries.append(self.document.entry("training.gradient_checkpointing", read, path))
+        if name in _SAYS and _SAYS[name][0](read):
+            self.found.notes.append(self.document.note(path, _SAYS[name][1]))
+        if name not in _DROPPED:
+            self.options[name] = read
+
+    def _sharding(self, name: str, value: Json, path: str) -> None:
+        word = sharding_of(value)
+        # reshard_after_forward as a boolean: ZeRO-3 or ZeRO-2 style, hybrid if the mesh has replicas
+        if word is None:
+            try:
+                flag = to_bool(value)
+            except PydanticCustomError:
+                flag = None
+            if flag is None or name == "sharding_strategy":
+                hint = f"one of {', '.join(word.upper() for word in SHARDINGS)}" + (
+                    ", true or false" if name[0] == "r" else ""
+                )
+                self._problem(
+                    codes.FSDP_VALUE,
+                    f"{path} is not a sharding strategy",
+                    self.document.place(path),
+                    shown(name, value),
+                    hint,
+                )
+                return
+            hybrid = self.replicas or (self.sharding or "").startswith("hybrid")
+            grouped = ("hybrid_shard", "hybrid_shard_zero2") if hybrid else ("full_shard", "shard_grad_op")
+            word = self.sharding if self.sharding == "no_shard" and not flag else grouped[not flag]
+        if self.sharding not in (None, word):
+            self.found.notes.append(
+                self.document.note(
+                    path,
+                    f"the sharding strategy is {word}, from {path}; {self._words_place} sets {self.sharding}",
+                    "keep one of the two",
+                )
+            )
+        self.sharding = word
+
+    def _policy(self, name: str, value: Json, path: str) -> None:
+        if name == "ignored_modules":
+            if value not in ([], ""):
+                self._problem(
+                    codes.FSDP_NOT_BUILT,
+                    "modules ignored by FSDP are not supported: every parameter is sharded",
+                    self.document.place(path),
+                    shown(name, value),
+                    "remove the line",
+                )
+            return
+        policy = value.get("param_dtype") if isinstance(value, dict) else value
+        words = {
+            "bf16": "bf16",
+            "bfloat16": "bf16",
+            "fp16": "fp16",
+            "float16": "fp16",
+            "fp32": "no",
+            "float32": "no",
+        }
+        word = words.get(str(policy).lower().removeprefix("torch."))
+        if word is None:
+            self._problem(
+                codes.FSDP_VALUE,
+                f"{path} is not a precision",
+                self.document.place(path),
+                shown(name, value),
+                "use bf16, fp16 or fp32 (or set mixed_precision in the training section)",
+            )
+            return
+        self.found.entries.append(self.document.entry("training.mixed_precision", word, path))
+        self.found.notes.append(
+            self.document.note(path, f"read as mixed_precision: {word}; gradients are reduced in float32")
+        )
+
+    def finish(self, default_version: int | None) -> None:
+        """Resolve settings that depend on several keys."""
+        if default_version is not None:
+            self.options.setdefault("version", default_version)
+        self._wrapping()
+        if (
+            self.options.get("cpu_offload")
+            and self.sharding is not None
+            and self.sharding not in _OFFLOADABLE
+        ):
+            self._problem(
+                codes.FSDP_OFFLOAD,
+                f"offload works with {' or '.join(_OFFLOADABLE)}, not with {self.sharding}",
+                self._words_place,
+                f"{self.sharding} and offload",
+                "set fsdp: full_shard offload",
+            )
+        if self.sharding is not None:
+            self.options["reshard_after_forward"] = _RESHARDS[self.sharding]
+
+    def _wrapping(self) -> None:
+        """Determine the auto-wrap policy: the named one, else by size or class, which exclude each other."""
+        by_size = bool(self.options.get("min_num_params"))
+        by_class = bool(self.options.get("transformer_layer_cls_to_wrap"))
+        # No policy named: size or class decides
+        policy = self.options.get("auto_wrap_policy")
+        if policy is None and by_size and by_class:
+            what = (
+                "min_num_params and transformer_layer_cls_to_wrap are two ways to wrap the model,"
+                " and exclude each other"
+            )
+            place, found = self.document.place(self._paths["min_num_params"]), "both"
+            self._problem(
+                codes.FSDP_VALUE,
+                what,
+                place,
+                found,
+                "keep one of the two, or set auto_wrap_policy: TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP",
+            )
+            return
+        if policy is None and (by_size or self._auto_wrap):
+            self.options["auto_wrap_policy"] = "size" if by_size else "transformer"
+            return
+        # Policy named: settings of the other policies have no effect
+        unused = {
+            "size": ["transformer_layer_cls_to_wrap"],
+            "transformer": ["min_num_params"],
+            "none": ["min_num_params", "transformer_layer_cls_to_wrap"],
+        }
+        for name in unused.get(str(policy or ""), []):
+            if self.options.pop(name, None):
+                path = self._paths[name]
+                what = f"{path} has no effect with auto_wrap_policy {policy}, as in accelerate"
+                self.found.notes.append(self.document.note(path, what, "you can remove the line"))
+
+    def _problem(self, code: Code, what: str, where: str, found: str, hint: str) -> None:
+        self.found.problems.append(code(what, where=where, found=found, hint=hint))
+
+
+def read(
+    document: Document,
+    found: Foreign,
+    *,
+    words: Json = None,
+    place: str = "",
+    version: int | None = None,
+    on: bool = True,
+    replicas: bool = False,
+) -> None:
+    """Put the normal form of ``fsdp`` (``words``) and ``fsdp_config`` (the document) into ``found.contents``.
+
+    A file may have both (``{"fsdp": "full_shard", "fsdp_config": {…}}``). ``version``: the default of a
+    missing version key; ``on``: whether FSDP is enabled at all; ``replicas``: the mesh replicates the
+    weights, so that sharding is hybrid.
+    """
+    # A file with both fsdp and fsdp_config, or the settings alone
+    reader = FsdpReader(document, found, replicas)
+    data = document.data
+    inner = data.get("fsdp_config")
+    if isinstance(inner, dict) or "fsdp" in data:
+        if words is None and data.get("fsdp"):
+            words, place = data["fsdp"], document.place("fsdp")
+        for key in data:
+            if key not in ("fsdp", "fsdp_config") and not key.startswith(("_", "//", "#")):
+                found.problems.append(
+                    codes.FSDP_UNKNOWN_KEY(
+                        f"a file of FSDP settings has no key '{key}' apart from fsdp and fsdp_config",
+                        where=document.place(key),
+                        found=key,
+                        hint="remove it",
+                    )
+                )
+        if inner and not isinstance(inner, dict):
+            found.problems.append(
+                codes.CONFIG_TYPE(
+                    "fsdp_config must be a mapping",
+                    where=document.place("fsdp_config"),
+                    found=shown("fsdp_config", inner),
+                    hint="fsdp_config: with keys below it",
+                )
+            )
+        block, prefix = as_object(inner), "fsdp_config."
+    else:
+        block, prefix = data, ""
+    if words:
+        reader.words(words, place)
+    reader.settings(block, prefix)
+    reader.finish(version)
+    found.contents["training.fsdp"] = reader.sharding if on else None
+    found.contents["training.fsdp_config"] = reader.options or None

@@ -1,0 +1,139 @@
+"""Parse JSON as DeepSpeed does with Hjson: comments and trailing commas are allowed.
+
+Line numbers are those of the file. Hjson's unquoted words are refused: one swallows the rest of its line,
+including the comma, which turns a template's placeholders into wrong values instead of errors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+from paceline.config import codes
+from paceline.config.backend_files.json_line_numbers import Places, line_of
+from paceline.config.yaml_text.lookalike_characters import near_line, plain
+from paceline.config.yaml_text.tree import MAX_DEPTH
+from paceline.core.diagnostics import Code, Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
+
+_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
+_BARE = re.compile(r":\s*([A-Za-z_][A-Za-z0-9_]*)")
+_PASSES = 3
+_MOST_DIGITS = 40  # as in YAML: longer numbers are refused
+
+
+def parse_json(text: str, name: str, what: str, *, lenient: bool = False) -> tuple[Json, bool]:
+    """Return (data, whether comments or extra commas were removed).
+
+    Raises ConfigError with ``file:line``, also for duplicate keys and NaN.
+    """
+    try:
+        return _strict(text, name, what), False
+    except ConfigError as first:
+        plain = without_comments(text) if lenient else text
+        if plain == text:
+            raise
+        try:
+            return _strict(plain, name, what), True
+        except ConfigError as second:
+            raise second from first
+
+
+def without_comments(text: str) -> str:
+    """Remove ``//``, ``#`` and ``/* */`` comments and trailing commas, keeping the number of lines."""
+    for _ in range(_PASSES):  # a comment may stand between a comma and its bracket
+        text = _TOKEN.sub(lambda found: found[0] if found[0][0] == '"' else "\n" * found[0].count("\n"), text)
+    return text
+
+
+def json_lines(text: str) -> dict[str, int]:
+    """Return the line of every inner path of a text that ``parse_json`` accepts."""
+    return Places(without_comments(text)).lines
+
+
+def _strict(text: str, name: str, what: str) -> Json:
+    def number(kind: type[int] | type[float], word: str) -> Json:
+        if len(word) > _MOST_DIGITS or not math.isfinite(float(word)):
+            raise _misfit(
+                text, name, what, word, f"a number of {len(word)} digits" if len(word) > 9 else word
+            )
+        return kind(word)
+
+    def constant(word: str) -> Json:
+        raise _misfit(text, name, what, word, f"{word}, which is not valid JSON")
+
+    try:
+        data = json.loads(
+            text,
+            parse_constant=constant,
+            parse_int=lambda word: number(int, word),
+            parse_float=lambda word: number(float, word),
+        )
+    except json.JSONDecodeError as exc:
+        raise _syntax(exc, text, name, what) from exc
+    except RecursionError as exc:
+        raise _too_deep(Places(text).deep, name, what) from exc
+    places = Places(text)
+    if places.deep:
+        raise _too_deep(places.deep, name, what)
+    if places.duplicates:
+        raise ConfigError(
+            *(_twice(key, first, second, name, what) for key, first, second in places.duplicates)
+        )
+    return data
+
+
+def _syntax(exc: json.JSONDecodeError, text: str, name: str, what: str) -> ConfigError:
+    """Return json's message, with the last non-empty line as its place if the text ends too early."""
+    lines = text[: exc.pos].rstrip().split("\n") if exc.pos >= len(text.rstrip()) else text.split("\n")
+    number = min(exc.lineno, len(lines))
+    line = lines[number - 1]
+    bare = _BARE.search(line)
+    if bare and bare[1] not in ("true", "false", "null"):
+        return _problem(
+            codes.CONFIG_JSON_TEMPLATE,
+            f"the {what} has an unquoted word where a value is expected: a placeholder of a"
+            " template that was not filled in",
+            f"{name}:{number}",
+            bare[1],
+            "write the value itself, or put the word in quotes",
+        )
+    hint = "use JSON, with keys and words in double quotes"
+    if exc.pos >= len(text.rstrip()):
+        hint = "the text ends too early: a closing bracket or quote is missing" if text.strip() else "{ … }"
+    found = repr(line.strip()[:80])
+    if slip := near_line(lines, number):
+        line = lines[slip[0] - 1].strip()
+        what = f"{slip[1]} is used where a plain character is expected"
+        return _problem(codes.CONFIG_LOOKALIKE, what, f"{name}:{slip[0]}", repr(line[:80]), plain(line)[:80])
+    return _problem(
+        codes.CONFIG_JSON_SYNTAX, f"the {what} is not valid JSON: {exc.msg}", f"{name}:{number}", found, hint
+    )
+
+
+def _misfit(text: str, name: str, what: str, word: str, says: str) -> ConfigError:
+    found = word if len(word) <= _MOST_DIGITS else f"{word[:_MOST_DIGITS]}…"
+    return _problem(
+        codes.CONFIG_JSON_SYNTAX,
+        f"the {what} contains {says}",
+        f"{name}:{line_of(text, word)}",
+        found,
+        "a number",
+    )
+
+
+def _too_deep(line: int, name: str, what: str) -> ConfigError:
+    says = f"the {what} is nested more than {MAX_DEPTH} levels deep"
+    return _problem(codes.CONFIG_YAML_DEPTH, says, f"{name}:{line}", "", "settings need about five levels")
+
+
+def _twice(key: str, first: int, second: int, name: str, what: str) -> Diagnostic:
+    says = f"the {what} gives '{key}' twice, first in line {first}"
+    found = f"line {first} and line {second}"
+    return codes.CONFIG_DUPLICATE_KEY(says, f"{name}:{second}", found, "keep one of the two lines")
+
+
+def _problem(code: Code, what: str, where: str, found: str, hint: str) -> ConfigError:
+    return ConfigError(code(what, where=where, found=found, hint=hint))

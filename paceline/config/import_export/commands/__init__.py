@@ -1,0 +1,1 @@
+"""Command lines and shell scripts: the launchers on them, and their programs."""

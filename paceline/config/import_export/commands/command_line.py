@@ -1,0 +1,258 @@
+"""Command lines of TRL, LLaMA-Factory, ms-swift and axolotl, and shell scripts that hold one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.config import codes
+from paceline.config.backend_files.other_programs import not_imported, program_of_command
+from paceline.config.import_export.commands.launchers import (
+    LAUNCH_NAMES,
+    Launch,
+    Option,
+    launch_of,
+    slurm_options,
+    slurm_variables,
+)
+from paceline.config.import_export.commands.shell_script import Ran, Script
+from paceline.config.import_export.hf_arguments import written
+from paceline.config.import_export.trl import trl_keys
+from paceline.config.yaml_text.read_file import read_text
+from paceline.config.yaml_text.scalars import resolve_plain
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
+
+_PROGRAMS = {
+    "llamafactory-cli": "llamafactory",
+    "lmf": "llamafactory",
+    "train_bash.py": "llamafactory",
+    "llamafactory.cli": "llamafactory",
+    "trl": "trl",
+    "swift": "swift",
+    "axolotl": "axolotl",
+    "axolotl.cli.train": "axolotl",
+}
+#: scripts by name → the system and the command or trainer
+_SCRIPTS = {f"{name}.py": ("trl", name) for name in trl_keys.TRAINERS}
+_SWIFT = re.compile(r"(?:.*/)?swift[./]cli[./](sft|pt|rlhf)(?:\.py)?")
+_TRL = re.compile(rf"trl\.scripts\.({'|'.join(trl_keys.TRAINERS)})")
+_FILES = (".yaml", ".yml", ".json")
+_SHELL = (".sh", ".bash", ".slurm", ".sbatch")
+_COMMANDS = (*trl_keys.TRAINERS, "pt", "rlhf")
+#: programs that do more than train → the words of theirs that train
+_VERBS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("llamafactory-cli", "lmf", "axolotl"), ("train",)),
+    "trl": tuple(trl_keys.TRAINERS),
+    "swift": ("sft", "pt", "rlhf"),
+}
+_STARTERS = ("accelerate launch", "accelerate-launch", "torchrun", "deepspeed", "python")
+_OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")  # a path like runs/lr=1/x.yaml is none
+
+
+@dataclass
+class Command:
+    """What a command line says.
+
+    ``data``: its keys; ``lines``: the argument (from 1), or the script's line, at which each stands;
+    ``environment``: variables set for it; ``config``: a file whose keys lie below its own; ``launch``: what
+    starts it; ``files``: texts that the script writes, with the line at which each begins.
+    """
+
+    name: str
+    system: str | None = None
+    algorithm: str | None = None
+    config: str | None = None
+    data: JsonObject = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    launch: Launch = field(default_factory=Launch)
+    files: dict[str, tuple[str | None, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Word:
+    text: str
+    line: int
+
+
+def is_command(text: str) -> bool:
+    """Whether ``text`` is a command line in one string, or a shell script, and not a config."""
+    if Path(text).suffix in _SHELL and Path(text).is_file():
+        return True
+    names = [Path(word).name for word in text.split()]
+    known = any(name in _PROGRAMS or name in LAUNCH_NAMES or name.endswith(".py") for name in names)
+    return len(names) > 1 and known and not Path(text).exists()
+
+
+def read_command(arguments: Sequence[str]) -> Command:
+    """Return what a command line (its words, or one string), or a shell script that holds one, says.
+
+    Raises ConfigError for a script with no such command, with several, or with unknown variables.
+    """
+    if Path(arguments[0]).suffix in _SHELL and Path(arguments[0]).is_file():
+        return _of_text(read_text(arguments[0]), arguments[0], arguments[1:])
+    if len(arguments) == 1 and not Path(arguments[0]).is_file():
+        return _of_text(arguments[0], "command line")
+    return _read([_Word(word, n) for n, word in enumerate(arguments, 1)], "command line")
+
+
+def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
+    """Return the one command that trains of a shell text. Raises ConfigError."""
+    headers = slurm_options(text)
+    found: list[tuple[Command, Ran]] = []
+    doubtful: Ran | None = None  # what starts something that is not known to train
+    try:
+        for ran in Script(text, arguments, slurm_variables(headers), _start).ran():
+            if ran.words and ran.words[0].startswith("--") and found:
+                what = "the command ends before these arguments, so that its program never gets them"
+                hint = (
+                    "remove the comment or the empty line above, or end the line before it with a backslash"
+                )
+                raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:{ran.line}", ran.words[0], hint))
+            if _start(ran.words, ran.lines) is not None:
+                found.append((_of_script(ran, path), ran))
+            elif _starts_another(ran):
+                doubtful = ran
+    except (ValueError, RecursionError):
+        what, hint = "a quote or a bracket is opened and not closed", "close it"
+        raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:1", "", hint)) from None
+    if not found and doubtful is not None:
+        raise _not_certain(doubtful, text, path)
+    return _chosen([one for one in found if one[0].system is not None] or found, text, path, headers)
+
+
+def _chosen(found: list[tuple[Command, Ran]], text: str, path: str, headers: list[Option]) -> Command:
+    """Return the one command among those found. Raises ConfigError for others, and for one not certain."""
+    if len(found) != 1:
+        what = "the script holds several commands that train" if found else "no command here is known"
+        places = ", ".join(f"line {ran.line}" for _, ran in found)
+        hint = "import one of them: paceline config import 'swift sft --model …' (the command in quotes)"
+        if not found and (program := program_of_command(text)):
+            what, hint = not_imported(program)
+        raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:1", places, hint))
+    command, ran = found[0]
+    if ran.problem is not None:
+        raise _not_certain(ran, text, path)
+    command.launch.options += headers
+    return command
+
+
+def _starts_another(ran: Ran) -> bool:
+    """Whether a command may start a training: a launcher's with a value that is not known, or a shell's."""
+    names = [Path(word).name for word in ran.words]
+    text = "-c" in names and any(name in ("bash", "sh") for name in names[: names.index("-c")])
+    return text or (ran.problem is not None and names[:1] != [] and names[0] in LAUNCH_NAMES)
+
+
+def _not_certain(ran: Ran, text: str, path: str) -> ConfigError:
+    """Return why a command cannot be read: a value is not known, or it stands in the text of a shell."""
+    what, hint = "the command stands in the text of a shell (-c)", "import that text alone, in quotes"
+    if ran.problem is not None:
+        what, hint = ran.problem.what, ran.problem.hint
+    place = ran.place or ran.line
+    written = text.split("\n")[place - 1].strip()
+    return ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:{place}", written, hint))
+
+
+def _of_script(ran: Ran, path: str) -> Command:
+    """Return a script's command; the arguments of one in quotes are counted, not its lines."""
+    lines = ran.lines if path != "command line" else range(1, len(ran.words) + 1)
+    command = _read([_Word(text, n) for text, n in zip(ran.words, lines, strict=True)], path)
+    command.environment = {**ran.environment, **command.environment}
+    command.files = ran.files
+    return command
+
+
+def _start(words: Sequence[str], lines: Sequence[int]) -> Launch | None:
+    """Return what starts the program that trains, and where it stands; None for another command."""
+    launch = launch_of(words, lines)
+    word, after = [*words[launch.program : launch.program + 2], "", ""][:2]
+    name = Path(word).name
+    if name in _PROGRAMS:
+        verb = after.startswith("-") or "=" in after or Path(after).suffix in _FILES or not after
+        return launch if verb or after in _VERBS.get(name, (after,)) else None
+    if name in _SCRIPTS or _SWIFT.fullmatch(word) or _TRL.fullmatch(word):
+        return launch
+    launched = any(starter in launch.launchers for starter in _STARTERS)
+    return launch if word.endswith(".py") and (launched or launch.program == 0) else None
+
+
+def _read(words: Sequence[_Word], name: str) -> Command:
+    found = Command(name=name)
+    texts, lines = [word.text for word in words], [word.line for word in words]
+    found.launch = _start(texts, lines) or launch_of(texts, lines)
+    found.environment = dict(found.launch.environment)
+    at = found.launch.program
+    if at < len(words):
+        _program(words[at].text, found)
+        at += 1
+    while at < len(words) and not words[at].text.startswith("--"):
+        _positional(words[at], found)
+        at += 1
+    end = next((n for n in range(at, len(words)) if words[n].text == "--"), len(words))
+    _flags(words[at:end], found)
+    if found.system == "axolotl":
+        _of_axolotl(words[end + 1 :], found)
+    named = found.data.get("config")
+    if isinstance(named, str) and Path(named).suffix in _FILES:
+        found.config = str(found.data.pop("config"))
+    return found
+
+
+def _of_axolotl(words: Sequence[_Word], found: Command) -> None:
+    """``axolotl train --launcher torchrun -- --nproc_per_node 2``: what follows ``--`` is the launcher's."""
+    launcher = found.data.pop("launcher", "accelerate" if words else None)
+    if launcher in ("accelerate", "torchrun"):
+        chosen = "accelerate launch" if launcher == "accelerate" else "torchrun"
+        texts = [*chosen.split(), *(word.text for word in words)]
+        lines = [*([1] * len(chosen.split())), *(word.line for word in words)]
+        found.launch = launch_of(texts, lines)
+
+
+def _program(word: str, found: Command) -> None:
+    name = Path(word).name
+    if script := _SWIFT.fullmatch(word):
+        found.system, found.algorithm = "swift", script[1]
+    elif name in _PROGRAMS:
+        found.system = _PROGRAMS[name]
+    elif name in _SCRIPTS:
+        found.system, found.algorithm = _SCRIPTS[name]
+    elif script := _TRL.fullmatch(word):
+        found.system, found.algorithm = "trl", script[1]
+
+
+def _positional(word: _Word, found: Command) -> None:
+    """A trainer, a config file, or ``key=value`` as LLaMA-Factory takes it."""
+    key, _, value = word.text.partition("=")
+    if word.text in _COMMANDS:
+        found.algorithm = word.text
+    elif _OVERRIDE.match(word.text):
+        found.lines[key], found.data[key] = word.line, _one(value)
+    elif Path(word.text).suffix in _FILES:
+        found.config = word.text
+
+
+def _flags(words: Sequence[_Word], found: Command) -> None:
+    at = 0
+    while at < len(words):
+        key, equals, value = words[at].text.removeprefix("--").partition("=")
+        place, values = words[at].line, [value] if equals else []
+        at += 1
+        while not equals and at < len(words) and not words[at].text.startswith("--"):
+            values.append(words[at].text)
+            at += 1
+        found.lines[key.replace("-", "_")] = place
+        found.data[key.replace("-", "_")] = _value(values)
+
+
+def _value(values: Sequence[str]) -> Json:
+    """A flag alone is true; several values are a list, as the hub's argument parser reads them."""
+    parsed: list[Json] = [_one(value) for value in values]
+    return True if not parsed else parsed[0] if len(parsed) == 1 else parsed
+
+
+def _one(value: str) -> Json:
+    return written(value) if value[:1] in ("[", "{") else resolve_plain(value)

@@ -1,0 +1,235 @@
+"""What the options of torchrun, DeepSpeed's launcher, srun and mpirun set here, each with its verdict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from paceline.config.import_export.commands.launchers import Launch, Option
+from paceline.config.import_export.verdicts import Finding, Imported, KeyVerdict, Setting
+from paceline.config.yaml_text.read_file import read_text
+from paceline.config.yaml_text.scalars import resolve_plain
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
+
+_NODES, _NPROC = "launch.nnodes", "launch.nproc"
+_STARTS = "it says how processes are started, watched or logged; the training is the same"
+_PLAIN = {
+    "nnodes": _NODES,
+    "num_nodes": _NODES,
+    "nodes": _NODES,
+    "nproc_per_node": _NPROC,
+    "num_gpus": _NPROC,
+    "num_accelerators": _NPROC,
+    "ntasks_per_node": _NPROC,
+    "npernode": _NPROC,
+    "N": _NPROC,
+    "ppn": _NPROC,
+    "node_rank": "launch.node_rank",
+    "master_addr": "launch.master_addr",
+    "master_port": "launch.master_port",
+}
+#: option → why it cannot be kept, but for a value that asks for nothing
+_LOST = {
+    "autotuning": "DeepSpeed's autotuner is not used: `paceline plan` compares layouts",
+    "virtual_local_rank": "each process sees LOCAL_RANK as it is",
+    "exclude": "name the devices that are used: CUDA_VISIBLE_DEVICES, and launch.nproc",
+    "max_restarts": "a run that ended is continued by `paceline train --resume auto`, started again by you",
+}
+_NOTHING = {
+    "max_restarts": ("0",),
+    "nproc_per_node": ("auto", "gpu", "cpu"),
+    "num_gpus": ("-1",),
+    "num_nodes": ("-1",),
+    "node_rank": ("-1",),
+    "exclude": ("",),
+}
+#: variables of ms-swift's and LLaMA-Factory's own commands, which hand them to torchrun
+VARIABLES = {
+    "NPROC_PER_NODE": _NPROC,
+    "NNODES": _NODES,
+    "NODE_RANK": "launch.node_rank",
+    "MASTER_ADDR": "launch.master_addr",
+    "MASTER_PORT": "launch.master_port",
+}
+_TOTAL = ("n", "np", "ntasks")
+STARTERS = ("torchrun", "deepspeed", "accelerate launch", "accelerate-launch")
+
+
+def options(launch: Launch, found: Imported) -> None:
+    """Decide the options of every launcher but Accelerate's; an inner launcher's win over an outer one's."""
+    starters = [name for name in launch.launchers if name in STARTERS]
+    for option in sorted(launch.options, key=lambda one: (_is_outer(one), one.name in _TOTAL)):
+        if option.launcher.startswith("accelerate"):
+            continue
+        outer = _is_outer(option)
+        if outer and starters and _PLAIN.get(option.name) == _NPROC:
+            says = f"{starters[-1]} starts the processes of a node"
+            _decide(found, option, KeyVerdict.NO_EFFECT, (), says)
+        elif option.launcher == "sbatch" and "srun" not in launch.launchers:
+            _decide(found, option, KeyVerdict.NO_EFFECT, (), "without srun the command runs on one node")
+        elif option.launcher in ("torchrun", "deepspeed", "srun", "sbatch") or outer:
+            _one(option, found, bool(starters))
+        else:
+            _decide(found, option, KeyVerdict.NO_EFFECT, (), f"of {option.launcher}: {_STARTS}")
+    counted = any(option.name == "nproc_per_node" for option in launch.options)
+    if "torchrun" in launch.launchers and not counted:
+        found.settings.setdefault(_NPROC, Setting(1, "torchrun", 0, "one process, without --nproc_per_node"))
+
+
+def _is_outer(option: Option) -> bool:
+    """Whether the launcher starts processes on several nodes, which may be launchers themselves."""
+    return option.launcher in ("srun", "sbatch") or option.launcher.startswith(("mpi", "orte"))
+
+
+def _one(option: Option, found: Imported, started: bool) -> None:
+    special: Mapping[str, Callable[[Option, Imported], None]] = {
+        "rdzv_endpoint": _endpoint,
+        "include": _include,
+        "hostfile": _hosts,
+        "H": _hosts,
+        "host": _hosts,
+    }
+    value = option.value or ""
+    if value in _NOTHING.get(option.name, ()):
+        _decide(found, option, KeyVerdict.NO_EFFECT, (), "it is what happens without it")
+    elif option.name in special:
+        special[option.name](option, found)
+    elif option.name in _TOTAL and not started:
+        _total(option, found)
+    elif option.name in _PLAIN:
+        _plain(option, found)
+    elif option.name in _LOST:
+        _decide(found, option, KeyVerdict.LOST, (), _LOST[option.name])
+    else:
+        _decide(found, option, KeyVerdict.NO_EFFECT, (), _STARTS)
+
+
+def _plain(option: Option, found: Imported) -> None:
+    path, value = _PLAIN[option.name], option.value or ""
+    least, _, most = value.partition(":")
+    if option.name == "nnodes" and most and least == most:
+        value = least
+    number = resolve_plain(value)
+    if path == "launch.master_addr":
+        _keep(found, option, path, value)
+    elif isinstance(number, int) and not isinstance(number, bool):
+        _keep(found, option, path, number)
+    elif option.name == "nnodes":
+        says = f"{value}: a number of nodes that changes while a run goes on is not supported"
+        _decide(found, option, KeyVerdict.LOST, (), says)
+    else:
+        _decide(found, option, KeyVerdict.LOST, (), f"{value} is no whole number: set {path}")
+
+
+def _endpoint(option: Option, found: Imported) -> None:
+    host, _, port = (option.value or "").rpartition(":")
+    if not host or not port.isdecimal():
+        host, port = option.value or "", ""
+    if not host:
+        _decide(found, option, KeyVerdict.NO_EFFECT, (), _STARTS)
+        return
+    _keep(found, option, "launch.master_addr", host)
+    if port and port != "0":
+        found.settings["launch.master_port"] = Setting(int(port), option.key, option.line)
+
+
+def _include(option: Option, found: Imported) -> None:
+    """``localhost:4,5``, or ``a:0,1@b:0,1``: as many devices on each host."""
+    hosts = [part.partition(":") for part in (option.value or "").split("@")]
+    counts = {len(slots.split(",")) if slots else 0 for _, _, slots in hosts}
+    slots = ", ".join(dict.fromkeys(slots for _, _, slots in hosts if slots))
+    if len(counts) != 1:
+        _decide(found, option, KeyVerdict.LOST, (), "each node has as many processes: set launch.nproc")
+        return
+    says = f"start it with CUDA_VISIBLE_DEVICES={slots} to use these devices" if slots else ""
+    count = counts.pop()
+    if count:
+        found.settings[_NPROC] = Setting(count, option.key, option.line, says)
+    if len(hosts) > 1:
+        found.settings[_NODES] = Setting(len(hosts), option.key, option.line)
+    to = (*((_NPROC,) if count else ()), *((_NODES,) if len(hosts) > 1 else ()))
+    verdict = KeyVerdict.MAPPED if to else KeyVerdict.NO_EFFECT
+    _decide(found, option, verdict, to, says or "the one node, and all its devices")
+
+
+def _hosts(option: Option, found: Imported) -> None:
+    """A host file, or a list of hosts, says how many nodes and processes there are."""
+    text, value = "", option.value or ""
+    if option.name == "hostfile":
+        try:
+            text = read_text(value)
+        except ConfigError:
+            says = f"{value} is not here: set launch.nnodes and launch.nproc as it says"
+            _decide(found, option, KeyVerdict.LOST, (), says)
+            return
+    else:
+        text = "\n".join(value.split(","))
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    hosts = [line for line in lines if line]
+    slots = {match[1] if (match := re.search(r"(?:slots=|:)(\d+)", host)) else "" for host in hosts}
+    if not hosts or len(slots) != 1:
+        says = "its nodes have different numbers of processes: set launch.nnodes and launch.nproc"
+        _decide(found, option, KeyVerdict.LOST, (), says)
+        return
+    _keep(found, option, _NODES, len(hosts))
+    count = slots.pop()
+    if count and _NPROC not in found.settings:
+        found.settings[_NPROC] = Setting(int(count), option.key, option.line)
+        found.findings[option.key] = replace(found.findings[option.key], to=(_NODES, _NPROC))
+
+
+def _total(option: Option, found: Imported) -> None:
+    """Processes of all nodes together."""
+    total, nodes = resolve_plain(option.value or ""), found.settings.get(_NODES)
+    count = nodes.value if nodes and isinstance(nodes.value, int) else 1
+    if not isinstance(total, int) or total % count:
+        _decide(
+            found, option, KeyVerdict.LOST, (), f"{option.value} processes over {count} nodes: set {_NPROC}"
+        )
+    elif _NPROC in found.settings and found.settings[_NPROC].line:
+        set_by = found.settings[_NPROC]
+        same = set_by.value == total // count
+        says = f"{set_by.key} says {set_by.value} on each node"
+        _decide(found, option, KeyVerdict.NO_EFFECT if same else KeyVerdict.LOST, (), says)
+    else:
+        _keep(found, option, _NPROC, total // count)
+
+
+def variables(environment: Mapping[str, str], own: bool, counts: bool, found: Imported, line: int) -> None:
+    """Decide the variables set for the process.
+
+    ``own``: the program reads VARIABLES; ``counts``: it starts a process for each of CUDA_VISIBLE_DEVICES.
+    """
+    for name, value in environment.items():
+        path, number = VARIABLES.get(name), resolve_plain(value)
+        devices = len(value.split(",")) if name == "CUDA_VISIBLE_DEVICES" else 0
+        if name in found.findings:
+            continue
+        if own and path is not None and (path == "launch.master_addr" or isinstance(number, int)):
+            setting: Json = value if path == "launch.master_addr" else number
+            found.settings.setdefault(path, Setting(setting, name, line))
+            found.findings[name] = Finding(name, value, line, KeyVerdict.MAPPED, (path,))
+        elif counts and devices and "NPROC_PER_NODE" not in environment and _NPROC not in found.settings:
+            says = "one process for each: set the variable for this run as well, to use these devices"
+            found.settings[_NPROC] = Setting(devices, name, line)
+            found.findings[name] = Finding(name, value, line, KeyVerdict.MAPPED, (_NPROC,), says)
+        else:
+            says = "of the process: set it for this run as well, if it should hold"
+            found.findings[name] = Finding(name, value, line, KeyVerdict.NO_EFFECT, (), says)
+
+
+def _keep(found: Imported, option: Option, path: str, value: Json) -> None:
+    before = found.settings.get(path)
+    if before is not None and before.line and before.value != value and option.launcher not in STARTERS:
+        says = f"{before.key} says {before.value}"
+        _decide(found, option, KeyVerdict.NO_EFFECT, (), says)
+        return
+    found.settings[path] = Setting(value, option.key, option.line)
+    _decide(found, option, KeyVerdict.MAPPED, (path,), "")
+
+
+def _decide(found: Imported, option: Option, verdict: KeyVerdict, to: Sequence[str], says: str) -> None:
+    value: Json = True if option.value is None else resolve_plain(option.value)
+    found.findings[option.key] = Finding(option.key, value, option.line, verdict, tuple(to), says)

@@ -1,0 +1,297 @@
+"""The commands of a shell script with their arguments, as bash runs it; what is not certain is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.config.import_export.commands.launchers import Launch
+from paceline.config.import_export.commands.shell_values import NotKnown, Values
+from paceline.config.import_export.commands.shell_words import Lexer, ShellWord, Simple, WordPart
+
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+_BLOCKS = {"if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "case": "esac"}
+_GOES_ON = ("then", "else", "elif", "do", "!", "time")
+_DECLARES = ("export", "declare", "typeset", "readonly", "local")
+_READS = ("read", "mapfile", "readarray", "getopts", "let", "printf", "wait")
+#: scripts that set up a shell, and no variable of a run
+_SETTING_UP = re.compile(r".*(activate|\.bashrc|\.bash_profile|\.profile|conda\.sh|setvars\.sh|/profile)$")
+
+
+@dataclass
+class Ran:
+    """A command with its arguments and their lines. ``problem``: why they are not certain.
+
+    ``environment``: what the script exports; ``files``: what here-documents write, with their first line;
+    a text that is not certain is None.
+    """
+
+    words: list[str]
+    lines: list[int]
+    line: int
+    problem: NotKnown | None = None
+    place: int = 0
+    environment: dict[str, str] = field(default_factory=dict)
+    files: dict[str, tuple[str | None, int]] = field(default_factory=dict)
+
+
+class Script:
+    """Runs the assignments of a script, and yields its other commands, whole those that ``trains`` names.
+
+    Raises ValueError for open quotes.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        arguments: Sequence[str],
+        known: Mapping[str, str],
+        trains: Callable[[Sequence[str], Sequence[int]], Launch | None],
+    ) -> None:
+        self._trains = trains
+        self._commands = Lexer(text).commands()
+        self._values = Values(dict(known), arguments=list(arguments))
+        self._blocks: list[tuple[str, int]] = []
+        self._saved: list[Values] = []
+        self._files: dict[str, tuple[str | None, int]] = {}
+        self._before = "\n"
+        self._certain = True  # whether the commands before, in a chain of &&, all succeed
+        self._pattern = False  # whether a pattern of a `case` comes next
+        self._function = False
+        self._functions: set[str] = set()
+        self._typed: set[str] = set()
+
+    def ran(self) -> Iterator[Ran]:
+        """Yield each command in order, up to one that ends the script."""
+        for command in self._commands:
+            words = self._opened(command)
+            if words:
+                if (found := self._simple(command, words)) is not None:
+                    yield found
+                ends = words[0].plain() in ("exit", "return") and not self._saved
+                if ends and not self._doubt(command):
+                    return
+            self._closed(command)
+
+    def _opened(self, command: Simple) -> list[ShellWord]:
+        """Follow the reserved words before a command; return the command's own words."""
+        words = list(command.words)
+        while words:
+            word = words[0].plain()
+            if self._pattern and word != "esac":
+                return []
+            if word in _BLOCKS:
+                self._blocks.append((word, words[0].line))
+                self._pattern = word == "case" and command.end != ")"
+                if word in ("for", "select") and len(words) > 1:
+                    self._values.doubt(words[1].plain(), f"a loop sets {words[1].plain()}")
+                if word in ("for", "select", "case"):
+                    return []
+            elif word in _BLOCKS.values():
+                self._pattern = False
+                self._pop(*(block for block, end in _BLOCKS.items() if end == word))
+            elif word == "{":
+                self._blocks.append(("function" if self._function else "group", words[0].line))
+                self._function = False
+            elif word == "}":
+                self._pop("function", "group")
+            elif word == "function":
+                self._function = True
+                self._functions |= {one.plain() for one in words[1:2]}
+                return []
+            elif word not in _GOES_ON:
+                return words
+            words.pop(0)
+        return words
+
+    def _pop(self, *names: str) -> None:
+        if self._blocks and self._blocks[-1][0] in names:
+            self._blocks.pop()
+
+    def _closed(self, command: Simple) -> None:
+        """Follow the operator after a command."""
+        end = command.end
+        if end == "(" and len(command.words) == 1 and command.words[0].plain() not in _BLOCKS:
+            self._function = True  # name() {
+            self._functions.add(command.words[0].plain())
+        elif end == "(" and not command.words:
+            self._saved.append(copy.deepcopy(self._values))
+        elif end == ")" and self._saved and not (self._blocks and self._blocks[-1][0] == "case"):
+            self._values = self._saved.pop()
+        if end in (";;", ";&", ";;&", ")"):
+            self._pattern = end != ")"
+        if not command.words and end == "\n":
+            return
+        name = command.words[0].plain() if command.words else ""
+        harmless = name in (*_DECLARES, "set") or all(_ASSIGNED.match(_start(one)) for one in command.words)
+        self._certain = end != "||" and (end != "&&" or (self._certain and harmless))
+        self._before = end
+
+    def _doubt(self, command: Simple) -> str:
+        """Return why it is not certain that a command runs, and sets what it sets; or empty."""
+        conditional = [one for one in self._blocks if one[0] != "group"]
+        if conditional:
+            name, line = conditional[-1]
+            return f"stands inside `{name}` (line {line})"
+        if not self._certain:
+            return f"stands after `{self._before}`"
+        if self._before in ("|", "|&") or command.end in ("|", "|&", "&"):
+            return "stands in a pipe, or in the background"
+        return ""
+
+    def _simple(self, command: Simple, words: list[ShellWord]) -> Ran | None:
+        count = next((n for n, word in enumerate(words) if not _ASSIGNED.match(_start(word))), len(words))
+        doubt = self._doubt(command)
+        if count == len(words):
+            for word in words:
+                self._assign(word, doubt, words[0].line)
+            return None
+        name = words[count].plain()
+        if words[count].parts and words[count].parts[0].kind == "number":
+            for one in re.findall(r"[A-Za-z_]\w*", words[count].parts[0].text):
+                self._values.doubt(one, f"`((…))` may set {one}")
+            return None
+        if name in _DECLARES:
+            self._declare(words[count + 1 :], name, doubt)
+            return None
+        if self._changes(name, words[count + 1 :], doubt):
+            return None
+        self._heredocs(command, name, doubt)
+        return self._expanded(words, doubt)
+
+    def _expanded(self, words: list[ShellWord], doubt: str) -> Ran:
+        found = Ran([], [], words[0].line)
+        self._fields(words, found, patterns=False)
+        if not self._trains(found.words, found.lines):
+            return found
+        found = Ran([], [], words[0].line, files=dict(self._files))
+        self._fields(words, found, patterns=True)
+        known = {name: self._values.known.get(name) for name in self._values.exported}
+        found.environment = {name: value for name, value in known.items() if isinstance(value, str)}
+        if doubt.startswith("stands inside"):
+            what = f"the command {doubt}: how often it runs, and with what, only bash tells"
+            found.problem = NotKnown(what, "import the command alone: paceline config import '…' (in quotes)")
+            found.place = words[0].line
+        return found
+
+    def _fields(self, words: list[ShellWord], found: Ran, *, patterns: bool) -> None:
+        """Expand each word into arguments; the first that is not known is the command's problem."""
+        leading = True
+        for word in words:
+            leading = leading and _ASSIGNED.match(_start(word)) is not None
+            try:
+                if any(part.kind == "escaped" for part in word.parts) and not _letters(word):
+                    what = "a backslash before a blank continues no line: the blank is an argument"
+                    raise NotKnown(what, "remove the blank after the backslash")
+                text = self._values.text(word.parts) if leading else ""
+                fields = [text] if leading else self._values.fields(word, patterns)
+            except NotKnown as problem:
+                found.problem, found.place = found.problem or problem, found.place or word.line
+                fields = [_start(word)] if _start(word) else []
+            found.words += fields
+            found.lines += [word.line] * len(fields)
+
+    def _assign(self, word: ShellWord, doubt: str, line: int) -> None:
+        match = _ASSIGNED.match(_start(word))
+        if match is None:
+            return
+        name, adds = match[1], bool(match[2])
+        self._values.splits &= name != "IFS"
+        try:
+            value = self._assigned(word, match)
+            before = self._values.known.get(name)
+            doubt = doubt or ("has a type of its own" if name in self._typed else "")
+            if doubt or (adds and before is None):
+                raise NotKnown(doubt or "has no value before it")
+            if adds and isinstance(before, list):
+                value = [*before, *(value if isinstance(value, list) else [])]
+            elif adds and isinstance(before, str) and isinstance(value, str):
+                value = before + value
+            self._values.set(name, value)
+        except NotKnown as problem:
+            why = f"{name} is not certain (line {word.line or line}): {_why(problem.what)}"
+            self._values.doubt(name, problem.what if " is not certain (line " in problem.what else why)
+
+    def _assigned(self, word: ShellWord, match: re.Match[str]) -> str | list[str]:
+        array = next((part for part in word.parts if part.kind == "array"), None)
+        if array is not None:
+            return [one for inner in array.words for one in self._values.fields(inner)]
+        first = word.parts[0]
+        rest = (WordPart("text", first.text[match.end() :]), *word.parts[1:])
+        return self._values.text(rest)
+
+    def _declare(self, words: list[ShellWord], name: str, doubt: str) -> None:
+        exports = name == "export" or any("x" in word.plain() for word in words if word.plain()[:1] == "-")
+        flags = "".join(word.plain() for word in words if word.plain()[:1] == "-")
+        typed = name != "export" and re.search("[iluAn]", flags)
+        for word in words:
+            match = re.match(r"[A-Za-z_]\w*", _start(word))
+            if match is not None:
+                self._typed |= {match[0]} if typed else set()
+                self._assign(word, doubt, word.line)
+                self._values.exported |= {match[0]} if exports else set()
+
+    def _changes(self, name: str, words: list[ShellWord], doubt: str) -> bool:
+        """Follow a builtin that changes variables; return whether it is one."""
+        plain = [word.plain() for word in words]
+        if name == "set" and plain[:1] == ["--"]:
+            try:
+                self._values.arguments = [one for word in words[1:] for one in self._values.fields(word)]
+            except NotKnown:
+                self._values.arguments = []
+                for digit in "@*#123456789":
+                    self._values.doubts[digit] = "`set --` gives the script arguments that are not known"
+        elif name == "shift":
+            count = int(plain[0]) if plain and plain[0].isdecimal() else 1
+            self._values.arguments = self._values.arguments[count:]
+        elif name == "unset":
+            for one in plain:
+                self._values.doubt(one, doubt) if doubt else self._values.unset(one)
+        elif name in _READS:
+            for one in re.findall(r"[A-Za-z_]\w*", " ".join(plain)):
+                if one in self._values.known:
+                    self._values.doubt(one, f"`{name}` sets {one}")
+        elif name in self._functions or (
+            name in ("source", ".", "eval") and not _SETTING_UP.match(" ".join(plain))
+        ):
+            for one in list(self._values.known):
+                self._values.doubt(one, f"`{name}` may set {one}")
+        else:
+            return name in ("set", "unset", "shift")
+        return True
+
+    def _heredocs(self, command: Simple, name: str, doubt: str) -> None:
+        """Keep a file that ``cat > FILE <<EOF`` or ``tee FILE <<EOF`` writes."""
+        body = next((one for one in command.redirects if one.operator.startswith("<<")), None)
+        to = next((one.word for one in command.redirects if one.operator in (">", ">|")), None)
+        if name == "tee" and len(command.words) == 2:
+            to = command.words[1]
+        if body is None or to is None or name not in ("cat", "tee") or body.operator == "<<<":
+            return
+        quoted = any(part.quoted for part in body.word.parts)
+        try:
+            files = self._values.fields(to)
+        except NotKnown:
+            return
+        text: str | None = None
+        with contextlib.suppress(NotKnown, ValueError):
+            text = body.body if quoted else self._values.text(Lexer(body.body).within(True))
+        for file in files:
+            self._files[file] = (text if name == "tee" or not doubt else None, body.line)
+
+
+def _letters(word: ShellWord) -> str:
+    return "".join(part.text for part in word.parts).strip()
+
+
+def _start(word: ShellWord) -> str:
+    """Return the unquoted text at a word's beginning."""
+    first = word.parts[0] if word.parts else None
+    return first.text if first and first.kind == "text" and not first.quoted else ""
+
+
+def _why(what: str) -> str:
+    return f"it {what}" if what.startswith(("stands", "has ")) else what

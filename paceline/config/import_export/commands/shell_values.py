@@ -1,0 +1,273 @@
+"""The values of a shell's words: variables, arrays, whole numbers and ``expr``, as bash computes them."""
+
+from __future__ import annotations
+
+import ast
+import glob
+import os
+import re
+from dataclasses import dataclass, field
+
+from paceline.config.import_export.commands.shell_words import Lexer, ShellWord, WordPart
+
+_FORM = re.compile(r"(#?)(\w+|[@*#?$!-])(?:\[([^\]]+)\])?(?:(:?[-=+])(.*))?", re.S)
+_BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
+_NAMED = re.compile(r"[A-Za-z_]\w*=")
+_HIDDEN = "\x01"  # a quoted character, where patterns are looked for
+_MOST = 2**63
+_LONGEST = 128 * 1024  # Linux's limit on one argument
+
+
+class NotKnown(Exception):
+    """A value that only running the script would tell: ``what`` is wrong, and what to write."""
+
+    def __init__(self, what: str, hint: str = "write the value in place of it") -> None:
+        super().__init__(what)
+        self.what, self.hint = what, hint
+
+
+@dataclass
+class _Field:
+    """A word while it is put together, and the same word with what no pattern sees hidden."""
+
+    text: str = ""
+    globs: str = ""
+    braces: str = ""
+
+    def add(self, text: str, globs: bool, braces: bool) -> None:
+        self.text += text
+        self.globs += text if globs else _HIDDEN * len(text)
+        self.braces += text if braces else _HIDDEN * len(text)
+
+
+@dataclass
+class Values:
+    """Variables and arrays, those that are not certain with the reason, and the script's own arguments."""
+
+    known: dict[str, str | list[str]] = field(default_factory=dict)
+    doubts: dict[str, str] = field(default_factory=dict)
+    arguments: list[str] = field(default_factory=list)
+    exported: set[str] = field(default_factory=set)
+    splits: bool = True
+
+    def set(self, name: str, value: str | list[str]) -> None:
+        """Give a variable its value. Raises NotKnown for one longer than any argument."""
+        if len(value) > _LONGEST or sum(map(len, value)) > _LONGEST:
+            raise NotKnown("it is longer than any argument")
+        self.known[name] = value
+        self.doubts.pop(name, None)
+
+    def unset(self, name: str) -> None:
+        """Remove a variable."""
+        self.known.pop(name, None)
+        self.doubts.pop(name, None)
+
+    def doubt(self, name: str, why: str) -> None:
+        """Take a variable's value away."""
+        self.known.pop(name, None)
+        self.doubts[name] = why
+
+    def fields(self, word: ShellWord, patterns: bool = True) -> list[str]:
+        """Return what a word becomes: no, one or several arguments. Raises NotKnown.
+
+        ``patterns``: also for one that bash replaces by names of files, or by several words.
+        """
+        found: list[_Field] = []
+        current: _Field | None = None
+        segments = self._segments(_home(word.parts), False)
+        if ("", "nothing") in segments and not any(text for text, _ in segments):
+            return []  # "$@" without arguments
+        for text, mode in segments:
+            if mode == "split" and self.splits:
+                for place, piece in enumerate(re.split(r"[ \t\n]+", text)):
+                    if place and current is not None:
+                        found.append(current)
+                        current = None
+                    if piece:
+                        current = current or _Field()
+                        current.add(piece, True, False)
+            elif mode == "break":
+                found += [current] if current is not None else []
+                current = None
+            elif mode == "split" and text and not self.splits:
+                raise NotKnown("IFS is set, which decides how this value is cut into words")
+            elif mode not in ("split", "nothing"):
+                current = current or _Field()
+                current.add(text, mode == "plain", mode == "plain")
+        found += [current] if current is not None else []
+        for one in found if patterns else ():
+            _check(one)
+        return [one.text for one in found]
+
+    def text(self, parts: tuple[WordPart, ...]) -> str:
+        """Return a text that is not cut into words: of an assignment, or a here-document."""
+        segments = self._segments(_home(parts), True)
+        return "".join(" " if mode == "break" else text for text, mode in segments)
+
+    def _segments(self, parts: tuple[WordPart, ...], whole: bool) -> list[tuple[str, str]]:
+        """Return pieces of text, each quoted, plain or to be split, and breaks between elements."""
+        found: list[tuple[str, str]] = []
+        length = 0
+        for part in parts:
+            quoted = part.quoted or whole
+            length += len(found[-1][0]) if found else 0
+            if max(length, len(found)) > _LONGEST:
+                raise NotKnown("it is longer than any argument")
+            if part.kind in ("text", "escaped"):
+                found.append((part.text, "quoted" if part.quoted else "plain"))
+            elif part.kind == "number":
+                found.append((str(self.number(part.text)), "quoted" if quoted else "split"))
+            elif part.kind == "command":
+                found.append((self._printed(part.text), "quoted" if quoted else "split"))
+            elif part.kind == "variable":
+                found += self._variable(part.text, quoted)
+            else:
+                raise NotKnown(f"{part.text}… is a form that is not read")
+        return found
+
+    def _variable(self, form: str, quoted: bool) -> list[tuple[str, str]]:
+        match = _FORM.fullmatch(form)
+        if match is None or (match[1] and match[4]):
+            raise NotKnown(f"${{{form}}} is a form that is not computed")
+        length, name, index, operator, word = match.groups()
+        value = self._value(name, index)
+        if name in self.doubts:
+            raise NotKnown(self.doubts[name], f"write the value there, or in place of {name}")
+        empty = value is None or (value in ("", []) and (operator or "").startswith(":"))
+        if operator and (empty is not operator.endswith("+")):
+            if operator.endswith("+"):
+                return self._given(word, quoted)
+            if operator.endswith("="):
+                self.set(name, self.text(Lexer(word).within(quoted)))
+            return self._given(word, quoted)
+        if operator and operator.endswith("+"):
+            return []
+        if value is None:
+            hint = f"write {name}=… above the command, or its value in place of it"
+            raise NotKnown(f"the variable {name} has no value in the script", hint)
+        if length:
+            return [(str(len(value)), "quoted" if quoted else "split")]
+        mode = "quoted" if quoted else "split"
+        if isinstance(value, str):
+            return [(value, mode)]
+        if quoted and (index == "*" or name == "*"):
+            if not self.splits:
+                raise NotKnown("IFS is set, which decides how these values are joined")
+            return [(" ".join(value), mode)]
+        pieces: list[tuple[str, str]] = [] if value else [("", "nothing")]
+        for place, one in enumerate(value):
+            pieces += ([("", "break")] if place else []) + [(one, mode)]
+        return pieces
+
+    def _given(self, word: str, quoted: bool) -> list[tuple[str, str]]:
+        found = self._segments(Lexer(word).within(quoted), quoted)
+        return [(text, "split" if mode == "plain" and not quoted else mode) for text, mode in found]
+
+    def _value(self, name: str, index: str | None) -> str | list[str] | None:
+        if name in ("@", "*"):
+            return self.arguments
+        if name == "#":
+            return str(len(self.arguments))
+        if name.isdecimal() and name != "0":
+            return self.arguments[int(name) - 1] if int(name) <= len(self.arguments) else None
+        value = self.known.get(name)
+        if value is None and name == "HOME" and name not in self.doubts:
+            return os.path.expanduser("~")
+        if index is None:
+            return value[0] if isinstance(value, list) and value else "" if isinstance(value, list) else value
+        listed = value if isinstance(value, list) else [] if value is None else [value]
+        if value is None or index in ("@", "*"):
+            return None if value is None else listed
+        place = self.number(index)
+        return listed[place] if -len(listed) <= place < len(listed) else None
+
+    def number(self, text: str) -> int:
+        """Return the value of integer arithmetic, divisions cut towards zero. Raises NotKnown."""
+        try:
+            plain = self.text(Lexer(text).within(True)).strip().removeprefix("(").removesuffix(")")
+            found = self._count(ast.parse(plain.strip() or "0", mode="eval").body, plain)
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+            raise NotKnown(f"the arithmetic {text[:60]} is not computed") from None
+        return found
+
+    def _count(self, node: ast.expr, text: str) -> int:
+        if len(text) > 200 or re.search(r"\d_|//", text):
+            raise ValueError(text)
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.Name):
+            value = self._value(node.id, None)
+            if not isinstance(value, str) or not re.fullmatch(r"-?(0|[1-9]\d*)", value):
+                why = self.doubts.get(node.id) or f"the variable {node.id} has no whole number in the script"
+                raise NotKnown(why)
+            return int(value)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+            inner = node.operand  # -2**2 is 4 in bash, and -4 in Python
+            if not (isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Pow)):
+                sign = -1 if isinstance(node.op, ast.USub) else 1
+                return sign * self._count(inner, text)
+        if isinstance(node, ast.BinOp):
+            return _joined(node.op, self._count(node.left, text), self._count(node.right, text))
+        raise ValueError(text)
+
+    def _printed(self, text: str) -> str:
+        """Return what ``expr A OP B`` prints. Raises NotKnown for any other command."""
+        try:
+            commands = [one for one in Lexer(text).commands() if one.words]
+        except ValueError:
+            commands = []
+        if len(commands) == 1 and not commands[0].redirects and commands[0].words[0].plain() == "expr":
+            words = [field for word in commands[0].words for field in self.fields(word)]
+            if len(words) == 4 and words[2] in ("+", "-", "*", "/", "%"):
+                numbers = [re.fullmatch(r"-?\d+", words[place]) for place in (1, 3)]
+                if all(numbers):
+                    operator = ast.parse(f"1{words[2]}1", mode="eval").body
+                    assert isinstance(operator, ast.BinOp)
+                    if words[2] not in "/%" or int(words[3]):
+                        return str(_joined(operator.op, int(words[1]), int(words[3])))
+        printed = " ".join(text.split())
+        raise NotKnown(f"a value is what another command prints: {printed[:60]}")
+
+
+def _joined(operator: ast.operator, left: int, right: int) -> int:
+    """Compute as bash does: divisions cut towards zero, and results of 64 bits."""
+    if isinstance(operator, (ast.Div, ast.Mod)):
+        whole = abs(left) // abs(right) * (1 if (left < 0) is (right < 0) else -1)
+        found = whole if isinstance(operator, ast.Div) else left - right * whole
+    elif isinstance(operator, ast.Pow):
+        found = left**right if 0 <= right <= 63 else _MOST
+    elif isinstance(operator, (ast.Add, ast.Sub)):
+        found = left + right if isinstance(operator, ast.Add) else left - right
+    elif isinstance(operator, ast.Mult):
+        found = left * right
+    else:
+        raise ValueError(operator)
+    if not -_MOST <= found < _MOST:
+        raise ValueError(found)
+    return found
+
+
+def _home(parts: tuple[WordPart, ...]) -> tuple[WordPart, ...]:
+    """Put the home folder in place of a tilde that begins a word, or the value of an assignment."""
+    first = parts[0] if parts else None
+    if first is None or first.kind != "text" or first.quoted:
+        return parts
+    named = _NAMED.match(first.text)
+    head, rest = (named[0], first.text[named.end() :]) if named else ("", first.text)
+    if not rest.startswith("~") or (rest == "~" and len(parts) > 1):
+        return parts
+    user, slash, more = rest.partition("/")
+    if user != "~":
+        raise NotKnown(f"{user} is the home folder of a user")
+    home = WordPart("text", os.path.expanduser("~") + slash, True)
+    return (WordPart("text", head), home, WordPart("text", more), *parts[1:])
+
+
+def _check(found: _Field) -> None:
+    """Raise NotKnown for a word that bash would replace by file names, or by several words."""
+    if _BRACES.search(found.braces):
+        raise NotKnown(f"bash makes several words of {found.text}", "write the words, or put it into quotes")
+    if re.search(r"[*?]|\[[^\]]+\]", found.globs) and glob.glob(found.text):
+        raise NotKnown(
+            f"bash puts names of files in place of {found.text}", "write the names, or put it into quotes"
+        )

@@ -1,0 +1,290 @@
+"""Decide the keys of another program by its table, ``keys/PROGRAM.toml``.
+
+A table is a list of steps. A step acts where its ``when`` holds: a condition, or several that all hold
+(``NAME is [not] WORD``, joined by ``and``, then ``or``). A word is on, off, given, decided, set, set to A|B,
+its default, a mapping, a list, a text, a number, or the values A|B|empty. The other entries of a step are
+verbs. A verb takes keys with a row each, or a list of keys that share ``says`` or ``to``. ``galore_*`` stands
+for the file's keys with that beginning; ``each`` is a condition on every key. The first step that decides a
+key wins. ``$name`` in a text is the value of that key, or one of SENTENCES.
+
+    keep         given: set ``to`` to the value; the row may hold a ``value`` of its own, ``words`` (theirs →
+                 ours; ``otherwise``), ``as`` (one of CONVERTERS, or ``switch``), ``inside`` (a key of the
+                 mapping that is set), a ``note``, or how it ``differs``
+    write        as ``keep``, and the program's default as well (``otherwise``: a default of its code)
+    enable       on: set ``to`` to true, or to ``value``
+    set          our path → its ``value`` (else that of the key ``of``), on behalf of ``key``, with a ``note``
+    part         other settings of ours hold the meaning: ``to``
+    nothing      the run is the same without it, and why
+    off          off: as here; on: left to later steps
+    lose         given: it cannot be kept, and why (``unset``: nor can the program's default; ``fine``: values
+                 that ask for nothing)
+    unsupported  on: it cannot be kept, and why; off: as here
+    feature      a switch → its other ``keys``: off, none acts; on, they cannot be kept (``lose``), have no
+                 effect (``nothing``), or are left to later steps; a text is why keys that begin so are lost
+    code         the name of a function that decides what no row can
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from paceline.config.import_export.argument_tables import steps
+from paceline.config.import_export.key_reader import KeyReader
+from paceline.core.json_types import Json, JsonObject, as_object
+
+Code = Mapping[str, Callable[[KeyReader], None]]
+
+#: Sentences of several tables, which name them as ``$KERNEL``
+SENTENCES = {
+    "GENERATED": "the training processes generate the answers themselves, from the same distribution",
+    "HUB": (
+        "uploading is a step of its own: the training is the same, and `paceline export` writes the folder"
+    ),
+    "KERNEL": "another kernel for the same function; the fused cross entropy is always on here",
+    "QUANTISED": "quantised weights are not trained without adapters, there and here",
+    "LOGGED": "it changes what is logged, not the training",
+    "MEMORY": "it saves memory; sums and updates are the same",
+    "SMOOTHED": "TRL's losses but robust, exo_pair and aot do not read it",
+}
+_OFF = "off, as here"
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "a mapping": dict,
+    "a list": list,
+    "a text": str,
+    "a whole number": int,
+    "a number": (int, float),
+}
+
+
+def decide(reading: KeyReader, program: str, code: Code | None = None) -> None:
+    """Decide the keys of ``reading`` by the table of ``program``; ``code``: the functions that it names."""
+    for step in steps(program):
+        _decide(reading, as_object(step), code or {})
+
+
+def _decide(reading: KeyReader, step: JsonObject, code: Code) -> None:
+    if not holds(reading, step.get("when", [])):
+        return
+    for verb, rows in step.items():
+        if verb == "code":
+            code[str(rows)](reading)
+        elif verb == "step" and isinstance(rows, list):
+            for inner in rows:
+                _decide(reading, as_object(inner), code)
+        elif verb in ("set", "feature"):
+            for name, row in as_object(rows).items():
+                (_set if verb == "set" else _feature)(reading, name, row)
+        elif verb in VERBS:
+            shared = step.get("to" if verb in ("keep", "part") else "says", _OFF)
+            own = rows.items() if isinstance(rows, dict) else [(_list(rows), shared)]
+            for names, row in own:
+                for key in _keys(reading, _list(names), str(step.get("each", ""))):
+                    VERBS[verb](reading, key, row)
+
+
+def _list(value: Json) -> list[Json]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _keys(reading: KeyReader, names: Iterable[Json], each: str = "") -> list[str]:
+    """Return the keys without a verdict that are named, and for which the conditions ``each`` hold."""
+    named = [str(name) for name in names]
+    begun = tuple(name[:-1] for name in named if name.endswith("*"))
+    if begun:
+        named = [key for key in reading.given if key in named or key.startswith(begun)]
+    conditions = each.split(" and ") if each else []
+    return [
+        key
+        for key in named
+        if not reading.decided(key) and all(_clause(reading, f"{key} {each}") for each in conditions)
+    ]
+
+
+def holds(reading: KeyReader, condition: Json) -> bool:
+    """Whether a step's ``when`` holds."""
+    return all(
+        any(
+            all(_clause(reading, clause) for clause in part.split(" and "))
+            for part in str(line).split(" or ")
+        )
+        for line in _list(condition)
+    )
+
+
+def _clause(reading: KeyReader, clause: str) -> bool:
+    name, _, word = clause.partition(" is ")
+    negated, word = word.startswith("not "), word.removeprefix("not ")
+    if word in ("on", "off"):
+        met = reading.on(name) is (word == "on")
+    elif word == "given":
+        met = reading.is_given(name)
+    elif word == "decided":
+        met = reading.decided(name)
+    elif word == "set":
+        met = name in reading.result.settings
+    elif word.startswith("set to "):
+        setting = reading.result.settings.get(name)
+        met = setting is not None and setting.value in word.removeprefix("set to ").split("|")
+    elif word == "its default":
+        met = reading.value(name) == reading.defaults.get(name)
+    elif word in _TYPES:
+        met = isinstance(reading.value(name), _TYPES[word])
+    else:
+        words = filled(reading, word).split("|")
+        met = reading.text(name) in ["" if word == "empty" else word for word in words]
+    return met is not negated
+
+
+def filled(reading: KeyReader, text: Json, key: str = "") -> str:
+    """Return a text with the values of keys for ``$name``, and the inner name of ``key`` for ``$it``."""
+    return re.sub(
+        r"\$(?:\{([\w.]+)\}|(\w+))", lambda match: _shown(reading, match[1] or match[2], key), str(text)
+    )
+
+
+def _shown(reading: KeyReader, name: str, key: str) -> str:
+    if name == "it":
+        return key.partition(".")[2]
+    if name in SENTENCES:
+        return SENTENCES[name]
+    value = reading.value(name)
+    return ", ".join(value) if isinstance(value, dict) else reading.text(name)
+
+
+def _words(value: Json) -> Json:
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+def _linear(value: Json) -> Json:
+    return "all-linear" if value in ("all", ["all"], ["all-linear"]) else value
+
+
+def _whole(value: Json) -> Json:
+    return int(value) if isinstance(value, float) and value == int(value) else value
+
+
+def _count(value: Json) -> Json:
+    return max(value, 0) if isinstance(value, int) else 0
+
+
+def _scale(value: Json) -> Json:
+    return ("group" if value else "none") if isinstance(value, bool) else value
+
+
+def _only(value: Json) -> Json:
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+CONVERTERS: dict[str, Callable[[Json], Json]] = {
+    "texts": _words,
+    "linear": _linear,
+    "targets": lambda value: _linear(_words(value)),
+    "scale": _scale,
+    "sentence": lambda value: " ".join(map(str, value)) if isinstance(value, list) else value,
+    "whole": _whole,
+    "count": _count,
+    "only": _only,
+}
+
+
+def _value(reading: KeyReader, key: str, row: JsonObject) -> Json:
+    """Return the value to set for a key; None for a word that the row does not list."""
+    if "value" in row:
+        return row["value"]
+    key = str(row.get("of", key))
+    words = as_object(row.get("words"))
+    if row.get("as") == "switch":
+        on = reading.on(key)
+        return words["on" if on else "off"] if words else on
+    if words:
+        return words.get(reading.text(key), row.get("otherwise"))
+    value = reading.value(key)
+    value = row.get("otherwise") if value in (None, "") else value
+    value = CONVERTERS[str(row["as"])](value) if "as" in row else value
+    return {str(row["inside"]): value} if "inside" in row else value
+
+
+def _write(reading: KeyReader, key: str, row: Json) -> None:
+    own = row if isinstance(row, dict) else {"to": row}
+    value, to = _value(reading, key, own), filled(reading, own["to"])
+    if value is None:
+        return
+    if "differs" in own:
+        reading.differs(key, to, value, filled(reading, own["differs"]))
+    else:
+        reading.keep(key, to, value, filled(reading, own.get("note", "")))
+
+
+def _keep(reading: KeyReader, key: str, row: Json) -> None:
+    if reading.is_given(key):
+        _write(reading, key, row)
+
+
+def _set(reading: KeyReader, path: str, given: Json) -> None:
+    row = as_object(given)
+    key = str(row.get("key", ""))
+    reading.set(
+        filled(reading, path),
+        _value(reading, key, row),
+        key,
+        filled(reading, row.get("note", "")),
+    )
+
+
+def _feature(reading: KeyReader, switch: str, given: Json) -> None:
+    row = as_object(given) or {"keys": f"{switch}*", "lose": given}
+    for key in _keys(reading, [switch, *_list(row.get("keys", []))]):
+        if not reading.on(switch):
+            reading.nothing(key, f"{switch} is off")
+        elif "lose" in row:
+            reading.lose(key, filled(reading, row["lose"]))
+        elif "nothing" in row:
+            reading.nothing(key, filled(reading, row["nothing"]))
+
+
+def _enable(reading: KeyReader, key: str, row: Json) -> None:
+    if reading.on(key):
+        _write(reading, key, {"value": True, **(row if isinstance(row, dict) else {"to": row})})
+
+
+def _part(reading: KeyReader, key: str, row: Json) -> None:
+    own = row if isinstance(row, dict) else {"to": row}
+    to = [filled(reading, path) for path in _list(own["to"])]
+    reading.mapped(key, to, filled(reading, own.get("note", "")))
+
+
+def _nothing(reading: KeyReader, key: str, says: Json) -> None:
+    reading.nothing(key, filled(reading, says))
+
+
+def _off(reading: KeyReader, key: str, says: Json) -> None:
+    if not reading.on(key):
+        _nothing(reading, key, says)
+
+
+def _lose(reading: KeyReader, key: str, row: Json) -> None:
+    own = row if isinstance(row, dict) else {"says": row}
+    if reading.given.get(key) in _list(own.get("fine", [])):
+        reading.nothing(key, _OFF)
+    elif reading.is_given(key) or own.get("unset"):
+        reading.lose(key, filled(reading, own["says"], key))
+
+
+def _unsupported(reading: KeyReader, key: str, says: Json) -> None:
+    if reading.on(key):
+        _lose(reading, key, says)
+    else:
+        reading.nothing(key, _OFF)
+
+
+VERBS: dict[str, Callable[[KeyReader, str, Json], None]] = {
+    "keep": _keep,
+    "write": _write,
+    "enable": _enable,
+    "part": _part,
+    "nothing": _nothing,
+    "off": _off,
+    "lose": _lose,
+    "unsupported": _unsupported,
+}

@@ -1,0 +1,128 @@
+"""Export a config of ours to LLaMA-Factory, TRL or axolotl: each effective value under that system's name.
+
+What is written is imported again: where that gives another value, the key is listed as one that is not kept.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.config import codes
+from paceline.config.import_export.check_result import accepted
+from paceline.config.import_export.export_backend_files import accelerate_yaml, deepspeed_json
+from paceline.config.import_export.export_derived import made_keys
+from paceline.config.import_export.export_names import ALGORITHMS_OF, NAMES, OPTIONS_OF, ROLLOUT_OF_TRL
+from paceline.config.import_export.import_config import import_data
+from paceline.config.import_export.write_yaml import scalar
+from paceline.config.keys.valid_keys import same
+from paceline.config.load import Loaded, load_config
+from paceline.config.schema import Config, field_of, nested_model
+from paceline.config.source import shown
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
+
+#: Of this machine or of what is written where: no part of what another system's file says
+_OURS_ALONE = ("launch.", "generation.", "training.experiment_name", "training.log_level", "data.cache_dir")
+
+
+@dataclass
+class Exported:
+    """The other system's keys in order; ``lost``: our path → what an import of them would set instead."""
+
+    system: str
+    keys: JsonObject = field(default_factory=dict)
+    lost: dict[str, tuple[Json, Json]] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """Return the file, with what is not kept as comments at its end."""
+        lines = [f"# exported by `paceline config export --to {self.system}`"]
+        lines += [f"{key}: {scalar(value)}" for key, value in self.keys.items()]
+        if self.lost:
+            lines.append("# not kept (ours -> what this file means there):")
+            lines += [
+                f"#   {path}: {shown(path, a, 60)} -> {shown(path, b, 60)}"
+                for path, (a, b) in self.lost.items()
+            ]
+        return "\n".join(lines) + "\n"
+
+
+#: Keys whose empty value is the default of the other program's trainer, which an import writes out
+_BY_ALGORITHM = ("training.disable_dropout",)
+
+
+def export_config(loaded: Loaded, system: str) -> Exported:
+    """Return the config as a file of ``system``. Raises ConfigError where it lacks the algorithm."""
+    config = loaded.config
+    algorithm = config.training.algorithm
+    if algorithm not in ALGORITHMS_OF[system]:
+        known = ", ".join(ALGORITHMS_OF[system])
+        what = f"{system} has no trainer for {algorithm}"
+        raise ConfigError(codes.CONFIG_EXPORT(what, "training.algorithm", algorithm, f"one of: {known}"))
+    found = Exported(system)
+    values = leaves(config)
+    names = dict(NAMES[system])
+    options = OPTIONS_OF[system].get(algorithm, {})
+    names |= {f"training.{algorithm}.{ours}": theirs for ours, theirs in options.items()}
+    if system == "trl":
+        names |= {f"training.rollout.{name}": name for name in ROLLOUT_OF_TRL}
+    for path, name in names.items():
+        value = values.get(path)
+        if value is not None and value not in ([], {}):
+            found.keys[name] = value
+    found.keys |= made_keys(config, system)
+    found.lost = _lost(found, values, algorithm)
+    return found
+
+
+def _lost(found: Exported, values: dict[str, Json], algorithm: str) -> dict[str, tuple[Json, Json]]:
+    """Return where an import of the exported keys differs from ours."""
+    back = leaves(_imported(found, algorithm))
+    paths = [path for path in dict.fromkeys((*values, *back)) if not path.startswith(_OURS_ALONE)]
+    pairs = {path: (values.get(path), back.get(path)) for path in paths}
+    chosen = {path for path in _BY_ALGORITHM if values.get(path) is None}
+    return {path: pair for path, pair in pairs.items() if not same(*pair) and path not in chosen}
+
+
+def _imported(found: Exported, algorithm: str) -> Config:
+    lines = {key: number for number, key in enumerate(found.keys, 1)}
+    read = import_data(found.keys, lines, "exported", found.system, algorithm)
+    made, _ = accepted(read, "exported")
+    with tempfile.TemporaryDirectory(prefix="paceline-export-") as folder:
+        file = Path(folder) / "exported.yaml"
+        file.write_text(made.text, encoding="utf-8")
+        return load_config(str(file)).config
+
+
+def leaves(config: Config) -> dict[str, Json]:
+    """Return every value by dotted path; free-form mappings and lists are values."""
+    found: dict[str, Json] = {}
+    todo: list[tuple[str, Json]] = list(config.to_json().items())
+    while todo:
+        path, value = todo.pop(0)
+        info = field_of(path)
+        if isinstance(value, dict) and (info is None or nested_model(info) is not None):
+            todo += [(f"{path}.{key}", inner) for key, inner in value.items()]
+        else:
+            found[path] = value
+    return found
+
+
+def export_text(loaded: Loaded, system: str) -> str:
+    """Return the file for ``system``. Raises ConfigError for an unknown one."""
+    if system in NAMES:
+        return export_config(loaded, system).text()
+    if system == "deepspeed":
+        return json.dumps(deepspeed_json(loaded.config), indent=2) + "\n"
+    if system == "accelerate":
+        return "".join(_lines(key, value) for key, value in accelerate_yaml(loaded.config).items())
+    known = ", ".join((*NAMES, "accelerate", "deepspeed"))
+    raise ConfigError(codes.CONFIG_EXPORT("there is no such system", "--to", system, f"one of: {known}"))
+
+
+def _lines(key: str, value: Json) -> str:
+    if isinstance(value, dict):
+        return f"{key}:\n" + "".join(f"  {inner}: {scalar(item)}\n" for inner, item in value.items())
+    return f"{key}: {scalar(value)}\n"

@@ -1,0 +1,169 @@
+"""DeepSpeed's and Accelerate's files: how a job is distributed, read by the same code as beside a YAML."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.config.backend_files.deepspeed.normalize import table
+from paceline.config.import_export.verdicts import Finding, Imported, KeyVerdict, Setting
+from paceline.config.load import Loaded, NotLoaded, load_config
+from paceline.config.source import FOREIGN
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.json_types import Json, JsonObject
+
+_KEYS = {"deepspeed": "deepspeed", "accelerate": "accelerate_config"}
+#: Settings that are blocks → the key of an Accelerate file that holds them
+_BLOCKS = {"training.deepspeed": "deepspeed_config", "training.fsdp": "fsdp_config"}
+_BLOCKS |= {"training.fsdp_config": "fsdp_config"}
+_KEPT = {"deepspeed": ("training.deepspeed",), "accelerate": tuple(_BLOCKS)}
+_OURS = "Paceline does this itself, or needs nothing for it; the training is the same"
+_RECOMPUTE = "training.gradient_checkpointing"
+
+
+def import_job(data: JsonObject, lines: Mapping[str, int], path: str, system: str) -> Imported:
+    """Return what a file that distributes a job sets: precision, batch, optimizer, sharding, processes."""
+    loaded, notes = _loaded(path, system)
+    found = Imported("DeepSpeed" if system == "deepspeed" else "Accelerate", path)
+    for ours, source in loaded.provenance.items():
+        whole = ours.count(".") == 1 or ours.startswith("training.parallelism.")
+        if source.layer == FOREIGN and source.file and whole:
+            key = source.text.rpartition(" ")[2] or found.system
+            if system == "deepspeed" and ours == "training.distributed_strategy":
+                key = found.system  # the file as a whole
+            found.settings[ours] = Setting(_at(loaded, ours), key, source.line or 0)
+    for ours in _KEPT[system]:
+        value = _at(loaded, ours)
+        if value:
+            key = found.system if system == "deepspeed" else _BLOCKS[ours]
+            found.settings[ours] = Setting(value, key, lines.get(key, 1))
+    recomputed = found.settings.get("training.fsdp_config")
+    if recomputed is not None and isinstance(recomputed.value, dict) and _RECOMPUTE in found.settings:
+        recomputed.value.pop("activation_checkpointing", None)  # gradient_checkpointing says it
+    known = _Notes(lines, notes, str(Path(path).resolve()))
+    for key, value in data.items():
+        found.findings[key] = _finding(key, value, lines.get(key, 1), known, found)
+    if system == "deepspeed":
+        _taken_out(found)
+    found.notes = notes
+    return found
+
+
+def verdict_at(key: str, line: int, found: Imported, path: str) -> Finding:
+    """Return the verdict on one key, or one key of a block, of a file with one key a line."""
+    whole = found.findings[key.partition(".")[0]]
+    if "." not in key:
+        return whole
+    place = f"{Path(path).resolve()}:{line}"
+    mine = sorted(
+        (item for item in found.notes if item.where == place), key=lambda item: item.severity is Severity.NOTE
+    )
+    if mine and mine[0].severity is not Severity.NOTE:
+        return replace(whole, verdict=KeyVerdict.LOST, to=(), says=mine[0].what)
+    held = tuple(ours for ours, setting in found.settings.items() if setting.line == line)
+    if mine and not held:
+        return replace(whole, verdict=KeyVerdict.NO_EFFECT, to=(), says=mine[0].what)
+    return replace(whole, to=held or whole.to, says=mine[0].what if mine else "")
+
+
+def _loaded(path: str, system: str) -> tuple[Loaded, list[Diagnostic]]:
+    """Load a config that names the file alone. Raises ConfigError for a file that cannot be read."""
+    with tempfile.TemporaryDirectory(prefix="paceline-import-") as folder:
+        file = Path(folder) / "job.yaml"
+        file.write_text(
+            json.dumps({"training": {_KEYS[system]: str(Path(path).resolve())}}), encoding="utf-8"
+        )
+        try:
+            loaded = load_config(str(file))
+        except NotLoaded as exc:
+            return exc.partial, [*exc.diagnostics, *exc.partial.notes]
+    return loaded, list(loaded.notes)
+
+
+def _finding(key: str, value: Json, line: int, notes: _Notes, found: Imported) -> Finding:
+    """The verdict on a top-level key, from the findings at its lines or of its name."""
+    mine = notes.about(key)
+    wrong = [item for item in mine if item.severity is Severity.ERROR]
+    if wrong:
+        return Finding(key, value, line, KeyVerdict.LOST, (), wrong[0].what)
+    other = [item for item in mine if item.severity is Severity.WARNING]
+    says = "; ".join(item.what for item in (*other, *(item for item in mine if item not in other)))
+    if found.system == "DeepSpeed" and key not in table() and not key.startswith(("_", "//", "#")):
+        # DeepSpeed ignores what it does not know; a program that adds keys of its own (GPT-NeoX) reads them
+        verdict = KeyVerdict.LOST if notes.others > 1 else KeyVerdict.NO_EFFECT
+        return Finding(
+            key, value, line, verdict, (), f"{key} is no key of DeepSpeed; its own program reads it"
+        )
+    held = tuple(ours for ours, setting in found.settings.items() if _of(setting.key, key, value))
+    block = found.settings.get("training.deepspeed")
+    if found.system == "DeepSpeed" and block and isinstance(block.value, dict) and key in block.value:
+        held = (*held, "training.deepspeed")
+    if held:
+        verdict = KeyVerdict.DIFFERS if other else KeyVerdict.MAPPED
+        return Finding(key, value, line, verdict, held, says)
+    return Finding(key, value, line, KeyVerdict.NO_EFFECT, (), says or _OURS)
+
+
+class _Notes:
+    """The findings about a file, by the top-level keys at whose lines they are; looked up, not searched."""
+
+    def __init__(self, lines: Mapping[str, int], notes: Sequence[Diagnostic], name: str) -> None:
+        self._lines, self._notes = lines, notes
+        top = {key: line for key, line in lines.items() if "." not in key}
+        self._starts = sorted({1, *top.values()})
+        self._keys_at = Counter(top.values())
+        self._at: dict[int, list[int]] = defaultdict(list)
+        self._inside: dict[str, list[int]] = defaultdict(list)
+        for number, item in enumerate(notes):
+            at, _, line = item.where.rpartition(":")
+            if at.startswith(name) and line.isdecimal():
+                self._at[self._start(int(line))].append(number)
+            for dot in re.finditer(r"\.", item.found):
+                self._inside[item.found[: dot.start()]].append(number)
+        self.others = sum(key not in table() for key in top)
+
+    def _start(self, line: int) -> int:
+        """Return the line of the top-level key in which a line is."""
+        return self._starts[max(0, bisect_right(self._starts, line) - 1)]
+
+    def about(self, key: str) -> list[Diagnostic]:
+        """Return the findings at a key's lines; where several keys share a line, those that name it."""
+        line = self._lines.get(key, 1)
+        alone, word = self._keys_at[line] == 1, re.compile(rf"(?<![\w.]){re.escape(key)}\b")
+        here = {
+            number
+            for number in self._at[self._start(line)]
+            if alone or word.search(f"{self._notes[number].what} {self._notes[number].found}")
+        }
+        return [self._notes[number] for number in sorted(here | set(self._inside.get(key, ())))]
+
+
+def _of(source: str, key: str, value: Json) -> bool:
+    """Whether a setting comes from this key: by its dotted path, or by the name inside the key's block."""
+    first = source.partition(".")[0]
+    return first == key or (isinstance(value, dict) and first in value)
+
+
+def _taken_out(found: Imported) -> None:
+    """A block that cannot be kept is taken out of the JSON, with what was read off it (LAMB and its rate)."""
+    lost = {key for key, finding in found.findings.items() if finding.verdict is KeyVerdict.LOST}
+    for ours, setting in list(found.settings.items()):
+        if setting.key.partition(".")[0] in lost:
+            del found.settings[ours]
+    block = found.settings.get("training.deepspeed")
+    if block is not None and isinstance(block.value, dict):
+        for key in lost & set(block.value):
+            del block.value[key]
+
+
+def _at(loaded: Loaded, path: str) -> Json:
+    value: Json = loaded.config.to_json()
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value

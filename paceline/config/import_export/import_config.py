@@ -1,0 +1,273 @@
+"""Import a config of another system: read it, decide each key, and compose a YAML of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.config import codes
+from paceline.config.backend_files.detect import kind_of
+from paceline.config.backend_files.json_text import json_lines, parse_json
+from paceline.config.backend_files.other_programs import not_imported, program_of
+from paceline.config.import_export.argument_tables import Defaults
+from paceline.config.import_export.axolotl import axolotl_keys
+from paceline.config.import_export.commands.accelerate_options import (
+    AccelerateJob,
+    accelerate_job,
+    joined,
+    outranked,
+)
+from paceline.config.import_export.commands.command_line import Command
+from paceline.config.import_export.commands.launcher_options import STARTERS
+from paceline.config.import_export.commands.launcher_options import options as launch_options
+from paceline.config.import_export.commands.launcher_options import variables as launch_variables
+from paceline.config.import_export.hf_arguments import as_parsed
+from paceline.config.import_export.import_backend_files import import_job
+from paceline.config.import_export.key_reader import KeyReader
+from paceline.config.import_export.llamafactory import llamafactory_keys
+from paceline.config.import_export.ms_swift import ms_swift_keys
+from paceline.config.import_export.ms_swift.machine import ENVIRONMENT
+from paceline.config.import_export.transformers_keys import NO_VALUE, transformers, transformers_defaults
+from paceline.config.import_export.trl import trl_keys
+from paceline.config.import_export.verdicts import Imported, KeyVerdict
+from paceline.config.yaml_text.read_file import read_text
+from paceline.config.yaml_text.tree import parse_yaml
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject, as_object
+
+
+@dataclass(frozen=True)
+class Translator:
+    """A program whose files are imported.
+
+    ``job``: which of its trainers or commands a file is for: the algorithm that the user names, or its keys;
+    ``defaults``: of that one; ``parsed``: its command lines are read by Transformers' HfArgumentParser.
+    """
+
+    name: str
+    translate: Callable[[KeyReader], None]
+    defaults: Callable[[str], Defaults]
+    job: Callable[[JsonObject, str | None], str] = lambda data, named: named or "sft"
+    parsed: bool = True
+
+
+TRANSLATORS = {
+    "trl": Translator("TRL", trl_keys.translate, trl_keys.trl_defaults, trl_keys.trainer_of),
+    "llamafactory": Translator(
+        "LLaMA-Factory", llamafactory_keys.translate, lambda job: llamafactory_keys.llamafactory_defaults()
+    ),
+    "axolotl": Translator(
+        "axolotl", axolotl_keys.translate, lambda job: axolotl_keys.axolotl_defaults(), parsed=False
+    ),
+    "swift": Translator(
+        "ms-swift", ms_swift_keys.translate, ms_swift_keys.swift_defaults, ms_swift_keys.command_of
+    ),
+    "hf": Translator("Transformers", transformers, lambda job: transformers_defaults()),
+}
+_JOBS = ("deepspeed", "accelerate")
+#: whose null the programs themselves replace by the default
+_MAY_BE_NULL = ("bf16", "report_to")
+
+
+def read_foreign(path: str) -> tuple[JsonObject, dict[str, int]]:
+    """Return the mapping in a YAML or JSON file, and the line of every inner path. Raises ConfigError."""
+    text = read_text(path)
+    if Path(path).suffix == ".json":
+        data, _ = parse_json(text, path, "config", lenient=True)
+        lines = json_lines(text)
+    else:
+        tree = parse_yaml(text, path)
+        data, lines = (tree.data(), tree.lines()) if tree else ({}, {})
+    if not isinstance(data, dict):
+        raise ConfigError(
+            codes.CONFIG_NOT_A_MAPPING(
+                "a config is a mapping of keys to values", f"{path}:1", hint="key: value"
+            )
+        )
+    return data, lines
+
+
+def import_config(path: str, system: str | None = None, algorithm: str | None = None) -> Imported:
+    """Return the settings and verdicts of a foreign config file. Raises ConfigError."""
+    data, lines = read_foreign(path)
+    return import_data(data, lines, path, system, algorithm)
+
+
+def import_command(command: Command, system: str | None = None, algorithm: str | None = None) -> Imported:
+    """Return the settings and verdicts of a command line; its flags win over a config file that it names.
+
+    Raises ConfigError.
+    """
+    data, lines, name = command.data, dict(command.lines), command.name
+    below: JsonObject = {}
+    if command.config in command.files:
+        below, places = _written(command, command.config)
+        lines, name = places | lines, command.name
+    elif command.config is not None:
+        below, places = read_foreign(command.config)
+        lines, name = places | lines, f"{command.config} and {name}"
+    chosen = system or command.system or system_of(below | data)
+    algorithm = algorithm or command.algorithm
+    translator = TRANSLATORS.get(chosen or "")
+    known = (
+        translator.defaults(translator.job(below | data, algorithm))
+        if translator and translator.parsed
+        else {}
+    )
+    data, renamed = as_parsed(data, known) if known else (data, {})
+    lines |= {key: lines[given] for key, given in renamed.items()}
+    launched, job = Imported("", ""), _accelerate(command)
+    launch_options(command.launch, launched)
+    _variables(command, chosen, launched)
+    if job is not None:
+        outranked(launched, job)
+    settings = {**launched.settings, **(job.imported.settings if job else {})}
+    counts = {key: setting.value for key, setting in settings.items()}
+    data = below | data
+    if chosen == "swift":
+        counted = {"NPROC_PER_NODE": counts.get("launch.nproc"), "NNODES": counts.get("launch.nnodes")}
+        variables: JsonObject = {name: str(count) for name, count in counted.items() if count}
+        data |= {ENVIRONMENT: {**as_object(below.get(ENVIRONMENT)), **variables}}
+    found = import_data(data, lines, name, chosen, algorithm, job.engine if job else "")
+    if ENVIRONMENT not in below:
+        found.findings = {k: f for k, f in found.findings.items() if k.partition(".")[0] != ENVIRONMENT}
+    for key, given in renamed.items():
+        found.findings[given] = replace(found.findings.pop(key), key=given, value=command.data[given])
+    found.settings |= launched.settings
+    found.findings |= launched.findings
+    if job is not None:
+        joined(found, job)
+    return found
+
+
+def _written(command: Command, file: str) -> tuple[JsonObject, dict[str, int]]:
+    """Return a file that the script itself writes, with the script's lines. Raises ConfigError."""
+    text, first = command.files[file]
+    if text is None:
+        what, hint = f"what the script writes into {file} only bash tells", f"write {file}, and import it"
+        raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{command.name}:{first}", file, hint))
+    tree = parse_yaml(text, command.name)
+    data = tree.data() if tree else None
+    return as_object(data), {key: n + first - 1 for key, n in (tree.lines() if tree else {}).items()}
+
+
+def _accelerate(command: Command) -> AccelerateJob | None:
+    """Return what ``accelerate launch``, or Accelerate's variables, set. Raises ConfigError for its file."""
+    named = [o.value for o in command.launch.options if o.name == "config_file" and o.value]
+    file = named[-1] if named else ""
+    below, lines = read_foreign(file) if Path(file).is_file() else ({}, {})
+    return accelerate_job(command.launch, command.environment, below, lines, file)
+
+
+def _variables(command: Command, chosen: str | None, found: Imported) -> None:
+    starters = [name for name in command.launch.launchers if name in STARTERS]
+    own = chosen in ("swift", "llamafactory") and not starters
+    counts = "torchrun" not in starters and (bool(starters) or chosen == "llamafactory")
+    launch_variables(command.environment, own, counts, found, 1)
+
+
+def import_data(
+    data: JsonObject,
+    lines: Mapping[str, int],
+    path: str,
+    system: str | None = None,
+    algorithm: str | None = None,
+    engine: str = "",
+) -> Imported:
+    """``import_config`` for a mapping that has been read; ``engine``: deepspeed or fsdp of a launcher."""
+    chosen = system or system_of(data)
+    if chosen is None:
+        keys, program = ", ".join(list(data)[:4]), program_of(data)
+        what, hint = "the config's system is not recognised", f"name the system: --from {' | '.join(SYSTEMS)}"
+        if program is not None:
+            what, hint = not_imported(program.name)
+            hint += f"; `paceline plan {path}` begins it"
+        raise ConfigError(codes.CONFIG_IMPORT_SYSTEM(what, f"{path}:1", keys, hint))
+    if chosen in _JOBS:
+        return import_job(data, lines, path, chosen)
+    translator = TRANSLATORS[chosen]
+    job = translator.job(data, algorithm)
+    reading = KeyReader(translator.name, path, flat(data), lines, translator.defaults(job), engine)
+    reading.facts |= {"job": job, "named": algorithm}
+    translator.translate(reading)
+    found = reading.result
+    if translator.parsed:
+        _nulls(reading)
+    _rolled_up(found)
+    _attention(found)
+    return found
+
+
+def _nulls(reading: KeyReader) -> None:
+    """A null in place of a default that is a value: the program runs without the default, too."""
+    for key, finding in list(reading.result.findings.items()):
+        default = reading.defaults.get(key)
+        unset = key in reading.given and reading.given[key] is None and key not in _MAY_BE_NULL
+        acts = finding.verdict is KeyVerdict.MAPPED or finding.says == NO_VALUE
+        if unset and acts and default not in (None, False, "", 0, [], {}, "none"):
+            program = reading.result.system
+            says = f"null is not {program}'s default, {default}: remove the line for that, or write a value"
+            reading.lose(key, says)
+
+
+def _attention(found: Imported) -> None:
+    """Context parallelism has attention of its own here: a kernel that a file names computes the same."""
+    size = found.settings.get("training.parallelism.cp_size")
+    kernel = found.settings.get("model.attn_implementation")
+    if size is None or kernel is None or not isinstance(size.value, int) or size.value < 2:
+        return
+    del found.settings["model.attn_implementation"]
+    says = f"{size.key} exchanges keys and values, for which Paceline's own kernel computes the attention"
+    if kernel.key in found.findings:
+        before = found.findings[kernel.key]
+        found.findings[kernel.key] = replace(before, verdict=KeyVerdict.NO_EFFECT, to=(), says=says)
+
+
+def _rolled_up(found: Imported) -> None:
+    """A mapping or list of which a part cannot be kept is not kept itself."""
+    for key, finding in list(found.findings.items()):
+        outer = found.findings.get(key.partition(".")[0])
+        if "." not in key or outer is None or finding.verdict not in (KeyVerdict.LOST, KeyVerdict.DIFFERS):
+            continue
+        if outer.verdict in (KeyVerdict.MAPPED, KeyVerdict.NO_EFFECT):
+            found.findings[outer.key] = replace(outer, verdict=finding.verdict, says=f"{key}: {finding.says}")
+
+
+def flat(data: JsonObject, prefix: str = "") -> JsonObject:
+    """Return the keys, and beside them those inside mappings and lists (``a``, ``a.b``, ``c.0.d``)."""
+    found: JsonObject = {}
+    for key, value in data.items():
+        found[f"{prefix}{key}"] = value
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            for number, item in enumerate(value):
+                if isinstance(item, dict):
+                    found |= flat(item, f"{prefix}{key}.{number}.")
+    return found
+
+
+SYSTEMS = ("llamafactory", "trl", "axolotl", "accelerate", "deepspeed", "hf", "swift")
+_PROGRAMS = {"axolotl": "axolotl", "ms-swift": "swift", "LLaMA-Factory": "llamafactory", "TRL": "trl"}
+
+
+def system_of(data: Json) -> str | None:
+    """Return the system (one of SYSTEMS) whose config this is; None for an unknown one."""
+    kind = kind_of(data)
+    if kind in ("deepspeed", "accelerate"):
+        return kind
+    program = program_of(data)
+    if program is not None:
+        return _PROGRAMS.get(program.name)
+    if isinstance(data, dict) and not {"model", "data", "training"} & set(data):
+        if "model_name_or_path" in data and {
+            "attn_implementation",
+            "torch_dtype",
+            "dtype",
+            "model_revision",
+        } & set(data):
+            return "trl"
+        if {"output_dir", "learning_rate", "per_device_train_batch_size"} & set(data):
+            return "hf"
+    return None

@@ -1,0 +1,1 @@
+"""ms-swift's configs."""

@@ -1,0 +1,149 @@
+"""TRL's arguments: SFT, DPO, KTO, reward, GRPO and RLOO trainers, their model and script arguments."""
+
+from __future__ import annotations
+
+from paceline.config import codes
+from paceline.config.import_export.argument_tables import NO_TRACKERS, defaults
+from paceline.config.import_export.decide_keys import SENTENCES, decide
+from paceline.config.import_export.key_reader import KeyReader
+from paceline.config.import_export.model_defaults import peft_targets
+from paceline.config.import_export.transformers_keys import transformers_keys, whole_weights_in
+from paceline.config.import_export.trl.data import datasets
+from paceline.config.import_export.trl.rollouts import lengths, rewards, server
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import JsonObject
+
+#: algorithm here → the config class of the trainer
+TRAINERS = {
+    "sft": "SFTConfig",
+    "dpo": "DPOConfig",
+    "kto": "KTOConfig",
+    "reward": "RewardConfig",
+    "grpo": "GRPOConfig",
+    "rloo": "RLOOConfig",
+}
+_COMMON = ("_BaseConfig", "ModelConfig", "ScriptArguments")
+_DPO_LOSSES = {"sigmoid", "hinge", "ipo", "robust"}
+
+
+def trl_defaults(algorithm: str) -> dict[str, object]:
+    """Return the defaults of one of TRL's trainers, Transformers' below them."""
+    found = defaults("transformers") | defaults("trl", _COMMON) | defaults("trl", [TRAINERS[algorithm]])
+    return {**found, **NO_TRACKERS, "bf16": True}  # bf16: TRL's, unless fp16 is set
+
+
+def trainer_of(given: JsonObject, named: str | None) -> str:
+    """Return the trainer that a file is for: the one that is named, or by its keys. Raises ConfigError."""
+    if named is not None and named not in TRAINERS:
+        hint = f"one of {', '.join(TRAINERS)}"
+        raise ConfigError(
+            codes.CONFIG_VALUE(f"no trainer of TRL for {named} is imported", "--algorithm", named, hint)
+        )
+    return named or algorithm_of(given)
+
+
+def algorithm_of(given: JsonObject) -> str:
+    """Return the trainer that a file is for, by its keys; files of TRL do not name it."""
+    keys = set(given)
+    if keys & {"num_generations", "reward_funcs", "max_completion_length", "use_vllm", "scale_rewards"}:
+        return "rloo" if keys & {"normalize_advantages", "reward_clip_range"} else "grpo"
+    if keys & {"desirable_weight", "undesirable_weight"}:
+        return "kto"
+    if keys & {"beta", "precompute_ref_log_probs", "loss_weights", "label_smoothing", "f_divergence_type"}:
+        return "dpo"
+    return "reward" if "center_rewards_coefficient" in keys else "sft"
+
+
+def translate(reading: KeyReader) -> None:
+    """Decide every key of a TRL file."""
+    algorithm = reading.facts["algorithm"] = reading.facts["job"]
+    reading.set("training.algorithm", algorithm)
+    preset = reading.text("accelerate_config")
+    if preset.startswith(("zero", "fsdp")):
+        reading.facts["engine"] = f"accelerate_config: {preset}"
+    decide(reading, "trl", CODE)
+    transformers_keys(reading)
+
+
+def _dtype(reading: KeyReader) -> None:
+    """Decide the dtype in which the weights are loaded, and trained without adapters."""
+    key = next((key for key in ("dtype", "torch_dtype") if reading.is_given(key)), None)
+    if key is None:
+        return
+    word = reading.text(key)
+    if reading.on("use_peft"):
+        reading.keep(key, "model.dtype", word, "of the frozen weights; adapters are float32")
+    else:
+        whole_weights_in(reading, key, word, "TRL")
+
+
+def _template_path(reading: KeyReader) -> None:
+    """A file of Jinja is its text; of anything else TRL clones a tokenizer's template and special tokens."""
+    path = str(reading.given.get("chat_template_path") or "")
+    if path and not path.endswith((".jinja", ".j2")):
+        says = f"TRL takes the template and the special tokens of {path}: set model.chat_template to its file"
+        reading.lose("chat_template_path", says)
+
+
+def _dataset_kwargs(reading: KeyReader) -> None:
+    kwargs = reading.given.get("dataset_kwargs")
+    known = {"add_special_tokens", "append_concat_token", "skip_prepare_dataset"}
+    if isinstance(kwargs, dict) and set(kwargs) <= known and not kwargs.get("skip_prepare_dataset"):
+        inner = [f"dataset_kwargs.{key}" for key in kwargs]
+        reading.nothing(("dataset_kwargs", *inner), "the chat template writes the special tokens")
+
+
+def _dpo_losses(reading: KeyReader) -> None:
+    losses = reading.value("loss_type")
+    listed = [str(item) for item in losses] if isinstance(losses, list) else [str(losses)]
+    if len(listed) == 1 and listed[0] in _DPO_LOSSES:
+        reading.keep("loss_type", "training.dpo.loss_type", listed[0])
+    elif listed == ["dpo_norm"] or listed == ["sigmoid_norm"]:
+        reading.set("training.dpo.loss_type", "sigmoid", "loss_type")
+        reading.set("training.dpo.length_normalized", True, "loss_type")
+        reading.mapped("loss_type", ("training.dpo.loss_type", "training.dpo.length_normalized"))
+    elif listed == ["sigmoid", "sft"]:
+        weights = reading.value("loss_weights")
+        pair = weights if isinstance(weights, list) and len(weights) == 2 else [1.0, 1.0]
+        if pair[0] == 1:
+            reading.mapped("loss_weights", ("training.dpo.rpo_alpha",))
+            one = reading.value("gradient_accumulation_steps") == 1
+            (reading.keep if one else reading.differs)(
+                "loss_type",
+                "training.dpo.rpo_alpha",
+                pair[1],
+                "TRL averages the sft term over the tokens of each micro-batch, here over those of the step",
+            )
+        else:
+            reading.lose("loss_weights", "the first weight must be 1")
+    else:
+        reading.lose(
+            "loss_type",
+            f"the loss {', '.join(listed)} is not supported; {', '.join(sorted(_DPO_LOSSES))} are",
+        )
+    if listed == ["ipo"]:
+        reading.set(
+            "training.dpo.length_normalized",
+            True,
+            "loss_type",
+            "TRL's ipo takes means over an answer's tokens",
+        )
+    reading.nothing("loss_weights", "there is one loss") if len(listed) == 1 else None
+    if "robust" in listed:
+        reading.keep("label_smoothing", "training.dpo.label_smoothing", reading.value("label_smoothing"))
+    else:  # TRL 1.16's sigmoid has no smoothing
+        reading.nothing("label_smoothing", SENTENCES["SMOOTHED"])
+    reading.nothing("discopop_tau", "it belongs to loss_type: discopop") if "discopop" not in listed else None
+
+
+CODE = {
+    "dtype": _dtype,
+    "template_path": _template_path,
+    "peft_targets": peft_targets,
+    "datasets": datasets,
+    "dataset_kwargs": _dataset_kwargs,
+    "dpo_losses": _dpo_losses,
+    "lengths": lengths,
+    "server": server,
+    "rewards": rewards,
+}

@@ -1,0 +1,112 @@
+"""Write settings as a commented YAML of ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.config.import_export.verdicts import Imported, KeyVerdict, Setting, shortened
+from paceline.config.schema import SECTIONS
+from paceline.core.json_types import Json
+from paceline.core.security.secret_formats import SHAPED
+
+
+@dataclass(frozen=True)
+class Composed:
+    """The text of a YAML, and our dotted path at each of its lines (from 1)."""
+
+    text: str
+    paths: Mapping[int, str]
+
+
+def compose(found: Imported, title: str) -> Composed:
+    """Return the YAML: a header, each section with the place of every value, and what is not in it."""
+    explained = 'Each value names the key it comes from; "default" is a default of that system.'
+    heading = [f"# {title}", f"# {explained}", ""]
+    lines: list[tuple[str, str]] = [(line, "") for line in heading]
+    tree = _tree(found.settings)
+    for section in SECTIONS:
+        if section in tree:
+            lines += [*_lines({section: tree[section]}, "", ""), ("", "")]
+    for verdict in (KeyVerdict.LOST, KeyVerdict.DIFFERS):
+        listed = found.of(verdict)
+        if listed:
+            shown, left_out = shortened(listed)
+            lines.append((f"# {verdict.value}:", ""))
+            lines += [
+                (f"#   {f.key}{f' (line {f.line})' if f.line else ''}: {_one_line(f.says)}", "")
+                for f in shown
+            ]
+            if left_out:
+                lines.append(
+                    (f"#   and {left_out:,} more: `paceline config import --all` lists every key", "")
+                )
+    text = SHAPED.sub("***", "\n".join(line for line, _ in lines).rstrip() + "\n")
+    return Composed(text, {number: path for number, (_, path) in enumerate(lines, 1) if path})
+
+
+def _tree(settings: Mapping[str, Setting]) -> dict[str, object]:
+    tree: dict[str, object] = {}
+    for path, setting in settings.items():
+        inner = tree
+        *outer, leaf = path.split(".")
+        for part in outer:
+            inner = inner.setdefault(part, {})  # type: ignore[assignment]
+        inner[leaf] = setting
+    return tree
+
+
+def _lines(tree: Mapping[str, object], indent: str, path: str) -> list[tuple[str, str]]:
+    lines: list[tuple[str, str]] = []
+    for key, value in tree.items():
+        if isinstance(value, Setting):
+            lines += [(line, f"{path}{key}") for line in _setting(key, value, indent)]
+        elif isinstance(value, dict):
+            lines += [(f"{indent}{key}:", ""), *_lines(value, f"{indent}  ", f"{path}{key}.")]
+    return lines
+
+
+def _setting(key: str, setting: Setting, indent: str) -> list[str]:
+    comment = _comment(setting)
+    if isinstance(setting.value, str) and "\n" in setting.value and _fits_block(setting.value):
+        body = [f"{indent}  {line}".rstrip() if line else "" for line in setting.value.split("\n")]
+        return [f"{indent}{key}: |-{comment}", *body]
+    if isinstance(setting.value, list) and any(isinstance(item, dict) for item in setting.value):
+        return [f"{indent}{key}:{comment}", *(f"{indent}  - {scalar(item)}" for item in setting.value)]
+    return [f"{indent}{key}: {scalar(setting.value)}{comment}"]
+
+
+def _fits_block(text: str) -> bool:
+    return (
+        not text.startswith((" ", "\n"))
+        and not text.endswith("\n")
+        and all(line == line.rstrip() for line in text.split("\n"))
+    )
+
+
+def _comment(setting: Setting) -> str:
+    if not setting.key:
+        return ""
+    place = f"{setting.key}, line {setting.line}" if setting.line else f"{setting.key}, default"
+    note = f"; {_one_line(setting.note)}" if setting.note else ""
+    return f"  # {place}{note}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def scalar(value: Json) -> str:
+    """Return a value as one line of YAML; texts that YAML would read as something else are quoted."""
+    if isinstance(value, float) and abs(value) < 1e15 and value == int(value):
+        return f"{value:.1f}"
+    if isinstance(value, str) and value and _plain(value):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _plain(text: str) -> bool:
+    words = ("true", "false", "null", "yes", "no", "on", "off", "~")
+    simple = all(c.isalnum() or c in "_-./" for c in text) and text[0].isalpha()
+    return simple and text.lower() not in words

@@ -1,0 +1,84 @@
+"""Suggest what to write instead of an unknown key: by meaning, by section, by spelling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from paceline.config.keys.nearest import nearest
+from paceline.config.keys.other_programs_keys import synonyms
+from paceline.config.keys.valid_keys import known_names
+from paceline.config.schema import SECTIONS, homes_of, sections
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """``hint``: what to write instead; ``path``: the key that is meant, dotted; None if several may be."""
+
+    hint: str
+    path: str | None = None
+
+
+def suggestion(name: str, where: str, known: Sequence[str]) -> Suggestion | None:
+    """Return what an unknown key ``name`` in section ``where`` most likely means, or None.
+
+    ``where`` is dotted, empty for the top level; ``known`` are its keys.
+    """
+    # The right name in the wrong place or spelling
+    plain = name.lower().replace("-", "_")
+    if where and plain in SECTIONS:
+        home = where.partition(".")[0]
+        return Suggestion(
+            f"{plain}: is a section of its own: put it at the left margin, next to {home}:", plain
+        )
+    same = next((one for one in known if one.lower() == plain and one != name), None)
+    if same is not None:
+        return _meant([_inside(where, same)], where)
+    # Another program's name for a key, or a key of another section
+    meant = synonyms(where).get(plain) if where else None
+    if meant is None:
+        homes = [home for home in _homes(plain) if home != where]
+        if homes:
+            hint = f"'{plain}' belongs under {' or '.join(f'{home}:' for home in homes)}"
+            return Suggestion(hint, f"{homes[0]}.{plain}" if len(homes) == 1 else None)
+        meant = synonyms().get(plain)
+    if meant is not None:
+        return Suggestion(meant) if " " in meant else _meant([meant], where)
+    # A misspelling of a key of this section, else of any section
+    near = [_inside(where, one) for one in nearest(name, known) if one.lower() != plain or one != name]
+    if not near:
+        near = [
+            f"{home}.{one}" if home else one
+            for one in nearest(name, _every_name(), most_edits=1)
+            for home in _homes(one)
+        ][:2]
+    return _meant(near, where) if near else None
+
+
+def _meant(paths: Sequence[str], where: str) -> Suggestion:
+    quoted = [f"'{_seen_from(path, where)}'" for path in paths]
+    return Suggestion(f"did you mean {' or '.join(quoted)}?", paths[0] if len(paths) == 1 else None)
+
+
+def _inside(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _seen_from(path: str, where: str) -> str:
+    """Return a key's path as it is written inside ``where``; in a file without sections its last part."""
+    home, _, name = path.rpartition(".")
+    return name if home == where or (not where and home in SECTIONS) else path
+
+
+@lru_cache(maxsize=4096)
+def _homes(name: str) -> tuple[str, ...]:
+    return tuple(homes_of(name))
+
+
+@lru_cache(maxsize=1)
+def _every_name() -> tuple[str, ...]:
+    """Return every key of any section, nested ones included."""
+    names = [name for section in ("", *SECTIONS) for name in known_names(section)]
+    names += [name for _, model in sections() for name in model.model_fields]
+    return tuple(name for name in dict.fromkeys(names) if _homes(name))

@@ -1,0 +1,259 @@
+"""Build a Config from the merged values, reporting every invalid value with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from paceline.config import codes
+from paceline.config.keys.nearest import nearest
+from paceline.config.keys.number_spellings import number_meant
+from paceline.config.layers.merge import Merged
+from paceline.config.schema import SECTIONS, Config, field_of, homes_of, item_model, nested_model
+from paceline.config.sections.types import Section
+from paceline.config.source import Entry, Source, shown
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import Json, JsonObject, as_object, inner_object
+
+_LIMITS = {
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be below {lt}",
+}
+
+
+def build(merged: Merged) -> tuple[Config, list[Diagnostic]]:
+    """Return the Config and the diagnostics of invalid values.
+
+    Invalid fields get their defaults, so that rules can still check the others.
+    """
+    problems: list[Diagnostic] = []
+    sections: dict[str, Section | None] = {}
+    trees = _trees(merged, problems)
+    # Validate each section; drop invalid keys and retry, as a validator may report only some of them at first
+    for name, model in SECTIONS.items():
+        tree = trees.get(name)
+        if name == "lora" and tree is None:
+            sections[name] = None
+            continue
+        tree = tree or {}
+        for _ in range(3):
+            try:
+                sections[name] = model.model_validate(tree)
+                break
+            except ValidationError as exc:
+                wrong = exc.errors()
+                problems += [_misfit(name, error, merged) for error in wrong]
+                for path in sorted(
+                    {_innermost(tree, error["loc"]) for error in wrong}, key=len, reverse=True
+                ):
+                    tree = _without(tree, path)
+        else:
+            sections[name] = model()
+    return Config.model_construct(None, **sections), problems
+
+
+def _innermost(tree: Mapping[str, Json], loc: Sequence[int | str]) -> tuple[str, ...]:
+    """Return the deepest given key on the path ``loc``; for a list item the key of the list."""
+    path: list[str] = []
+    inner: Json = tree
+    for part in loc:
+        if not isinstance(inner, dict) or not isinstance(part, str) or part not in inner:
+            break
+        path.append(part)
+        inner = inner[part]
+    return tuple(path)
+
+
+def _without(tree: JsonObject, path: Sequence[str]) -> JsonObject:
+    """Return ``tree`` without one key.
+
+    Its neighbours keep their values, so that rules see no defaults there.
+    """
+    if not path:
+        return tree
+    if len(path) == 1:
+        return {key: value for key, value in tree.items() if key != path[0]}
+    return {**tree, path[0]: _without(as_object(tree[path[0]]), path[1:])}
+
+
+def _trees(merged: Merged, problems: list[Diagnostic]) -> dict[str, JsonObject]:
+    # Nest the dotted paths; lora: null turns adapters off and conflicts with its keys in the same layer
+    trees: dict[str, JsonObject] = {}
+    lora = merged.values.get("lora", "unset")
+    for path, value in merged.values.items():
+        section, *rest = path.split(".")
+        if not rest:
+            if value is not None:
+                trees.setdefault(section, {})
+            continue
+        if path == "data.max_rows":
+            continue
+        if section == "lora" and lora is None:
+            if merged.winners[path].source.layer == merged.winners["lora"].source.layer and value is not None:
+                problems.append(_full_and_adapter(merged, path))
+            continue
+        if section == "lora" and value is None and section not in trees and lora == "unset":
+            continue
+        inner = trees.setdefault(section, {})
+        for part in rest[:-1]:
+            inner = inner_object(inner, part)
+        inner[rest[-1]] = value
+    return trees
+
+
+def _full_and_adapter(merged: Merged, path: str) -> Diagnostic:
+    entry, full = merged.winners[path], merged.winners["lora"]
+    code = codes.PEFT_QUANT_FULL if path == "lora.quantization_bit" else codes.CONFIG_LORA_OFF
+    return code(
+        f"{entry.source.text or path} configures adapters, but {full.source.text} requests full training",
+        where=entry.source.place(),
+        found=f"{shown(path, entry.value)}, and {full.source.text} at {full.source.place()}",
+        hint="set finetuning_type: lora, or remove the adapter settings",
+    )
+
+
+def _misfit(section: str, error: ErrorDetails, merged: Merged) -> Diagnostic:
+    # The place: the entry that set the key, and the line of the list item inside its value
+    loc = [str(part) for part in error["loc"]]
+    path, entry = _owner(section, loc, merged.winners)
+    where = entry.source.place() if entry else _place_inside(path, str(error["msg"]), merged.winners)
+    inner = ".".join(loc[len(path.split(".")) - 1 :])
+    if entry is not None and entry.source.file:
+        line = next((entry.lines[key] for key in _line_keys(inner) if key in entry.lines), None)
+        where = f"{entry.source.file}:{line}" if line else where
+    full = f"{path}.{inner}".strip(".")
+    if full in merged.inner:  # a key inside a value may be set by itself
+        where = merged.inner[full].place()
+    # The message, by the type of pydantic's error
+    if error["type"] == "extra_forbidden":
+        return _unknown_inside(path, full, loc[-1], where)
+    if error["type"] == "missing":
+        return codes.CONFIG_VALUE(
+            f"{full} is missing", where=where, found=shown(path, error["input"]), hint=f"{loc[-1]}: …"
+        )
+    found = shown(full, error["input"])
+    if error["input"] is None:
+        return codes.CONFIG_TYPE(
+            f"{full} has no value", where=where, found="null (nothing after the colon)", hint=_example(path)
+        )
+    if error["type"] == "paceline":
+        expected = str(error["ctx"]["expected"])
+        code = codes.CONFIG_VALUE if "one of" in expected else codes.CONFIG_TYPE
+        return code(
+            f"{full} {expected}",
+            where=where,
+            found=found,
+            hint=_instead(path, loc[-1], error["input"], expected),
+        )
+    if error["type"] in _LIMITS:
+        return codes.CONFIG_VALUE(
+            f"{full} {_LIMITS[error['type']].format(**error['ctx'])}",
+            where=where,
+            found=found,
+            hint=_example(path),
+        )
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return codes.CONFIG_TYPE(
+        f"{full}: {message[0].lower()}{message[1:]}", where=where, found=found, hint=_example(path)
+    )
+
+
+def _instead(path: str, key: str, value: Json, expected: str) -> str:
+    """Return what to write instead of an invalid value."""
+    if "one of" in expected:
+        return f"use one of these values for {key}"
+    meant = number_meant(key, value) if "number" in expected and isinstance(value, str) else None
+    return f"{key}: {meant}" if meant else _example(path)
+
+
+def _owner(section: str, loc: list[str], winners: Mapping[str, Entry]) -> tuple[str, Entry | None]:
+    """Return the longest prefix of ``loc`` that an entry set, and that entry."""
+    for size in range(len(loc), 0, -1):
+        path = ".".join([section, *loc[:size]])
+        if path in winners:
+            return path, winners[path]
+    return ".".join([section, *loc[:1]]), None
+
+
+def _place_inside(path: str, message: str, winners: Mapping[str, Entry]) -> str:
+    """Return the place of the key in a section that a message names first, else of any that is set there."""
+    inside = {key.rpartition(".")[2]: entry for key, entry in winners.items() if key.startswith(f"{path}.")}
+    named = sorted(inside, key=lambda name: message.find(name) % (len(message) + 1))
+    return inside[named[0]].source.place() if named else path
+
+
+def _line_keys(inner: str) -> list[str]:
+    """Return the keys under which an inner path may have a line number.
+
+    These are its prefixes, longest first, and the path without the list index that a shorthand added.
+    """
+    parts = inner.split(".")
+    keys = [".".join(parts[:size]) for size in range(len(parts), 0, -1)]
+    return keys + ([".".join(parts[1:])] if parts and parts[0].isdigit() and len(parts) > 1 else [])
+
+
+def _unknown_inside(path: str, full: str, key: str, where: str) -> Diagnostic:
+    """Report an unknown key inside an item of the list at ``path``, or inside a section of an item."""
+    info = field_of(path)
+    model = item_model(info) if info is not None else None
+    known = tuple(model.model_fields) if model is not None else ("the keys listed in docs/config.md",)
+    near = nearest(key, known)
+    homes = [home for home in homes_of(key) if home != path]
+    elsewhere = f"; '{key}' is a key of {' or '.join(f'{home}:' for home in homes)}" if homes else ""
+    hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(known)}{elsewhere}"
+    return codes.CONFIG_UNKNOWN_KEY(
+        f"unknown key '{key}' in an item of {path}", where=where, found=full, hint=hint
+    )
+
+
+def _example(path: str) -> str:
+    info = field_of(path)
+    if info is None:
+        return "see docs/config.md"
+    name = path.rsplit(".", 1)[-1]
+    default = info.get_default(call_default_factory=False)
+    if nested_model(info) is not None or default is None or default == () or default == {}:
+        description = str(info.description).rstrip(".")
+        return (
+            f"{name}: …, or remove the line"
+            f" ({description[0].lower() if description[1:2].islower() else description[0]}{description[1:]})"
+        )
+    return (
+        f"{name}: {shown(path, list(default) if isinstance(default, tuple) else default)} (the default), or"
+        " remove the line"
+    )
+
+
+_KEY = "model.trust_remote_code"
+
+
+def without_code(config: Config, provenance: Mapping[str, Source]) -> tuple[Config, list[Diagnostic]]:
+    """Turn trust_remote_code off, with a warning, if the model is made from scratch or has no revision.
+
+    No remote code runs then: a model that needs its code is refused when its config is read. For a folder, or
+    a revision that is not a pin, the rule ``sec.trust_remote_code`` decides.
+    """
+    model = config.model
+    if not model.trust_remote_code or model.revision is not None:
+        return config, []
+    if model.name_or_path is None and model.config:
+        why, hint = (
+            "a model created from scratch has no code of its own",
+            "trust_remote_code: false, or remove the line",
+        )
+    elif model.name_or_path and not Path(model.name_or_path).expanduser().exists():
+        why = "code from the hub runs only from a pinned commit, and most models need none"
+        hint = (
+            "remove the line; if the model needs its own code, set revision to the 40-digit commit"
+            " that you have reviewed"
+        )
+    else:
+        return config, []
+    where = provenance[_KEY].place() if _KEY in provenance else _KEY
+    off = config.model_copy(update={"model": model.model_copy(update={"trust_remote_code": False})})
+    return off, [codes.SEC_NO_REMOTE_CODE(where, "trust_remote_code: true", why=why, hint=hint)]

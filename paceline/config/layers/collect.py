@@ -1,0 +1,358 @@
+"""Turn one layer's settings into entries at canonical paths; handles flat files, aliases and unknown keys."""
+
+from __future__ import annotations
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from paceline.config import codes
+from paceline.config.keys.aliases import ALIASES, SECTION_ALIASES, SKIP, Alias, NoTranslation
+from paceline.config.keys.nearest import MOST_UNKNOWN
+from paceline.config.keys.suggest import suggestion
+from paceline.config.keys.valid_keys import known_names, same
+from paceline.config.keys.without_effect_here import APEX_LEVEL, RECOGNISED, RECOGNISED_IN, Recognised
+from paceline.config.layers.list_items import NAMED_FILES, leaf_of, takes_items
+from paceline.config.migrations import KEY as VERSION_KEY
+from paceline.config.migrations import migrated
+from paceline.config.schema import SECTIONS, field_of, is_text, nested_model, takes_mapping
+from paceline.config.source import Entry, Source, shown
+from paceline.config.written_values import leaves, misplaced
+from paceline.config.yaml_text.tree import Node
+from paceline.core.diagnostics import Code, Diagnostic, Severity
+from paceline.core.json_types import Json
+
+_FLAT_ORDER = ("training", "data", "model", "launch", "generation")
+_PSEUDO = frozenset({"training.fp16", "training.bf16", "data.max_rows", "lora"})
+_SHORTHAND = {"model": "model.name_or_path", "data": "data.train"}
+_GROUPS = frozenset(
+    name[:dot] for name in (*ALIASES, *RECOGNISED) for dot, letter in enumerate(name) if letter == "."
+) - {"deepspeed"}
+_EXTENSION = "x-"  # convention for blocks that only define YAML anchors
+
+
+def known_without_effect(section: str, name: str) -> Recognised | None:
+    """Return what to say of a key that sets nothing here; None if it is not known."""
+    return RECOGNISED_IN.get(section, RECOGNISED if section in ("", "training") else {}).get(name)
+
+
+class Collector:
+    """Collects the entries of one layer; ``problems`` are errors, ``notes`` inform the user."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.problems: list[Diagnostic] = []
+        self.notes: list[Diagnostic] = []
+        self.version: int | None = None  # of the schema, if the file states one
+        self.meant: list[tuple[str, Node, Source]] = []  # what an unknown key must mean, and its value
+        self._seen: dict[tuple[str, tuple[str, ...]], list[Json]] = {}
+        self._secret_places: set[str] = set()
+        self._unknown_keys = 0
+        self._further: int | None = None  # index in ``problems`` of the unknown keys beyond the limit
+
+    def root(self, node: Node, file: str, layer: str) -> None:
+        """Collect all settings of a YAML file."""
+        if not isinstance(node.value, dict):
+            kind = "a list" if isinstance(node.value, list) else "a single value"
+            self._problem(
+                codes.CONFIG_NOT_A_MAPPING,
+                "the file must be a mapping of keys to values",
+                f"{file}:{node.line}",
+                kind,
+                "training:\n             learning_rate: 5e-5",
+            )
+            return
+        self.look_at(node, Source(layer, file))
+        for key, child in node.value.items():
+            if key == VERSION_KEY:
+                continue
+            source = Source(layer, file, node.key_lines[key], key)
+            if key.startswith(_EXTENSION):
+                self._note(
+                    codes.CONFIG_EXTENSION,
+                    f"{key}: is a block for anchors (&name); the block itself is not read",
+                    source,
+                    "put *name where its value is needed, or <<: *name to merge its keys",
+                )
+            else:
+                self.setting((key,), child, source)
+
+    def written_for(self, version: int | None) -> None:
+        """Read what was collected as a file of this schema version means it."""
+        self.version = version
+        self.entries, notes = migrated(self.entries, version)
+        self.notes += notes
+
+    def look_at(self, node: Node, source: Source, name: str = "") -> None:
+        """Report secrets and shell variables in the values under ``node``, whatever their keys."""
+        for finding in misplaced(leaves(node, source, (name,) if name else ()), source.layer):
+            self.problems.append(finding)
+            if finding.code == codes.SEC_SECRET_ON_CLI.name:
+                self._secret_places.add(finding.where)
+
+    def setting(self, parts: tuple[str, ...], node: Node, source: Source) -> None:
+        """Collect one setting: ``parts`` is its path as written, ``node`` its value."""
+        # A key at the top level of a flat file, a key of a section, or a section itself
+        if parts[0] not in SECTIONS:
+            self._in_section("", parts, node, source)
+        elif len(parts) > 1:
+            self._in_section(parts[0], parts[1:], node, source)
+        elif isinstance(node.value, dict):
+            if parts[0] == "lora":
+                self._emit("lora", {}, node, source)
+            self._children(parts, node, source)
+        elif parts[0] == "lora" and (node.value is None or isinstance(node.value, bool)):
+            self._emit("lora", {} if node.value else None, node, source)
+        elif node.value is None and source.file:
+            return  # a section without keys
+        elif parts[0] in _SHORTHAND and isinstance(node.value, (str, list)):
+            self._emit(_SHORTHAND[parts[0]], node.data(), node, source)
+        else:
+            self._problem(
+                codes.CONFIG_SECTION,
+                f"{parts[0]}: is a section and must contain keys",
+                source.place(),
+                shown(parts[0], node.data()),
+                f"{parts[0]}: with indented keys below it",
+            )
+
+    def _children(self, parts: tuple[str, ...], node: Node, source: Source) -> None:
+        for key, child in node.children().items():
+            line = node.key_lines[key] if source.file else None
+            self.setting(
+                (*parts, key),
+                child,
+                Source(
+                    source.layer, source.file, line, ".".join((*parts, key)) if source.file else source.text
+                ),
+            )
+
+    def _in_section(self, section: str, rest: tuple[str, ...], node: Node, source: Source) -> None:
+        for candidate in (section,) if section else _FLAT_ORDER:
+            path = f"{candidate}.{rest[0]}"
+            info = field_of(path)
+            if info is not None:
+                self._field(path, info, rest[1:], node, source, section)
+                return
+        self._other(section, rest, node, source)
+
+    def _field(
+        self, path: str, info: FieldInfo, inner: tuple[str, ...], node: Node, source: Source, section: str
+    ) -> None:
+        if path == "training.deepspeed":
+            self._deepspeed(inner, node, source)
+        elif nested_model(info) is not None and (inner or isinstance(node.value, dict)):
+            self._nested(path, inner, node, source)
+        elif inner and (takes_mapping(info) or takes_items(info) or path in NAMED_FILES):
+            self._emit(path, node.data(), node, source, sub=inner)
+        elif inner:
+            self._problem(
+                codes.CONFIG_UNKNOWN_KEY,
+                f"{path} has no keys inside it",
+                source.place(),
+                ".".join((path, *inner)),
+                f"{path}: the complete value",
+            )
+        else:
+            self._emit(path, node.data(), node, source)
+
+    def _nested(self, path: str, inner: tuple[str, ...], node: Node, source: Source) -> None:
+        if not inner:
+            for key, child in node.children().items():
+                line = node.key_lines[key] if source.file else None
+                self._nested(
+                    path,
+                    (key,),
+                    child,
+                    Source(source.layer, source.file, line, f"{path}.{key}" if source.file else source.text),
+                )
+            return
+        leaf = ".".join((path, *inner))
+        alias = SECTION_ALIASES.get(leaf.removeprefix("training."))
+        if field_of(leaf) is not None:
+            self._emit(leaf, node.data(), node, source)
+        elif takes_items(field_of(f"{path}.{inner[0]}")):
+            self._emit(f"{path}.{inner[0]}", node.data(), node, source, sub=inner[1:])
+        elif alias is not None:
+            self._alias(alias, leaf, node, source)
+        else:
+            info = field_of(path)
+            model = nested_model(info) if info is not None else None
+            self._unknown(".".join(inner), tuple(model.model_fields) if model else (), path, node, source)
+
+    def _deepspeed(self, inner: tuple[str, ...], node: Node, source: Source) -> None:
+        if inner and inner != ("config_path",):
+            self._emit("training.deepspeed", node.data(), node, source, sub=inner)
+            return
+        value = node.value
+        if isinstance(value, dict) and "config_path" in value:
+            if len(value) > 1:
+                others = ", ".join(key for key in value if key != "config_path")
+                self._problem(
+                    codes.CONFIG_DEEPSPEED_BOTH,
+                    "deepspeed has both a file and settings",
+                    source.place(),
+                    f"config_path and {others}",
+                    "give config_path alone, or the settings alone",
+                )
+                return
+            line = node.key_lines["config_path"] if source.file else source.line
+            node, source = value["config_path"], Source(source.layer, source.file, line, source.text)
+        self._emit("training.deepspeed", node.data(), node, source)
+
+    def _other(self, section: str, rest: tuple[str, ...], node: Node, source: Source) -> None:
+        # A key that is no field: an alias, a known key without effect, a group of such keys, or unknown
+        name = ".".join(rest)
+        alias = SECTION_ALIASES.get(f"{section}.{name}") or ALIASES.get(name)
+        if alias is not None and section not in ("", "training") and alias.to.split(".")[0] != section:
+            alias = None
+        if alias is not None:
+            self._alias(alias, name, node, source)
+        elif (known := known_without_effect(section, name)) is not None:
+            self._recognised(name, known, node, source)
+        elif name in _GROUPS and (isinstance(node.value, dict) or node.value is None):
+            for key, child in node.children().items():
+                line = node.key_lines[key] if source.file else None
+                text = f"{source.text}.{key}" if source.file else source.text
+                self._in_section(section, (*rest, key), child, Source(source.layer, source.file, line, text))
+        elif len(rest) > 1 and rest[0] in _GROUPS:
+            group = [
+                known.partition(".")[2]
+                for known in (*ALIASES, *RECOGNISED)
+                if known.startswith(f"{rest[0]}.")
+            ]
+            self._unknown(rest[-1], tuple(group), f"{section}.{rest[0]}".strip("."), node, source)
+        else:
+            self._unknown(name, known_names(section), section, node, source)
+
+    def _alias(self, alias: Alias, name: str, node: Node, source: Source) -> None:
+        info = field_of(alias.to)
+        if alias.value is None and info is not None and isinstance(node.value, dict):
+            self._field(alias.to, info, (), node, source, "")
+            return
+        value = node.data()
+        try:
+            translated = alias.value(value) if alias.value is not None and value is not None else value
+        except (NoTranslation, PydanticCustomError) as exc:
+            what, hint = (
+                (exc.what, exc.hint)
+                if isinstance(exc, NoTranslation)
+                else (f"{name} {exc.message()}", f"see {alias.to}")
+            )
+            self._problem(codes.CONFIG_VALUE, what, source.place(), f"{name}: {shown(name, value)}", hint)
+            return
+        if translated is SKIP:
+            return
+        self._emit(alias.to, translated, node, source, of_algorithm=alias.of_algorithm)
+        if alias.note:
+            self._note(
+                codes.CONFIG_TRANSLATED,
+                f"{name} is read as {alias.to}: {shown(alias.to, translated)}",
+                source,
+                alias.note,
+                found=f"{name}: {shown(name, value)}",
+            )
+
+    def _recognised(self, name: str, key: Recognised, node: Node, source: Source) -> None:
+        value = node.data()
+        written = f"{name}: {shown(name, value)}"
+        if name == "fp16_opt_level" and str(value).strip().lower() == "o0":
+            self.entries.append(Entry(APEX_LEVEL, "o0", source))
+            what = f"{name}: O0 is read as float32, as in Apex: fp16 is off"
+            self._note(codes.CONFIG_TRANSLATED, what, source, "mixed_precision: no", found=written)
+        elif key.accepts(value):
+            self._note(
+                codes.CONFIG_NO_EFFECT,
+                f"{name} is ignored: {key.says}",
+                source,
+                "you can remove the line",
+                found=written,
+            )
+        elif key.refuses(value):
+            fine = (
+                f"{name}: {shown(name, key.fine[0])}, or remove the line" if key.fine else "remove the line"
+            )
+            self._problem(codes.CONFIG_NOT_SUPPORTED, f"{name}: {key.says}", source.place(), written, fine)
+        else:
+            self._note(
+                codes.CONFIG_NOT_GRANTED,
+                f"{name} is not supported: {key.says}",
+                source,
+                "remove the line",
+                found=written,
+                severity=Severity.WARNING,
+            )
+
+    def _unknown(self, name: str, known: tuple[str, ...], where: str, node: Node, source: Source) -> None:
+        place = source.place()
+        if place in self._secret_places or place.split("=")[0] in self._secret_places:
+            return
+        self._unknown_keys += 1
+        if self._unknown_keys > MOST_UNKNOWN:
+            self._count_further(place)
+            return
+        likely = suggestion(name, where, known)
+        if likely is not None and likely.path is not None:
+            self.meant.append((likely.path, node, source))
+        hint = likely.hint if likely is not None else None
+        if hint is None and where:
+            hint = f"a key of {where}: {', '.join(known[:6])}, … (docs/config.md lists all)"
+        shown_name = f"{where}.{name}" if where else name
+        what = f"unknown key '{name}'" + (f" under {where}:" if where else "")
+        self._problem(
+            codes.CONFIG_UNKNOWN_KEY, what, place, shown_name, hint or "docs/config.md lists every key"
+        )
+
+    def _count_further(self, place: str) -> None:
+        """Report the unknown keys beyond the limit as one finding, at the first of them."""
+        many = self._unknown_keys - MOST_UNKNOWN
+        first = place if self._further is None else self.problems[self._further].where
+        keys = "unknown keys" if many > 1 else "unknown key"
+        finding = codes.CONFIG_UNKNOWN_KEY(
+            f"{many:,} more {keys}", first, "", "is this a Paceline config? docs/config.md lists every key"
+        )
+        if self._further is None:
+            self._further = len(self.problems)
+            self.problems.append(finding)
+        else:
+            self.problems[self._further] = finding
+
+    def _emit(
+        self,
+        path: str,
+        value: Json,
+        node: Node,
+        source: Source,
+        sub: tuple[str, ...] = (),
+        *,
+        of_algorithm: bool = False,
+    ) -> None:
+        if path not in _PSEUDO:
+            info = leaf_of(path, sub)
+            if (
+                info is not None
+                and is_text(info)
+                and isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and node.raw
+            ):
+                value = node.raw
+        lines = node.lines() if source.file else {}
+        before = self._seen.setdefault((path, sub), [])
+        if any(same(other, value) for other in before):
+            return
+        before.append(value)
+        self.entries.append(Entry(path, value, source, sub, lines, of_algorithm))
+
+    def _problem(self, code: Code, what: str, where: str, found: str = "", hint: str = "") -> None:
+        self.problems.append(code(what, where=where, found=found, hint=hint))
+
+    def _note(
+        self,
+        code: Code,
+        what: str,
+        source: Source,
+        hint: str,
+        found: str = "",
+        severity: Severity = Severity.NOTE,
+    ) -> None:
+        self.notes.append(code(what, where=source.place(), found=found, hint=hint, severity=severity))

@@ -1,0 +1,117 @@
+"""Versions of the config's schema, and what files of older ones mean today.
+
+``schema_version: N`` at the top of a YAML (or of a program's mapping) says which values and defaults it was
+written for; without it a file is of the newest. A file of an older version is read as it was meant: changed
+values are translated, and defaults that have changed since are filled in below everything else. Renamed keys
+need no version: ``aliases.ALIASES`` reads them for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from paceline.config import codes
+from paceline.config.source import DEFAULTS, Entry, Source
+from paceline.config.yaml_text.tree import Node
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
+
+KEY = "schema_version"
+
+
+@dataclass(frozen=True)
+class ChangedValue:
+    """Values of the key at ``path`` mean something else from this version on.
+
+    ``value``: an older file's value as it is written now; ``what``: what has changed, for the note.
+    """
+
+    path: str
+    what: str
+    value: Callable[[Json], Json]
+
+
+@dataclass(frozen=True)
+class ChangedDefault:
+    """The key at ``path`` has another default from this version on; ``was``: what older files mean."""
+
+    path: str
+    what: str
+    was: Json
+
+
+@dataclass(frozen=True)
+class Migration:
+    """What has changed from the version before to ``version``."""
+
+    version: int
+    changes: tuple[ChangedValue | ChangedDefault, ...]
+
+
+#: Oldest first. A change of the meaning of a key that files have is a new version here, never a silent one.
+MIGRATIONS: tuple[Migration, ...] = ()
+_FIRST = 1
+
+
+def newest() -> int:
+    """Return the schema version of this Paceline."""
+    return max((migration.version for migration in MIGRATIONS), default=_FIRST)
+
+
+def version_of(tree: Node, name: str) -> int | None:
+    """Return the version that a file or mapping states; None if it states none.
+
+    Raises ConfigError for a newer one than this Paceline's, and for what is no version.
+    """
+    node = tree.children().get(KEY) if isinstance(tree.value, dict) else None
+    if node is None:
+        return None
+    value, place = node.data(), f"{name}:{tree.key_lines[KEY]}" if KEY in tree.key_lines else f"{name} {KEY}"
+    if isinstance(value, bool) or not isinstance(value, int) or value < _FIRST:
+        what = "schema_version is a whole number from 1"
+        raise ConfigError(codes.CONFIG_SCHEMA_VERSION(what, place, str(value)[:80], f"{KEY}: {newest()}"))
+    if value > newest():
+        what = f"this config is written for a newer Paceline: its schema version is {value}, ours {newest()}"
+        hint = f"update Paceline; or, if it uses nothing newer, {KEY}: {newest()}"
+        raise ConfigError(codes.CONFIG_SCHEMA_VERSION(what, place, f"{KEY}: {value}", hint))
+    return value
+
+
+def migrated(entries: Sequence[Entry], version: int | None) -> tuple[list[Entry], list[Diagnostic]]:
+    """Return a file's settings as they are written today, with a note for each that has changed."""
+    found, notes = list(entries), list[Diagnostic]()
+    for change in _since(version):
+        for number, entry in enumerate(found):
+            if isinstance(change, ChangedValue) and entry.path == change.path and not entry.sub:
+                found[number] = replace(entry, value=change.value(entry.value))
+                if found[number].value != entry.value:
+                    notes.append(_note(change, entry.source.place(), entry.value, found[number].value))
+    return found, notes
+
+
+def older_defaults(version: int | None, given: Sequence[str]) -> tuple[list[Entry], list[Diagnostic]]:
+    """Return the defaults that a file of ``version`` means where they have changed since, for the layer below
+    all others; with a note for each that none of the keys ``given`` replaces.
+    """
+    was: dict[str, ChangedDefault] = {}
+    for change in _since(version):
+        if isinstance(change, ChangedDefault):
+            was.setdefault(change.path, change)
+    source = Source(DEFAULTS, text=f"of schema version {version}")
+    entries = [Entry(path, change.was, source) for path, change in was.items()]
+    return entries, [_note(c, f"{KEY}: {version}", None, c.was) for p, c in was.items() if p not in given]
+
+
+def _since(version: int | None) -> Iterator[ChangedValue | ChangedDefault]:
+    for migration in MIGRATIONS:
+        if version is not None and migration.version > version:
+            yield from migration.changes
+
+
+def _note(change: ChangedValue | ChangedDefault, place: str, old: Json, new: Json) -> Diagnostic:
+    read = f"read as {new}" if isinstance(change, ChangedDefault) else f"{old} is read as {new}"
+    return codes.CONFIG_MIGRATED(
+        place, read[:200], path=change.path, detail=change.what, new=new, key=KEY, newest=newest()
+    )

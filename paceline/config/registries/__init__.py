@@ -1,0 +1,1 @@
+"""What a config may name: optimizers, schedules, metrics, trackers, and their options."""

@@ -1,0 +1,297 @@
+"""Optimizers by Transformers' ``optim`` names: one entry each, with everything that others ask about it.
+
+Rules, the planner's memory model and ``strategies.optimizer`` all read this table. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from paceline.config.registries import optimizer_bytes
+from paceline.config.registries.optimizer_bytes import StateBytes
+from paceline.config.registries.options import Kind
+from paceline.core.json_types import Json
+
+
+class StateSplit(Enum):
+    """How a strategy splits the optimizer's state over ranks.
+
+    WHOLE: not at all; TENSORS: each rank has whole tensors; SHARDS: each rank has a block of every tensor;
+    FLAT: each rank has a part of a flat buffer, in which the shapes of tensors are lost.
+    """
+
+    WHOLE = "whole"
+    TENSORS = "tensors"
+    SHARDS = "shards"
+    FLAT = "flat"
+
+
+_ALL = frozenset(StateSplit)
+_SHAPED = frozenset({StateSplit.WHOLE, StateSplit.TENSORS, StateSplit.SHARDS})
+_TENSORS = frozenset({StateSplit.WHOLE, StateSplit.TENSORS})
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """A supported optimizer.
+
+    ``made_by``: ``module:class``; ``options``: valid in ``optim_args``; ``moment_bytes``: of one tensor;
+    ``fixed``: arguments that are always passed; ``takes``: arguments from the config;
+    ``counts``: keeps a step count per tensor (a float32 scalar); ``splits``: how its state may be split over
+    ranks, and ``splits_why``: why not otherwise; ``package``: the optional package that it needs;
+    ``devices``: the only kinds of device that it runs on (empty: any), and ``elsewhere``: the optimizer to
+    take on others; ``quantised``: moments are stored in 8 or 4 bits with a scale per block;
+    ``factored``: keeps means over rows and columns of matrices; ``orthogonalises``: steps the matrices of
+    hidden layers by Muon, with one moment, and other parameters as ``moment_bytes`` says;
+    ``projects``: keeps moments of projected gradients for the matrices of ``optim_target_modules``, and
+    others as ``moment_bytes`` says;
+    ``averaged``: evaluation, generation and saves take averaged weights, and no schedule goes beside it;
+    ``compiles``: its step is compiled once for each shape of a tensor; ``float64``: computes in float64 where
+    the weights are; ``rounds``: keeps the weights in bfloat16 alone and rounds each update stochastically;
+    ``largest_rate``: a learning rate above it is a mistake (an adaptive step moves each
+    weight by about the rate, and weights are about 0.02).
+    """
+
+    made_by: str
+    options: Mapping[str, Kind]
+    moment_bytes: StateBytes
+    fixed: Mapping[str, Json] = field(default_factory=dict)
+    takes: tuple[str, ...] = ()
+    counts: bool = True
+    splits: frozenset[StateSplit] = _ALL
+    splits_why: str = ""
+    package: str = ""
+    devices: tuple[str, ...] = ()
+    elsewhere: str = ""
+    quantised: bool = False
+    factored: bool = False
+    orthogonalises: bool = False
+    projects: bool = False
+    averaged: bool = False
+    compiles: bool = False
+    float64: bool = True
+    rounds: bool = False
+    largest_rate: float = 0.3
+
+
+_LOW_BIT_DEVICES = ("cpu", "cuda", "xpu")  # of which bitsandbytes and torchao have kernels
+_CODE: dict[str, Kind] = {"foreach": "switch", "maximize": "switch", "differentiable": "switch"}
+_FUSED: dict[str, Kind] = {**_CODE, "fused": "switch"}
+_ADAM: dict[str, Kind] = {
+    **_FUSED,
+    "betas": "betas",
+    "eps": "size",
+    "amsgrad": "switch",
+    "capturable": "switch",
+}
+_BETAS, _BETAS_EPS = ("betas",), ("betas", "eps")
+_BLOCKS = "the moments have a scale per block of a tensor, which flat partitions do not preserve"
+
+
+def _bnb(cls: str, moments: int, bits: int, unpaged: str = "") -> Optimizer:
+    """An optimizer of bitsandbytes; paged ones (of ``unpaged``) keep moments in memory that CUDA moves to the
+    host.
+    """
+    lion = moments == 1
+    small: dict[str, Kind] = {"min_8bit_size": "whole"} if bits == 8 else {}
+    return Optimizer(
+        f"bitsandbytes.optim:{cls}",
+        {"betas": "betas", **({} if lion else {"eps": "size"}), **small},
+        optimizer_bytes.bnb_8bit(moments) if bits == 8 else optimizer_bytes.fp32_moments(moments),
+        {"optim_bits": bits, "is_paged": bool(unpaged)},
+        takes=_BETAS if lion else _BETAS_EPS,
+        counts=False,
+        splits=_SHAPED if bits == 8 else _ALL,
+        splits_why=_BLOCKS if bits == 8 else "",
+        package="bitsandbytes",
+        devices=("cuda",) if unpaged else _LOW_BIT_DEVICES,
+        elsewhere=unpaged or "adamw_torch",
+        quantised=bits == 8,
+        float64=False,
+        largest_rate=0.03 if lion else 0.3,
+    )
+
+
+def _bnb_rmsprop(bits: int) -> Optimizer:
+    """RMSprop of bitsandbytes, not paged; as in Transformers, ``optim_args`` alone make its arguments."""
+    small: dict[str, Kind] = {"min_8bit_size": "whole"} if bits == 8 else {}
+    return replace(
+        _bnb("RMSprop", 1, bits),
+        options={"alpha": "size", "eps": "size", "momentum": "size", **small},
+        fixed={"optim_bits": bits},
+        takes=(),
+        largest_rate=0.3,
+    )
+
+
+def _torchao(cls: str, bits: int, block: int) -> Optimizer:
+    return Optimizer(
+        f"torchao.optim:{cls}",
+        {"betas": "betas", "eps": "size", "amsgrad": "switch", "block_size": "count"},
+        optimizer_bytes.torchao(bits, block),
+        takes=_BETAS_EPS,
+        splits=_SHAPED,
+        splits_why=_BLOCKS,
+        package="torchao",
+        devices=_LOW_BIT_DEVICES,
+        elsewhere="adamw_torch",
+        quantised=True,
+        compiles=True,
+        float64=False,
+    )
+
+
+def _schedule_free(
+    cls: str,
+    options: dict[str, Kind],
+    takes: tuple[str, ...],
+    moment_bytes: StateBytes = optimizer_bytes.two,
+    largest_rate: float = 0.3,
+) -> Optimizer:
+    """An optimizer of schedulefree: z beside the weights, and a second moment."""
+    return Optimizer(
+        f"schedulefree:{cls}",
+        {**options, "r": "size", "weight_lr_power": "size", "foreach": "switch"},
+        moment_bytes,
+        takes=(*takes, *(["warmup_steps"] if "warmup_steps" in options else [])),
+        counts=False,
+        splits=frozenset({StateSplit.WHOLE, StateSplit.SHARDS}),
+        splits_why=(
+            "each rank computes the averaged weights from their optimizer state, and under this strategy a"
+            " rank has the state of only a part of its weights"
+        ),
+        package="schedulefree",
+        averaged=True,
+        largest_rate=largest_rate,
+    )
+
+
+#: The options are the signatures of torch 2.13, Transformers, bitsandbytes and torchao; a test compares them
+BUILT: dict[str, Optimizer] = {
+    "adamw_torch": Optimizer("torch.optim:AdamW", _ADAM, optimizer_bytes.adam, takes=_BETAS_EPS),
+    "adamw_torch_fused": Optimizer(
+        "torch.optim:AdamW", _ADAM, optimizer_bytes.adam, {"fused": True}, takes=_BETAS_EPS
+    ),
+    "adamw_torch_8bit": _torchao("AdamW8bit", 8, 256),
+    "adamw_torch_4bit": _torchao("AdamW4bit", 4, 128),
+    "adamw_bnb_8bit": _bnb("AdamW", 2, 8),
+    "adamw_8bit": _bnb("AdamW", 2, 8),
+    "paged_adamw": _bnb("AdamW", 2, 32, "adamw_torch_fused"),
+    "paged_adamw_32bit": _bnb("AdamW", 2, 32, "adamw_torch_fused"),
+    "paged_adamw_8bit": _bnb("AdamW", 2, 8, "adamw_bnb_8bit"),
+    "lion_32bit": _bnb("Lion", 1, 32),
+    "lion_8bit": _bnb("Lion", 1, 8),
+    "paged_lion_32bit": _bnb("Lion", 1, 32, "lion_32bit"),
+    "paged_lion_8bit": _bnb("Lion", 1, 8, "lion_8bit"),
+    "rmsprop_bnb": _bnb_rmsprop(32),
+    "rmsprop_bnb_8bit": _bnb_rmsprop(8),
+    "rmsprop_bnb_32bit": _bnb_rmsprop(32),
+    "adamw_bf16_rounding": Optimizer(
+        "paceline.strategies.optimizers.stochastic_rounding_adamw:RoundedAdamW",
+        {"betas": "betas", "eps": "size", "seed": "whole"},
+        optimizer_bytes.fp32_moments(2),
+        takes=_BETAS_EPS,
+        splits=frozenset({StateSplit.WHOLE, StateSplit.SHARDS}),
+        splits_why="its weights in bfloat16 have no fp32 masters, which this strategy keeps",
+        float64=False,
+        rounds=True,
+    ),
+    "muon": Optimizer(
+        "paceline.strategies.optimizers.muon:MuonWithAdamW",
+        {
+            "betas": "betas",
+            "eps": "size",
+            "momentum": "size",
+            "nesterov": "switch",
+            "ns_coefficients": "three",
+            "ns_steps": "count",
+            "adjust_lr_fn": ("match_rms_adamw", "original"),
+            "ns_dtype": ("bfloat16", "float32"),
+        },
+        optimizer_bytes.two,
+        takes=_BETAS_EPS,
+        splits=_SHAPED,
+        splits_why="Muon orthogonalises complete matrices, and flat partitions do not preserve their shapes",
+        orthogonalises=True,
+    ),
+    "galore_adamw": Optimizer(
+        "paceline.strategies.optimizers.galore_adamw:GaLoreAdamW",
+        {
+            "rank": "count",
+            "update_proj_gap": "count",
+            "scale": "size",
+            "proj_type": ("std", "reverse_std", "right", "left", "full"),
+            "betas": "betas",
+            "eps": "size",
+        },
+        optimizer_bytes.two,
+        takes=_BETAS_EPS,
+        counts=False,
+        splits=_TENSORS,
+        splits_why="GaLore projects complete gradient matrices; a shard has only a part of them",
+        projects=True,
+    ),
+    "schedule_free_adamw": _schedule_free(
+        "AdamWScheduleFree", {"betas": "betas", "eps": "size", "warmup_steps": "whole"}, _BETAS_EPS
+    ),
+    "schedule_free_radam": _schedule_free(
+        "RAdamScheduleFree", {"betas": "betas", "eps": "size", "silent_sgd_phase": "switch"}, _BETAS_EPS
+    ),
+    "schedule_free_sgd": _schedule_free(
+        "SGDScheduleFree", {"momentum": "size", "warmup_steps": "whole"}, (), optimizer_bytes.one, 100.0
+    ),
+    "sgd": Optimizer(
+        "torch.optim:SGD",
+        {**_FUSED, "momentum": "size", "dampening": "size", "nesterov": "switch"},
+        optimizer_bytes.sgd,
+        counts=False,
+        largest_rate=100.0,
+    ),
+    "adagrad": Optimizer(
+        "torch.optim:Adagrad",
+        {**_FUSED, "lr_decay": "size", "initial_accumulator_value": "size", "eps": "size"},
+        optimizer_bytes.one,
+        largest_rate=1.0,
+    ),
+    "rmsprop": Optimizer(
+        "torch.optim:RMSprop",
+        {
+            **_CODE,
+            "alpha": "size",
+            "eps": "size",
+            "momentum": "size",
+            "centered": "switch",
+            "capturable": "switch",
+        },
+        optimizer_bytes.rmsprop,
+    ),
+    "adafactor": Optimizer(
+        "transformers.optimization:Adafactor",
+        {
+            "eps": "pair",
+            "clip_threshold": "number",
+            "decay_rate": "number",
+            "beta1": "number",
+            "scale_parameter": "switch",
+            "relative_step": "switch",
+            "warmup_init": "switch",
+        },
+        optimizer_bytes.factored,
+        {"scale_parameter": False, "relative_step": False},
+        factored=True,
+        splits=_TENSORS,
+        splits_why=(
+            "Adafactor uses means over rows and columns of complete matrices; a shard has only a part of them"
+        ),
+    ),
+}
+
+
+def supports(name: str, split: StateSplit) -> bool:
+    """Whether the optimizer works under a strategy that splits its state so.
+
+    True for unsupported names, which are refused elsewhere.
+    """
+    return name not in BUILT or split in BUILT[name].splits

@@ -1,0 +1,1 @@
+"""Options of the algorithms, a model each."""

@@ -1,0 +1,182 @@
+"""Find secrets (by their format) and shell variables (which are not expanded) in written values."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from paceline.config import codes
+from paceline.config.source import ENVIRONMENT, FOREIGN, Source, holds_secret
+from paceline.config.yaml_text.tree import Node
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import Json
+from paceline.core.security.secret_formats import SHAPED, is_bare_key, shape_of_secret
+
+#: (path of keys, the text found there, its place, whether the text is a key itself)
+Leaf = tuple[tuple[str, ...], str, str, bool]
+
+# ``${NAME…}``, ``$NAME``, ``$(command)``, ``%NAME%``; ``$name`` only as a whole part of a path. ``\$`` and
+# ``$$`` are a dollar sign.
+_VARIABLE = re.compile(
+    r"(?<![\\$])(\$\{[^{}]*\}|\$\{\{[^{}]*\}\}|\$\([A-Za-z][^()]*\)|\$env:[A-Za-z_]\w*"
+    r"|\$[A-Z_][A-Z0-9_]+(?![a-z])|(?:(?<=/)|^)\$[a-z_]\w*(?=/|$)|%[A-Z][A-Z0-9_]+%)"
+)
+# The environment's NAME in cmd (%NAME%), PowerShell ($env:NAME) and OmegaConf (${oc.env:NAME,default}).
+_ELSEWHERE = re.compile(
+    r"%([A-Z][A-Z0-9_]+)%|\$env:([A-Za-z_]\w*)|\$\{(?:oc\.)?env:([A-Za-z_]\w*)(?:,[^{}]*)?\}"
+)
+_HOME = re.compile(r"~[A-Za-z_][\w.-]*(/|$)")  # another user's home, ``~name/…``
+# Keys with free text: a dollar sign belongs to a template, a prompt or a regular expression.
+_TEXT = (
+    "template",
+    "prompt",
+    "pattern",
+    "regex",
+    "text",
+    "stop",
+    "tokens",
+    "special_token",
+    "cls_token",
+    "eos_token",
+    "bos_token",
+    "pad_token",
+    "unk_token",
+    "modules",
+    "delimiter",
+    "separator",
+    "prefix",
+    "suffix",
+    "tags",
+    "system",
+    "instruction",
+)
+_COMMIT = ("revision", "commit", "sha", "hash", "digest", "fingerprint", "ref", "version")
+_SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASS", "CREDENTIAL", "AUTH")
+
+
+def leaves(node: Node, source: Source, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
+    """Yield every text under ``node``, and every key."""
+    if isinstance(node.value, dict):
+        for key, child in node.value.items():
+            line = node.key_lines.get(key, node.line)
+            yield (*path, key), key, _place(source, line), True
+            yield from leaves(child, source, (*path, key))
+    elif isinstance(node.value, list):
+        for child in node.value:
+            yield from leaves(child, source, path)
+    elif isinstance(node.value, (str, int, float)) and not isinstance(node.value, bool):
+        yield path, node.raw or str(node.value), _place(source, node.line), False
+
+
+def leaves_of_data(
+    data: Json, places: dict[str, int], file: str, path: tuple[str, ...] = ()
+) -> Iterator[Leaf]:
+    """Like ``leaves`` for plain data, whose line numbers are given by dotted path."""
+    place = f"{file}:{places[name]}" if (name := ".".join(path)) in places else file
+    if isinstance(data, dict):
+        for key, value in data.items():
+            line = places.get(".".join((*path, str(key))))
+            yield (*path, str(key)), str(key), f"{file}:{line}" if line else place, True
+            yield from leaves_of_data(value, places, file, (*path, str(key)))
+    elif isinstance(data, list):
+        for index, value in enumerate(data):
+            yield from leaves_of_data(value, places, file, (*path, str(index)))
+    elif isinstance(data, (str, int)) and not isinstance(data, bool):
+        yield path, str(data), place, False
+
+
+def misplaced(found: Iterable[Leaf], layer: str) -> Iterator[Diagnostic]:
+    """Yield a finding for each leaf that contains a secret or a variable."""
+    for path, text, place, is_key in found:
+        name = next((part for part in reversed(path) if not part.isdecimal()), "")
+        if is_key:
+            if kind := shape_of_secret(text):
+                yield _secret("a key", kind, place)
+            continue
+        if kind := _kind_of_secret(name, text, layer):
+            yield _secret(f"'{name}'", kind, place)
+        elif "$" in text or "%" in text:
+            yield from _variable(name, text, place)
+        elif _HOME.match(text) and not _is_text(name, text) and os.path.expanduser(text) == text:
+            what = f"'{name}' begins with the home of a user unknown to this machine"
+            yield codes.CONFIG_VARIABLE(
+                what, place, text[:120], f"{name}: an absolute path, or ~/… for your own home"
+            )
+
+
+def masked(finding: Diagnostic) -> Diagnostic:
+    """Return the finding with secrets in its texts masked."""
+    what, where, found, hint = (
+        SHAPED.sub("***", s) for s in (finding.what, finding.where, finding.found, finding.hint)
+    )
+    return replace(finding, what=what, where=where, found=found, hint=hint)
+
+
+def _place(source: Source, line: int) -> str:
+    return f"{source.file}:{line}" if source.file else f"{source.layer} {source.text.split('=')[0]}"
+
+
+def _kind_of_secret(name: str, text: str, layer: str) -> str | None:
+    if kind := shape_of_secret(text):
+        return kind
+    if is_bare_key(text) and _is_of_wandb(name):
+        return "a Weights & Biases key"
+    named = layer not in (ENVIRONMENT, FOREIGN) and holds_secret(name, text)
+    return "a secret" if named else None
+
+
+def _is_of_wandb(name: str) -> bool:
+    plain = name.lower()
+    return any(
+        word in plain for word in ("wandb", "api", "key", "login", "report_to")
+    ) and not plain.endswith(_COMMIT)
+
+
+def _secret(where: str, kind: str, place: str) -> Diagnostic:
+    what = f"{where} contains {kind} in plain text; it would appear in logs, trackers and saved configs"
+    hint = "remove it, and set the tool's own variable (HF_TOKEN, WANDB_API_KEY) in the environment"
+    return codes.SEC_SECRET_ON_CLI(what, place, "*** (not shown)", hint)
+
+
+def _is_text(name: str, text: str) -> bool:
+    plain = name.lower()
+    return any(word in plain for word in _TEXT) and not ("template" in plain and _may_be_a_path(text))
+
+
+def _variable(name: str, text: str, place: str) -> Iterator[Diagnostic]:
+    match = None if _is_text(name, text) else _VARIABLE.search(text)
+    if match is None:
+        return
+    variable = match[0]
+    what = f"'{name}' contains {variable}, which is not expanded here: it would be used literally"
+    if any(word in variable.upper() for word in _SECRET_WORDS):
+        hint = "remove the line: programs read such variables from the environment themselves"
+    elif variable.strip("${}%") in ("HOME", "USERPROFILE", "home"):
+        hint = f"{name}: {text.replace(variable, '~', 1)}"
+    else:
+        of_a_shell = _for_the_shell(variable)
+        line = text.replace(variable, of_a_shell, 1)
+        hint = "write the value itself"
+        if of_a_shell:
+            hint += (
+                "; or set it on the command line, where the shell expands it in double quotes:"
+                f' "…{name}={line}"'
+            )
+    yield codes.CONFIG_VARIABLE(what, place, text if len(text) <= 120 else f"{text[:119]}…", hint)
+
+
+def _for_the_shell(variable: str) -> str:
+    """Return the variable in POSIX shell syntax; empty if no shell expands it (a template's, or a key's)."""
+    if match := _ELSEWHERE.fullmatch(variable):
+        return f"${{{match[1] or match[2] or match[3]}}}"
+    return (
+        ""
+        if re.match(r"\$\{(\{|[\w.]*[.:][\w.])", variable) and not re.match(r"\$\{\w+:[-=?+]", variable)
+        else variable
+    )
+
+
+def _may_be_a_path(text: str) -> bool:
+    return "\n" not in text and "{{" not in text and "{%" not in text
