@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 
-from paceline.config.check_backend_file import KINDS, intake
+from paceline.config.backend_files.check_file import KINDS, intake
 from paceline.rules import of_config
 
 

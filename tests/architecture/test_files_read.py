@@ -58,7 +58,6 @@ OWN = {
     "data/file_digests.py": "a block of a file whose kind is known, and Paceline's own notes",
     "data/prepare/epoch_lengths.py": "what this run's own start wrote",
     "data/prepare/main.py": "what this run's own start wrote",
-    "launch/parent_launcher.py": "/proc",
     "data/dataset_store.py": "prepared data, which Paceline wrote",
     "data/tokenizer/load.py": "Paceline's own templates, and a template that is seen to be a file",
 }

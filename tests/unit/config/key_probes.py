@@ -265,13 +265,13 @@ def calls(*names: str) -> Callable[[Callable[[Tree], Any]], Callable[[Tree], Any
 
 
 @calls(
-    "training.session.Checkpointer",
-    "training.session.open_uploads",
-    "training.saver.hugging_face_files",
-    "training.session.kept_files",
-    "training.saver.exported_shards",
-    "training.saver.run_state",
-    "training.session.Session.trainer",
+    "training.run.session.Checkpointer",
+    "training.run.session.open_uploads",
+    "training.checkpointing.saver.hugging_face_files",
+    "training.run.session.kept_files",
+    "training.checkpointing.saver.exported_shards",
+    "training.checkpointing.saver.run_state",
+    "training.run.session.Session.trainer",
 )
 def saver(tree: Tree) -> None:
     of = session(tree)
@@ -328,10 +328,10 @@ def own_answers(tree: Tree) -> Any:
 
 
 @calls(
-    "training.observers.open_trackers",
-    "training.observers.Console",
-    "training.observers.RunLog",
-    "training.observers.Heartbeat",
+    "training.reporting.observers.open_trackers",
+    "training.reporting.observers.Console",
+    "training.reporting.observers.RunLog",
+    "training.reporting.observers.Heartbeat",
 )
 def observers(tree: Tree) -> Any:
     from paceline.runlog import events
@@ -345,7 +345,7 @@ def observers(tree: Tree) -> Any:
     return [made.is_logged(events.Step(step, 0.0, 1.0)) for step in range(1, 20)]
 
 
-@calls("training.models_of.HFModelFactory")
+@calls("training.run.model_factories.HFModelFactory")
 def factory(tree: Tree) -> None:
     """What the policy is built from."""
     of = session(tree)
@@ -447,7 +447,7 @@ def tokenizer(tree: Tree) -> Any:
         return room.tokenizer_spec(Config.from_json(plain(tree)).model)
 
 
-@calls("core.remote_code.check_code", "models.source.check_code")
+@calls("core.security.remote_code.check_code", "models.loading.model_source.check_code")
 def factory_source(tree: Tree) -> Any:
     """Which model is loaded, from where, with how many rows of 401 that the tokenizer needs."""
     import transformers

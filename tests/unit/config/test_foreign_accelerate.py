@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from paceline.config.backend_files.check_file import intake
 from paceline.config.backend_files.deepspeed.key_verdicts import (
     DROPPED,
     NO_OPTIMIZER,
@@ -19,7 +20,6 @@ from paceline.config.backend_files.deepspeed.key_verdicts import (
 )
 from paceline.config.backend_files.docs_page import reference
 from paceline.config.backend_files.json_text import parse_json
-from paceline.config.check_backend_file import intake
 from paceline.core.diagnostics import Severity
 from paceline.rules import of_config
 
