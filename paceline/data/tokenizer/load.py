@@ -172,7 +172,11 @@ def open_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
 
 def builtin_template(name: str) -> str:
     """Return the Jinja text of a built-in template."""
-    return (Path(__file__).parent / "templates" / f"{name}.jinja").read_text("utf-8").rstrip("\n")
+    return (
+        (Path(__file__).parents[1] / "chat_template" / "templates" / f"{name}.jinja")
+        .read_text("utf-8")
+        .rstrip("\n")
+    )
 
 
 def template_text(value: str | None) -> str | None:

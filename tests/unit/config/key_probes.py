@@ -289,7 +289,7 @@ def saver(tree: Tree) -> None:
         saves.save(4)
 
 
-_ROLLOUT = "training.rollout.setup."
+_ROLLOUT = "training.rollout.build."
 
 
 @calls(

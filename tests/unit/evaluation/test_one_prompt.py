@@ -66,7 +66,10 @@ CHANNELS = (
     "{% if m.content %}<|assistant|>final {{ m.content }}<|end|>{% endif %}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-OWN = {path.stem: path.read_text() for path in sorted((ROOT / "paceline/data/templates").glob("*.jinja"))}
+OWN = {
+    path.stem: path.read_text()
+    for path in sorted((ROOT / "paceline/data/chat_template/templates").glob("*.jinja"))
+}
 TEMPLATES = {
     **OWN,
     "thinks": THINKS,
