@@ -74,6 +74,18 @@ class _DATA_NOT_WRITTEN(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _DATA_UNOPENED_ANSWER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        header: object,
+        loss: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _DATA_FIELDS_UNREAD(CodeName):
     def __call__(
         self,
@@ -388,6 +400,7 @@ DATA_CANNOT_SPLIT: Code
 DATA_COLUMN_MISSING: _DATA_COLUMN_MISSING
 DATA_COLUMN_UNKNOWN: _DATA_COLUMN_UNKNOWN
 DATA_NOT_WRITTEN: _DATA_NOT_WRITTEN
+DATA_UNOPENED_ANSWER: _DATA_UNOPENED_ANSWER
 DATA_UNKNOWN_FIELD: Code
 DATA_FIELDS_UNREAD: _DATA_FIELDS_UNREAD
 DATA_DISGUISED: _DATA_DISGUISED

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from paceline.core.json_types import JsonObject
 from paceline.data.chat_template.conversation import Renderer
@@ -104,6 +106,24 @@ def facts_of(text: str, tokens: Mapping[str, str]) -> TemplateFacts:
         dated="strftime_now" in text,
         options=tuple(sorted(options_read(text))),
     )
+
+
+def unopened_header(template: Renderer) -> str:
+    """Return what the template writes before an answer's text, if no prompt has it: the template opens no
+    answer (``add_generation_prompt`` changes nothing). Else an empty text, also for blanks.
+    """
+    asked = Example(messages=({"role": "user", "content": "a"},))
+    answered = Example(messages=(*asked.messages, {"role": "assistant", "content": _SAID}))
+    try:
+        prompt, opened = (
+            template.render(asked, partial(template.template.render, prompt=on))[1] for on in (False, True)
+        )
+        text, turns, _ = template.render(answered, template.template.render_whole)[1]
+    except RowError:
+        return ""
+    start = turns[1][0][0] if turns and turns[1] else len(os.path.commonprefix([prompt, text]))
+    header = text[start : max(text.find(_SAID), start)]
+    return header if prompt == opened and header.strip() else ""
 
 
 def written_alike(one: Renderer, other: Renderer) -> bool:

@@ -111,6 +111,26 @@ def describe(model: ModelSection, formats: Set[str]) -> Described | None:
     return Described(template.name + (f", with {options}" if options else ""), "; ".join(sentences))
 
 
+def unopened_answers(model: ModelSection, formats: Set[str]) -> Iterator[Diagnostic]:
+    """Warn of a template whose prompts lack the beginning of the answer: the model writes it itself."""
+    template = local_template(model) if rendered(formats) else None
+    name = name_for(template.texts, tools=False) if template is not None else None
+    if template is None or name is None:
+        return
+    text = template.texts[name]
+    try:
+        with bounded_memory(), bounded_time([text]):
+            header = unopened_header(Renderer(text, template.tokens))
+    except (RowError, SpentError, MemoryError):  # found by the tokenizer's trial, or in the preparation
+        return
+    if header:
+        loss = "which has loss as a part of the answer"
+        if GENERATION.search(text):
+            loss = "though its generation marks leave it without loss"
+        shown = json.dumps(header, ensure_ascii=False)
+        yield codes.DATA_UNOPENED_ANSWER(template_key(model), template.name, header=shown, loss=loss)
+
+
 def other_template(model: ModelSection, judge: ModelSection) -> bool:
     """Whether the template of ``judge`` writes conversations otherwise than that of ``model``, as far as both
     lie here.

@@ -54,10 +54,12 @@ class LookResult:
 
 def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -> LookResult:
     """Run all checks. With ``plan`` a resumed run's global batch is compared too."""
+    spec = algorithm_spec(config.training.algorithm)
     formats, of_data = look_at_sets(config.data, reading_of(config), model=config.model)
     parts: list[Callable[[], Iterable[Diagnostic]]] = [
         lambda: _models(config, plan),
         lambda: [*of_data, *look_at_tokenizer(config.model, formats, reading_of(config).kind)],
+        lambda: () if spec.scalar_head else unopened_answers(config.model, formats),
         lambda: _labels(config),
         lambda: _enough_rows(config, plan),
         lambda: _own_answers(config),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conversation_templates import PLAIN, STRINGS, THINKS
+from conversation_templates import PARTS, PLAIN, STRINGS, THINKS
 from data_fixtures import make_tokenizer, write_jsonl
 
 from paceline.config.schema import Config
@@ -113,6 +114,43 @@ def test_reasoning_that_the_model_will_not_see_is_said_before(tmp_path: Path) ->
     assert note.code == "data.not_written" and "(of earlier turns) (1 row, first " in note.what
     assert "the model will not see, of 2 rows" in note.what and "rows.jsonl:1)" in note.what
     assert "answers after the last question" in described.reason
+
+
+#: Templates that open no answer, and the header that the model writes itself.
+UNOPENED = {
+    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
+    "parts": PARTS.partition("{% if add")[0],
+    "prefixes": "{{ messages | map(attribute='role') | join }}: {{ messages[-1].content }}",
+    "marks": "{% for m in messages %}[{{ m.role }}]{% generation %}{{ m.content }}{% endgeneration %}"
+    "{% endfor %}",
+}
+
+
+def unopened(tmp_path: Path, template: str) -> list[Any]:
+    folder = make_tokenizer(tmp_path / "t", chat_template=template)
+    config = Config.from_json({"model": {"tokenizer": str(folder)}})
+    return list(unopened_answers(config.model, frozenset({"messages"})))
+
+
+@pytest.mark.parametrize("name", UNOPENED)
+def test_a_header_that_the_model_writes_itself_is_said_with_what_opens_it(name: str, tmp_path: Path) -> None:
+    template = UNOPENED[name]
+    (said,) = unopened(tmp_path, template)
+    assert said.where == "model.tokenizer" and "assistant" in said.what
+    assert ("without loss" in said.what) == (name == "marks")
+    opening = re.search(r"\{% if add.*endif %\}", said.hint)
+    assert opening is not None and unopened(tmp_path, template + opening[0]) == []
+
+
+@pytest.mark.parametrize(
+    "template", [THINKS, STRINGS, PLAIN, PARTS, *map(builtin_template, BUILTIN_TEMPLATES)]
+)
+def test_nothing_is_said_of_a_header_that_prompts_have(template: str) -> None:
+    assert unopened_header(Renderer(template, {"bos_token": "<s>"})) == ""
+    bare = (
+        "{% for m in messages %}{{ ('[I] %s [/I]' if m.role == 'user' else ' %s') % m.content }}{% endfor %}"
+    )
+    assert unopened_header(Renderer(bare, {})) == ""
 
 
 def test_nothing_is_said_where_no_template_is_needed_or_known(tmp_path: Path) -> None:
