@@ -460,6 +460,22 @@ class _REWARDS_CODE_TESTS(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _DATA_EMPTY_CLASSES(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        largest: object,
+        count: object,
+        read: object,
+        given: object,
+        line: object,
+        number: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _ALGORITHM_TEACHER_TOKENS(CodeName):
     def __call__(
         self,
@@ -563,6 +579,7 @@ REWARDS_TOKENIZER: Code
 REWARDS_TEMPLATE: _REWARDS_TEMPLATE
 REWARDS_CODE_TESTS: _REWARDS_CODE_TESTS
 DATA_CLASSES: Code
+DATA_EMPTY_CLASSES: _DATA_EMPTY_CLASSES
 ALGORITHM_TEACHER_TOKENS: _ALGORITHM_TEACHER_TOKENS
 PROFILE_STEP: Code
 PROFILE_FAILED: _PROFILE_FAILED

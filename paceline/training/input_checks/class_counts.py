@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from paceline.config.sections.algorithms.classification import ClassificationOptions
 from paceline.core.errors import DataError
@@ -25,9 +25,11 @@ def with_head(
         return options
     plain = all(name == f"LABEL_{i}" for i, name in enumerate(head))
     found = {label for labels in rows for label in labels}
-    numbers = {int(x) for x in found if isinstance(x, int) or x.isdecimal()}
-    known = len(numbers) == len(found) if plain else found <= {*head, *numbers}
-    fits = known and max(numbers, default=-1) < len(head)
+    fits = (
+        _plain(found) and max(map(int, found), default=-1) < len(head)
+        if plain
+        else found <= _by_name(head).keys()
+    )
     if count is None and fits:
         return options.model_copy(update={"num_labels": len(head)} if plain else {"labels": tuple(head)})
     what = "the classes are others than those of the trained head that training starts from"
@@ -50,8 +52,7 @@ def class_numbers(
     found: set[Label] = {label for labels in rows for label in labels}
     # The config names the classes: by name or by number
     if options.labels:
-        known: dict[Label, int] = {name: i for i, name in enumerate(options.labels)}
-        known |= {i: i for i in range(len(known))}
+        known = _by_name(options.labels)
         wrong = sorted(map(str, found - set(known)))
         if wrong:
             what = "rows have labels that the config does not list"
@@ -65,7 +66,7 @@ def class_numbers(
             )
         return known
     # Numeric labels are class numbers
-    if all(isinstance(label, int) or label.isdecimal() for label in found):
+    if _plain(found):
         numbers = {label: int(label) for label in found}
         count = options.num_labels
         if count is not None and numbers and max(numbers.values()) >= count:
@@ -92,3 +93,45 @@ def class_numbers(
             )
         )
     return {label: texts.index(str(label)) for label in found}
+
+
+def empty_classes(
+    rows: Iterable[Sequence[Label]], options: ClassificationOptions, where: str, *, all_rows: bool = True
+) -> Iterator[Diagnostic]:
+    """Warn of class numbers with gaps where only the largest says how many classes there are.
+
+    Of some rows (not ``all_rows``) only where most classes have none.
+    """
+    found = {label for labels in rows for label in labels}
+    if not found or options.labels or options.num_labels or not _plain(found):
+        return
+    written = {int(label): str(label) for label in found}
+    numbers = sorted(written)
+    count = numbers[-1] + 1
+    if len(numbers) < count if all_rows else 2 * len(numbers) < count:
+        listed = ", ".join(f"'{written[n]}'" for n in numbers[:SHOWN])
+        listed += ", …" if len(numbers) > SHOWN else ""
+        yield codes.DATA_EMPTY_CLASSES(
+            where,
+            listed,
+            largest=numbers[-1],
+            count=f"{count:,}",
+            given=f"{len(numbers):,}",
+            read="the rows" if all_rows else "the first rows",
+            line=f"{where}: [{listed}]",
+            number=count,
+        )
+
+
+def _plain(labels: Iterable[Label]) -> bool:
+    """Whether the labels are class numbers."""
+    return all(isinstance(label, int) or label.isdecimal() for label in labels)
+
+
+def _by_name(names: Sequence[str]) -> dict[Label, int]:
+    """Map names to their numbers, and the numbers to themselves, unless names are numbers: then a number
+    in the data is a name.
+    """
+    known: dict[Label, int] = {name: i for i, name in enumerate(names)}
+    named = {int(name): i for i, name in enumerate(names) if name.isdecimal()}
+    return {**known, **(named or {i: i for i in range(len(names))})}

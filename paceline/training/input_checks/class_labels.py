@@ -64,7 +64,9 @@ def read_classes(
     columns = {split: {LABEL: _column(each, numbers, len(names), several)} for split, each in facts.items()}
     shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
     kind = "a row has any number of classes" if several else "a row has one class"
-    return RowClasses(Classes(names, several), columns, f"{len(names)}: {shown}; {kind}")
+    empty = len(names) - len({numbers[label] for labels in rows for label in labels})
+    kind += f"; {empty:,} of them without a row" if empty else ""
+    return RowClasses(Classes(names, several), columns, f"{len(names):,}: {shown}; {kind}")
 
 
 def _facts(table: TokenTable) -> list[tuple[list[Label], bool]]:

@@ -35,7 +35,7 @@ from paceline.plan.model.named_folders import classes_of_head
 from paceline.plan.model.weights_sizes import adapter_sizes
 from paceline.plan.plan import Plan
 from paceline.training import codes
-from paceline.training.input_checks.class_counts import class_numbers, with_head
+from paceline.training.input_checks.class_counts import class_numbers, empty_classes, with_head
 from paceline.training.input_checks.missing_prompts import no_prompts, nothing_to_answer
 from paceline.training.input_checks.no_steps import no_steps
 from paceline.training.input_checks.rollout_config import check_reward_folder, check_server
@@ -144,7 +144,9 @@ def _labels(config: Config) -> Iterator[Diagnostic]:
         options = ClassificationOptions.model_validate(spec.options_of(config.training))
         rows = [json.loads(example.facts)["labels"] for example in first.examples]
         where, head = f"{spec.key}.labels", classes_of_head(config.model)
-        class_numbers(rows, with_head(rows, options, head, where), where, all_rows=first.whole)
+        options = with_head(rows, options, head, where)
+        class_numbers(rows, options, where, all_rows=first.whole)
+        yield from empty_classes(rows, options, where, all_rows=first.whole)
     elif first.whole:
         columns = {name: [e.values.get(name, 0.0) for e in first.examples] for name in reading.kind.columns}
         yield from reading.kind.unlearnable(columns, "data.train")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 
 from paceline.config.sections.algorithms.classification import ClassificationOptions
@@ -17,6 +18,7 @@ from paceline.data.packed_source import PackedSource
 from paceline.data.rows.kinds.classified import detect_classified, normalise_classified
 from paceline.data.rows.values import RowError
 from paceline.plan.algorithms.classification import CLASSIFICATION
+from paceline.training.input_checks.class_counts import class_numbers, empty_classes
 from paceline.training.input_checks.class_labels import RowClasses, read_classes
 
 
@@ -51,6 +53,36 @@ def test_names_are_numbered_in_their_order_and_numbers_stay() -> None:
 def test_the_config_names_them() -> None:
     found = classes_of(["good", 0, "bad"], labels=("bad", "good"))
     assert found.classes.names == ("bad", "good") and found.columns["train"]["label"].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("labels", [[1, 2], ["1", "2"], [0, 100_000], [0, 1, 3], ["007", "3"], [[5], []]])
+def test_numbers_with_gaps_are_warned_of_with_the_line_that_names_them(labels: list[Any]) -> None:
+    rows = [x if isinstance(x, list) else [x] for x in labels]
+    found = {x for row in rows for x in row}
+    (said,) = empty_classes(rows, ClassificationOptions(), "labels")
+    count = max(map(int, found)) + 1
+    assert f"{count:,} classes" in said.what and f"num_labels: {count}" in said.hint
+    assert f"; {count - len(found):,} of them without a row" in classes_of(labels).words
+    # Either line is taken, and ends the warning
+    named = yaml.safe_load(said.hint.partition(" makes")[0])["labels"]
+    options = ClassificationOptions(labels=tuple(named))
+    assert class_numbers(rows, options, "") and not [*empty_classes(rows, options, "")]
+    kept = ClassificationOptions(num_labels=count)
+    assert class_numbers(rows, kept, "") and not [*empty_classes(rows, kept, "")]
+
+
+def test_numbers_without_gaps_and_names_are_not_warned_of() -> None:
+    for rows in ([[0], [1]], [["1"], [0]], [["a"], ["c"]], [[]]):
+        assert not [*empty_classes(rows, ClassificationOptions(), "")]
+    assert not [*empty_classes([[1]], ClassificationOptions(), "", all_rows=False)]  # further rows may follow
+    assert [*empty_classes([[9]], ClassificationOptions(), "", all_rows=False)]
+
+
+def test_a_number_is_a_name_where_names_are_numbers() -> None:
+    assert classes_of([1, 2, "2"], labels=("1", "2")).columns["train"]["label"].tolist() == [0, 1, 1]
+    assert classes_of([0, 1], labels=("1", "0")).columns["train"]["label"].tolist() == [1, 0]
+    with pytest.raises(DataError, match="does not list"):
+        classes_of([0, 1], labels=("1", "2"))
 
 
 def test_lists_are_several_classes_or_none() -> None:
