@@ -132,6 +132,5 @@ def _by_name(names: Sequence[str]) -> dict[Label, int]:
     """Map names to their numbers, and the numbers to themselves, unless names are numbers: then a number
     in the data is a name.
     """
-    known: dict[Label, int] = {name: i for i, name in enumerate(names)}
-    named = {int(name): i for i, name in enumerate(names) if name.isdecimal()}
-    return {**known, **(named or {i: i for i in range(len(names))})}
+    numbers: dict[Label, int] = {int(name): i for i, name in enumerate(names) if name.isdecimal()}
+    return {name: i for i, name in enumerate(names)} | (numbers or {i: i for i in range(len(names))})
