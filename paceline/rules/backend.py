@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.config.synonyms import value_meant
 from paceline.core import codes as core_codes
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.plugins.tables import CHOOSERS, STRATEGIES
@@ -16,18 +17,17 @@ _STRATEGY = "training.distributed_strategy"
 
 def strategy_name(c: Context) -> Iterator[Diagnostic]:
     """strategy.unknown"""
-    import difflib
-
     name = c.config.training.distributed_strategy
     names = (*CHOOSERS, *STRATEGIES.names())
     if name in names or ":" in name:
         return
-    near = difflib.get_close_matches(name.lower(), names, n=1)
+    meant = value_meant(_STRATEGY, name, names)
+    hint = f"did you mean '{meant}'?" if meant in names else meant
     yield c.problem(
         core_codes.STRATEGY_UNKNOWN,
         "there is no strategy of this name",
         _STRATEGY,
-        hint=f"did you mean '{near[0]}'?" if near else f"one of {', '.join(names)}, or module:Class",
+        hint=hint or f"one of {', '.join(names)}, or module:Class",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from functools import cache
 
 from paceline.config.yaml_text.read_file import read_table
@@ -14,3 +16,18 @@ def synonyms(section: str = "") -> dict[str, str]:
     table = read_table("synonyms")
     rows = as_object(as_object(table["inside"]).get(section)) if section else as_object(table["anywhere"])
     return {str(name): meant for meant, names in rows.items() if isinstance(names, list) for name in names}
+
+
+def value_meant(path: str, written: str, values: Sequence[str]) -> str:
+    """Return which of ``values`` a text means, a sentence if none of them, or an empty text.
+
+    What other programs write around a name does not count: ``deepspeed_zero-3`` is zero3.
+    """
+    plain = re.sub(r"[^a-z0-9]", "", written.lower())
+    bare = re.sub(r"^(torch|pytorch|deepspeed|ds)(?=.)|strategy|offload(cpu|nvme)?", "", plain)
+    bare = re.sub(r"(zero)?stage", "zero", bare)
+    known = {one.replace("_", ""): one for one in values}
+    for meant, names in as_object(as_object(read_table("synonyms")["values"])[path]).items():
+        known |= {str(name): meant for name in names} if isinstance(names, list) else {}
+    near = nearest(bare, values)
+    return known.get(plain) or known.get(bare) or (near[0] if len(near) == 1 else "")

@@ -45,6 +45,8 @@ def suggestion(name: str, where: str, known: Sequence[str]) -> Suggestion | None
         meant = synonyms().get(plain)
     if meant is not None:
         return Suggestion(meant) if " " in meant else _meant([meant], where)
+    if said := _of_other_program(name):
+        return Suggestion(said)
     # A misspelling of a key of this section, else of any section
     near = [_inside(where, one) for one in nearest(name, known) if one.lower() != plain or one != name]
     if not near:
@@ -54,6 +56,19 @@ def suggestion(name: str, where: str, known: Sequence[str]) -> Suggestion | None
             for home in _homes(one)
         ][:2]
     return _meant(near, where) if near else None
+
+
+def _of_other_program(name: str) -> str:
+    """Return what an argument of another program means here; empty if none has it."""
+    from paceline.config.exchange.other_names import argument_of  # with the tables, which few configs need
+
+    program, meaning = argument_of(name)
+    if not program:
+        return ""
+    if field_of(meaning) is not None:
+        return f"{program}'s name for '{meaning}'"
+    reason = f": {meaning}" if meaning else ""
+    return f"an argument of {program}{reason}; `paceline config import` says what becomes of all in its file"
 
 
 def _meant(paths: Sequence[str], where: str) -> Suggestion:

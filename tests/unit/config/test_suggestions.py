@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from machines import A100
 from pydantic import ValidationError
 from typer import Exit
 
@@ -22,6 +25,7 @@ from paceline.config.schema import SECTIONS, Config, field_of, fields
 from paceline.config.sections.training import TrainingSection
 from paceline.config.yaml_text.read_file import read_table
 
+Load = Callable[..., Any]
 SHORTEST = 5  # letters of a key for which each slip is found
 
 
@@ -260,3 +264,64 @@ def test_the_nearest_word_is_named(word: str, near: str) -> None:
                 "training": {"optim": word},
             }
         )
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        *(
+            (f"{begin}{n}{end}", f"zero{n}")
+            for n in "123"
+            for begin, end in (("deepspeed_zero", ""), ("zero-", ""))
+        ),
+        *((name, "zero3") for name in ("ZeRO3", "deepspeed_stage_3_offload", "ds_zero3", "zero_stage_3")),
+        *((name, "fsdp") for name in ("fsdp2", "FSDP", "full_shard", "fully_shard", "fsdpp", "fsdp-native")),
+        *((name, "ddp") for name in ("DDP", "MULTI_GPU", "DistributedDataParallel")),
+        *((name, "tp_size") for name in ("tensor_parallel", "megatron-lm", "TP")),
+        ("sequence_parallel", "cp_size"),
+        ("horovod", "not supported"),
+        ("zero4", "one of auto"),
+        ("quux", "one of auto"),
+    ],
+)
+def test_a_strategy_by_another_name_is_told_once_with_what_to_write(written: str, meant: str) -> None:
+    config = Config.from_json({"training": {"distributed_strategy": written}})
+    with pytest.raises(ConfigError) as error:
+        make_plan(Job(config, A100, world_size=8, launcher="spawn", run_dir="none"))
+    (found,) = [d for d in error.value.diagnostics if d.code == "strategy.unknown"]
+    assert (f"'{meant}'" if meant in STRATEGIES.names() else meant) in found.hint
+
+
+PROGRAMS = ("trl", "axolotl", "llamafactory", "swift", "transformers")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_argument_of_another_program_is_only_unknown_or_taken_for_a_slip(program: str) -> None:
+    names = {
+        n for one in as_object(arguments(program)["classes"]).values() for n in as_object(one) if "_" in n
+    }
+    known = known_names("training")
+    left = [n for n in names - set(known) - set(ALIASES) - set(RECOGNISED) if not is_named(n, known)]
+    assert len(names) > 20 and left == []
+
+
+def is_named(name: str, known: tuple[str, ...]) -> bool:
+    found = suggestion(name, "training", known)
+    return found is not None and (name in synonyms() or "did you mean" not in found.hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ema_decay", "checkpoints average"),
+        ("freeze_llm", "not frozen by name"),
+        ("embedding_learning_rate", "one learning rate"),
+        ("chat_template_path", "TRL's name for 'model.chat_template'"),
+        ("dataset_prepared_path", "axolotl: prepared data are cached"),
+        ("sync_ref_model", "an argument of TRL; `paceline config import`"),
+        ("use_kv_cache", "an argument of LLaMA-Factory"),
+    ],
+)
+def test_what_other_programs_have_is_said_by_key_or_reason(refuse: Load, name: str, said: str) -> None:
+    (found,) = refuse(f"training:\n  {name}: 1\n").diagnostics
+    assert found.code == "config.unknown_key" and said in found.hint

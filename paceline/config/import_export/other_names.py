@@ -1,0 +1,81 @@
+"""Arguments of other programs that are no keys here: what their tables of ``paceline config import`` say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from paceline.config.exchange.decide import SENTENCES
+from paceline.config.exchange.tables import steps, table
+from paceline.config.schema import field_of
+from paceline.core.json_types import Json, JsonObject, as_object
+
+_PROGRAMS = {
+    "trl": "TRL",
+    "axolotl": "axolotl",
+    "llamafactory": "LLaMA-Factory",
+    "swift": "ms-swift",
+    "transformers": "Transformers",
+}
+_KEEP, _DROP = ("keep", "write", "enable"), ("lose", "unsupported", "nothing")
+
+
+@cache
+def argument_of(name: str) -> tuple[str, str]:
+    """Return (program, meaning) of another program's argument; empty texts if none has it.
+
+    The meaning is our key, the reason why there is none, or empty.
+    """
+    for program, called in _PROGRAMS.items():
+        found = _meanings(program).get(name)
+        if found is not None:
+            return called, found
+    return "", ""
+
+
+@cache
+def _meanings(program: str) -> dict[str, str]:
+    """Return argument → our key, the reason why there is none, or an empty text.
+
+    A reason counts where it is all that the table says of the argument, whatever else a file has.
+    """
+    classes = as_object(table(program)["classes"])
+    # A single word is too common to be told from a slip or another section's key
+    found = {name: "" for one in classes.values() for name in as_object(one) if "_" in name}
+    rows: dict[str, list[str]] = {}
+    for verb, name, row, always in _rows(steps(program), always=True):
+        says = (
+            str(as_object(row).get("to" if verb in _KEEP else "says", ""))
+            if isinstance(row, dict)
+            else str(row)
+        )
+        if verb in _KEEP and field_of(says) is not None:
+            rows.setdefault(name, []).insert(0, says)
+        else:
+            rows.setdefault(name, []).append(_said(says) if always and verb in _DROP else "")
+    kept = {name: says[0] for name, says in rows.items() if len(says) == 1 or field_of(says[0]) is not None}
+    return found | {name: says for name, says in kept.items() if says}
+
+
+def _rows(listed: list[Json], *, always: bool) -> Iterator[tuple[str, str, Json, bool]]:
+    """Yield (verb, argument, row, whether it holds without a condition) of the steps."""
+    for step in map(as_object, listed):
+        holds = always and "when" not in step and "each" not in step
+        inner = step.get("step")
+        yield from _rows(inner if isinstance(inner, list) else [], always=holds)
+        for verb in (*_KEEP, *_DROP):
+            rows = step.get(verb, {})
+            shared = step.get("to" if verb in _KEEP else "says", "")
+            own: JsonObject = rows if isinstance(rows, dict) else {str(n): shared for n in _listed(rows)}
+            yield from ((verb, name, row, holds) for name, row in own.items())
+
+
+def _listed(rows: Json) -> list[Json]:
+    return rows if isinstance(rows, list) else []
+
+
+def _said(text: str) -> str:
+    """Return a reason with its sentences written out; empty if it quotes values of the file."""
+    for name, sentence in SENTENCES.items():
+        text = text.replace(f"${name}", sentence)
+    return "" if "$" in text else text
