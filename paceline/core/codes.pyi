@@ -26,9 +26,20 @@ class _CORE_TARGET_ATTR(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _CORE_LFS_POINTER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 CORE_TARGET: _CORE_TARGET
 CORE_TARGET_ATTR: _CORE_TARGET_ATTR
 CORE_TARGET_MODULE: Code
+CORE_LFS_POINTER: _CORE_LFS_POINTER
 ALGORITHM_UNKNOWN: Code
 STRATEGY_UNKNOWN: Code
 SEC_TRUST_REMOTE_CODE: Code

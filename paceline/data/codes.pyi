@@ -187,12 +187,13 @@ class _DATA_NOT_A_DATASET(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
-class _DATA_NOT_CSV(CodeName):
+class _DATA_TWO_COLUMNS(CodeName):
     def __call__(
         self,
         where: str = "",
         found: str = "",
         *,
+        name: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -423,7 +424,8 @@ DATA_MAX_ROWS: _DATA_MAX_ROWS
 DATA_MIXTURE: Code
 DATA_NOT_A_DATASET: _DATA_NOT_A_DATASET
 DATA_NOT_A_LIST: Code
-DATA_NOT_CSV: _DATA_NOT_CSV
+DATA_NOT_CSV: Code
+DATA_TWO_COLUMNS: _DATA_TWO_COLUMNS
 DATA_NOT_JSON: Code
 DATA_NOT_ARROW: _DATA_NOT_ARROW
 DATA_NOT_PARQUET: _DATA_NOT_PARQUET

@@ -76,9 +76,9 @@ def try_plan(
         else:
             plan = resolved_plan(job, ruled=ruled)
     except ConfigError as error:
-        told = {finding.code for finding in errors(ruled)}
+        codes = {finding.code for finding in errors(ruled)}
         # What a rule has told with its place, the planner need not tell again without one
-        further = (d for d in error.diagnostics if d not in ruled and (d.where or d.code not in told))
+        further = (d for d in error.diagnostics if d not in ruled and (d.where or d.code not in codes))
         return Tried(None, ruled, tuple(further))
     return Tried(plan, ruled)
 

@@ -52,7 +52,7 @@ def _meanings(program: str) -> dict[str, str]:
         if verb in _KEEP and field_of(says) is not None:
             rows.setdefault(name, []).insert(0, says)
         else:
-            rows.setdefault(name, []).append(_said(says) if always and verb in _DROP else "")
+            rows.setdefault(name, []).append(_sentence(says) if always and verb in _DROP else "")
     kept = {name: says[0] for name, says in rows.items() if len(says) == 1 or field_of(says[0]) is not None}
     return found | {name: says for name, says in kept.items() if says}
 
@@ -74,7 +74,7 @@ def _listed(rows: Json) -> list[Json]:
     return rows if isinstance(rows, list) else []
 
 
-def _said(text: str) -> str:
+def _sentence(text: str) -> str:
     """Return a reason with its sentences written out; empty if it quotes values of the file."""
     for name, sentence in SENTENCES.items():
         text = text.replace(f"${name}", sentence)

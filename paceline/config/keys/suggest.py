@@ -45,8 +45,8 @@ def suggestion(name: str, where: str, known: Sequence[str]) -> Suggestion | None
         meant = synonyms().get(plain)
     if meant is not None:
         return Suggestion(meant) if " " in meant else _meant([meant], where)
-    if said := _of_other_program(name):
-        return Suggestion(said)
+    if sentence := _of_other_program(name):
+        return Suggestion(sentence)
     # A misspelling of a key of this section, else of any section
     near = [_inside(where, one) for one in nearest(name, known) if one.lower() != plain or one != name]
     if not near:

@@ -112,11 +112,11 @@ def unopened_header(template: Renderer) -> str:
     """Return what the template writes before an answer's text, if no prompt has it: the template opens no
     answer (``add_generation_prompt`` changes nothing). Else an empty text, also for blanks.
     """
-    asked = Example(messages=({"role": "user", "content": "a"},))
-    answered = Example(messages=(*asked.messages, {"role": "assistant", "content": _SAID}))
+    question = Example(messages=({"role": "user", "content": "a"},))
+    answered = Example(messages=(*question.messages, {"role": "assistant", "content": _SAID}))
     try:
         prompt, opened = (
-            template.render(asked, partial(template.template.render, prompt=on))[1] for on in (False, True)
+            template.render(question, partial(template.template.render, prompt=on))[1] for on in (False, True)
         )
         text, turns, _ = template.render(answered, template.template.render_whole)[1]
     except RowError:

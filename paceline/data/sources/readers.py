@@ -15,9 +15,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from paceline.core import codes as core_codes
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
-from paceline.core.files import open_file
+from paceline.core.files import is_lfs_pointer, open_file
 from paceline.data import codes
 from paceline.data.rows.values import Cell, RawRow, without_filled
 from paceline.data.sources.compressed_files import is_packed, open_rows, reading
@@ -38,6 +39,8 @@ _GIVE_UP_AFTER = 20  # consecutive unreadable lines at the start of a file: it i
 
 def read_rows(located: Located, split: str) -> Iterator[RawRow]:
     """Yield all rows of a data set, in order. Raises DataError for a file that cannot be read at all."""
+    if pointers := [str(f) for f in _stored_files(located) if is_lfs_pointer(f)]:
+        raise DataError(core_codes.CORE_LFS_POINTER(pointers[0], ", ".join(pointers[:4])))
     if located.kind == "saved":
         yield from _saved(located.folder or Path(), split)
         return
@@ -54,6 +57,10 @@ def read_rows(located: Located, split: str) -> Iterator[RawRow]:
                 # How far a compressed file is read is known at its end.
                 yield row._replace(consumed=before + (0 if is_packed(file) else row.consumed))
         before += file.stat().st_size
+
+
+def _stored_files(located: Located) -> Iterable[Path]:
+    return located.folder.rglob("*.arrow") if located.kind == "saved" and located.folder else located.files
 
 
 def total_bytes(located: Located) -> int:
@@ -155,10 +162,8 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
 def _no_line_is_json(file: Path, lines: int, first: str) -> Diagnostic:
     """Return the finding about a file whose first lines are no JSON; ``first``: the first, and why."""
     hint = "write one JSON object per line (.jsonl), or a list of objects (.json)"
-    if "version https://git-lfs" in first:
-        hint = "it is a pointer of Git LFS in place of the file: git lfs pull"
-    elif "'{'" in first:
-        hint = f"write one JSON object per line: jq -c . {file.name} > rows.jsonl"
+    if (over := objects_over_lines(file)) is not None:
+        return over
     return codes.DATA_NOT_JSON(
         "no line of the file is JSON", f"{file}:1", f"{lines} lines, none readable: {first}", hint
     )
@@ -245,7 +250,7 @@ def _whole_json(file: Path, line: int, text: str, exc: Exception) -> Diagnostic:
         with open_rows(file) as stream:
             value = json.load(stream)
     except (ValueError, RecursionError):
-        return _not_json(file, line, repr(text.strip()[:60]), exc)
+        return objects_over_lines(file) or _not_json(file, line, repr(text.strip()[:60]), exc)
     keys = ", ".join(list(value)[:8]) if isinstance(value, dict) else type(value).__name__
     lists = [key for key, item in value.items() if _nested({key: item})] if isinstance(value, dict) else []
     return codes.DATA_NOT_A_LIST(
@@ -320,8 +325,7 @@ def _csv(file: Path, delimiter: str = ",") -> Iterator[RawRow]:
         try:
             # The header names the columns; each name must be unique.
             header = next(reader, [])
-            if twice := _twice(header):
-                raise csv.Error(f"two columns are named {twice[:60]!r}")
+            _each_once(header, f"{file}:1")
             while True:
                 where = f"{file}:{reader.line_num + 1}"
                 record = next(reader, None)
@@ -340,14 +344,17 @@ def _csv(file: Path, delimiter: str = ",") -> Iterator[RawRow]:
                     continue
                 yield RawRow(dict(zip(header, record, strict=True)), where, consumed=consumed)
         except csv.Error as exc:
-            raise DataError(codes.DATA_NOT_CSV(f"{file}:{reader.line_num}", str(exc))) from exc
+            raise DataError(wrong_csv(f"{file}:{reader.line_num}", str(exc))) from exc
         except UnicodeDecodeError as exc:
             raise _not_utf8(file, reader.line_num + 1, exc) from exc
 
 
-def _twice(names: Sequence[str]) -> str:
-    """Return a duplicate name, or empty: only one of two columns of a name would be read."""
-    return next((name for name in names if names.count(name) > 1), "")
+def _each_once(names: Sequence[str], where: str) -> None:
+    """Raise DataError for a name that two columns have: only one of them would be read."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        shown = ", ".join(name[:60] for name in names)
+        raise DataError(codes.DATA_TWO_COLUMNS(where, f"columns {shown}", name=twice[:60]))
 
 
 def _plain(file: Path) -> None:
@@ -374,8 +381,7 @@ def _parquet(file: Path) -> Iterator[RawRow]:
     try:
         with pq.ParquetFile(file) as parquet:
             total = max(parquet.metadata.num_rows, 1)
-            if twice := _twice(parquet.schema_arrow.names):
-                raise pa.ArrowInvalid(f"two columns are named {twice[:60]!r}")
+            _each_once(parquet.schema_arrow.names, str(file))
             for batch in parquet.iter_batches(batch_size=1024):
                 for value in batch.to_pylist():
                     number += 1
@@ -404,8 +410,7 @@ def _arrow(file: Path) -> Iterator[RawRow]:
             begins = stream.read(6)
             stream.seek(0)
             reader = pa.ipc.open_file(stream) if begins == b"ARROW1" else pa.ipc.open_stream(stream)
-            if twice := _twice(reader.schema.names):
-                raise pa.ArrowInvalid(f"two columns are named {twice[:60]!r}")
+            _each_once(reader.schema.names, str(file))
             batches = (
                 map(reader.get_batch, range(reader.num_record_batches)) if begins == b"ARROW1" else reader
             )

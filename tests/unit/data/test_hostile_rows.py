@@ -117,11 +117,12 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     (tmp_path / "a.csv").write_text("text,text\na,b\n")
-    pq.write_table(
-        pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), tmp_path / "b.parquet"
-    )
-    for name, code in (("a.csv", "not_csv"), ("b.parquet", "not_parquet")):
-        with pytest.raises(DataError, match=rf"data\.{code}(.*\n)*.*two columns are named 'text'"):
+    table = pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(table, tmp_path / "b.parquet")
+    with pa.ipc.new_file(str(tmp_path / "c.arrow"), table.schema) as out:
+        out.write_table(table)
+    for name in ("a.csv", "b.parquet", "c.arrow"):
+        with pytest.raises(DataError, match=r"data\.two_columns(.*\n)*.*two columns are named 'text'"):
             list(read_rows(locate(str(tmp_path / name), "train"), "train"))
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
+from data_fixtures import make_tokenizer
 
+from paceline.config.schema import Config
 from paceline.config.sections.data import Dataset
 from paceline.core.errors import DataError
 from paceline.core.plugins.tables import ROW_KINDS
@@ -66,10 +68,61 @@ def test_a_table_without_a_line_of_names_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("version https://git-lfs.github.com/spec/v1\noid sha256:a\nsize 1\n", "git lfs pull"),
         ('{\n "text": "a"\n}\n{\n "text": "b"\n}\n', "jq -c . rows.jsonl"),
         ('[{"role": "user", "content": "a"}]\n' * 2, '{"messages": […]}'),
     ],
 )
 def test_a_file_that_is_no_rows_is_told_how_to_become_them(text: str, told: str, tmp_path: Path) -> None:
     assert told in refused(tmp_path / "rows.jsonl", "documents", text)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{\n "text": "a"\n}\n{\n "text": "b"\n}\n', "jq -c . a.json"),
+        ('{"text": "a",\n "more": [1,\n 2]}\n\n{"text": "b"\n}', "jq -c . a.json"),
+        ('{\n "text": "a"\n},\n{\n "text": "b"\n}\n', "write [ before"),
+    ],
+)
+def test_objects_over_lines_are_told_how_to_become_rows(
+    text: str, told: str, name: str, tmp_path: Path
+) -> None:
+    assert told in refused(tmp_path / name, "documents", text)
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "tsv", "txt", "parquet", "arrow", "jsonl.gz"])
+def test_a_pointer_of_git_lfs_is_no_rows(ending: str, tmp_path: Path) -> None:
+    assert "git lfs pull" in refused(tmp_path / f"rows.{ending}", "documents", POINTER)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("prompt,completion,prompt\na,b,c\n", "name of its own"),
+        ('prompt,completion\n"he said "hi" there",b\n', "write it twice"),
+        ('prompt,completion\na,"b "c", d"\n', "write it twice"),
+        ('prompt,completion\na,"b\nc,d\n', "end the value with a quote"),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_told(text: str, told: str, tmp_path: Path) -> None:
+    assert told in refused(tmp_path / "t.csv", "documents", text)
+    assert told in refused(tmp_path / "t.tsv", "documents", text.replace(",", "\t"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_pointers_of_git_lfs_are_told_in_the_place_of_a_models_files(name: str, tmp_path: Path) -> None:
+    folder = make_tokenizer(tmp_path / "m", chat_template=None)
+    (folder / "config.json").write_text("{}")
+    (folder / name).write_text(POINTER)
+    model = Config.from_json({"model": {"name_or_path": str(folder)}}).model
+    looks = (
+        check_model_folder(str(folder), "model.name_or_path"),
+        check_adapter_folder(str(folder), "model.name_or_path"),
+        list(look_at_tokenizer(model, frozenset())),
+    )
+    for found in looks:
+        assert [(d.code, name in d.found) for d in found] == [("core.lfs_pointer", True)]

@@ -419,6 +419,8 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ),
     ("JSON under the name of text", _rows('{"text": "a"}\n{"text": "b"}\n', "rows.txt"), "data.disguised"),
     ("CSV with an open quote", _rows('prompt,completion\n"a,b\n"a,b\n', "rows.csv"), "data.not_csv"),
+    ("a column twice", _rows("prompt,completion,prompt\na,b,c\n", "rows.csv"), "data.two_columns"),
+    ("a pointer of Git LFS", _rows("version https://git-lfs.github.com/spec/v1\n"), "core.lfs_pointer"),
     ("Parquet cut", _rows("x" * 40, "rows.parquet"), "data.not_parquet"),
     (
         "a column of no format",
