@@ -12,7 +12,6 @@ from typing import TextIO
 MAX_JSON_BYTES = 32 << 20  # of one of the files that describe a run
 MAX_CONFIG_BYTES = 16 << 20  # of a model's or an adapter's JSON config
 MAX_INDEX_BYTES = 256 << 20  # of the index of a model's weight files
-_POINTER, _MAX_POINTER_BYTES = b"version https://git-lfs", 1024  # of Git LFS: three lines of text
 _RUN_FOLDERS = ("events", "logs", "profile")  # in a run directory (``rundir.py``)
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -31,25 +30,6 @@ def no_file(path: Path) -> str | None:
         return _KINDS.get(stat.S_IFMT(path.stat().st_mode))
     except OSError:
         return None
-
-
-def is_lfs_pointer(path: Path) -> bool:
-    """Whether a file is the text that Git LFS puts in place of a file that was not downloaded."""
-    try:
-        if not path.is_file() or path.stat().st_size > _MAX_POINTER_BYTES:
-            return False
-        with open_file(path) as file:
-            return file.read(len(_POINTER)) == _POINTER
-    except OSError:
-        return False
-
-
-def lfs_pointers(folder: Path) -> list[str]:
-    """Return the names of the files in ``folder`` that are pointers of Git LFS."""
-    try:
-        return sorted(path.name for path in folder.iterdir() if is_lfs_pointer(path))
-    except OSError:
-        return []
 
 
 def open_file(path: Path) -> io.BufferedReader:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
-from paceline.config.exchange.decide import SENTENCES
-from paceline.config.exchange.tables import steps, table
+from paceline.config.import_export.argument_tables import steps, table
+from paceline.config.import_export.decide_keys import SENTENCES
 from paceline.config.schema import field_of
 from paceline.core.json_types import Json, JsonObject, as_object
 

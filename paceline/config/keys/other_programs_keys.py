@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 
+from paceline.config.keys.nearest import nearest
 from paceline.config.yaml_text.read_file import read_table
 from paceline.core.json_types import as_object
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from paceline.config.keys.nearest import nearest
 from paceline.config.keys.other_programs_keys import synonyms
 from paceline.config.keys.valid_keys import known_names
-from paceline.config.schema import SECTIONS, homes_of, sections
+from paceline.config.schema import SECTIONS, field_of, homes_of, sections
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,9 @@ def suggestion(name: str, where: str, known: Sequence[str]) -> Suggestion | None
 
 def _of_other_program(name: str) -> str:
     """Return what an argument of another program means here; empty if none has it."""
-    from paceline.config.exchange.other_names import argument_of  # with the tables, which few configs need
+    from paceline.config.import_export.other_names import (
+        argument_of,  # with the tables, which few configs need
+    )
 
     program, meaning = argument_of(name)
     if not program:

@@ -12,10 +12,11 @@ from paceline.core.errors import DataError
 from paceline.core.files import read_text
 from paceline.core.security.resource_limits import SpentError, bounded_memory, bounded_time, limit_of
 from paceline.data import codes
-from paceline.data.chat_template.capabilities import facts_of, written_alike
+from paceline.data.chat_template.capabilities import facts_of, unopened_header, written_alike
 from paceline.data.chat_template.conversation import Renderer, Renderers
 from paceline.data.chat_template.jinja_syntax import TOOL_USE, name_for, named_templates, templates_in
 from paceline.data.chat_template.options import with_defaults
+from paceline.data.chat_template.render import GENERATION
 from paceline.data.preflight.find_sets import LOOKED_AT, DataSet, look
 from paceline.data.rows.examples import Reading, RowReader
 from paceline.data.rows.formats import Example

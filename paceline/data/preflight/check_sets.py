@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.core import codes as core_codes
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
-from paceline.core.files import lfs_pointers, open_file, read_text, special_files
+from paceline.core.files import open_file, read_text, special_files
+from paceline.core.git_lfs import pointers_in
 from paceline.data import codes
 from paceline.data.chat_template.jinja_syntax import look_at_template, templates_in
 from paceline.data.preflight.chat_template import look_through
@@ -240,8 +240,8 @@ def look_at_tokenizer(
             what, key, f"{folder}: {', '.join(special[:4])}", "remove it, or name another folder"
         )
         return
-    if pointers := lfs_pointers(folder):
-        yield core_codes.CORE_LFS_POINTER(key, f"{folder}: {', '.join(pointers[:4])}")
+    if (pointers := pointers_in(folder, key)) is not None:
+        yield pointers
         return
     yield from _damaged_files(folder, key)
     if template is None and formats & kind.conversations and not _has_template(folder):

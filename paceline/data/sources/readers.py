@@ -15,10 +15,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from paceline.core import codes as core_codes
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
-from paceline.core.files import is_lfs_pointer, open_file
+from paceline.core.files import open_file
+from paceline.core.git_lfs import pointers
 from paceline.data import codes
 from paceline.data.rows.values import Cell, RawRow, without_filled
 from paceline.data.sources.compressed_files import is_packed, open_rows, reading
@@ -26,6 +26,7 @@ from paceline.data.sources.disguised_files import disguised, frame_orientation
 from paceline.data.sources.file_kinds import kind_of
 from paceline.data.sources.json_rows import DECODER, check_value, parse_row
 from paceline.data.sources.locate import Located
+from paceline.data.sources.malformed import objects_over_lines, wrong_csv
 from paceline.data.sources.user_code import own_rows
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ _GIVE_UP_AFTER = 20  # consecutive unreadable lines at the start of a file: it i
 
 def read_rows(located: Located, split: str) -> Iterator[RawRow]:
     """Yield all rows of a data set, in order. Raises DataError for a file that cannot be read at all."""
-    if pointers := [str(f) for f in _stored_files(located) if is_lfs_pointer(f)]:
-        raise DataError(core_codes.CORE_LFS_POINTER(pointers[0], ", ".join(pointers[:4])))
+    if (wrong := pointers(_stored_files(located))) is not None:
+        raise DataError(wrong)
     if located.kind == "saved":
         yield from _saved(located.folder or Path(), split)
         return

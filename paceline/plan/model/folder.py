@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
 
-from paceline.core import codes as core_codes
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.files import MAX_INDEX_BYTES, lfs_pointers, read_text, special_files
+from paceline.core.files import MAX_INDEX_BYTES, read_text, special_files
+from paceline.core.git_lfs import pointers_in
 from paceline.core.rundir import RunDir
 from paceline.plan import codes
 from paceline.plan.model.read_shape import config_from_path
@@ -55,8 +55,8 @@ def check_model_folder(name: str, key: str) -> list[Diagnostic]:
         return [run]
     if special := special_files(folder):
         return [_special(folder, special, key)]
-    if pointers := lfs_pointers(folder):
-        return [core_codes.CORE_LFS_POINTER(key, f"{folder}: {', '.join(pointers[:4])}")]
+    if (pointers := pointers_in(folder, key)) is not None:
+        return [pointers]
     if (folder / "adapter_config.json").is_file():
         what = "this folder contains a model and an adapter, which Transformers would lay on it"
         hint = "merge it (merge_and_unload of peft), or move adapter_*.* to a folder of its own"
@@ -182,8 +182,8 @@ def check_adapter_folder(name: str, key: str) -> list[Diagnostic]:
         return []
     if special := special_files(folder):
         return [_special(folder, special, key)]
-    if pointers := lfs_pointers(folder):
-        return [core_codes.CORE_LFS_POINTER(key, f"{folder}: {', '.join(pointers[:4])}")]
+    if (pointers := pointers_in(folder, key)) is not None:
+        return [pointers]
     if run := of_a_run(folder, key):
         return [run]
     if not weights.is_file():

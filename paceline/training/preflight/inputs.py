@@ -22,7 +22,7 @@ from paceline.config.sections.model import ModelSection
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError, PacelineError
-from paceline.data.preflight.chat_template import Described, describe, other_template
+from paceline.data.preflight.chat_template import Described, describe, other_template, unopened_answers
 from paceline.data.preflight.check_sets import first_examples, look_at_sets, look_at_tokenizer, missing_sets
 from paceline.data.preflight.rows_for_ranks import check_feeds
 from paceline.data.rows.examples import Reading

@@ -17,13 +17,21 @@ from pydantic import ValidationError
 from typer import Exit
 
 from paceline.cli.configs.config_import import import_file
+from paceline.config.import_export.argument_tables import table as arguments
+from paceline.config.keys.aliases import ALIASES
 from paceline.config.keys.nearest import MOST_UNKNOWN, nearest
 from paceline.config.keys.other_programs_keys import synonyms
 from paceline.config.keys.suggest import Suggestion, suggestion
 from paceline.config.keys.valid_keys import known_names
+from paceline.config.keys.without_effect_here import RECOGNISED
 from paceline.config.schema import SECTIONS, Config, field_of, fields
 from paceline.config.sections.training import TrainingSection
 from paceline.config.yaml_text.read_file import read_table
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import as_object
+from paceline.core.plugins.tables import STRATEGIES
+from paceline.plan.strategies.job import Job
+from paceline.rules.planning import make_plan
 
 Load = Callable[..., Any]
 SHORTEST = 5  # letters of a key for which each slip is found

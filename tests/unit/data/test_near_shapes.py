@@ -15,9 +15,11 @@ from paceline.config.schema import Config
 from paceline.config.sections.data import Dataset
 from paceline.core.errors import DataError
 from paceline.core.plugins.tables import ROW_KINDS
+from paceline.data.preflight.check_sets import look_at_tokenizer
 from paceline.data.preflight.find_sets import find_sets, look
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
+from paceline.plan.model.folder import check_adapter_folder, check_model_folder
 
 ROWS: dict[str, dict[str, Any]] = {
     "documents": {"instruction": "q", "output": "a"},

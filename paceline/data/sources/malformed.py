@@ -6,8 +6,8 @@ from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.data import codes
-from paceline.data.packed import open_rows
-from paceline.data.strict import DECODER
+from paceline.data.sources.compressed_files import open_rows
+from paceline.data.sources.json_rows import DECODER
 
 _LOOKED_AT = 1 << 22  # characters of a file in which the first object must end
 
