@@ -126,6 +126,20 @@ def detect(
     raise DataError(_unknown(found, where, rows, columns))
 
 
+def corrected(mapping: Mapping[str, str], known: Sequence[str], found: Sequence[str]) -> str:
+    """Return the line ``columns:`` with the nearest names for those that are neither ``known`` (left) nor
+    ``found`` (right); empty if one has none near.
+    """
+    pairs = {_near(name, known): _near(column, found) for name, column in mapping.items()}
+    if "" in pairs or "" in pairs.values() or len(pairs) < len(mapping):
+        return ""
+    return f"columns: {{{', '.join(f'{name}: {column}' for name, column in pairs.items())}}} (next to path:)"
+
+
+def _near(name: str, names: Sequence[str]) -> str:
+    return name if name in names else next(iter(difflib.get_close_matches(name, names, n=1)), "")
+
+
 def _mapped(mapping: Mapping[str, str], found: Sequence[str], where: str) -> dict[str, str]:
     """Return format column -> name in the file; the user's mapping wins."""
     known = sorted({c for must, may in COLUMNS.values() for c in (*must, *may)})

@@ -128,3 +128,22 @@ def test_pointers_of_git_lfs_are_told_in_the_place_of_a_models_files(name: str, 
     )
     for found in looks:
         assert [(d.code, name in d.found) for d in found] == [("core.lfs_pointer", True)]
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_a_slip_under_columns_is_told_the_line_that_reads_the_rows(kind: str, tmp_path: Path) -> None:
+    """On either side; also where the other names are right."""
+    known = {"documents": "prompt completion", "prompts": "prompt answer"}.get(kind, " ".join(ROWS[kind]))
+    row = {f"my_{name}": value for name, value in zip(known.split(), ROWS[kind].values(), strict=True)}
+    right = {name.removeprefix("my_"): name for name in row}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    for name, column in right.items():
+        for wrong in ({name: column[:-2] + column[-1]}, {name[:-2] + name[-1]: column}):
+            written = {**{n: c for n, c in right.items() if n != name}, **wrong}
+            with pytest.raises(DataError) as error:
+                looked(path, kind, written)
+            told = error.value.diagnostics[0].hint
+            if kind != "documents":
+                assert looked(path, kind, yaml.safe_load(told.partition(" (next")[0])["columns"])
+            assert f"'{name}'" in told or f"{name}: {column}" in told

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from paceline.core.errors import DataError
 from paceline.data import codes
-from paceline.data.rows.formats import Example, Shape
+from paceline.data.rows.formats import Example, Shape, corrected
 from paceline.data.rows.kinds.base import RowKind
 from paceline.data.rows.messages import says_something, turns_of_any
 from paceline.data.rows.values import Cell, Row, RowError, as_text
@@ -37,7 +37,9 @@ def detect_classified(rows: Sequence[Row], *, where: str, mapping: Mapping[str, 
     ]
     if wrong:
         what = f"columns: no such column ({', '.join(wrong)})"
-        raise DataError(codes.DATA_FORMAT_CLASSES(what, where, seen, hint))
+        raise DataError(
+            codes.DATA_FORMAT_CLASSES(what, where, seen, corrected(mapping, ("text", "label"), found) or hint)
+        )
     columns = {}
     for name, known in (("text", _READ), ("label", _SAID)):
         # Exactly one column for each.

@@ -19,7 +19,7 @@ from dataclasses import replace
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data import codes
-from paceline.data.rows.formats import Example, Shape
+from paceline.data.rows.formats import Example, Shape, corrected
 from paceline.data.rows.kinds.base import RowKind
 from paceline.data.rows.messages import Message, is_answer, says_something, turns_or_text
 from paceline.data.rows.values import Cell, Row, RowError, as_text
@@ -72,7 +72,10 @@ def detect_answers(
     # The user's mapping must name known columns that exist; the rest is found by name.
     known = (*needed, *PROMPTS, *beside)
     if any(name not in known for name in mapping) or any(name not in found for name in mapping.values()):
-        raise DataError(replace(wrong, what="columns: no such column", found=seen))
+        hint = corrected(mapping, known, found) or wrong.hint
+        names = [n for n in mapping if n not in known] + [n for n in mapping.values() if n not in found]
+        what = f"columns: no such column ({', '.join(names)})"
+        raise DataError(replace(wrong, what=what, found=seen, hint=hint))
     columns = {**{name: name for name in known if name in found and name not in mapping.values()}, **mapping}
     prompts = [name for name in PROMPTS if name in columns]
     if any(name not in columns for name in needed) or requested == "text" or not (prompts or alone):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from paceline.core.errors import DataError
 from paceline.data import codes
-from paceline.data.rows.formats import Example, Shape
+from paceline.data.rows.formats import Example, Shape, corrected
 from paceline.data.rows.kinds.base import RowKind
 from paceline.data.rows.messages import Message, turns_of_any
 from paceline.data.rows.values import Cell, Row, RowError, as_text
@@ -42,7 +42,8 @@ def detect_prompts(
     ]
     if wrong:
         what = f"columns: no such column ({', '.join(wrong)})"
-        raise DataError(codes.DATA_FORMAT_PROMPTS(what, where, seen, hint))
+        line = corrected(mapping, ("prompt", "answer", *_BESIDE), found)
+        raise DataError(codes.DATA_FORMAT_PROMPTS(what, where, seen, line or hint))
     # Exactly one prompt column; "prompt" wins over the others.
     prompts = [mapping["prompt"]] if "prompt" in mapping else [name for name in _ASKED if name in found]
     if len(prompts) > 1 and "prompt" in prompts:
