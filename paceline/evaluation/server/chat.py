@@ -272,9 +272,12 @@ def plain_message(message: Mapping[str, Json], place: str) -> JsonObject:
     content = message.get("content")
     if isinstance(content, list):
         return {**message, "content": _texts(content, f"{place}.content")}
-    if content is not None and not isinstance(content, str):
-        raise RequestError(f"{place}.content must be a text or a list of parts, got {content!r}", place)
-    return dict(message)
+    # As in vLLM, null is the content of an answer alone; left out it is empty
+    null = role == "assistant" or "content" not in message
+    if not (isinstance(content, str) or (content is None and null)):
+        got = "null" if content is None else repr(content)
+        raise RequestError(f"{place}.content must be a text or a list of parts, got {got}", place)
+    return {**message, "content": content}
 
 
 def _texts(parts: Sequence[Json], place: str) -> list[Json]:

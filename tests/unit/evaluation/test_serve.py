@@ -148,6 +148,12 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
         ),
         ({"messages": [{"role": "user", "content": "a" * 999}]}, 400, "192 positions.*tokens"),
         ({"messages": [{"role": "robot", "content": "a"}]}, 400, "developer.*'robot'"),
+        ({"messages": [{"role": "user", "content": None}]}, 400, r"messages\[0\].content .* got null"),
+        (
+            {"messages": [*ASKED, {"role": "tool", "content": None}]},
+            400,
+            r"messages\[2\].content .* got null",
+        ),
         ({"messages": [{"role": "user", "content": "a", "audio": {"id": 1}}]}, 400, "audio"),
         ({"temperature": "hot"}, 400, "temperature: .*number.*'hot'"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "template does not write tools"),
@@ -174,6 +180,12 @@ def test_a_form_without_its_package_names_the_pip_line(client: Any, monkeypatch:
     body = {"messages": ASKED, "response_format": {"type": "json_object"}}
     found = client.post(CHAT, json=body, headers=KEY)
     assert found.status_code == 400 and "pip install 'paceline[serve]'" in found.json()["error"]["message"]
+
+
+def test_a_content_that_is_left_out_is_empty_and_an_answers_may_be_null(client: Any) -> None:
+    """As vLLM 0.32's ChatCompletionRequest takes them."""
+    for one in ({"role": "user"}, {"role": "assistant"}, {"role": "assistant", "content": None}):
+        assert asked(client, messages=[*ASKED, one], max_tokens=1)["object"] == "chat.completion"
 
 
 @pytest.mark.parametrize(
