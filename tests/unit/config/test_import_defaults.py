@@ -266,3 +266,9 @@ def test_adapters_without_a_precision_are_not_said_to_be_alike(kind: str, differ
     assert found.settings["training.mixed_precision"].value == "no"
     said = found.findings.get("bf16")
     assert (said is not None and said.verdict is KeyVerdict.DIFFERS) is differs
+
+
+def test_a_length_of_llamafactorys_generation_is_no_limit_of_rows() -> None:
+    found = imported("llamafactory", {**FULL["llamafactory"], "cutoff_len": 64, "max_length": 32})
+    assert found.settings["data.max_length"].value == 64
+    assert found.findings["max_length"].verdict is KeyVerdict.NO_EFFECT
