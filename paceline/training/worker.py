@@ -65,7 +65,7 @@ from paceline.training.checkpointing.resume_compatibility import best_is_gone, n
 from paceline.training.errors import diagnose, exit_code_of
 from paceline.training.loop.garbage_collection import EVERY
 from paceline.training.loop.train_state import TrainState
-from paceline.training.loop.trainer import SAVE, Trainer
+from paceline.training.loop.trainer import SAVE, Trainer, ended_early
 from paceline.training.out_of_memory import memory_used, out_of_memory_hint
 from paceline.training.rank_arguments import Start
 from paceline.training.reporting.console import print_summary
@@ -486,6 +486,8 @@ class Worker:
             self.observers.note(diagnostic)
         self.observers.check_place()
         if world.rank == 0:
+            if outcome == "early_stopped":
+                self.observers.message(ended_early(self.trainer))
             self.write_result(outcome, code, found)
         self.observers.finish(
             events.Finished(outcome, state.step, time.monotonic() - self.started), self.checkpoint

@@ -275,6 +275,8 @@ def test_early_stopping_keeps_the_best(tiny: Tiny, paceline: Paceline, tmp_path:
     done = train(paceline, config, tmp_path, 1)
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert done.code == 0 and result["outcome"] == "early_stopped", done.err
+    said = " ".join(done.out.split())
+    assert "of 200: eval_loss has not improved in 3 evaluations (training.early_stopping_patience)" in said
     evals = [e for e in events_of(tmp_path / "run") if isinstance(e, Eval)]
     assert result["best_metric"] == min(e.metrics["eval_loss"] for e in evals)
     assert (tmp_path / f"run/checkpoints/step-{result['best_step']:08d}/manifest.json").is_file()

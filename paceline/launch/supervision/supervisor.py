@@ -474,7 +474,16 @@ class _Supervisor:
             for number in SIGNALS
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
         ]
-        return {number: signal.signal(number, self._on_signal) for number in ours}
+        before: dict[int, Any] = {number: signal.signal(number, self._on_signal) for number in ours}
+        if STACKS is not None:
+            before[STACKS] = signal.signal(STACKS, self._on_stacks)
+        return before
+
+    def _on_stacks(self, number: int, frame: FrameType | None) -> None:
+        """Hand the request for stacks on to the ranks: those that have called listen for it."""
+        for caller in list(self._exchange.callers.values()):
+            processes.send(caller.pid, number)
+        self._report("signal USR1: each rank writes the stacks of its threads to its log, and goes on")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._stop_signal is None:

@@ -309,3 +309,14 @@ class Trainer:
     def _emit(self, event: events.Event) -> None:
         for observer in self.observers:
             observer(event)
+
+
+def ended_early(trainer: Trainer) -> str:
+    """Say why a run ended before its last step, other than by a signal."""
+    why = (
+        "a callback asked for it"
+        if trainer.state.stopped_by_callback
+        else f"{trainer.best.metric} has not improved in {trainer.best.patience} evaluations"
+        " (training.early_stopping_patience)"
+    )
+    return f"ended early at step {trainer.state.step} of {trainer.cadence.total_steps}: {why}"
