@@ -314,7 +314,7 @@ class Trainer:
 def ended_early(trainer: Trainer) -> str:
     """Say why a run ended before its last step, other than by a signal."""
     why = (
-        "a callback asked for it"
+        "a callback requested it"
         if trainer.state.stopped_by_callback
         else f"{trainer.best.metric} has not improved in {trainer.best.patience} evaluations"
         " (training.early_stopping_patience)"
