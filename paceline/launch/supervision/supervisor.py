@@ -474,10 +474,10 @@ class _Supervisor:
             for number in SIGNALS
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
         ]
-        before: dict[int, Any] = {number: signal.signal(number, self._on_signal) for number in ours}
+        handlers = dict.fromkeys(ours, self._on_signal)
         if STACKS is not None:
-            before[STACKS] = signal.signal(STACKS, self._on_stacks)
-        return before
+            handlers[STACKS] = self._on_stacks
+        return {number: signal.signal(number, handler) for number, handler in handlers.items()}
 
     def _on_stacks(self, number: int, frame: FrameType | None) -> None:
         """Hand the request for stacks on to the ranks: those that have called listen for it."""
