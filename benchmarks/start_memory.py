@@ -42,9 +42,9 @@ from large_models import (
 from paceline.algorithms.registry import algorithm_class
 from paceline.config.schema import Config
 from paceline.models.factory import HFModelFactory
-from paceline.plan.cost.room import room_of
+from paceline.plan.cost.memory.fits import room_of
 from paceline.plan.hardware.probe import probe_hardware
-from paceline.plan.model.read_shape import shape_of
+from paceline.plan.model.read_config import shape_of
 from paceline.plan.strategies.job import Job
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Role

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from paceline.core.diagnostics import Severity as Severity
     from paceline.data.rows.kinds.base import RowKind as RowKind
     from paceline.generation.engine import GenerationEngine as GenerationEngine
-    from paceline.plan.algorithms.base import AlgorithmSpec as AlgorithmSpec
+    from paceline.plan.algorithms.spec import AlgorithmSpec as AlgorithmSpec
     from paceline.plan.strategies import replicated
-    from paceline.plan.strategies.base import StrategySpec as StrategySpec
+    from paceline.plan.strategies.spec import StrategySpec as StrategySpec
     from paceline.protocols.batch import Batch as Batch
     from paceline.protocols.roles import Output as Output
     from paceline.protocols.roles import Role as Role
@@ -39,7 +39,7 @@ _HOMES = {
     "SFT": "paceline.algorithms.supervised.sft:SFT",
     "SFT_TERM": "paceline.algorithms.supervised.sft:TERM",
     "Algorithm": "paceline.algorithms.algorithm:Algorithm",
-    "AlgorithmSpec": "paceline.plan.algorithms.base:AlgorithmSpec",
+    "AlgorithmSpec": "paceline.plan.algorithms.spec:AlgorithmSpec",
     "BaseTrainer": "paceline.training.base_trainer:BaseTrainer",
     "Batch": "paceline.protocols.batch:Batch",
     "Code": "paceline.core.diagnostics:Code",
@@ -55,7 +55,7 @@ _HOMES = {
     "Sample": "paceline.algorithms.rewards.sample:Sample",
     "Severity": "paceline.core.diagnostics:Severity",
     "Strategy": "paceline.strategies.strategy:Strategy",
-    "StrategySpec": "paceline.plan.strategies.base:StrategySpec",
+    "StrategySpec": "paceline.plan.strategies.spec:StrategySpec",
 }
 __all__ = [*_HOMES]
 

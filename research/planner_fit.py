@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from planner_rows import Row
 
 from paceline.plan.cost.coefficients import MemoryCoefficients, SpeedCoefficients
-from paceline.plan.cost.peak import peak_of, worst_peak
-from paceline.plan.cost.speed import speed_of
+from paceline.plan.cost.memory.peak import peak_of, worst_peak
+from paceline.plan.cost.step_time import speed_of
 
 Coefficients = dict[str, float]
 Sets = dict[str, Coefficients]

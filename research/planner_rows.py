@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.plan.cost.work import AdapterSize, Machine, StepSpec, Storage
-from paceline.plan.hardware.catalogue import Card, card_named
-from paceline.plan.model.read_shape import ModelShape
+from paceline.plan.hardware.device_catalogue import Card, card_named
+from paceline.plan.model.read_config import ModelShape
+from paceline.plan.workload.step_spec import AdapterSize, Machine, StepSpec, Storage
 
 GIB = 2**30
 # what these sources print as GB is torch's bytes / 1024³

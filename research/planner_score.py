@@ -12,8 +12,8 @@ from planner_fit import Sets, median, predicted_memory, predicted_speed, quantil
 from planner_rows import Row
 
 from paceline.plan.cost.coefficients import MemoryCoefficients
-from paceline.plan.cost.peak import worst_peak
-from paceline.plan.cost.work import why_not_run
+from paceline.plan.cost.memory.peak import worst_peak
+from paceline.plan.workload.step_spec import why_not_run
 
 FITS = 0.95  # of what torch reports as the card's memory: a prediction below that is said to run
 MARGIN = 0.90  # … and below that it is chosen

@@ -27,9 +27,9 @@ from paceline.plan.cost.search import (
     search,
     start_bytes,
 )
-from paceline.plan.hardware.catalogue import AcceleratorCluster, cluster_of
-from paceline.plan.model.catalogue import model_shape
-from paceline.plan.parts import AdapterSpec, Quantization
+from paceline.plan.hardware.device_catalogue import AcceleratorCluster, cluster_of
+from paceline.plan.model.model_catalogue import model_shape
+from paceline.plan.plan_sections import AdapterSpec, Quantization
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"en": "docs/hardware.md", "zh": "docs/hardware.zh-CN.md"}

@@ -58,7 +58,7 @@ OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("launch/launchers/deepspeed.py", "('deepspeed', f"): "a program",
     ("launch/launchers/registry.py", ""): "a launcher",
     ("plan/planner.py", "role in"): "a role",
-    ("plan/fastest.py", "('parallelism', "): "keys of training",
+    ("plan/strategy_choice/fastest.py", "('parallelism', "): "keys of training",
     ("verify/sides.py", "'distributed_strategy': against"): "keys of training",
     ("plan/hardware/probe.py", "'bitsandbytes'"): "packages",
     ("plan/cost/report.py", "'bubble'"): "parts of a step's time",
@@ -73,40 +73,46 @@ ROOMS = ("plan", "strategies", "training", "algorithms", "generation")
 EDGES: Mapping[str, str] = {
     **dict.fromkeys(
         (
-            "plan/model/ask_class.py",
-            "plan/model/composite.py",
-            "plan/model/config_json.py",
-            "plan/model/mixtures.py",
-            "plan/model/quantised_base.py",
-            "plan/model/read_shape.py",
-            "plan/model/rope.py",
+            "plan/model/class_listing_process.py",
+            "plan/model/multimodal.py",
+            "plan/model/read_config.py",
+            "plan/model/moe_config.py",
+            "plan/model/quantized_weights.py",
             "plan/model/shrink.py",
-            "plan/model/supported.py",
-            "plan/model/unusual.py",
+            "plan/model/families/supported.py",
+            "plan/model/files/unusual_config.py",
             "plan/model/vocabulary.py",
             "training/input_checks/rollout_config.py",
         ),
         "a model's config.json",
     ),
     **dict.fromkeys(
-        ("plan/model/folder.py", "plan/model/weights_files.py"),
+        ("plan/model/files/folder_check.py", "plan/model/safetensors_headers.py"),
         "headers and indices of safetensors files",
     ),
-    "plan/peft_settings.py": "peft's adapter_config.json",
-    "plan/hardware/catalogue.py": "a user's hardware file",
-    "plan/hardware/nodes.py": "properties of nodes that Linux writes, and a wheel's version file",
-    "plan/hardware/smi.py": "columns of nvidia-smi and rocm-smi",
+    "plan/features/peft_settings.py": "peft's adapter_config.json",
+    "plan/hardware/device_catalogue.py": "a user's hardware file",
+    "plan/hardware/device_files.py": "properties of nodes that Linux writes, and a wheel's version file",
+    "plan/hardware/vendor_smi.py": "columns of nvidia-smi and rocm-smi",
     **dict.fromkeys(
         (
             f"plan/strategies/deepspeed/{name}.py"
-            for name in ("config", "engine", "nvme", "spec", "states", "written", "zero")
+            for name in (
+                "compile_config",
+                "options",
+                "nvme",
+                "spec",
+                "zero_states",
+                "user_config",
+                "zero_block",
+            )
         ),
         "DeepSpeed's JSON",
     ),
     "strategies/deepspeed/config.py": "DeepSpeed's JSON",
     "strategies/deepspeed/start_engine.py": "DeepSpeed's JSON",
     "strategies/deepspeed/partition_views.py": "mappings that DeepSpeed leaves on its parameters",
-    "plan/strategies/fsdp/options.py": "fsdp_config, by Transformers' and Accelerate's keys",
+    "plan/strategies/fsdp/user_options.py": "fsdp_config, by Transformers' and Accelerate's keys",
     **dict.fromkeys(
         (
             "strategies/optimizers/muon.py",

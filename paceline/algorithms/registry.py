@@ -7,7 +7,7 @@ from paceline.algorithms.algorithm import Algorithm
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.registry import load_attr
 from paceline.core.plugins.tables import ALGORITHMS
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 
 _RENAMED = {
     "ask": "required_outputs",

@@ -13,7 +13,7 @@ from paceline.core.json_types import JsonObject
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
     from paceline.plan.cost.report import Forecast
-    from paceline.plan.hardware.catalogue import AcceleratorCluster
+    from paceline.plan.hardware.device_catalogue import AcceleratorCluster
     from paceline.plan.plan import Plan
 
 
@@ -58,7 +58,7 @@ def plan(
     ``nproc``: processes on this node; ``imports``: also check, in a process of its own, what only an import
     can show. Raises ConfigError with everything that would stop a start.
     """
-    from paceline.plan.hardware.catalogue import cluster_of
+    from paceline.plan.hardware.device_catalogue import cluster_of
 
     source = source_of(config, overrides).with_overrides({"launch.nproc": nproc})
     cluster = cluster_of(hardware) if hardware else None

@@ -75,7 +75,7 @@ def _verified(
     loaded: Loaded, folder: Path, against: str, steps: int, probe: bool, report: Report, warn: Warn
 ) -> VerifyReport:
     from paceline.launch.preflight.plan_job import planned
-    from paceline.plan.model.config_json import model_config
+    from paceline.plan.model.read_config import model_config
     from paceline.verify.sides import TOLERANCES, probes, reference_for, sides
     from paceline.verify.verdict import judge
 
@@ -127,7 +127,7 @@ def _probe(
 
 
 def _size(config: JsonObject) -> str:
-    from paceline.plan.model.read_shape import shape_from_config
+    from paceline.plan.model.read_config import shape_from_config
 
     shape = shape_from_config(as_object(as_object(config["model"])["config"]))
     return (

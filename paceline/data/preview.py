@@ -27,7 +27,7 @@ from paceline.data.rows.kinds.base import row_kind
 from paceline.data.tokenizer.load import open_tokenizer
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted, terminal
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.runlog.redact import printable
 
 _GREEN, _DIM, _OFF = "\033[32m", "\033[2m", "\033[0m"

@@ -23,7 +23,7 @@ from paceline.demo.sft import demo_sft
 from paceline.demo.steps import free_directory
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted, terminal
-from paceline.plan.algorithms.sft import SFT
+from paceline.plan.algorithms.supervised import SFT
 
 DEFAULT = Path("outputs/demo")
 RECIPES: Mapping[str, AlgorithmDemo] = {recipe.algorithm: recipe for recipe in (DPO, REWARD, GRPO, PPO)}

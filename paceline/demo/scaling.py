@@ -116,7 +116,7 @@ def argument_parser() -> argparse.ArgumentParser:
 def default_processes() -> list[int]:
     """Return 1, 2, 4, … up to the number of GPUs, or of usable cores without GPUs; at most 8."""
     from paceline.launch.environment.guide_variables import current
-    from paceline.plan.hardware.kinds import is_accelerator
+    from paceline.plan.hardware.device_kinds import is_accelerator
     from paceline.plan.hardware.probe import probe_hardware
 
     hardware = probe_hardware(current())

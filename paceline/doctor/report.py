@@ -9,11 +9,11 @@ from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.json_types import Json
 from paceline.core.units import human_bytes
 from paceline.doctor.inspect import Inspection
-from paceline.plan.codec import to_json
-from paceline.plan.hardware.cards import taken_bytes
-from paceline.plan.hardware.kinds import is_accelerator
-from paceline.plan.hardware.seen import SeenDevice, SmiAnswer
+from paceline.plan.hardware.device_kinds import is_accelerator
+from paceline.plan.hardware.probe_results import SeenDevice, SmiAnswer
+from paceline.plan.hardware.visible_devices import taken_bytes
 from paceline.plan.model.attention_kernel import AttentionCall, attention_kernel
+from paceline.plan.plan_json import to_json
 
 GIB = 2**30
 _WIDTH = 128  # head dim that the kernel is told for

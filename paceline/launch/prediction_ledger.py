@@ -30,7 +30,7 @@ def ledger_path(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 def machine_name(hardware: Hardware) -> str:
     """Return the number of devices per node and their name; runs are compared by this key."""
-    from paceline.plan.hardware.kinds import is_accelerator
+    from paceline.plan.hardware.device_kinds import is_accelerator
 
     count = hardware.num_devices if is_accelerator(hardware.device) else hardware.cpu_count
     return f"{count} × {hardware.device_name}"
@@ -38,7 +38,7 @@ def machine_name(hardware: Hardware) -> str:
 
 def corrections_here(hardware: Hardware) -> tuple[float, float]:
     """Return (memory factor, time factor) learnt from this machine's own runs; (1, 1) without a ledger."""
-    from paceline.plan.cost.ledger import corrections, read
+    from paceline.plan.cost.measured_runs import corrections, read
 
     path = ledger_path()
     return corrections(read(path), machine_name(hardware)) if path else (1.0, 1.0)
@@ -49,7 +49,7 @@ def expected_here(plan: Plan) -> str:
 
     Empty without such runs or on a GPU.
     """
-    from paceline.plan.cost import ledger
+    from paceline.plan.cost import measured_runs
     from paceline.plan.cost.from_plan import predictions
     from paceline.plan.hardware.probe import probe_hardware
 
@@ -57,15 +57,15 @@ def expected_here(plan: Plan) -> str:
     if path is None or plan.device != "cpu":
         return ""
     hardware = probe_hardware(os.environ, use_cpu=True, num_nodes=plan.num_nodes)
-    own = [entry for entry in ledger.read(path) if entry.machine == machine_name(hardware)]
+    own = [entry for entry in measured_runs.read(path) if entry.machine == machine_name(hardware)]
     expected = predictions(plan, hardware) if own else None
     if expected is None:
         return ""
-    memory, time = ledger.corrections(own, machine_name(hardware))
+    memory, time = measured_runs.corrections(own, machine_name(hardware))
     return (
-        f"expected here: {expected[0] * memory / ledger.GIB:.1f} GiB per process,"
+        f"expected here: {expected[0] * memory / measured_runs.GIB:.1f} GiB per process,"
         f" {expected[1] / time:,.0f} tokens/s (an estimate corrected by"
-        f" {min(len(own), ledger.LEARNT_FROM)} runs: paceline plan --ledger)\n"
+        f" {min(len(own), measured_runs.LEARNT_FROM)} runs: paceline plan --ledger)\n"
     )
 
 
@@ -77,7 +77,7 @@ def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
     from paceline.core.errors import PacelineError
     from paceline.core.rundir import RunDir
     from paceline.core.security.file_permissions import written_for
-    from paceline.plan.cost import ledger
+    from paceline.plan.cost import measured_runs
     from paceline.plan.cost.from_plan import predictions
     from paceline.plan.hardware.probe import probe_hardware
     from paceline.runlog.history import load_history
@@ -92,7 +92,7 @@ def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
         speeds = [step.tokens_per_second for step in settled if step.tokens_per_second > 0]
         hardware = probe_hardware(environ, use_cpu=plan.device == "cpu", num_nodes=plan.num_nodes)
         expected = predictions(plan, hardware)
-        entry = ledger.LedgerEntry(
+        entry = measured_runs.LedgerEntry(
             time=datetime.now().isoformat(timespec="seconds"),
             machine=machine_name(hardware),
             model=str(plan.config.model.name_or_path or "from scratch"),
@@ -105,7 +105,7 @@ def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
             run=plan.run_dir,
         )
         with written_for(path.parent):
-            ledger.append(path, entry)
+            measured_runs.append(path, entry)
     except (OSError, ValueError, PacelineError):
         return
 
@@ -114,7 +114,7 @@ def told_ledger(as_json: bool) -> str:
     """Return the output of ``paceline plan --ledger``."""
     import json
 
-    from paceline.plan.cost.ledger import read, table, to_json
+    from paceline.plan.cost.measured_runs import read, table, to_json
 
     path = ledger_path()
     entries = read(path) if path else []

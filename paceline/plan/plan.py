@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from paceline.config.schema import Config
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.units import human_count
-from paceline.plan import codec
+from paceline.plan import plan_json
+from paceline.plan.activation_checkpointing import kept_kinds
 from paceline.plan.batch import BatchSplit
-from paceline.plan.limits import WaitLimits
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.read_shape import ModelShape
-from paceline.plan.parts import AdapterSpec, DdpOptions, Memory, OptimizerSpec, OtherModel
-from paceline.plan.recomputation import kept_kinds
-from paceline.plan.strategies.options import NO_OPTIONS, EngineOptions, options_from_json
+from paceline.plan.model.read_config import ModelShape
+from paceline.plan.plan_sections import AdapterSpec, DdpOptions, Memory, OptimizerSpec, OtherModel
+from paceline.plan.strategy_options import NO_OPTIONS, EngineOptions, options_from_json
+from paceline.plan.timeouts import WaitLimits
 
 #: Prefix of ``choice`` in decisions that are only warnings.
 WARNING = "warning "
@@ -101,10 +101,10 @@ class Plan:
     memory: Memory | None = None
     reference: str = ""
     models: Mapping[str, OtherModel] = field(default_factory=dict)
-    device_indices: tuple[int, ...] = field(default=(), metadata=codec.UNLESS_DEFAULT)
-    flash: str = field(default="", metadata=codec.UNLESS_DEFAULT)
-    whole_scores: bool = field(default=False, metadata=codec.UNLESS_DEFAULT)
-    save_async: bool = field(default=False, metadata=codec.UNLESS_DEFAULT)
+    device_indices: tuple[int, ...] = field(default=(), metadata=plan_json.UNLESS_DEFAULT)
+    flash: str = field(default="", metadata=plan_json.UNLESS_DEFAULT)
+    whole_scores: bool = field(default=False, metadata=plan_json.UNLESS_DEFAULT)
+    save_async: bool = field(default=False, metadata=plan_json.UNLESS_DEFAULT)
 
     @property
     def limits(self) -> WaitLimits:
@@ -139,7 +139,7 @@ class Plan:
     def to_json(self) -> JsonObject:
         """Plain JSON types."""
         parts = {"engine": self.engine.to_json(), "config": self.config.to_json()}
-        return {**codec.to_json(replace(self, engine=NO_OPTIONS)), **parts}
+        return {**plan_json.to_json(replace(self, engine=NO_OPTIONS)), **parts}
 
     @staticmethod
     def from_json(data: Mapping[str, Json]) -> Plan:
@@ -148,7 +148,7 @@ class Plan:
             "engine": options_from_json(as_object(data.get("engine"))),
             "config": Config.from_json(as_object(data["config"])),
         }
-        return codec.from_json(Plan, {**data, **parts})
+        return plan_json.from_json(Plan, {**data, **parts})
 
     def dumps(self) -> str:
         """Return the text of ``plan.json``."""

@@ -12,43 +12,43 @@ from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.version import PACKAGE_VERSION
 from paceline.plan import codes
-from paceline.plan.adapter import adapter_decisions
-from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.algorithms.rollout import (
-    RolloutSizes,
-    decoding_decision,
-    gathered_problems,
-    rollout_decision,
-    with_generation,
-)
-from paceline.plan.attention import choose_attention, choose_packing, selection_decisions
-from paceline.plan.cost.memory import memory_of
-from paceline.plan.cost.room import room_decisions, room_of, room_problems, rows_problems
-from paceline.plan.cost.snapshot import with_snapshot
-from paceline.plan.cost.step_limit import step_limit_warning
-from paceline.plan.engine_options import (
+from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.plan.cost.memory.checkpoint import with_snapshot
+from paceline.plan.cost.memory.fits import room_decisions, room_of, room_problems, rows_problems
+from paceline.plan.cost.memory.model_states import memory_of
+from paceline.plan.cost.step_time import step_limit_warning
+from paceline.plan.features.attention import choose_attention, choose_packing, selection_decisions
+from paceline.plan.features.compute_options import (
     choose_backend,
     compute_decisions,
     idle_decisions,
     option_decisions,
     row_kernel_decisions,
 )
-from paceline.plan.eval_generate import evaluation_decision
-from paceline.plan.expert_adapters import expert_decisions
-from paceline.plan.fp8 import fp8_decisions
-from paceline.plan.hardware.kinds import is_accelerator, kind_of
+from paceline.plan.features.eval_generation import evaluation_decision
+from paceline.plan.features.expert_lora import expert_decisions
+from paceline.plan.features.fp8 import fp8_decisions
+from paceline.plan.features.grouped_gemm import grouped_decisions
+from paceline.plan.features.lora import adapter_decisions
+from paceline.plan.features.moe_balance_loss import RouterOptions, router_decisions
+from paceline.plan.features.optimizer import optimizer_decision
+from paceline.plan.features.rollout import (
+    RolloutSizes,
+    decoding_decision,
+    gathered_problems,
+    rollout_decision,
+    with_generation,
+)
+from paceline.plan.hardware.device_kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.limits import WaitLimits
-from paceline.plan.model.grouped_products import grouped_decisions
-from paceline.plan.model.read_shape import ModelShape, scoring
-from paceline.plan.model.router_loss import RouterOptions, router_decisions
-from paceline.plan.optimizer_decisions import optimizer_decision
-from paceline.plan.parts import OtherModel
+from paceline.plan.model.read_config import ModelShape, scoring
 from paceline.plan.plan import WARNING, Decision, Plan
+from paceline.plan.plan_sections import OtherModel
 from paceline.plan.resolve import Resolved, attempt, resolve
 from paceline.plan.strategies.deepspeed.nvme import nvme_decisions
 from paceline.plan.strategies.job import Job
-from paceline.plan.strategy import StrategyChoice, choose_strategy
+from paceline.plan.strategy_choice.choose import StrategyChoice, choose_strategy
+from paceline.plan.timeouts import WaitLimits
 
 
 def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
@@ -70,7 +70,7 @@ def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
     chosen = attempt(lambda: choose_strategy(job), found)
     if chosen is None or not chosen.by_size or errors(found):
         return made(chosen)
-    from paceline.plan.auto import plan_auto  # with the search, which few plans need
+    from paceline.plan.strategy_choice.auto import plan_auto  # with the search, which few plans need
 
     return plan_auto(chosen, job.hardware, made)
 
@@ -92,7 +92,7 @@ def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
     problems = room_problems(plan, hardware, room)
     own_keys = [*rows_problems(plan, hardware), *gathered_problems(plan, hardware)]
     if needed and (problems or own_keys):
-        from paceline.plan.remedy import what_fits
+        from paceline.plan.strategy_choice.what_fits import what_fits
 
         fits = what_fits(plan, hardware) if problems else []
         raise ConfigError(*(replace(d, hint="; or ".join(fits) or d.hint) for d in problems), *own_keys)

@@ -15,25 +15,30 @@ from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.core.plugins.tables import CHOOSERS
-from paceline.plan.adapter import adapter_of, check_adapter
-from paceline.plan.algorithms.rollout import RolloutSizes, check_rollout, rollout_sizes
 from paceline.plan.batch import BatchSplit, split_batch
-from paceline.plan.bf16_weights import check_bf16_weights, rounds
-from paceline.plan.combination import Combination
-from paceline.plan.expert_adapters import check_expert_adapters
-from paceline.plan.fp8 import check_fp8
+from paceline.plan.features.expert_lora import check_expert_adapters
+from paceline.plan.features.fp8 import check_fp8
+from paceline.plan.features.lora import adapter_of, check_adapter
+from paceline.plan.features.moe_balance_loss import (
+    RouterOptions,
+    check_router,
+    check_router_loss,
+    router_options,
+)
+from paceline.plan.features.optimizer import check_targets
+from paceline.plan.features.precision import check_full_eval, choose_precision
+from paceline.plan.features.pure_bf16 import check_bf16_weights, rounds
+from paceline.plan.features.rollout import RolloutSizes, check_rollout, rollout_sizes
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.family_strategy import check_family
-from paceline.plan.model.parameters import targets_of
-from paceline.plan.model.router_loss import RouterOptions, check_router, check_router_loss, router_options
-from paceline.plan.parts import AdapterSpec, OptimizerSpec
+from paceline.plan.model.families.parallelism import check_family
+from paceline.plan.model.parameter_list import targets_of
 from paceline.plan.plan import Decision, Precision
-from paceline.plan.precision import check_full_eval, choose_precision
-from paceline.plan.projected_modules import check_targets
-from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.plan_sections import AdapterSpec, OptimizerSpec
+from paceline.plan.specs.feature_combination import Combination
 from paceline.plan.strategies.job import Findings, Job
-from paceline.plan.strategies.options import EngineOptions
-from paceline.plan.strategy import StrategyChoice, check_chosen
+from paceline.plan.strategies.spec import strategy_spec
+from paceline.plan.strategy_choice.choose import StrategyChoice, check_chosen
+from paceline.plan.strategy_options import EngineOptions
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Tensor
 
-from paceline.plan.hardware.kinds import CPU, KINDS
+from paceline.plan.hardware.device_kinds import CPU, KINDS
 
 IGNORE_INDEX = -100
 MISMATCHED = "mismatched"  # in ``Batch.others``: the same prompts, each with the answer to another one

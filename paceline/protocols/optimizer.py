@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from paceline.plan.parts import OptimizerSpec
+from paceline.plan.plan_sections import OptimizerSpec
 
 __all__ = ["OptimizerSpec"]

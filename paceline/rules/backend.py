@@ -8,7 +8,7 @@ from paceline.config.keys.other_programs_keys import value_meant
 from paceline.core import codes as core_codes
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.plugins.tables import CHOOSERS, STRATEGIES
-from paceline.plan.strategies.base import strategy_specs
+from paceline.plan.strategies.spec import strategy_specs
 from paceline.rules import codes
 from paceline.rules.rule import Context, Rule
 

@@ -9,11 +9,11 @@ from paceline.config.keys.nearest import nearest
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.patterns import is_pattern
 from paceline.core.security.remote_code import COMMIT, unpinned
-from paceline.plan.hardware.kinds import CPU, MPS
-from paceline.plan.model.mixtures import config_coefficient
-from paceline.plan.model.read_shape import text_part
-from paceline.plan.recomputation import KEY as KEPT
-from paceline.plan.recomputation import KINDS
+from paceline.plan.activation_checkpointing import KEY as KEPT
+from paceline.plan.activation_checkpointing import KINDS
+from paceline.plan.hardware.device_kinds import CPU, MPS
+from paceline.plan.model.moe_config import config_coefficient
+from paceline.plan.model.read_config import text_part
 from paceline.rules import codes
 from paceline.rules.rule import Context, Rule
 

@@ -9,7 +9,7 @@ from paceline.config.sections.training_scale import MESH_SIZES, Parallelism
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes as plan_codes
 from paceline.plan.mesh import cp_heads, tp_heads, tp_inside_node
-from paceline.plan.strategies.base import strategy_specs
+from paceline.plan.strategies.spec import strategy_specs
 from paceline.rules import codes
 from paceline.rules.rule import Context, Rule
 from paceline.rules.strategy import deepspeed_section

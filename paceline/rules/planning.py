@@ -11,7 +11,7 @@ from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import CHOOSERS
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.read_shape import ModelShape
+from paceline.plan.model.read_config import ModelShape
 from paceline.plan.plan import Plan
 from paceline.plan.planner import resolved_plan
 from paceline.plan.resolve import attempt
@@ -70,7 +70,7 @@ def try_plan(
     try:
         chooser = CHOOSERS.get(job.training.distributed_strategy)
         if chooser is not None and chooser.searches and not errors(ruled):
-            from paceline.plan.fastest import plan_fastest
+            from paceline.plan.strategy_choice.fastest import plan_fastest
 
             plan = plan_fastest(job, lambda written: resolved_plan(written, ruled=rules(written.config)))
         else:

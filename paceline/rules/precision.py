@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from paceline.config import codes as config_codes
 from paceline.core.diagnostics import Diagnostic
-from paceline.plan.hardware.kinds import is_accelerator
+from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.rules import codes
 from paceline.rules.rule import Context, Rule
 

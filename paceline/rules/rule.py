@@ -13,9 +13,9 @@ from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.core.plugins.tables import CHOOSERS
-from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec, algorithm_specs
-from paceline.plan.strategies.base import StrategySpec, declared_spec, strategy_spec
-from paceline.plan.strategy import by_sections
+from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec, algorithm_specs
+from paceline.plan.strategies.spec import StrategySpec, declared_spec, strategy_spec
+from paceline.plan.strategy_choice.choose import by_sections
 
 #: A value of the config: of a section, or a section itself.
 Value: TypeAlias = "Section | Json"

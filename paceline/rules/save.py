@@ -9,7 +9,7 @@ from paceline.config.registries.object_store_url import is_url, parse_url
 from paceline.config.registries.trackers import TRACKERS, names_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes
-from paceline.plan.packages import missing_object_store
+from paceline.plan.requirements.packages import missing_object_store
 from paceline.rules import codes
 from paceline.rules.rule import Context, Rule
 

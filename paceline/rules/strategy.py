@@ -10,7 +10,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject, as_object
 from paceline.plan import codes as plan_codes
-from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.strategies.spec import strategy_spec
 from paceline.rules import codes
 from paceline.rules.rule import Context, Rule, checked
 from paceline.rules.user_options import wrong_options

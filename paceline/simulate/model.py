@@ -16,7 +16,7 @@ from paceline.config.sections.model import ModelSection
 from paceline.core.json_types import Json
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.materialize import kernels_of, replace_tensors, swap_kernel
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.model.head_chunk import LEAST
 from paceline.plan.model.shrink import shrunk
 from paceline.plan.plan import Plan

@@ -16,12 +16,12 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.models.compute_dtype import compute_copy
 from paceline.models.fused_layers import rms_norm, swiglu
 from paceline.models.heads import chunked_cross_entropy
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.head_chunk import LEAST
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.base import Simulated, StrategySpec, strategy_spec
 from paceline.plan.strategies.replicated import SINGLE
+from paceline.plan.strategies.spec import Simulated, StrategySpec, strategy_spec
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
-from paceline.plan.hardware.kinds import is_accelerator
+from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.options import ThreadOptions
+from paceline.plan.strategy_options import ThreadOptions
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.plan.hardware.kinds import CUDA, is_accelerator
+from paceline.plan.hardware.device_kinds import CUDA, is_accelerator
 from paceline.plan.plan import Plan
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from paceline.plan.hardware.kinds import CUDA
+from paceline.plan.hardware.device_kinds import CUDA
 
 
 def skips_on_device(optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:

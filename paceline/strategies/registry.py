@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import STRATEGIES
-from paceline.plan.strategies.base import StrategySpec
+from paceline.plan.strategies.spec import StrategySpec
 from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
 from paceline.strategies.strategy import Strategy

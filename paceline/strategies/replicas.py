@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from paceline.plan.hardware.kinds import is_accelerator
+from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.protocols.batch import Batch
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.json_types import JsonObject
-from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.strategies.spec import strategy_spec
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import ModelFactory, RootModule

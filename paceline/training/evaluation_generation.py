@@ -26,7 +26,7 @@ from paceline.evaluation import codes as evaluation_codes
 from paceline.evaluation.scores.metric_process import Pairs, is_corpus, score
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.sampling.noise import stream_of
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.runtime.process_group.world import World
 from paceline.strategies.model_handle import Handle

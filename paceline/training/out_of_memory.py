@@ -10,11 +10,11 @@ import torch
 
 from paceline.core.units import human_bytes
 from paceline.plan.cost.from_plan import cluster_of_hardware, planned_candidate, search_spec_of
-from paceline.plan.hardware.kinds import is_accelerator
-from paceline.plan.hardware.peaks import peak_flops
+from paceline.plan.hardware.data_sheet_peaks import peak_flops
+from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import Hardware, probe_hardware
 from paceline.plan.plan import Plan
-from paceline.plan.remedy import what_fits
+from paceline.plan.strategy_choice.what_fits import what_fits
 from paceline.runtime.device.device import device_memory, device_name, memory_bytes
 from paceline.runtime.process_group.world import World
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from paceline.core.json_types import Json, JsonObject, as_object, inner_object
 from paceline.plan.model.shrink import shrunk
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.replicated import DDP
+from paceline.plan.strategies.spec import strategy_spec
 
 LEAST_LEARNING_RATE = 1e-3  # a loss that hardly changes would hide errors
 LONGEST_ROW = 128  # tokens

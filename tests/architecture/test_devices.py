@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import torch.distributed as dist
 from sources import Source, sources
 
-from paceline.plan.hardware.kinds import CPU, KINDS, UNDRIVEN
+from paceline.plan.hardware.device_kinds import CPU, KINDS, UNDRIVEN
 
 NAMES = {*KINDS, *UNDRIVEN} - {CPU.name}
-TABLE = "paceline/plan/hardware/kinds.py"
+TABLE = "paceline/plan/hardware/device_kinds.py"
 #: Places that name one all the same, and why.
 ALLOWED = {
-    ("paceline/plan/hardware/nodes.py", "cuda"): "a name in torch/version.py",
-    ("paceline/plan/hardware/nodes.py", "xpu"): "a name in torch/version.py",
+    ("paceline/plan/hardware/device_files.py", "cuda"): "a name in torch/version.py",
+    ("paceline/plan/hardware/device_files.py", "xpu"): "a name in torch/version.py",
     ("paceline/runtime/device/probe.py", "xpu"): "the version that torch was built with",
     ("paceline/rules/backend.py", "xla"): "the config's key",
     ("paceline/runtime/device/probe.py", "torch.cuda"): "NCCL's version has no other place",
@@ -47,7 +47,7 @@ def test_a_device_is_asked_by_its_kind_and_not_by_its_name() -> None:
         for place, name in devices_named(source)
     }
     assert {key: place for key, place in found.items() if key not in ALLOWED} == {}, (
-        "ask paceline.plan.hardware.kinds, torch.accelerator or torch.get_device_module"
+        "ask paceline.plan.hardware.device_kinds, torch.accelerator or torch.get_device_module"
     )
     assert ALLOWED.keys() - found.keys() == set(), "named no more: take it out"
 

@@ -24,9 +24,9 @@ WRITERS = {
     "paceline/launch/redacted_output.py": "is the redaction",
     "paceline/runtime/failures/heartbeat.py": "numbers",
     "paceline/runtime/failures/flight_recorder.py": "names and sizes of collectives",
-    "paceline/plan/hardware/ask_torch.py": "devices and versions, as redacted by the child",
-    "paceline/plan/model/ask_class.py": "names and shapes of parameters, as redacted by the child",
-    "paceline/plan/cost/ledger.py": "numbers, and a model's name of the config",
+    "paceline/plan/hardware/torch_probe.py": "devices and versions, as redacted by the child",
+    "paceline/plan/model/class_listing_process.py": "names and shapes, as redacted by the child",
+    "paceline/plan/cost/measured_runs.py": "numbers, and a model's name of the config",
     "paceline/training/rollout/weight_sync.py": "a model's config.json",
     "paceline/data/file_digests.py": "digests, and a tokenizer's special tokens",
     "paceline/data/dataset_store.py": "sizes and digests",
@@ -118,7 +118,7 @@ def test_every_program_of_the_package_redacts_what_it_prints() -> None:
     documentation = {
         "paceline/config/render/reference.py",
         "paceline/config/backend_files/docs_page.py",
-        "paceline/plan/model/family_page.py",
+        "paceline/plan/model/families/docs_page.py",
     }
     another = {"paceline/__main__.py"}  # calls the console script's own ``main``
     bare = []

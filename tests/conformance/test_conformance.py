@@ -28,7 +28,7 @@ from support import write_rows, write_tokenizer
 from table import SUPPORT_MD, load, markdown
 
 from paceline.core.plugins.tables import STRATEGIES
-from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.strategies.spec import strategy_spec
 
 pytestmark = [pytest.mark.integration]
 BY_NAME = {v.name: v for v in VARIANTS}

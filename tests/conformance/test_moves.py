@@ -17,7 +17,7 @@ from moves_table import MOVES_MD, load, markdown
 
 from paceline.core.plugins.tables import STRATEGIES
 from paceline.core.rundir import RunDir
-from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.strategies.spec import strategy_spec
 
 pytestmark = [pytest.mark.integration]
 BY_NAME = {v.name: v for v in VARIANTS}

@@ -123,6 +123,6 @@ def _config(programs: Programs, tokenizer: str, size: FullSize, tokens: int, run
 def _model(size: FullSize, small: bool) -> Mapping[str, Any]:
     if small:
         return MODEL
-    from paceline.plan.model.catalogue import named_config
+    from paceline.plan.model.model_catalogue import named_config
 
     return {**named_config(size.model), "num_hidden_layers": size.layers}

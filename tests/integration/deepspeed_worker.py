@@ -25,10 +25,10 @@ from tiny_parts import MemoryReader, TinyObjective, make_batch
 from paceline.models.factory import HFModelFactory
 from paceline.models.lora.lora import plain_name
 from paceline.plan.batch import split_batch
-from paceline.plan.codec import from_json
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import AdapterSpec, DdpOptions
 from paceline.plan.plan import Precision
+from paceline.plan.plan_json import from_json
+from paceline.plan.plan_sections import AdapterSpec, DdpOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role

@@ -33,8 +33,8 @@ import paceline.training.worker  # noqa: F401
 from paceline.config.load import load_config
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.supervision.worker_channel import Line
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.hardware.kinds import CPU, CUDA, KINDS, is_accelerator
+from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.hardware.device_kinds import CPU, CUDA, KINDS, is_accelerator
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 from paceline.runtime.hard_exit import leave

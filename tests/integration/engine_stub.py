@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.plan.codec import from_json
-from paceline.plan.strategies.base import strategy_spec
-from paceline.plan.strategies.options import DeepSpeedOptions, EngineOptions, FsdpOptions, PipelineOptions
+from paceline.plan.plan_json import from_json
+from paceline.plan.strategies.spec import strategy_spec
+from paceline.plan.strategy_options import DeepSpeedOptions, EngineOptions, FsdpOptions, PipelineOptions
 
 
 def engine_of(given: Mapping[str, Any], strategy: str = "") -> EngineOptions:

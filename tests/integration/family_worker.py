@@ -32,9 +32,9 @@ from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.family import families
-from paceline.plan.parts import DdpOptions
+from paceline.plan.model.families.family import families
 from paceline.plan.plan import Precision
+from paceline.plan.plan_sections import DdpOptions
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import RankEnv, World, environment

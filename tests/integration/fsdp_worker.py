@@ -24,8 +24,8 @@ from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import DdpOptions
 from paceline.plan.plan import Precision
+from paceline.plan.plan_sections import DdpOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.config.load import load_config
 from paceline.models.factory import HFModelFactory
-from paceline.plan.cost.memory import model_states
+from paceline.plan.cost.memory.model_states import model_states
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job

@@ -20,10 +20,10 @@ from lora_worker import LR, SOURCE, gathered, parameters
 from paceline.core.plugins.tables import ALGORITHMS
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
-from paceline.plan.codec import from_json
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import AdapterSpec, DdpOptions
 from paceline.plan.plan import Precision
+from paceline.plan.plan_json import from_json
+from paceline.plan.plan_sections import AdapterSpec, DdpOptions
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role

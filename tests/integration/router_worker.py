@@ -18,10 +18,10 @@ from paceline.algorithms.moe_balance_loss import TERM, Balanced
 from paceline.algorithms.supervised.sft import SFT
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
+from paceline.plan.features.moe_balance_loss import RouterLoss
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.router_loss import RouterLoss
-from paceline.plan.parts import AdapterSpec, DdpOptions
 from paceline.plan.plan import Precision
+from paceline.plan.plan_sections import AdapterSpec, DdpOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from paceline.plan.hardware import ask_torch as ask
-from paceline.plan.hardware.nodes import installed_wheel
+from paceline.plan.hardware import torch_probe as ask
+from paceline.plan.hardware.device_files import installed_wheel
 
 
 def test_the_child_answers_for_the_torch_that_is_installed() -> None:

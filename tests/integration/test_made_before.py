@@ -16,7 +16,7 @@ from paceline.core.rundir import RunDir
 from paceline.data.prepare import fingerprint
 from paceline.data.prepare.prepare import train_fingerprint_of
 from paceline.data.rows.kinds.base import row_kind
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Notice, Step
 

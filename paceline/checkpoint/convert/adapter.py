@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.checkpoint.convert.hf_trainer import ADAPTER_CONFIG, adapter_decaying, adapter_order
 from paceline.checkpoint.convert.source_state import ForeignState, LazyTensor, misfit
 from paceline.checkpoint.convert.tensor_names import ModelNames, adapter_name, read_config
-from paceline.plan.peft_settings import names_module
+from paceline.plan.features.peft_settings import names_module
 
 _FACTOR = ".lora_"
 

@@ -19,7 +19,7 @@ from paceline.checkpoint.convert.source_state import (
     misfit,
 )
 from paceline.checkpoint.convert.tensor_names import ModelNames, adapter_name, by_model, read_config
-from paceline.plan.model.parameters import NO_DECAY
+from paceline.plan.model.parameter_list import NO_DECAY
 
 PLACE, OPTIMIZER, SCALER = "trainer_state.json", "optimizer.pt", "scaler.pt"
 ADAPTER_CONFIG = "adapter_config.json"

@@ -22,8 +22,8 @@ from paceline.checkpoint.format.tensor_names import TensorName
 from paceline.checkpoint.save.staging import Contents
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.rundir import RunDir
-from paceline.plan.codec import to_json
-from paceline.plan.peft_settings import spec_of
+from paceline.plan.features.peft_settings import spec_of
+from paceline.plan.plan_json import to_json
 from paceline.protocols.shard import BUFFER, PARAM
 from paceline.strategies.replicated_state import SCALER
 

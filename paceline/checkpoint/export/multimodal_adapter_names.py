@@ -13,7 +13,7 @@ from paceline.checkpoint.format.strict_json import parse_object
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import JsonObject
-from paceline.plan.peft_settings import alpha_of, names_module, rank_of, spec_of
+from paceline.plan.features.peft_settings import alpha_of, names_module, rank_of, spec_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.checkpoint.format.safetensors_file import TensorEntry, in_order, starts_of
 from paceline.checkpoint.save.staging import Contents
-from paceline.plan.hardware.kinds import kind_of
+from paceline.plan.hardware.device_kinds import kind_of
 from paceline.runtime.device.device import synchronize
 
 

@@ -52,9 +52,9 @@ def forecast_of_model(
     from paceline.plan.cost.from_plan import adapter_work
     from paceline.plan.cost.report import forecast
     from paceline.plan.cost.search import SearchSpec
-    from paceline.plan.hardware.catalogue import cluster_of
-    from paceline.plan.model.catalogue import model_shape
-    from paceline.plan.parts import AdapterSpec, Quantization
+    from paceline.plan.hardware.device_catalogue import cluster_of
+    from paceline.plan.model.model_catalogue import model_shape
+    from paceline.plan.plan_sections import AdapterSpec, Quantization
 
     model, hardware = _together(model, hardware, lora, bits, algorithm)
     shape = model_shape(model, os.environ)

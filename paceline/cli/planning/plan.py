@@ -153,7 +153,7 @@ def _of_model(found: Forecast, model: str, lora: int | None, bits: int | None, s
     simulated = None
     if simulate:
         from paceline.cli.planning.simulate import simulated_model
-        from paceline.plan.model.catalogue import named_config
+        from paceline.plan.model.model_catalogue import named_config
 
         simulated = simulated_model(found, named_config(model), lora, bits)
     return _output(text(found), found.to_json(), simulated, found)
@@ -173,8 +173,8 @@ def _of_config(
     from paceline.cli.planning.forecast import needs_one_subject
     from paceline.cli.training.joined import rehearsed
     from paceline.launch.launch_options import LaunchOptions
-    from paceline.plan.hardware.catalogue import cluster_of
-    from paceline.plan.own_code import own_code
+    from paceline.plan.hardware.device_catalogue import cluster_of
+    from paceline.plan.specs.user_code import own_code
 
     needs_one_subject(model)
     options = LaunchOptions(nproc=nproc, nnodes=nnodes)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from paceline.core.json_types import Json, JsonObject
     from paceline.plan.cost.report import Forecast
     from paceline.plan.cost.search import Candidate
-    from paceline.plan.cost.simulation import Compared, Simulation
-    from paceline.plan.hardware.catalogue import AcceleratorCluster
+    from paceline.plan.cost.simulation_check import Compared, Simulation
+    from paceline.plan.hardware.device_catalogue import AcceleratorCluster
     from paceline.plan.plan import Plan
 
 
@@ -43,7 +43,7 @@ class SimulationResult:
 
     def text(self) -> str:
         """Return the comparison as text for a person."""
-        from paceline.plan.cost.simulation import table
+        from paceline.plan.cost.simulation_check import table
 
         return f"Simulation of {self.layout}\n{table(self.rows, self.reason)}"
 
@@ -53,8 +53,8 @@ def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) 
 
     Raises ConfigError (``plan.no_torch``) without torch.
     """
-    from paceline.plan.cost.peak import chunk_of
-    from paceline.plan.cost.simulation import compare, partly, why_not
+    from paceline.plan.cost.memory.peak import chunk_of
+    from paceline.plan.cost.simulation_check import compare, partly, why_not
 
     layout = f"{plan.strategy}, {plan.mesh}, micro-batch {plan.batch.micro_batch} of {plan.seq_len} tokens"
     reason = why_not(plan)
@@ -101,8 +101,8 @@ def simulated_config(
     """
     from paceline.plan.cost.from_plan import cluster_of_cpu, planned_candidate, search_spec_of
     from paceline.plan.hardware.probe import probe_hardware
-    from paceline.plan.model.catalogue import known_models, named_config
-    from paceline.plan.model.config_json import model_config
+    from paceline.plan.model.model_catalogue import known_models, named_config
+    from paceline.plan.model.read_config import model_config
 
     candidate = forecast.own if forecast else None
     if candidate is None:
@@ -123,7 +123,7 @@ def simulated_model(
 ) -> SimulationResult:
     """Simulate the fastest layout of a forecast that fits and that torch can simulate."""
     from paceline.plan.cost.from_plan import planned_candidate, search_spec_of
-    from paceline.plan.cost.simulation import why_not
+    from paceline.plan.cost.simulation_check import why_not
 
     ranked = sorted((c for c in forecast.rows if c.fits), key=lambda c: c.step) or list(forecast.rows)
     plans = [(c, _plan_of(c, forecast, config, lora, bits)) for c in ranked]

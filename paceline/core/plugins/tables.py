@@ -70,7 +70,7 @@ STRATEGIES = Table(
         ),
         "ddp": Row(f"{_REPLICATED}:DDP", "paceline.strategies.ddp:DDP"),
         "zero_redundancy": Row(
-            "paceline.plan.strategies.zero_redundancy:ZERO_REDUNDANCY",
+            "paceline.plan.strategies.replicated:ZERO_REDUNDANCY",
             "paceline.strategies.zero_redundancy:ZeroRedundancy",
         ),
         "fsdp": Row("paceline.plan.strategies.fsdp.spec:FSDP", "paceline.strategies.fsdp.strategy:FSDP"),
@@ -113,7 +113,7 @@ ROW_KINDS = {
     "prompts": "paceline.data.rows.kinds.prompts:PROMPTS",
 }
 _PAIRS, _ON_POLICY, _SECTIONS = (
-    "paceline.plan.algorithms.pairs",
+    "paceline.plan.algorithms.preference",
     "paceline.plan.algorithms.on_policy",
     "paceline.config.sections",
 )
@@ -122,7 +122,7 @@ ALGORITHMS = Table(
     "algorithm",
     codes.ALGORITHM_UNKNOWN,
     {
-        "sft": Row("paceline.plan.algorithms.sft:SFT", "paceline.algorithms.supervised.sft:SFT"),
+        "sft": Row("paceline.plan.algorithms.supervised:SFT", "paceline.algorithms.supervised.sft:SFT"),
         "reward": Row(
             f"{_PAIRS}:REWARD",
             "paceline.algorithms.preference.reward_model:Reward",
@@ -134,17 +134,17 @@ ALGORITHMS = Table(
             f"{_SECTIONS}.algorithms.preference:DpoOptions",
         ),
         "classification": Row(
-            "paceline.plan.algorithms.classification:CLASSIFICATION",
+            "paceline.plan.algorithms.supervised:CLASSIFICATION",
             "paceline.algorithms.supervised.classification:Classification",
             f"{_SECTIONS}.algorithms.classification:ClassificationOptions",
         ),
         "distillation": Row(
-            "paceline.plan.algorithms.distillation:DISTILLATION",
+            "paceline.plan.algorithms.supervised:DISTILLATION",
             "paceline.algorithms.supervised.distillation:Distillation",
             f"{_SECTIONS}.algorithms.distillation:DistillationOptions",
         ),
         "kto": Row(
-            "paceline.plan.algorithms.kto:KTO",
+            "paceline.plan.algorithms.preference:KTO",
             "paceline.algorithms.preference.kto:KTO",
             f"{_SECTIONS}.algorithms.preference:KtoOptions",
         ),

@@ -21,7 +21,7 @@ from paceline.data.prepare.prepare import key_of, opened, sets_of, setup_of
 from paceline.data.rows.kinds.base import row_kind
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 
 IN_PASSING = 64_000_000  # bytes that can be hashed in a tenth of a second
 

@@ -30,7 +30,7 @@ from paceline.data.prepare.progress import PrepareProgress
 from paceline.data.rows.kinds.base import RowKind, row_kind
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted, terminal
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 
 _STAGES = {
     "fingerprint": "inspecting the data",

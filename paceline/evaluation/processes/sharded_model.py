@@ -28,7 +28,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.loading.materialize import build_on_meta, fill
 from paceline.models.parallel.tensor_parallel import TP_SIZE, apply_tensor_parallel, how_cut
 from paceline.plan.mesh import Mesh
-from paceline.plan.strategies.options import FsdpOptions
+from paceline.plan.strategy_options import FsdpOptions
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.device_mesh import device_mesh, sharding_mesh

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from paceline.plan.hardware.kinds import kind_of
+from paceline.plan.hardware.device_kinds import kind_of
 
 # operations whose result the host reads, or whose result's size depends on values
 _READS = frozenset(

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.core.rundir import RunDir
-from paceline.plan.hardware.kinds import CPU, CUDA, kind_of
-from paceline.plan.hardware.nodes import driver_version, installed_wheel
+from paceline.plan.hardware.device_files import driver_version, installed_wheel
+from paceline.plan.hardware.device_kinds import CPU, CUDA, kind_of
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 # oneDNN's cache of compiled kernels and torch's own: each keeps 1,024, and another shape is another kernel

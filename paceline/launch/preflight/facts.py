@@ -15,11 +15,11 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import listed
 from paceline.core.rundir import RunDir
 from paceline.launch.environment.guide_variables import started_by
-from paceline.plan.adapter import adapter_of, adapter_parameters
-from paceline.plan.cost.optimizer_states import OptimizerStates
-from paceline.plan.hardware.kinds import CUDA
-from paceline.plan.model.config_json import pretrained_dtype
-from paceline.plan.model.family_words import family_words
+from paceline.plan.cost.memory.optimizer_bytes import OptimizerStates
+from paceline.plan.features.lora import adapter_of, adapter_parameters
+from paceline.plan.hardware.device_kinds import CUDA
+from paceline.plan.model.families.source_keys import family_words
+from paceline.plan.model.read_config import pretrained_dtype
 from paceline.rules.planning import facts_of
 from paceline.rules.rule import Facts
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.config.sections.training import TrainingSection
     from paceline.launch.process_spec import Cluster
     from paceline.plan.hardware.probe import Hardware
-    from paceline.plan.model.read_shape import ModelShape
+    from paceline.plan.model.read_config import ModelShape
 
 
 def facts(

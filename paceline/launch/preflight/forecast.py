@@ -14,7 +14,7 @@ from paceline.core.security.secret_values import without_secrets
 
 if TYPE_CHECKING:
     from paceline.plan.cost.report import Forecast
-    from paceline.plan.hardware.catalogue import AcceleratorCluster
+    from paceline.plan.hardware.device_catalogue import AcceleratorCluster
     from paceline.plan.plan import Plan
 
 
@@ -28,7 +28,7 @@ def forecast_of_plan(plan: Plan, cluster: AcceleratorCluster | None) -> Forecast
     from paceline.launch.preflight.forecast import epoch_lengths
     from paceline.plan.cost.from_plan import cluster_of_hardware, of_length, planned_candidate, search_spec_of
     from paceline.plan.cost.report import forecast
-    from paceline.plan.hardware.kinds import is_accelerator
+    from paceline.plan.hardware.device_kinds import is_accelerator
     from paceline.plan.hardware.probe import Hardware
 
     if not is_accelerator(plan.device):
@@ -58,7 +58,7 @@ def epoch_lengths(config: Config) -> tuple[int, int] | None:
     """Return (rows, tokens) of an epoch of this config's data; None if not prepared or not readable."""
     from paceline.launch.environment.guide_variables import cache_folder
     from paceline.launch.process_spec import import_path, module_argv
-    from paceline.plan.algorithms.base import algorithm_spec
+    from paceline.plan.algorithms.spec import algorithm_spec
 
     tokenizer = config.model.tokenizer or config.model.name_or_path
     measured = algorithm_spec(config.training.algorithm).measured

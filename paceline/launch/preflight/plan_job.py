@@ -19,15 +19,15 @@ from paceline.core.rundir import RunDir
 from paceline.launch.environment.job_managers import OWN_DEVICES
 from paceline.launch.preflight.machine import OF_ANOTHER_RUN, of_machine
 from paceline.plan import codes as plan_codes
-from paceline.plan.hardware.kinds import is_accelerator
-from paceline.plan.strategies.base import declared_spec
+from paceline.plan.hardware.device_kinds import is_accelerator
+from paceline.plan.strategies.spec import declared_spec
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded, NotLoaded
     from paceline.config.schema import Config
     from paceline.config.source import Source
     from paceline.launch.process_spec import Cluster
-    from paceline.plan.hardware.catalogue import AcceleratorCluster as PlannedCluster
+    from paceline.plan.hardware.device_catalogue import AcceleratorCluster as PlannedCluster
     from paceline.plan.hardware.probe import Hardware
     from paceline.plan.model.shape import ModelShape
     from paceline.plan.plan import Plan
@@ -86,8 +86,8 @@ def _planned(
     from paceline.launch.preflight.child_checks import beforehand
     from paceline.launch.preflight.facts import facts
     from paceline.launch.preflight.machine import code_sandbox
-    from paceline.plan.model.catalogue import known_shape
-    from paceline.plan.model.named_folders import wrong_folders
+    from paceline.plan.model.files.named_folders import wrong_folders
+    from paceline.plan.model.model_catalogue import known_shape
     from paceline.plan.plan import Decision
     from paceline.plan.strategies.job import Job
     from paceline.rules.planning import try_plan
@@ -287,7 +287,7 @@ def _shape(config: Config, exactly: bool) -> tuple[ModelShape | None, list[Diagn
 
     ``exactly``: its class may be asked, in a child process.
     """
-    from paceline.plan.model.read_shape import shape_of
+    from paceline.plan.model.read_config import shape_of
 
     try:
         return shape_of(config.model, os.environ, exactly=exactly), []
@@ -297,7 +297,7 @@ def _shape(config: Config, exactly: bool) -> tuple[ModelShape | None, list[Diagn
 
 def _others(config: Config, exactly: bool) -> tuple[dict[str, ModelShape | None], list[Diagnostic]]:
     """Return the shapes of the other models that the config names, and what is wrong with their folders."""
-    from paceline.plan.algorithms.roles import named_shapes
+    from paceline.plan.algorithms.role_models import named_shapes
 
     try:
         return named_shapes(config, os.environ, exactly=exactly), []

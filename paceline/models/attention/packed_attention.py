@@ -43,7 +43,7 @@ from paceline.models.attention.sequence_info import (
 )
 from paceline.models.compute_dtype import product_dtype
 from paceline.plan.model.attention_kernel import DOCUMENT_FLASH, FLEX, PADDED_SDPA, VARLEN_FLASH
-from paceline.plan.model.supported import obstacle
+from paceline.plan.model.families.supported import obstacle
 
 PACKED_ATTENTION = "paceline"
 

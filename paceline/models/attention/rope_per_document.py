@@ -19,7 +19,7 @@ from paceline.core.errors import ConfigError
 from paceline.models import codes
 from paceline.models.attention.sequence_info import rows_of, sequence_info_of
 from paceline.models.replace_forward import replace_forward
-from paceline.plan.model.rope import BY_LENGTH
+from paceline.plan.model.read_config import BY_LENGTH
 
 _FRESH = "original_inv_freq"
 Turns = Tensor | tuple[Tensor, ...]  # cos and sin, or complex numbers

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.json_types import Json
-from paceline.plan.model.quantised_base import AWQ, COMPRESSED, FBGEMM, FP8, GPTQ, MXFP4
+from paceline.plan.model.quantized_weights import AWQ, COMPRESSED, FBGEMM, FP8, GPTQ, MXFP4
 
 AT_ONCE = 256  # inputs or outputs of a weight that are made plain at once
 

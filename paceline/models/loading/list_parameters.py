@@ -24,10 +24,10 @@ from paceline.models.loading.materialize import skeleton
 from paceline.models.loading.model_source import code_options, load_hf_config
 from paceline.models.lora.trainable_targets import read_by_parent
 from paceline.models.recurrent_activation_bytes import saved_bytes
-from paceline.plan.codec import to_json
-from paceline.plan.model import listing
-from paceline.plan.model.listing import LayerRun, Listed, Listing
-from paceline.plan.model.mixtures import COUNT
+from paceline.plan.model import class_listing
+from paceline.plan.model.class_listing import LayerRun, Listed, Listing
+from paceline.plan.model.moe_config import COUNT
+from paceline.plan.plan_json import to_json
 from paceline.protocols.roles import Role
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _examples(tables: Mapping[tuple[Listed, ...], int], runs: Sequence[LayerRun]
     """Yield the name of a layer for every list of tensors; empty outside of layers."""
     for tensors, table in tables.items():
         first = next(run.first for run in runs if run.tensors == table)
-        yield tensors[0].name.partition(f".{listing.LAYER}.")[0] + f".{first}" if first >= 0 else ""
+        yield tensors[0].name.partition(f".{class_listing.LAYER}.")[0] + f".{first}" if first >= 0 else ""
 
 
 def _by_layer(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[int, tuple[Listed, ...]]]:
@@ -111,7 +111,7 @@ def _by_layer(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[int, tuple
             yield place[1], tuple(gathered)
             gathered = []
         place = here
-        pattern = f"{stack[1]}.{listing.LAYER}.{name[stack.end() :]}" if stack else name
+        pattern = f"{stack[1]}.{class_listing.LAYER}.{name[stack.end() :]}" if stack else name
         gathered.append(Listed(pattern, shape, kind))
     if gathered:
         yield place[1], tuple(gathered)
@@ -122,24 +122,24 @@ def parameter_kinds(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[str,
     for name, parameter in hf.named_parameters():
         owner, _, leaf = name.rpartition(".")
         module, shape = modules[owner], tuple(parameter.shape)
-        kind = listing.OTHER
+        kind = class_listing.OTHER
         if module is head:
-            kind = listing.HEAD
+            kind = class_listing.HEAD
         elif isinstance(module, nn.Embedding):
-            kind = listing.EMBEDDING
+            kind = class_listing.EMBEDDING
         elif leaf.endswith("bias") or len(shape) < 2:
-            kind = listing.OTHER
+            kind = class_listing.OTHER
         elif _ONE_EXPERT.search(name) or _is_stack(owner, shape, experts):
-            kind = listing.EXPERTS
+            kind = class_listing.EXPERTS
         elif isinstance(module, nn.Linear):
             above, _, own = owner.rpartition(".")
-            kind = listing.MATRIX if own in read_by_parent(modules[above]) else listing.LINEAR
+            kind = class_listing.MATRIX if own in read_by_parent(modules[above]) else class_listing.LINEAR
         elif type(module).__name__ == "Conv1D":
-            kind = listing.TRANSPOSED
+            kind = class_listing.TRANSPOSED
         elif isinstance(module, (nn.Conv1d, nn.Conv2d)):
-            kind = listing.CONVOLUTION
+            kind = class_listing.CONVOLUTION
         elif leaf.endswith(("weight", "proj")):
-            kind = listing.MATRIX
+            kind = class_listing.MATRIX
         yield name, shape, kind
 
 

@@ -11,7 +11,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.security.remote_code import check_code
 from paceline.models import codes
-from paceline.plan.model.quantised_base import quantised_base
+from paceline.plan.model.quantized_weights import quantised_base
 from paceline.rules import codes as rules_codes
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.models.typed_autograd import Function, FunctionContext
-from paceline.plan.hardware.kinds import kind_of
+from paceline.plan.hardware.device_kinds import kind_of
 
 
 class ComputeLayerNorm(nn.LayerNorm):

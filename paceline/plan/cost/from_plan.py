@@ -6,24 +6,24 @@ import math
 from dataclasses import replace
 
 from paceline.config.sections.training_scale import Parallelism
-from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.algorithms.rollout import graph_obstacle, rollout_sizes
-from paceline.plan.cost.layout import Storage, StrategyLayout
-from paceline.plan.cost.optimizer_states import OptimizerStates
-from paceline.plan.cost.orthogonal import orthogonal
-from paceline.plan.cost.pieces import pieces_of
-from paceline.plan.cost.room import master_bytes
+from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.plan.cost.memory.fits import master_bytes
+from paceline.plan.cost.memory.optimizer_bytes import OptimizerStates
 from paceline.plan.cost.search import Candidate, SearchSpec, decoded, own_kernels, predicted
-from paceline.plan.cost.starts import start_of
-from paceline.plan.cost.states import SIZES
-from paceline.plan.cost.work import AdapterSize, Machine, RolloutSpec, StepSpec
-from paceline.plan.hardware.catalogue import FULL_PRECISION, AcceleratorCluster, card_named
-from paceline.plan.hardware.kinds import is_accelerator
+from paceline.plan.features.rollout import graph_obstacle, rollout_sizes
+from paceline.plan.hardware.device_catalogue import FULL_PRECISION, AcceleratorCluster, card_named
+from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.read_shape import ModelShape
-from paceline.plan.parts import AdapterSpec, decomposes
+from paceline.plan.model.read_config import ModelShape
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.plan_sections import AdapterSpec, decomposes
+from paceline.plan.strategies.spec import strategy_spec
+from paceline.plan.workload.local_tensors import pieces_of
+from paceline.plan.workload.muon_work import orthogonal
+from paceline.plan.workload.startup_memory import start_of
+from paceline.plan.workload.state_bytes import SIZES
+from paceline.plan.workload.step_spec import AdapterSize, Machine, RolloutSpec, StepSpec
+from paceline.plan.workload.strategy_layout import Storage, StrategyLayout
 
 CORE_FLOPS, CORE_BYTES = 40e9, 10e9  # rough figures of one CPU core: fp32 FLOP/s, memory bytes/s
 PROCESS = 0.45 * 2**30  # resident bytes of an interpreter with torch and Transformers, before any tensor

@@ -11,9 +11,9 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.core.units import human_count
 from paceline.plan.cost.advice import advice, escalated
 from paceline.plan.cost.coefficients import spread
-from paceline.plan.cost.outlook import outlook
 from paceline.plan.cost.search import GIB, Candidate, SearchSpec, best_of_each, fastest, search
-from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.cost.whole_run import outlook
+from paceline.plan.strategies.spec import strategy_spec
 
 WIDTH = 100
 TERMS = (

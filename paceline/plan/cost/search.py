@@ -9,21 +9,21 @@ from itertools import product
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan import codes
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients
-from paceline.plan.cost.layout import StrategyLayout
-from paceline.plan.cost.optimizer_states import OptimizerStates
-from paceline.plan.cost.orthogonal import Orthogonal
-from paceline.plan.cost.peak import Peak, worst_peak
-from paceline.plan.cost.speed import Speed, speed_of
-from paceline.plan.cost.starts import ModelBytes as Held
-from paceline.plan.cost.starts import card_peak, host_peak, start_of
-from paceline.plan.cost.states import SIZES
-from paceline.plan.cost.work import AdapterSize, RolloutSpec, StepSpec, why_not_run
-from paceline.plan.hardware.catalogue import AcceleratorCluster
+from paceline.plan.cost.memory.optimizer_bytes import OptimizerStates
+from paceline.plan.cost.memory.peak import Peak, worst_peak
+from paceline.plan.cost.step_time import Speed, speed_of
+from paceline.plan.hardware.device_catalogue import AcceleratorCluster
 from paceline.plan.mesh import Mesh, divisors
-from paceline.plan.model.read_shape import ModelShape
-from paceline.plan.strategies.base import strategy_spec, strategy_specs
+from paceline.plan.model.read_config import ModelShape
+from paceline.plan.strategies.spec import strategy_spec, strategy_specs
+from paceline.plan.workload.muon_work import Orthogonal
+from paceline.plan.workload.startup_memory import ModelBytes as Held
+from paceline.plan.workload.startup_memory import card_peak, host_peak, start_of
+from paceline.plan.workload.state_bytes import SIZES
+from paceline.plan.workload.step_spec import AdapterSize, RolloutSpec, StepSpec, why_not_run
+from paceline.plan.workload.strategy_layout import StrategyLayout
 
 FITS = 0.95  # a layout fits if its predicted peak is below this share of the card's memory …
 MARGIN = 0.90  # … and may be chosen below this share

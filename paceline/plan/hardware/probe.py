@@ -10,14 +10,14 @@ from pathlib import Path
 
 from paceline.core.cache import cache_folder
 from paceline.core.diagnostics import Diagnostic
-from paceline.plan.hardware.ask_torch import ask_torch
-from paceline.plan.hardware.choose import choose
-from paceline.plan.hardware.kinds import CPU, is_accelerator
-from paceline.plan.hardware.nodes import device_nodes, installed_wheel
-from paceline.plan.hardware.peaks import peak_flops
-from paceline.plan.hardware.seen import Sights
-from paceline.plan.hardware.smi import nvidia_smi, rocm_smi
-from paceline.plan.hardware.toolchain import flash_packages, triton_obstacle
+from paceline.plan.hardware.choose_devices import choose
+from paceline.plan.hardware.compiler import flash_packages, triton_obstacle
+from paceline.plan.hardware.data_sheet_peaks import peak_flops
+from paceline.plan.hardware.device_files import device_nodes, installed_wheel
+from paceline.plan.hardware.device_kinds import CPU, is_accelerator
+from paceline.plan.hardware.probe_results import Sights
+from paceline.plan.hardware.torch_probe import ask_torch
+from paceline.plan.hardware.vendor_smi import nvidia_smi, rocm_smi
 
 OPTIONAL_PACKAGES = ("deepspeed", "peft", "bitsandbytes", "torch_xla")
 # CPU flags for multiplying bf16 (fp16), or converting it in one instruction. bf16 is the upper half of

@@ -4,12 +4,12 @@ plan asks beforehand and the model at each call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.core.json_types import Json
-from paceline.plan.hardware.kinds import kind_of
-from paceline.plan.model.family import family_of
+from paceline.plan.hardware.device_kinds import kind_of
+from paceline.plan.model.families.family import family_of
 
 VARLEN_FLASH = "varlen_flash"  # one flash call over all documents of a row
 FLEX = "flex"  # torch's flex_attention, compiled by Triton: one call over all documents of a row
@@ -136,3 +136,18 @@ def _no_flex(
     if call.dropout:
         return "the kernel for capped scores does not support dropout"
     return None
+
+
+FA3, FA4 = "FA3", "FA4"  # torch's names (``torch.nn.attention.list_flash_attention_impls``)
+#: by name: capabilities (whole numbers) that torch's adapter asks for, and the largest head of its backward
+_VERSIONS = {FA3: ((9,), 256), FA4: ((9, 10), 128)}
+LABELS = {FA3: "FlashAttention-3", FA4: "FlashAttention-4"}
+
+
+def flash_version(capability: float | None, installed: Sequence[str], call: AttentionCall) -> str:
+    """Return FA3, FA4, or empty for torch's own; the first that fits. ``installed``: of these two."""
+    width = flash_width(call.width, call.value_width)
+    for name, (cards, largest) in _VERSIONS.items():
+        if name in installed and capability is not None and int(capability) in cards and width <= largest:
+            return name
+    return ""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.plan.codec import UNLESS_DEFAULT
-from paceline.plan.model.family import Family, family_of
-from paceline.plan.model.listing import Listing
-from paceline.plan.model.mixtures import Latent, Mixture
+from paceline.plan.model.class_listing import Listing
+from paceline.plan.model.families.family import Family, family_of
+from paceline.plan.model.moe_config import Latent, Mixture
+from paceline.plan.plan_json import UNLESS_DEFAULT
 
 PACKED, PADDED = "packed", "padded"  # how the documents of a row are kept apart
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject, as_number, as_object
-from paceline.plan.model.weights_files import read_json
+from paceline.plan.model.safetensors_headers import read_json
 
 if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection

@@ -12,9 +12,9 @@ from paceline.config.sections.training_scale import Parallelism
 from paceline.core.diagnostics import Code, Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, as_object
-from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec
+from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.read_shape import ModelShape, trained_shape
+from paceline.plan.model.read_config import ModelShape, trained_shape
 from paceline.plan.plan import Decision
 
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from paceline.config.registries.optimizers import StateSplit
 from paceline.core.json_types import JsonObject
 from paceline.plan.batch import BatchSplit
-from paceline.plan.cost.layout import StrategyLayout
-from paceline.plan.cost.pieces import Piece, tp_share
-from paceline.plan.cost.starts import ARRIVES, LoadingSpec
-from paceline.plan.cost.states import whole_states
-from paceline.plan.cost.work import StepSpec
-from paceline.plan.hardware.kinds import is_accelerator
+from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Plan, Precision
-from paceline.plan.strategies.base import Simulated, StrategySpec
+from paceline.plan.plan_sections import ModelStates
+from paceline.plan.strategies.checkpoint_compatibility import TORCH
 from paceline.plan.strategies.job import Findings, Job
-from paceline.plan.strategies.options import EngineOptions, ThreadOptions
-from paceline.plan.strategies.state_form import TORCH
+from paceline.plan.strategies.spec import Simulated, StrategySpec
+from paceline.plan.strategy_options import EngineOptions, ThreadOptions
+from paceline.plan.workload.local_tensors import Piece, tp_share
+from paceline.plan.workload.startup_memory import ARRIVES, LoadingSpec
+from paceline.plan.workload.state_bytes import group_of, piece_counters, piece_moments, whole_states
+from paceline.plan.workload.step_spec import StepSpec
+from paceline.plan.workload.strategy_layout import WHOLE, StrategyLayout
 
 
 @dataclass(frozen=True)
@@ -98,4 +99,61 @@ DDP = Averaged(
     state_form=TORCH,
     simulated=Simulated.MODULE_AND_STATES,
     not_simulated="DDP's reducer reads real memory: its communication is computed by formula",
+)
+
+
+@dataclass(frozen=True)
+class ZeroRedundancySpec(Averaged):
+    """Gradients are all-reduced; each rank updates some parameters and broadcasts them."""
+
+    def mesh(self, job: Job, findings: Findings) -> Mesh:
+        return Mesh(dp_shard=job.world_size)
+
+    def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
+        whole = super().states(plan, pieces, rank)
+        own = [p for p, keeper in _keepers(pieces, plan) if keeper == rank]
+        return whole and replace(
+            whole,
+            optimizer=sum(piece_moments(p, plan.optimizer) for p in own),
+            counters=sum(piece_counters(p, plan.optimizer) for p in own),
+        )
+
+    def layouts(self) -> tuple[StrategyLayout, ...]:
+        storage = replace(WHOLE, sent=4.0)
+        return (StrategyLayout(self.name, self.name, 1, storage, packed=True, start=ARRIVES),)
+
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
+        return self.layouts()[0]
+
+
+def _keepers(pieces: Sequence[Piece], plan: Plan) -> list[tuple[Piece, int]]:
+    """Return which rank updates each trained tensor, as ``_partition_parameters`` of torch 2.13 assigns them.
+
+    Per parameter group (Muon's, with weight decay, without), largest tensors first, each unsplit to the rank
+    with the fewest elements so far. A rank may get none.
+    """
+    load: list[int] = [0] * plan.world_size
+    found: list[tuple[Piece, int]] = []
+    for number in range(3):
+        group = [p for p in pieces if p.trained and group_of(p, plan.optimizer) == number]
+        for piece in sorted(group, key=lambda p: -p.numel):
+            rank = load.index(min(load))
+            load[rank] += piece.numel
+            found.append((piece, rank))
+    return found
+
+
+ZERO_REDUNDANCY = ZeroRedundancySpec(
+    "zero_redundancy",
+    axes=frozenset({"dp_shard"}),
+    training_keys=DDP.training_keys | {"parameters_as_bucket_view"},
+    alone=DDP.alone,
+    state_split=StateSplit.TENSORS,
+    state_form=TORCH,
+    gradient_buffers=True,
+    simulated=Simulated.MODULE,
+    not_simulated=(
+        "DDP's reducer reads real memory, and the optimizer differs on each rank: both are computed"
+        " by formula"
+    ),
 )

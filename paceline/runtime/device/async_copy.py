@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.plan.hardware.kinds import CPU, kind_of
+from paceline.plan.hardware.device_kinds import CPU, kind_of
 
 _POLL_SECONDS = 0.005
 

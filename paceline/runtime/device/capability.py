@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from paceline.plan.hardware.kinds import CUDA
-from paceline.plan.hardware.toolchain import triton_obstacle
+from paceline.plan.hardware.compiler import triton_obstacle
+from paceline.plan.hardware.device_kinds import CUDA
 
 
 def device_capability(device: torch.device) -> float | None:

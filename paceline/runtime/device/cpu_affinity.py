@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.plan.hardware.kinds import is_accelerator
+from paceline.plan.hardware.device_kinds import is_accelerator
 
 
 def bind_to_card(device: torch.device, root: Path = Path("/")) -> str:

@@ -17,9 +17,9 @@ from types import ModuleType
 import torch
 
 from paceline.launch.redacted_output import redacted
-from paceline.plan.codec import to_json
-from paceline.plan.hardware.kinds import CUDA, KINDS, kind_of
-from paceline.plan.hardware.seen import SeenDevice, TorchAnswer
+from paceline.plan.hardware.device_kinds import CUDA, KINDS, kind_of
+from paceline.plan.hardware.probe_results import SeenDevice, TorchAnswer
+from paceline.plan.plan_json import to_json
 from paceline.runtime.device.device import import_device_packages
 
 

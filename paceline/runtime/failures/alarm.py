@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ExitCode
-from paceline.plan.limits import Limit, WaitLimits
+from paceline.plan.timeouts import Limit, WaitLimits
 from paceline.runtime import codes
 from paceline.runtime.failures.hang_report import (
     rank_died,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.plan.limits import START, STEP, Limit
+from paceline.plan.timeouts import START, STEP, Limit
 from paceline.runtime import codes
 from paceline.runtime.failures.last_heard import Beat
 from paceline.runtime.rank_env import RankEnv

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from paceline.core.diagnostics import Code, Diagnostic, Severity
-from paceline.plan.limits import DEFAULT_SECONDS, START, Limit, WaitLimits
+from paceline.plan.timeouts import DEFAULT_SECONDS, START, Limit, WaitLimits
 from paceline.runtime import codes
 
 SLOW_SHARE = 0.5  # fraction of time for which a process did not run: every step waits for it

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.plan.limits import START, WaitLimits
+from paceline.plan.timeouts import START, WaitLimits
 from paceline.runtime.failures.flight_recorder import Collective, active
 from paceline.runtime.failures.hang_report import collective_stuck, rank_late
 from paceline.runtime.failures.last_heard import Beat

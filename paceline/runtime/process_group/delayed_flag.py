@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.plan.hardware.kinds import is_accelerator, kind_of
+from paceline.plan.hardware.device_kinds import is_accelerator, kind_of
 from paceline.runtime.process_group.world import World
 
 

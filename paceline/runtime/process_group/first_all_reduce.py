@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
-from paceline.plan.hardware.kinds import CPU
+from paceline.plan.hardware.device_kinds import CPU
 from paceline.runtime import codes
 from paceline.runtime.device.device import synchronize
 from paceline.runtime.time_limit import within

@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import PacelineError
-from paceline.plan.hardware.kinds import is_accelerator
-from paceline.plan.hardware.nodes import driver_version
+from paceline.plan.hardware.device_files import driver_version
+from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.runtime import codes
 from paceline.runtime.device.device import device_name
 from paceline.runtime.device.probe import nccl_version

@@ -18,7 +18,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import NO_UTF8
 from paceline.launch.environment.job_managers import OWN_DEVICES
-from paceline.plan.hardware.kinds import CPU, CUDA, KINDS, is_accelerator, kind_of
+from paceline.plan.hardware.device_kinds import CPU, CUDA, KINDS, is_accelerator, kind_of
 from paceline.runtime import codes
 from paceline.runtime.device.cpu_affinity import bind_to_card
 from paceline.runtime.device.device import free_memory, pick_device, synchronize

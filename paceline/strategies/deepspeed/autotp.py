@@ -14,7 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.models.low_precision.own_forward_modules import own_class
 from paceline.models.parallel.tensor_parallel import ROWWISE
 from paceline.models.parallel.tensor_parallel_lora import adapted_plan, is_adapted, share_dropout
-from paceline.plan.strategies.deepspeed.engine import no_tensor_plan, tensor_plan_without_zero
+from paceline.plan.strategies.deepspeed.options import no_tensor_plan, tensor_plan_without_zero
 from paceline.protocols.model import RootModule
 
 

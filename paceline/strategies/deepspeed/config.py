@@ -24,7 +24,7 @@ from pathlib import Path
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.options import DeepSpeedOptions
+from paceline.plan.strategy_options import DeepSpeedOptions
 from paceline.strategies import codes
 
 _OWNED = ("optimizer", "scheduler", "gradient_clipping", "train_batch_size")

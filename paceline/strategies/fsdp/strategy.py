@@ -19,7 +19,7 @@ from paceline.models.loading.materialize import build_on_meta, fill
 from paceline.models.low_precision.bitsandbytes_4bit import packing
 from paceline.models.parallel.tensor_parallel import apply_tensor_parallel
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.options import FsdpOptions
+from paceline.plan.strategy_options import FsdpOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
 from paceline.protocols.optimizer import OptimizerSpec

@@ -23,8 +23,8 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.fused_layers.qkv_rotary import FusedAttention
 from paceline.models.fused_layers.swiglu import FusedSwiGLU
-from paceline.plan.hardware.kinds import kind_of
-from paceline.plan.strategies.options import FsdpOptions
+from paceline.plan.hardware.device_kinds import kind_of
+from paceline.plan.strategy_options import FsdpOptions
 from paceline.strategies import codes
 
 # their forwards read the weights of their children: one unit each

@@ -16,8 +16,8 @@ from paceline.config.registries.unsupported_optimizers import not_built
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.plugins.registry import load_attr
-from paceline.plan.hardware.kinds import CUDA
-from paceline.plan.model.parameters import NO_DECAY, orthogonalised, projected
+from paceline.plan.hardware.device_kinds import CUDA
+from paceline.plan.model.parameter_list import NO_DECAY, orthogonalised, projected
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.strategies import codes
 from paceline.strategies.optimizers.galore_adamw import PROJECTED

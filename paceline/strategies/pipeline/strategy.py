@@ -18,7 +18,7 @@ from paceline.models.parallel.pipeline_stages import small_layers_pass_tuples, s
 from paceline.models.parallel.tensor_parallel import apply_tensor_parallel
 from paceline.models.role_module import RoleModule
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.options import PipelineOptions
+from paceline.plan.strategy_options import PipelineOptions
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from paceline.plan.hardware.kinds import kind_of
+from paceline.plan.hardware.device_kinds import kind_of
 from paceline.protocols.batch import Batch
 
 

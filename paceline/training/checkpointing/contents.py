@@ -21,8 +21,8 @@ from paceline.data.prepare.prepare import Prepared
 from paceline.models.loading.stored_dtype import weights_folder
 from paceline.models.lora.lora import Adapter
 from paceline.models.special_tokens import align
-from paceline.plan.codec import to_json
 from paceline.plan.plan import Plan
+from paceline.plan.plan_json import to_json
 from paceline.protocols.model import RootModule
 from paceline.protocols.shard import Shard
 from paceline.strategies.model_handle import Handles

@@ -12,13 +12,13 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.plan.batch import resplit
-from paceline.plan.codec import to_json
-from paceline.plan.model.parameters import SCORE
-from paceline.plan.model.read_shape import shape_from_config
-from paceline.plan.parts import OptimizerSpec
+from paceline.plan.model.parameter_list import SCORE
+from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.base import state_form, strategy_spec
-from paceline.plan.strategies.state_form import why_unreadable
+from paceline.plan.plan_json import to_json
+from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.strategies.checkpoint_compatibility import why_unreadable
+from paceline.plan.strategies.spec import state_form, strategy_spec
 from paceline.training import codes
 from paceline.training.loop.train_state import TrainState
 

@@ -14,7 +14,7 @@ from paceline.core.errors import DataError
 from paceline.data.prepare.prepare import Prepared
 from paceline.data.token_table import TokenTable
 from paceline.models.heads.sequence_classification import Classes
-from paceline.plan.algorithms.base import AlgorithmSpec, Training
+from paceline.plan.algorithms.spec import AlgorithmSpec, Training
 from paceline.training import codes
 from paceline.training.input_checks.class_counts import SHOWN, Label, class_numbers, with_head
 

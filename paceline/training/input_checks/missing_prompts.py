@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.plan.algorithms.base import AlgorithmSpec
+from paceline.plan.algorithms.spec import AlgorithmSpec
 from paceline.training import codes
 
 

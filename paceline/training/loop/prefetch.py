@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from paceline.config.sections.training import TrainingSection
-from paceline.plan.hardware.kinds import kind_of
+from paceline.plan.hardware.device_kinds import kind_of
 
 T = TypeVar("T")
 AHEAD = 2  # items per thread unless configured, as in torch's DataLoader

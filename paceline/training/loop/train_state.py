@@ -9,7 +9,7 @@ from paceline.config.registries.evaluation_metrics import greater_is_better
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
-from paceline.plan.codec import from_json
+from paceline.plan.plan_json import from_json
 from paceline.training import codes
 
 

@@ -16,7 +16,7 @@ from paceline.algorithms.algorithm import Algorithm
 from paceline.checkpoint.object_store.upload_deadline import Deadline
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
-from paceline.plan.limits import STEP
+from paceline.plan.timeouts import STEP
 from paceline.protocols.window import Report, StepResult, Window
 from paceline.runlog import events
 from paceline.strategies.model_handle import Handles

@@ -28,11 +28,15 @@ from paceline.data.preflight.rows_for_ranks import check_feeds
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
 from paceline.evaluation.scores.metrics import check_metrics
-from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.algorithms.roles import models_named
-from paceline.plan.model.folder import check_adapter_base, check_adapter_folder, check_model_folder
-from paceline.plan.model.named_folders import classes_of_head
-from paceline.plan.model.weights_sizes import adapter_sizes
+from paceline.plan.algorithms.role_models import models_named
+from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.plan.model.files.folder_check import (
+    check_adapter_base,
+    check_adapter_folder,
+    check_model_folder,
+)
+from paceline.plan.model.files.named_folders import classes_of_head
+from paceline.plan.model.files.shape_check import adapter_sizes
 from paceline.plan.plan import Plan
 from paceline.training import codes
 from paceline.training.input_checks.class_counts import class_numbers, empty_classes, with_head

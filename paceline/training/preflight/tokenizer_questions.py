@@ -14,9 +14,9 @@ from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
 from paceline.data.tokenizer.file_facts import most_tokens, same_files, unsettled
 from paceline.data.tokenizer.load import tokenizer_here
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
-from paceline.plan.tries import MODEL, TOKENIZER
+from paceline.plan.requirements.needs_trial import MODEL, TOKENIZER
 
 
 def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict[str, str]:

@@ -24,10 +24,10 @@ from paceline.data.preflight.check_sets import imported_sets, look_at_sets
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted
-from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.model.config_json import model_config
+from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.plan.model.read_config import model_config
 from paceline.plan.plan import Plan
-from paceline.plan.tries import (
+from paceline.plan.requirements.needs_trial import (
     ALGORITHM,
     CALLBACKS,
     COMPILE,

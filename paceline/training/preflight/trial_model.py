@@ -25,11 +25,11 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.loading.model_source import load_hf_config
 from paceline.models.parallel import pipeline_stages
 from paceline.models.parallel.tensor_parallel import how_cut
-from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.eval_generate import any_answers
-from paceline.plan.model.config_json import model_config
+from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.plan.features.eval_generation import any_answers
+from paceline.plan.model.files.unusual_config import impossible, unusual
+from paceline.plan.model.read_config import model_config
 from paceline.plan.model.shrink import shrunk
-from paceline.plan.model.unusual import impossible, unusual
 from paceline.plan.plan import Plan
 from paceline.protocols.model import BuildOptions, RootModule
 from paceline.protocols.roles import Role

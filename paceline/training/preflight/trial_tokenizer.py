@@ -17,7 +17,7 @@ from paceline.data.prepare.choose_template import settle_template, stop_tokens
 from paceline.data.prepare.prepare import setup_of
 from paceline.data.rows.kinds.base import row_kind
 from paceline.data.tokenizer.load import load_tokenizer, open_tokenizer
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.training.input_checks.teacher_tokens import check_tokens
 from paceline.training.preflight.tokenizer_questions import readers_of
 from paceline.training.rollout.reward_model import check_reward_model

@@ -20,8 +20,8 @@ from paceline.data.prepare.prepare import Prepared
 from paceline.data.token_table import decode_labels
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.sampling.noise import stream_of
-from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.hardware.kinds import kind_of
+from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.plan.hardware.device_kinds import kind_of
 from paceline.plan.plan import Plan
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.shard import Shard

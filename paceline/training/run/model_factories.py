@@ -16,9 +16,9 @@ from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.json_types import JsonObject
 from paceline.models.factory import HFModelFactory
 from paceline.models.heads.sequence_classification import Classes
-from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.parts import AdapterSpec
+from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
+from paceline.plan.plan_sections import AdapterSpec
 from paceline.protocols.roles import Role
 from paceline.training.input_checks.teacher_tokens import check_tokens, has_tokenizer
 from paceline.training.rollout.reward_model import check_reward_model

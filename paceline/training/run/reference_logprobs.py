@@ -20,8 +20,8 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.core.units import human_seconds
 from paceline.data.dataset_store import DERIVED
 from paceline.data.packed_source import PackedSource
-from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.codec import to_json
+from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.plan.plan_json import to_json
 from paceline.protocols.roles import Output, Role
 from paceline.runtime.process_group.world import World
 from paceline.strategies.model_handle import Handles

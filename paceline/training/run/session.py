@@ -32,14 +32,14 @@ from paceline.data.preflight.rows_for_ranks import check_feeds
 from paceline.data.prepare.prepare import Prepared, check_token_range
 from paceline.data.rows.kinds.base import row_kind
 from paceline.models.heads.sequence_classification import SCALAR_ROLES, Classes
-from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.eval_generate import answers_at_evaluation
-from paceline.plan.limits import STEP
-from paceline.plan.model.mixtures import config_coefficient
-from paceline.plan.model.named_folders import classes_of_head
-from paceline.plan.model.read_shape import text_part
-from paceline.plan.model.router_loss import router_options
+from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.plan.features.eval_generation import answers_at_evaluation
+from paceline.plan.features.moe_balance_loss import router_options
+from paceline.plan.model.files.named_folders import classes_of_head
+from paceline.plan.model.moe_config import config_coefficient
+from paceline.plan.model.read_config import text_part
 from paceline.plan.plan import Plan
+from paceline.plan.timeouts import STEP
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
 from paceline.protocols.rollout import OnPolicyObjective

@@ -14,7 +14,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.registry import load_attr
 from paceline.plan import codes as plan_codes
-from paceline.plan.tracker_keys import has_key, meant_offline
+from paceline.plan.requirements.tracker_login import has_key, meant_offline
 from paceline.training import codes
 from paceline.training.trackers.backends import ADAPTERS
 from paceline.training.trackers.tracker import TrackedRun, Tracker

@@ -26,7 +26,7 @@ from paceline.core.plugins.extensions import EXTENSIONS
 from paceline.launch.process_spec import LaunchSpec
 from paceline.launch.supervision.child_rank import run_beneath
 from paceline.launch.supervision.supervisor import run
-from paceline.plan.algorithms.base import AlgorithmSpec
+from paceline.plan.algorithms.spec import AlgorithmSpec
 from paceline.runlog.events import Event
 
 ENTRY_POINTS = """

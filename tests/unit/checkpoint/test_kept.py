@@ -25,9 +25,9 @@ from paceline.checkpoint.save.last_verified import last_verified, mark_verified
 from paceline.checkpoint.save.retention import being_read
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
-from paceline.plan.codec import from_json
-from paceline.plan.parts import AdapterSpec
-from paceline.plan.peft_settings import rank_of, scale_of
+from paceline.plan.features.peft_settings import rank_of, scale_of
+from paceline.plan.plan_json import from_json
+from paceline.plan.plan_sections import AdapterSpec
 from paceline.protocols.shard import Shard
 
 Save = Callable[..., Path]

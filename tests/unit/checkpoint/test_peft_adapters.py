@@ -27,11 +27,11 @@ from paceline.config.sections.lora import LoraSection
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
-from paceline.plan.adapter import adapter_of, adapter_parameters
-from paceline.plan.codec import to_json
-from paceline.plan.model.read_shape import shape_from_config
-from paceline.plan.model.weights_sizes import adapter_sizes
-from paceline.plan.peft_settings import CARRIED, NO_MATTER, REFUSED
+from paceline.plan.features.lora import adapter_of, adapter_parameters
+from paceline.plan.features.peft_settings import CARRIED, NO_MATTER, REFUSED
+from paceline.plan.model.files.shape_check import adapter_sizes
+from paceline.plan.model.read_config import shape_from_config
+from paceline.plan.plan_json import to_json
 from paceline.protocols.model import BuildOptions
 from tests.unit.models.model_families import FAMILIES, Source
 from tests.unit.models.tiny_families import tiny_config

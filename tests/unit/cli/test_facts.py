@@ -23,8 +23,7 @@ from paceline.launch.preflight.facts import facts, infiniband, memlock_unlimited
 from paceline.launch.preflight.plan_job import OF_THIS_MACHINE, planned
 from paceline.launch.process_spec import Cluster
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.config_json import pretrained_dtype
-from paceline.plan.model.read_shape import shape_of
+from paceline.plan.model.read_config import pretrained_dtype, shape_of
 from paceline.rules.planning import facts_of
 from paceline.rules.rule import Facts
 

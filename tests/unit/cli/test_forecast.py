@@ -75,7 +75,7 @@ def test_every_layout_that_fits_is_one_that_the_plan_accepts(
     model: str, hardware: str, tmp_path: Path
 ) -> None:
     """The keys a row prints resolve to that row's mesh and batch."""
-    from paceline.plan.model.catalogue import known_models
+    from paceline.plan.model.model_catalogue import known_models
 
     told = json.loads(asked("--model", model, "--hardware", hardware, "--json"))
     for row in told["strategies"]:

@@ -11,7 +11,7 @@ import yaml
 from paceline.cli.options import load
 from paceline.core.errors import ConfigError
 from paceline.launch.preflight.plan_job import planned
-from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.hardware.device_catalogue import cluster_of
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = {

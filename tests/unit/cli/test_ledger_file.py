@@ -15,7 +15,7 @@ from paceline.launch.prediction_ledger import expected_here, ledger_path, machin
 from paceline.launch.preflight.load_config import load
 from paceline.launch.preflight.plan_job import planned
 from paceline.plan.cost.from_plan import predictions
-from paceline.plan.cost.ledger import LedgerEntry, append, read
+from paceline.plan.cost.measured_runs import LedgerEntry, append, read
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.runlog.eventlog import EventLog
 from paceline.runlog.events import Step

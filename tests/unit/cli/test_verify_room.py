@@ -12,7 +12,7 @@ import yaml
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
 from paceline.launch.preflight.plan_job import planned
-from paceline.plan.model.catalogue import known_models
+from paceline.plan.model.model_catalogue import known_models
 
 
 def test_a_model_beyond_this_machine_is_refused_to_train_and_not_to_verify(

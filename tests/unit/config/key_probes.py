@@ -28,9 +28,9 @@ from paceline.config.schema import Config
 from paceline.core.plugins.tables import ALGORITHMS
 from paceline.core.rundir import RunDir
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.limits import WaitLimits
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
+from paceline.plan.timeouts import WaitLimits
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
 from paceline.training.loop.train_state import TrainState
@@ -404,7 +404,7 @@ def store(tree: Tree) -> Any:
 def device(tree: Tree) -> Any:
     """What the run finds itself on, on a machine with a GPU."""
     from paceline.plan.hardware import probe as hardware
-    from paceline.plan.hardware.seen import SeenDevice, Sights, SmiAnswer
+    from paceline.plan.hardware.probe_results import SeenDevice, Sights, SmiAnswer
 
     config = Config.from_json(plain(tree))
     sights = Sights(nvidia=SmiAnswer((SeenDevice("NVIDIA A100", GIB, GIB, 8.0, "GPU-0"),)))

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from paceline.config.load import load_config
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.model.catalogue import known_shape
+from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.model.model_catalogue import known_shape
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
@@ -233,7 +233,7 @@ def test_fsdp_without_settings_is_the_plugins(
     accelerate_plan: Any, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     plugin_class = pytest.importorskip("accelerate.utils.dataclasses").FullyShardedDataParallelPlugin
-    from paceline.plan.strategies.fsdp.options import read_fsdp
+    from paceline.plan.strategies.fsdp.user_options import read_fsdp
 
     plugin = plugin_class(fsdp_version=version)
     t = accelerate_plan(

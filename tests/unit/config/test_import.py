@@ -19,7 +19,7 @@ from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import as_object
-from paceline.plan.model.parameters import projected, targets_of
+from paceline.plan.model.parameter_list import projected, targets_of
 from paceline.rules import of_config
 
 TRL = """model_name_or_path: some/model

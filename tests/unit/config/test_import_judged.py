@@ -28,7 +28,7 @@ from paceline.config.import_export.import_config import flat, import_command, im
 from paceline.config.import_export.verdicts import Imported, KeyVerdict
 from paceline.config.load import load_config
 from paceline.config.schema import field_of
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.rules import of_config
 
 HERE, RESEARCH = Path(__file__).parent, Path(__file__).parents[3] / "research"

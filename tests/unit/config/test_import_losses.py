@@ -16,7 +16,7 @@ from paceline.config.import_export.verdicts import Imported, KeyVerdict
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.rules import of_config
 
 LOST, MAPPED, NOTHING, DIFFERS = KeyVerdict.LOST, KeyVerdict.MAPPED, KeyVerdict.NO_EFFECT, KeyVerdict.DIFFERS

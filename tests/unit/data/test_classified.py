@@ -17,8 +17,9 @@ from paceline.core.errors import DataError
 from paceline.data.packed_source import PackedSource
 from paceline.data.rows.kinds.classified import detect_classified, normalise_classified
 from paceline.data.rows.values import RowError
-from paceline.plan.algorithms.classification import CLASSIFICATION
+from paceline.plan.algorithms.supervised import CLASSIFICATION
 from paceline.training.input_checks.class_counts import class_numbers, empty_classes
+from paceline.plan.algorithms.supervised import CLASSIFICATION
 from paceline.training.input_checks.class_labels import RowClasses, read_classes
 
 

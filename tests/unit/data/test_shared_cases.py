@@ -13,7 +13,7 @@ from paceline.data.preflight.check_sets import first_examples
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.formats import Example
 from paceline.data.rows.kinds.base import row_kind
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 
 CASES = Path(__file__).resolve().parents[4] / "shared" / "cases" / "turn3"
 pytestmark = pytest.mark.skipif(not CASES.is_dir(), reason="../shared is not here")

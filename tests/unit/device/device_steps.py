@@ -23,9 +23,9 @@ from paceline.algorithms.registry import algorithm_class
 from paceline.config.schema import Config
 from paceline.data.packed_source import build_batch
 from paceline.models.factory import HFModelFactory
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.hardware.toolchain import triton_obstacle
-from paceline.plan.model.grouped_products import SUBJECT, WAITING
+from paceline.plan.features.grouped_gemm import SUBJECT, WAITING
+from paceline.plan.hardware.compiler import triton_obstacle
+from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.batch import Batch

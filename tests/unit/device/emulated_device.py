@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.utils._device import _device_constructors
 
 from paceline.models.attention import flex_attention, kernel_choice
-from paceline.plan.hardware.kinds import KINDS, NPU
+from paceline.plan.hardware.device_kinds import KINDS, NPU
 
 _PINNED = "_emulated_pinned"
 

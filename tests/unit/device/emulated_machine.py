@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import paceline
-from paceline.plan.hardware.kinds import KINDS
+from paceline.plan.hardware.device_kinds import KINDS
 
 _PACKAGE = str(Path(paceline.__file__).parent)
 

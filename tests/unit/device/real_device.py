@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 import torch
 
-from paceline.plan.hardware.kinds import CUDA
+from paceline.plan.hardware.device_kinds import CUDA
 from paceline.strategies.window.runner import WindowRunner
 
 VARIABLE, ON_CARD = "PACELINE_DEVICE_TESTS", "card"

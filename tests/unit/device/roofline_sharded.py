@@ -31,8 +31,8 @@ from roofline_flex import visible_and_counted
 from paceline.algorithms.registry import algorithm_class
 from paceline.config.schema import Config
 from paceline.models.attention.flex_block_mask import VisibleKeys
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.model.catalogue import named_config
+from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.model.model_catalogue import named_config
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.model import BuildOptions, RootModule

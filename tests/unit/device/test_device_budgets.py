@@ -202,7 +202,7 @@ def test_the_plan_counts_the_heads_chunks() -> None:
     }
     long = {"data": {"train": "none.jsonl", "max_length": 8192}}
     from paceline.plan.cost.from_plan import predicted_plan
-    from paceline.plan.hardware.catalogue import cluster_of
+    from paceline.plan.hardware.device_catalogue import cluster_of
 
     found = {}
     for card, capability in (("A10G", (8, 6)), ("H100", (9, 0))):

@@ -16,8 +16,8 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.utils._device import _device_constructors
 
 from paceline.models.attention.sequence_info import PackedSequenceInfo
-from paceline.plan.hardware.kinds import XPU
-from paceline.plan.model.grouped_products import experts_wait
+from paceline.plan.features.grouped_gemm import experts_wait
+from paceline.plan.hardware.device_kinds import XPU
 from paceline.protocols.batch import Batch
 
 KINDS = ("cuda", "xpu", "mps")

@@ -22,13 +22,13 @@ from paceline.models.compute_dtype import weight_owners
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.materialize import skeleton
 from paceline.models.loading.stored_dtype import buffers_keep_dtype
-from paceline.plan.cost.room import Room, room_of
-from paceline.plan.cost.starts import INTERPRETER, PEFT
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.model.family import families
-from paceline.plan.model.read_shape import shape_of
+from paceline.plan.cost.memory.fits import Room, room_of
+from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.model.families.family import families
+from paceline.plan.model.read_config import shape_of
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
+from paceline.plan.workload.startup_memory import INTERPRETER, PEFT
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
 from paceline.runtime.process_group.world import World

@@ -21,7 +21,7 @@ from paceline.data.prepare.prepare import train_fingerprint_of
 from paceline.data.rows.kinds.base import row_kind
 from paceline.launch.preflight import child_checks
 from paceline.launch.preflight.plan_job import planned
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.training.checkpointing.contents import run_state
 from paceline.training.loop.train_state import TrainState

@@ -9,7 +9,7 @@ from fault_jobs import Job
 
 from paceline.launch.preflight import child_checks
 from paceline.plan.hardware import probe as hardware
-from paceline.plan.hardware.seen import Nodes, SeenDevice, Sights, SmiAnswer, TorchAnswer, Wheel
+from paceline.plan.hardware.probe_results import Nodes, SeenDevice, Sights, SmiAnswer, TorchAnswer, Wheel
 
 CARD = SeenDevice("NVIDIA L4", 22 * 2**30, 22 * 2**30, 8.9, "GPU-0")
 IDLE = Sights(Wheel("2.13.0+cpu"), Nodes(nvidia=1), SmiAnswer((CARD,), "580.95.05"))

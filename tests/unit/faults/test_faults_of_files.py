@@ -21,7 +21,7 @@ from paceline.config.schema import field_of
 from paceline.core.errors import ConfigError
 from paceline.data.chat_template import jinja_syntax
 from paceline.launch.preflight.plan_job import planned
-from paceline.plan.model.folder import check_adapter_base
+from paceline.plan.model.files.folder_check import check_adapter_base
 
 Fault = Callable[[Job], dict[str, Any] | None]
 
@@ -651,7 +651,7 @@ def test_the_line_that_converts_pickles_works(job: Job, adapter: bool) -> None:
     from support import run_process
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from paceline.plan.model.folder import check_adapter_folder, check_model_folder
+    from paceline.plan.model.files.folder_check import check_adapter_folder, check_model_folder
 
     made = LlamaForCausalLM(
         LlamaConfig(

@@ -18,7 +18,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.launch.claim_run_dir import check_claim
 from paceline.launch.preflight import child_checks
-from paceline.plan.packages import check_packages
+from paceline.plan.requirements.packages import check_packages
 
 CPU_FP16 = {"training.mixed_precision": "fp16", "launch.nproc": 2}
 TP = {"launch.nproc": 2, "training.distributed_strategy": "fsdp", "training.parallelism": {"tp_size": 2}}
@@ -168,8 +168,8 @@ def test_a_disk_for_an_adapter_need_not_hold_its_base() -> None:
     from paceline.config.sections.lora import LoraSection
     from paceline.config.sections.training import TrainingSection
     from paceline.launch.preflight.facts import checkpoint_bytes
-    from paceline.plan.model.catalogue import known_models
-    from paceline.plan.model.read_shape import shape_from_config
+    from paceline.plan.model.model_catalogue import known_models
+    from paceline.plan.model.read_config import shape_from_config
 
     shape = shape_from_config(known_models()["llama-3-8b"].config)
     adam, pure = TrainingSection(), TrainingSection(pure_bf16=True)
@@ -289,7 +289,7 @@ def test_a_missing_package_is_found(
         importlib.util, "find_spec", lambda name, *a: None if name == missing else real(name, *a)
     )
     monkeypatch.setattr(check_packages, "__defaults__", (lambda name: None if name == missing else "there",))
-    from paceline.plan.adapter import check_adapter
+    from paceline.plan.features.lora import check_adapter
 
     monkeypatch.setattr(check_adapter, "__defaults__", (None, importlib.util.find_spec, True))
     found = job.found(settings)
@@ -320,8 +320,8 @@ def test_all_trackers_are_those_that_are_there(job: Job, monkeypatch: pytest.Mon
 def test_for_other_hardware_packages_are_notes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
-    from paceline.plan.adapter import check_adapter
-    from paceline.plan.hardware.catalogue import cluster_of
+    from paceline.plan.features.lora import check_adapter
+    from paceline.plan.hardware.device_catalogue import cluster_of
 
     real = importlib.util.find_spec
     none = lambda name, *a: None if name == "peft" else real(name, *a)  # noqa: E731

@@ -14,7 +14,7 @@ from fault_jobs import Job, tried_here, write_weights
 
 from paceline.config.load import load_config
 from paceline.launch.preflight import child_checks
-from paceline.plan.tries import (
+from paceline.plan.requirements.needs_trial import (
     ALGORITHM,
     CALLBACKS,
     COMPILE,
@@ -168,7 +168,7 @@ def test_a_callback_and_a_tracker_of_ones_own(mine: Job) -> None:
 
 
 ALGORITHMS_OF_MINE = """
-from paceline.plan.algorithms.base import AlgorithmSpec
+from paceline.plan.algorithms.spec import AlgorithmSpec
 NONE = AlgorithmSpec(implementation="pathlib:Path")
 MISSING = AlgorithmSpec(implementation="my_rewards:Nobody")
 OTHER = AlgorithmSpec(implementation="paceline.algorithms.supervised.sft:SFT", options={"alpha": 1.0})

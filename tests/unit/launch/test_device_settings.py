@@ -12,7 +12,7 @@ import pytest
 from paceline.core.rundir import RunDir
 from paceline.launch.environment import device_variables as module
 from paceline.launch.environment.device_variables import apply_device_settings, device_settings
-from paceline.plan.hardware.seen import Wheel
+from paceline.plan.hardware.probe_results import Wheel
 
 PRODUCTS = """
 import torch

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.models.lora.lora import merging
 from paceline.models.low_precision.bitsandbytes_4bit import packed_weights, rounded
-from paceline.plan.parts import AdapterSpec, Quantization
+from paceline.plan.plan_sections import AdapterSpec, Quantization
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from paceline.models.loading.stored_dtype import stored_dtype
 from paceline.models.low_precision.bitsandbytes_4bit import scales_of
 from paceline.models.role_module import RoleModule
 from paceline.models.stream_to_device import arrive, standing_in
-from paceline.plan.parts import AdapterSpec, Quantization
+from paceline.plan.plan_sections import AdapterSpec, Quantization
 
 LORA = AdapterSpec(4, 8.0, target_modules=("all-linear",))
 SOME = AdapterSpec(4, 8.0, target_modules=("q_proj",), modules_to_save=("lm_head",))

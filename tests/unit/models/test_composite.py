@@ -22,11 +22,11 @@ from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.multimodal import class_of_whole
 from paceline.models.lora.lora import Adapter
-from paceline.plan.adapter import adapter_of
-from paceline.plan.codec import to_json
-from paceline.plan.model.family import composites
-from paceline.plan.model.read_shape import shape_of
-from paceline.plan.parts import AdapterSpec
+from paceline.plan.features.lora import adapter_of
+from paceline.plan.model.families.family import composites
+from paceline.plan.model.read_config import shape_of
+from paceline.plan.plan_json import to_json
+from paceline.plan.plan_sections import AdapterSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
 from tests.unit.checkpoint.checkpoint_samples import OneRank

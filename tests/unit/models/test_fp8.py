@@ -18,7 +18,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.low_precision import fp8_linear
 from paceline.models.role_module import RoleModule
 from paceline.plan.cost.from_plan import predicted_plan
-from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.batch import Batch

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.models.low_precision import layer_norm
 from paceline.models.low_precision.layer_norm import ComputeLayerNorm
-from paceline.plan.hardware.kinds import CPU, CUDA
+from paceline.plan.hardware.device_kinds import CPU, CUDA
 
 
 def _made(bias: bool, affine: bool) -> ComputeLayerNorm:

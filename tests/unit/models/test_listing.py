@@ -17,18 +17,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.list_parameters import ClassRequest, listing_of
-from paceline.plan.adapter import adapter_parameters
-from paceline.plan.codec import from_json, to_json
-from paceline.plan.cost.pieces import pieces_of
-from paceline.plan.cost.state_layers import WITHIN
-from paceline.plan.model.counts import tally_of, with_counts
-from paceline.plan.model.family import supported
-from paceline.plan.model.listing import Listing
-from paceline.plan.model.mixtures import COUNT, VISITED
-from paceline.plan.model.parameters import SCORE, parameters_of
-from paceline.plan.model.read_shape import scoring, shape_from_config
+from paceline.plan.cost.memory.peak import WITHIN
+from paceline.plan.features.lora import adapter_parameters
+from paceline.plan.model.class_listing import Listing
+from paceline.plan.model.families.family import supported
+from paceline.plan.model.moe_config import COUNT, VISITED
+from paceline.plan.model.parameter_counts import tally_of, with_counts
+from paceline.plan.model.parameter_list import SCORE, parameters_of
+from paceline.plan.model.read_config import scoring, shape_from_config
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.parts import AdapterSpec
+from paceline.plan.plan_json import from_json, to_json
+from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.workload.local_tensors import pieces_of
 from paceline.protocols.model import BuildOptions
 
 # a state space, layers of several kinds, tables beside the embedding, experts beside dense layers,

@@ -17,12 +17,12 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.loading.list_parameters import parameter_kinds
 from paceline.models.loading.materialize import build_on_meta, fill
 from paceline.models.low_precision.bitsandbytes_4bit import packing, scales_of
-from paceline.plan.adapter import adapter_of
-from paceline.plan.cost.pieces import pieces_of, scale_bytes
+from paceline.plan.features.lora import adapter_of
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.listing import LINEAR
-from paceline.plan.model.read_shape import shape_from_config
+from paceline.plan.model.class_listing import LINEAR
+from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.strategies.job import Job
+from paceline.plan.workload.local_tensors import pieces_of, scale_bytes
 from paceline.protocols.model import BuildOptions
 from paceline.rules.planning import make_plan
 

@@ -16,7 +16,7 @@ from paceline.config.sections.model import ModelSection
 from paceline.data.tokenizer.load import load_tokenizer, vocab_size
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.models.factory import HFModelFactory
-from paceline.plan.model.read_shape import shape_of
+from paceline.plan.model.read_config import shape_of
 
 SIZES: dict[str, Any] = {
     "model_type": "llama",

@@ -15,7 +15,7 @@ from paceline.models.compute_dtype import ComputeLinear, compute_copy, product_d
 from paceline.models.factory import HFModelFactory
 from paceline.models.low_precision.own_forward_modules import ReadsCopies, kept_forward
 from paceline.models.moe.tensor_parallel_experts import why_not
-from paceline.plan.parts import AdapterSpec
+from paceline.plan.plan_sections import AdapterSpec
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
 

@@ -17,10 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from paceline.models.factory import HFModelFactory
 from paceline.models.fused_layers import rms_norm
 from paceline.plan.cost.coefficients import memory_coefficients
-from paceline.plan.cost.peak import peak_of
-from paceline.plan.cost.work import StepSpec
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.model.read_shape import shape_from_config
+from paceline.plan.cost.memory.peak import peak_of
+from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.model.read_config import shape_from_config
+from paceline.plan.workload.step_spec import StepSpec
 from paceline.protocols.roles import Output
 
 TOKENS = 96

@@ -12,20 +12,20 @@ import pytest
 from paceline.config.schema import Config
 from paceline.config.sections.lora import LoraSection
 from paceline.core.errors import ConfigError
-from paceline.plan.adapter import (
+from paceline.plan.algorithms.spec import switched_off
+from paceline.plan.features.compute_options import idle_decisions
+from paceline.plan.features.lora import (
     adapter_decisions,
     adapter_of,
     adapter_parameters,
     check_adapter,
 )
-from paceline.plan.algorithms.base import switched_off
-from paceline.plan.codec import from_json, to_json
-from paceline.plan.engine_options import idle_decisions
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.read_shape import ModelShape, shape_from_config
-from paceline.plan.parts import AdapterSpec, Quantization
-from paceline.plan.strategies.base import strategy_spec
-from paceline.plan.strategies.options import DeepSpeedOptions
+from paceline.plan.model.read_config import ModelShape, shape_from_config
+from paceline.plan.plan_json import from_json, to_json
+from paceline.plan.plan_sections import AdapterSpec, Quantization
+from paceline.plan.strategies.spec import strategy_spec
+from paceline.plan.strategy_options import DeepSpeedOptions
 
 LLAMA = {
     "model_type": "llama",

@@ -12,10 +12,10 @@ from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import STRATEGIES
 from paceline.plan.cost.advice import escalated
 from paceline.plan.cost.search import SearchSpec, search
-from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.hardware.probe import Hardware, probe_hardware
-from paceline.plan.model.catalogue import known_models
-from paceline.plan.model.read_shape import shape_from_config
+from paceline.plan.model.model_catalogue import known_models
+from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan import Plan
 from paceline.plan.size_rule import CHAIN, size_rule
 from paceline.plan.strategies.job import Job

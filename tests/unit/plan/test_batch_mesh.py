@@ -5,8 +5,8 @@ import pytest
 from paceline.config.sections.training_scale import Parallelism
 from paceline.core.errors import ConfigError
 from paceline.plan.batch import BatchSplit, legal_pairs, resplit, split_batch
-from paceline.plan.codec import from_json, to_json
 from paceline.plan.mesh import Mesh, mesh_for
+from paceline.plan.plan_json import from_json, to_json
 
 
 def test_the_global_batch_is_the_product() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.plan.codec import from_json, to_json
-from paceline.plan.strategies.options import (
+from paceline.plan.plan_json import from_json, to_json
+from paceline.plan.strategy_options import (
     NO_OPTIONS,
     DeepSpeedOptions,
     EngineOptions,

@@ -11,15 +11,15 @@ import pytest
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients
-from paceline.plan.cost.links import Group, latency, pass_time
-from paceline.plan.cost.peak import peak_of
+from paceline.plan.cost.collectives import Group, latency, pass_time
+from paceline.plan.cost.memory.peak import peak_of
 from paceline.plan.cost.search import Candidate, SearchSpec, search
-from paceline.plan.cost.speed import speed_of
-from paceline.plan.cost.work import AdapterSize, StepSpec
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.model.catalogue import known_models, model_shape
+from paceline.plan.cost.step_time import speed_of
+from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.model.model_catalogue import known_models, model_shape
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
+from paceline.plan.workload.step_spec import AdapterSize, StepSpec
 from paceline.rules.planning import make_plan
 
 C, S = memory_coefficients(), speed_coefficients()

@@ -19,7 +19,7 @@ from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
-from paceline.plan.strategies.options import NO_OPTIONS, Wrap
+from paceline.plan.strategy_options import NO_OPTIONS, Wrap
 from paceline.rules.planning import make_plan
 
 GIB = 1024**3

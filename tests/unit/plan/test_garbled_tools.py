@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from paceline.doctor import inspect
-from paceline.plan.hardware import ask_torch, probe, smi
-from paceline.plan.hardware.choose import Choice, choose
-from paceline.plan.hardware.seen import Nodes, SeenDevice, Sights, SmiAnswer, TorchAnswer, Wheel
+from paceline.plan.hardware import probe, torch_probe, vendor_smi
+from paceline.plan.hardware.choose_devices import Choice, choose
+from paceline.plan.hardware.probe_results import Nodes, SeenDevice, Sights, SmiAnswer, TorchAnswer, Wheel
 
 MIB = 2**20
 CARD = b"NVIDIA A100, 81920, 80000, 8.0, GPU-1, 580.95, Disabled"
@@ -30,7 +30,7 @@ def tool(folder: Path, monkeypatch: pytest.MonkeyPatch, script: bytes, name: str
 
 def test_bytes_that_are_no_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(tmp_path, monkeypatch, b"printf '" + CARD.replace(b"A100", b"\\377 A100") + b"\\n'\n")
-    answer = smi.nvidia_smi()
+    answer = vendor_smi.nvidia_smi()
     assert answer is not None and answer.devices[0].total_bytes == 81920 * MIB
     tool(tmp_path, monkeypatch, b"printf '42, 3072, /home/\\377/serve\\n'\n")
     assert inspect.parse_holders(inspect.command_output(inspect.HOLDERS))[0][:2] == (42, 3072 * MIB)
@@ -43,7 +43,7 @@ def test_a_driver_that_does_not_know_a_field_is_asked_for_fewer(
     refusal = b'Field "compute_cap" is not a valid field to query.'
     refusal = b'case "$*" in *compute_cap*) echo \'' + refusal + b"'; exit 2;; esac\n"
     tool(tmp_path, monkeypatch, refusal + b"echo 'Tesla V100, 16160, 16150, GPU-7, 470.82.01'\n")
-    answer = smi.nvidia_smi()
+    answer = vendor_smi.nvidia_smi()
     assert answer == SmiAnswer(
         (SeenDevice("Tesla V100", 16160 * MIB, 16150 * MIB, None, "GPU-7"),), "470.82.01"
     )
@@ -67,7 +67,7 @@ def test_odd_fields(line: str, total: int | None, name: str) -> None:
     text = (
         f"WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n{line}\nUnable to determine the device handle\n"
     )
-    [card] = smi.parse_nvidia(text).devices
+    [card] = vendor_smi.parse_nvidia(text).devices
     assert (card.total_bytes, card.name) == (total, name)
 
 
@@ -75,15 +75,15 @@ def test_rocm_smi_with_warnings_around_it_and_a_dozen_cards() -> None:
     cards = ", ".join(
         f'"card{i}": {{"Card Series": "M{i}", "VRAM Total Memory (B)": "NaN"}}' for i in range(12)
     )
-    answer = smi.parse_amd(f"WARNING: low-power\n{{{cards}}}\nWARNING: {{low-power}}\n")
+    answer = vendor_smi.parse_amd(f"WARNING: low-power\n{{{cards}}}\nWARNING: {{low-power}}\n")
     assert [card.name for card in answer.devices] == [f"M{i}" for i in range(12)]
     assert {card.total_bytes for card in answer.devices} == {None}
-    assert smi.parse_amd("{broken").failure == "{broken"
+    assert vendor_smi.parse_amd("{broken").failure == "{broken"
 
 
 @pytest.mark.parametrize("text", ["3", "null", "[]", '"x"', "[[[", "{}", ""])
 def test_an_answer_of_torch_that_is_none(text: str) -> None:
-    assert ask_torch.parse_answer(text) is None
+    assert torch_probe.parse_answer(text) is None
 
 
 def silent(wheel: Wheel, environ: dict[str, str], **seen: SmiAnswer | Nodes) -> Choice:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.config.schema import Config
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.model.grouped_products import SUBJECT, WAITING
+from paceline.plan.features.grouped_gemm import SUBJECT, WAITING
+from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from paceline.core.plugins.registry import source_of
-from paceline.plan.codec import from_json, to_json
-from paceline.plan.hardware import ask_torch as ask
 from paceline.plan.hardware import probe as hardware
-from paceline.plan.hardware.cards import best_set, runs_on, visible_cards
-from paceline.plan.hardware.nodes import device_nodes
-from paceline.plan.hardware.peaks import peak_flops
+from paceline.plan.hardware import torch_probe as ask
+from paceline.plan.hardware.data_sheet_peaks import peak_flops
+from paceline.plan.hardware.device_files import device_nodes
 from paceline.plan.hardware.probe import (
     Hardware,
     cpu_count,
@@ -23,8 +21,10 @@ from paceline.plan.hardware.probe import (
     host_memory_bytes,
     probe_hardware,
 )
-from paceline.plan.hardware.seen import Nodes, SeenDevice, TorchAnswer, Wheel
-from paceline.plan.hardware.smi import parse_nvidia
+from paceline.plan.hardware.probe_results import Nodes, SeenDevice, TorchAnswer, Wheel
+from paceline.plan.hardware.vendor_smi import parse_nvidia
+from paceline.plan.hardware.visible_devices import best_set, runs_on, visible_cards
+from paceline.plan.plan_json import from_json, to_json
 
 ROWS = """NVIDIA A100-SXM4-80GB, 81920, 81000, 8.0, GPU-aaaa-1, 580.95.05, Disabled
 NVIDIA A100-SXM4-80GB, 81920, 81000, 8.0, GPU-bbbb-2, 580.95.05, Disabled
@@ -152,7 +152,7 @@ def test_a_graphics_unit_within_an_amd_processor_is_no_card(
 
 def test_the_installed_torch_is_read_and_not_imported() -> None:
     program = (
-        "import sys; from paceline.plan.hardware.nodes import installed_wheel as f;"
+        "import sys; from paceline.plan.hardware.device_files import installed_wheel as f;"
         " print(f().version, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

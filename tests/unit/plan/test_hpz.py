@@ -8,8 +8,8 @@ import pytest
 
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.model.catalogue import known_shape
+from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.model.model_catalogue import known_shape
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan

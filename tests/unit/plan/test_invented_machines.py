@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from paceline.plan.hardware import smi
-from paceline.plan.hardware.choose import choose
-from paceline.plan.hardware.seen import Nodes, SeenDevice, Sights, SmiAnswer, TorchAnswer, Wheel
+from paceline.plan.hardware import vendor_smi
+from paceline.plan.hardware.choose_devices import choose
+from paceline.plan.hardware.probe_results import Nodes, SeenDevice, Sights, SmiAnswer, TorchAnswer, Wheel
 from paceline.plan.model.attention_kernel import AttentionCall, attention_kernel
 
 GIB = 2**30
@@ -47,8 +47,8 @@ def blind(warning: str = "", failure: str = "") -> Sights:
 
 def sliced(listed: str) -> Sights:
     """Without torch: an H100 in MIG mode."""
-    whole = smi.parse_nvidia("NVIDIA H100, 81559, 80000, 9.0, GPU-7, 580.54, Enabled").devices
-    return Sights(Wheel(), Nodes(nvidia=1), SmiAnswer(smi.with_slices(whole, listed), "580.54"))
+    whole = vendor_smi.parse_nvidia("NVIDIA H100, 81559, 80000, 9.0, GPU-7, 580.54, Enabled").devices
+    return Sights(Wheel(), Nodes(nvidia=1), SmiAnswer(vendor_smi.with_slices(whole, listed), "580.54"))
 
 
 SLICES = """GPU 0: NVIDIA H100 (UUID: GPU-7)
@@ -100,7 +100,7 @@ MACHINES = {
     "a virtual GPU": Made(
         by_torch(
             card("GRID A100D-10C", 10, 8.0, uuid="5"),
-            nvidia=smi.parse_nvidia("GRID A100D-10C, 10240, 9800, 8.0, GPU-5, 550.54, Disabled"),
+            nvidia=vendor_smi.parse_nvidia("GRID A100D-10C, 10240, 9800, 8.0, GPU-5, 550.54, Disabled"),
         ),
         ("GRID A100D-10C", 1, 10, "bfloat16", "varlen_flash"),
     ),

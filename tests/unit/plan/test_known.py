@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.plan.model.catalogue import known_models, known_shape, model_shape
+from paceline.plan.model.model_catalogue import known_models, known_shape, model_shape
 
 
 @pytest.mark.parametrize("name", sorted(known_models()))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.plan.cost.ledger import KEPT, LedgerEntry, append, corrections, read, table
+from paceline.plan.cost.measured_runs import KEPT, LedgerEntry, append, corrections, read, table
 
 ONE = LedgerEntry("2026-01-01T10:00:00", "8 × H100", "llama-3-8b", "fsdp", 8, 40e9, 44e9, 1000.0, 800.0)
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from paceline.plan.codec import from_json, to_json
 from paceline.plan.hardware import probe as hardware
-from paceline.plan.hardware import smi
-from paceline.plan.hardware.seen import Nodes, TorchAnswer, Wheel
+from paceline.plan.hardware import vendor_smi
+from paceline.plan.hardware.probe_results import Nodes, TorchAnswer, Wheel
+from paceline.plan.plan_json import from_json, to_json
 
 GIB = 2**30
 MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
@@ -25,8 +25,8 @@ MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
 def program(machine: dict[str, Any], command: Any) -> tuple[str | None, str]:
     """What a tool of that machine prints; a text behind ``!`` is why it failed."""
     text = {
-        smi.NVIDIA_QUERY: machine["nvidia_smi"],
-        smi.AMD_QUERY: machine["rocm_smi"],
+        vendor_smi.NVIDIA_QUERY: machine["nvidia_smi"],
+        vendor_smi.AMD_QUERY: machine["rocm_smi"],
         ("nvidia-smi", "-L"): machine["nvidia_smi_list"],
     }[tuple(command)]
     if text is None:
@@ -36,7 +36,7 @@ def program(machine: dict[str, Any], command: Any) -> tuple[str | None, str]:
 
 def on(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **options: Any) -> hardware.Probed:
     answer = from_json(TorchAnswer, machine["torch"]) if machine["torch"] else None
-    monkeypatch.setattr(smi, "command_output", lambda command: program(machine, command))
+    monkeypatch.setattr(vendor_smi, "command_output", lambda command: program(machine, command))
     monkeypatch.setattr(hardware, "installed_wheel", lambda: Wheel(**machine["wheel"]))
     monkeypatch.setattr(hardware, "device_nodes", lambda: Nodes(**machine["nodes"]))
     monkeypatch.setattr(hardware, "host_memory_bytes", lambda: 500 * GIB)

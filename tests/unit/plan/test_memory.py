@@ -16,17 +16,17 @@ import torch
 from paceline.config.load import load_config
 from paceline.models import compute_dtype
 from paceline.models.factory import HFModelFactory
-from paceline.plan.algorithms.roles import named_shapes
+from paceline.plan.algorithms.role_models import named_shapes
 from paceline.plan.cost.from_plan import cluster_of_cpu, planned_candidate, search_spec_of
-from paceline.plan.cost.memory import memory_of, model_states
-from paceline.plan.cost.states import moment_bytes, sum_of
+from paceline.plan.cost.memory.model_states import memory_of, model_states
 from paceline.plan.explain import WIDTH, explain
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.parameters import parameters_of
-from paceline.plan.model.read_shape import scoring, shape_from_config
-from paceline.plan.parts import ModelStates, OptimizerSpec
+from paceline.plan.model.parameter_list import parameters_of
+from paceline.plan.model.read_config import scoring, shape_from_config
 from paceline.plan.plan import Plan
+from paceline.plan.plan_sections import ModelStates, OptimizerSpec
 from paceline.plan.strategies.job import Job
+from paceline.plan.workload.state_bytes import moment_bytes, sum_of
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
 from paceline.strategies.model_handle import storage_bytes

@@ -17,11 +17,11 @@ from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
 from paceline.launch.preflight.forecast import forecast_of_plan
 from paceline.launch.preflight.plan_job import planned
+from paceline.plan.cost.memory.fits import room_of
 from paceline.plan.cost.report import text
-from paceline.plan.cost.room import room_of
 from paceline.plan.explain import explain
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.model.catalogue import known_models
+from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.model.model_catalogue import known_models
 
 MODELS = ("qwen2.5-0.5b", "llama-3.2-1b", "llama-3.2-3b", "llama-3-8b", "llama-3-70b", "qwen3-30b-a3b")
 HARDWARE = ("1xA100", "8xA10", "8xH100", "16xH100", "64xH100", "4xV100")

@@ -8,14 +8,14 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.plan.cost.from_plan import of_length, search_spec_of
-from paceline.plan.cost.outlook import outlook
 from paceline.plan.cost.report import forecast, text
 from paceline.plan.cost.search import Candidate, SearchSpec, search
-from paceline.plan.cost.work import AdapterSize
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.model.catalogue import known_models, model_shape
+from paceline.plan.cost.whole_run import outlook
+from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.model.model_catalogue import known_models, model_shape
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
+from paceline.plan.workload.step_spec import AdapterSize
 from paceline.rules.planning import make_plan
 
 ASK = SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100"))

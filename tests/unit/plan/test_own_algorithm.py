@@ -20,7 +20,7 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import ConfigError
 from paceline.data.rows.kinds.base import RowKind, row_kind
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.roles import Output, Role
@@ -123,7 +123,7 @@ def test_an_option_is_refused_at_its_own_line(tmp_path: Path) -> None:
 OWN_CHECK = """
 from dataclasses import dataclass
 from paceline.core.diagnostics import Code
-from paceline.plan.algorithms.base import AlgorithmSpec
+from paceline.plan.algorithms.spec import AlgorithmSpec
 
 WRONG = Code("mine.wrong", "A weight.")
 
@@ -152,7 +152,7 @@ def test_a_check_of_ones_own_names_options_and_sections_and_its_failure_is_no_de
 
 
 SPEC = (
-    "from paceline.plan.algorithms.base import AlgorithmSpec\nSPEC = AlgorithmSpec(implementation={!r},"
+    "from paceline.plan.algorithms.spec import AlgorithmSpec\nSPEC = AlgorithmSpec(implementation={!r},"
     " rows={!r})\n"
 )
 
@@ -246,7 +246,7 @@ def test_a_kind_of_row_of_ones_own_has_its_source_in_the_key(tmp_path: Path) -> 
 def test_a_spec_brings_no_torch_to_the_plan(tmp_path: Path) -> None:
     (tmp_path / "with_torch.py").write_text("import torch\n" + SPEC.format("x:Y", "pairs"), encoding="utf-8")
     ask = (
-        "import sys\nfrom paceline.plan.algorithms.base import algorithm_spec as"
+        "import sys\nfrom paceline.plan.algorithms.spec import algorithm_spec as"
         " s\nprint(s('custom_algorithm_spec:SPEC').measured, 'torch' in sys.modules)\ns('with_torch:SPEC')\n"
     )
     path = os.pathsep.join([str(EXAMPLES), str(tmp_path), str(EXAMPLES.parent)])

@@ -19,8 +19,8 @@ from paceline.core.errors import ConfigError
 from paceline.core.plugins.registry import is_assigned
 from paceline.plan.cost.from_plan import predicted_plan
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.base import state_form, strategy_spec
 from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import state_form, strategy_spec
 from paceline.rules.planning import make_plan
 from paceline.strategies.registry import strategy_class
 
@@ -87,7 +87,7 @@ def test_what_is_assigned_is_told_from_the_source_alone(
 
 _ASK = """
 import json, sys
-from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.strategies.spec import strategy_spec
 from paceline.core.errors import ConfigError
 told = {}
 for name in ("custom_strategy_spec:SPEC", "with_torch:SPEC"):

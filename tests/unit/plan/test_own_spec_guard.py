@@ -15,11 +15,11 @@ from paceline.config.load import load_config
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import ConfigError
 from paceline.launch.preflight.plan_job import planned
-from paceline.plan.algorithms.base import AlgorithmSpec
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.own_spec import guarded
-from paceline.plan.strategies.base import StrategySpec, strategy_spec
+from paceline.plan.algorithms.spec import AlgorithmSpec
+from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.specs.user_spec import guarded
 from paceline.plan.strategies.replicated import DDP
+from paceline.plan.strategies.spec import StrategySpec, strategy_spec
 from paceline.rules import check
 from paceline.rules.rule import Facts
 
@@ -35,7 +35,7 @@ LLAMA = {
 }
 SOURCE = """
 from dataclasses import dataclass
-from paceline.plan.algorithms.base import AlgorithmSpec
+from paceline.plan.algorithms.spec import AlgorithmSpec
 from paceline.plan.strategies.replicated import DDP
 
 @dataclass(frozen=True)

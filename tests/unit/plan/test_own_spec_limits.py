@@ -10,8 +10,8 @@ from plan_cases import CPU, MACHINES, MODELS
 
 from paceline.config.schema import Config
 from paceline.launch.preflight.plan_job import alone
-from paceline.plan.strategies.base import StrategySpec, declared_spec
 from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import StrategySpec, declared_spec
 from paceline.rules.planning import try_plan
 
 
@@ -84,7 +84,7 @@ def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, name: str, arguments
     """The ``module:SPEC`` of a spec made of ``arguments``."""
     text = (
         "from paceline.config.registries.optimizers import StateSplit\n"
-        "from paceline.plan.strategies.base import StrategySpec\n"
+        "from paceline.plan.strategies.spec import StrategySpec\n"
         f"SPEC = StrategySpec({arguments}, implementation='nowhere:Class')\n"
     )
     (tmp_path / f"limit_{name}.py").write_text(text, encoding="utf-8")

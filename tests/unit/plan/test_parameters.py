@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from paceline.plan.model.parameters import parameters_of
-from paceline.plan.model.read_shape import scoring, shape_from_config
+from paceline.plan.model.parameter_list import parameters_of
+from paceline.plan.model.read_config import scoring, shape_from_config
 from paceline.strategies.optimizers.build import decays
 
 SIZES = {

@@ -10,10 +10,8 @@ import pytest
 from paceline.core.errors import ConfigError
 from paceline.plan.cost.advice import advice
 from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients, spread
-from paceline.plan.cost.links import Group, bandwidth, latency, pass_time
-from paceline.plan.cost.orthogonal import Orthogonal, orthogonal
-from paceline.plan.cost.peak import Peak, in_flight, peak_of, worst_peak
-from paceline.plan.cost.pieces import Piece
+from paceline.plan.cost.collectives import Group, bandwidth, latency, pass_time
+from paceline.plan.cost.memory.peak import Peak, in_flight, peak_of, worst_peak
 from paceline.plan.cost.report import forecast, text
 from paceline.plan.cost.search import (
     TIE,
@@ -25,13 +23,15 @@ from paceline.plan.cost.search import (
     ranked,
     search,
 )
-from paceline.plan.cost.speed import GRAPH_LAYER, offload_seconds, speed_of, token_flops
-from paceline.plan.cost.work import AdapterSize, RolloutSpec, StepSpec, Storage, why_not_run
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.model.catalogue import model_shape
-from paceline.plan.model.read_shape import shape_from_config
-from paceline.plan.parts import OptimizerSpec
-from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.cost.step_time import GRAPH_LAYER, offload_seconds, speed_of, token_flops
+from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.model.model_catalogue import model_shape
+from paceline.plan.model.read_config import shape_from_config
+from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.strategies.spec import strategy_spec
+from paceline.plan.workload.local_tensors import Piece
+from paceline.plan.workload.muon_work import Orthogonal, orthogonal
+from paceline.plan.workload.step_spec import AdapterSize, RolloutSpec, StepSpec, Storage, why_not_run
 
 C = memory_coefficients()
 S = speed_coefficients()

@@ -13,15 +13,15 @@ from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
 from paceline.plan.cost.advice import advice
 from paceline.plan.cost.from_plan import cluster_of_hardware, planned_candidate, search_spec_of
-from paceline.plan.cost.outlook import outlook
+from paceline.plan.cost.memory.checkpoint import checkpoint_bytes
 from paceline.plan.cost.search import SearchSpec, search
-from paceline.plan.cost.snapshot import checkpoint_bytes
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.model.read_shape import shape_from_config
+from paceline.plan.cost.whole_run import outlook
+from paceline.plan.features.precision import choose_precision
+from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan import Plan
-from paceline.plan.precision import choose_precision
-from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import strategy_spec
 from paceline.rules.planning import make_plan
 from paceline.strategies.optimizers.build import build_optimizer
 

@@ -13,10 +13,19 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.plan.cost.room import room_decisions, room_of
+from paceline.plan.cost.memory.fits import room_decisions, room_of
+from paceline.plan.cost.memory.startup_reads import bytes_a_node
 from paceline.plan.cost.search import SearchSpec, layouts, search
-from paceline.plan.cost.start_reads import bytes_a_node
-from paceline.plan.cost.starts import (
+from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.hardware.probe import Hardware, probe_hardware
+from paceline.plan.model.files.stored_dtype import with_stored
+from paceline.plan.model.model_catalogue import known_models
+from paceline.plan.model.read_config import shape_from_config
+from paceline.plan.plan import Plan
+from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import strategy_spec, strategy_specs
+from paceline.plan.strategy_options import NO_OPTIONS, DeepSpeedOptions, FsdpOptions
+from paceline.plan.workload.startup_memory import (
     ARRIVES,
     CARD,
     FIRST,
@@ -29,15 +38,6 @@ from paceline.plan.cost.starts import (
     host_peak,
     start_of,
 )
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.hardware.probe import Hardware, probe_hardware
-from paceline.plan.model.catalogue import known_models
-from paceline.plan.model.read_shape import shape_from_config
-from paceline.plan.model.stored import with_stored
-from paceline.plan.plan import Plan
-from paceline.plan.strategies.base import strategy_spec, strategy_specs
-from paceline.plan.strategies.job import Job
-from paceline.plan.strategies.options import NO_OPTIONS, DeepSpeedOptions, FsdpOptions
 from paceline.rules.planning import make_plan
 
 GIB = 2**30
@@ -322,7 +322,7 @@ def test_a_layer_is_packed_beside_what_came_before_it_but_not_beside_the_head(
     assert plan.shape is not None
     starts = []
     for tied, packing in ((False, 2.5), (True, 2.5), (True, -1.0)):  # the last: neither weight nor scratch
-        monkeypatch.setattr("paceline.plan.cost.room.PACKING", packing)
+        monkeypatch.setattr("paceline.plan.cost.memory.fits.PACKING", packing)
         shape = replace(plan.shape, in_files=True, stored="bfloat16", tied=tied)
         room = room_of(replace(plan, shape=shape), machine)
         assert room is not None and room.start_host is not None

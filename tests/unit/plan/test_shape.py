@@ -12,14 +12,14 @@ import pytest
 
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
-from paceline.plan.codec import from_json, to_json
-from paceline.plan.model.read_shape import (
+from paceline.plan.model.read_config import (
     ModelShape,
     cached_model_dir,
     shape_from_config,
     shape_from_path,
     shape_of,
 )
+from paceline.plan.plan_json import from_json, to_json
 
 SMALL = {
     "hidden_size": 64,

@@ -7,8 +7,8 @@ from typing import Any
 
 from test_room import CPU, GIB, plan_of
 
-from paceline.plan.cost.snapshot import checkpoint_bytes
-from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.cost.memory.checkpoint import checkpoint_bytes
+from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.plan import Decision, Plan
 
 KEY = "training.save_async"

@@ -13,15 +13,15 @@ import pytest
 
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
-from paceline.plan.codec import from_json, to_json
-from paceline.plan.model import weights_files
-from paceline.plan.model.family import supported
-from paceline.plan.model.quantised_base import quantised_base
-from paceline.plan.model.read_shape import shape_from_config, shape_of, trained_shape
+from paceline.plan.model import safetensors_headers
+from paceline.plan.model.families.family import supported
+from paceline.plan.model.families.supported import unsupported
+from paceline.plan.model.files.stored_dtype import with_carried
+from paceline.plan.model.quantized_weights import quantised_base
+from paceline.plan.model.read_config import shape_from_config, shape_of, trained_shape
+from paceline.plan.model.safetensors_headers import weights_findings
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.model.stored import with_carried
-from paceline.plan.model.supported import unsupported
-from paceline.plan.model.weights_files import weights_findings
+from paceline.plan.plan_json import from_json, to_json
 
 LLAMA = {
     "model_type": "llama",
@@ -168,7 +168,7 @@ def test_a_file_that_the_user_may_not_read_is_not_damaged(
         raise PermissionError(13, "Permission denied", str(path))
 
     (tmp_path / "model.safetensors").write_bytes(b"x")
-    monkeypatch.setattr(weights_files, "header_of", refuse)
+    monkeypatch.setattr(safetensors_headers, "header_of", refuse)
     (found,) = weights_findings(tmp_path)
     assert found.code == "plan.model_file" and "Permission denied" in found.found and "chmod" in found.hint
 

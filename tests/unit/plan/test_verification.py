@@ -8,7 +8,7 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.read_shape import shape_from_config
+from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.model.shrink import shrunk
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan

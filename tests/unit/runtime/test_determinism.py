@@ -13,7 +13,7 @@ import torch
 from paceline.core.rundir import RunDir
 from paceline.launch.environment import device_variables as settings_module
 from paceline.launch.environment.device_variables import device_settings
-from paceline.plan.hardware.seen import Wheel
+from paceline.plan.hardware.probe_results import Wheel
 from paceline.runtime.device.device import use_deterministic_kernels
 from paceline.training import worker
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.plan.limits import DEFAULT_SECONDS, Limit, WaitLimits
+from paceline.plan.timeouts import DEFAULT_SECONDS, Limit, WaitLimits
 from paceline.runtime.failures import flight_recorder, stragglers
 from paceline.runtime.failures.flight_recorder import Collective
 from paceline.runtime.failures.last_heard import Beat, Vigil

@@ -25,12 +25,12 @@ from support import write_families
 
 from paceline.plan.cost.coefficients import memory_coefficients
 from paceline.plan.cost.from_plan import planned_candidate, search_spec_of
-from paceline.plan.cost.peak import chunk_of, peak_of
-from paceline.plan.cost.simulation import compare
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.model import family
-from paceline.plan.model.catalogue import known_models, named_config
-from paceline.plan.model.family import families
+from paceline.plan.cost.memory.peak import chunk_of, peak_of
+from paceline.plan.cost.simulation_check import compare
+from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.model.families import family
+from paceline.plan.model.families.family import families
+from paceline.plan.model.model_catalogue import known_models, named_config
 from paceline.simulate.run import simulate
 
 TABLE = Path(family.__file__).parents[1] / "data/families.json"

@@ -15,13 +15,13 @@ from saved_activations import config_of
 
 from paceline.config.schema import Config
 from paceline.plan.cost.from_plan import planned_candidate, search_spec_of
-from paceline.plan.cost.peak import chunk_of
-from paceline.plan.cost.simulation import Compared, compare, partly, table, why_not
-from paceline.plan.hardware.catalogue import cluster_of
-from paceline.plan.model.family import families
+from paceline.plan.cost.memory.peak import chunk_of
+from paceline.plan.cost.simulation_check import Compared, compare, partly, table, why_not
+from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.model.families.family import families
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
-from paceline.plan.strategies.options import FsdpOptions
+from paceline.plan.strategy_options import FsdpOptions
 from paceline.rules.planning import make_plan
 from paceline.simulate.model import FakeFactory
 from paceline.simulate.run import simulate

@@ -18,10 +18,10 @@ from paceline.core.errors import ConfigError, PacelineError
 from paceline.models.compute_dtype import ComputeLinear
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.family import families
+from paceline.plan.model.families.family import families
 from paceline.plan.plan import Precision
-from paceline.plan.strategies.base import strategy_spec
-from paceline.plan.strategies.options import DeepSpeedOptions
+from paceline.plan.strategies.spec import strategy_spec
+from paceline.plan.strategy_options import DeepSpeedOptions
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.runtime.process_group.world import World
 from paceline.strategies.deepspeed.autotp import prepare_root

@@ -14,7 +14,7 @@ import torch
 from paceline.config.sections.model import ModelSection
 from paceline.models.factory import HFModelFactory
 from paceline.models.flops import attention_modules
-from paceline.plan.model.read_shape import shape_from_config
+from paceline.plan.model.read_config import shape_from_config
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
 from paceline.strategies.deepspeed.flops_profiler import SAID, profiled

@@ -14,8 +14,8 @@ from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.models.factory import HFModelFactory
-from paceline.plan.cost.optimizer_states import OptimizerStates
-from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.cost.memory.optimizer_bytes import OptimizerStates
+from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.optimizer import OptimizerSpec

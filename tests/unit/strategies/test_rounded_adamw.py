@@ -12,7 +12,7 @@ from torch import nn
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.models.triton_kernels import reference
-from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.optimizer import OptimizerSpec

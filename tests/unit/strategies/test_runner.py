@@ -13,7 +13,7 @@ import torch
 from tiny_parts import TinyObjective, TinyRoot, make_batch, plan
 
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.plan.strategies.base import strategy_specs
+from paceline.plan.strategies.spec import strategy_specs
 from paceline.protocols.algorithm import WindowMeans
 from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec

@@ -14,10 +14,10 @@ from paceline.core.errors import CheckpointError
 from paceline.core.plugins.tables import STRATEGIES
 from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import OptimizerSpec
 from paceline.plan.plan import Precision
-from paceline.plan.strategies.base import state_form, strategy_specs
-from paceline.plan.strategies.state_form import why_unreadable
+from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.strategies.checkpoint_compatibility import why_unreadable
+from paceline.plan.strategies.spec import state_form, strategy_specs
 from paceline.training.checkpointing.resume import same_training
 from paceline.training.checkpointing.resume_compatibility import (
     keep_global_batch,

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.core.diagnostics import Severity
 from paceline.core.plugins.tables import ALGORITHMS
-from paceline.plan.algorithms.base import algorithm_specs
+from paceline.plan.algorithms.spec import algorithm_specs
 from paceline.protocols.window import StepResult, UnreadResult, Window
 from paceline.runlog import events
 from paceline.training.checkpointing.resume_compatibility import nothing_left

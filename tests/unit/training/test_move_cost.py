@@ -14,8 +14,8 @@ from paceline.checkpoint.format.manifest import Manifest
 from paceline.checkpoint.format.verify_files import read_manifest
 from paceline.core.rundir import RunDir
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import Memory, ModelStates
-from paceline.plan.strategies.options import EngineOptions
+from paceline.plan.plan_sections import Memory, ModelStates
+from paceline.plan.strategy_options import EngineOptions
 from paceline.protocols.shard import Shard
 from paceline.training.checkpointing.reshard_cost import cost_of_move
 from paceline.training.checkpointing.resume_compatibility import shard_layout
@@ -60,7 +60,7 @@ def test_another_layout_is_named_with_its_bytes(manifest: Manifest) -> None:
 
 def test_the_zero_stage_of_a_deepspeed_file_is_named(manifest: Manifest) -> None:
     """``distributed_strategy: deepspeed`` with a file says the stage only in its options."""
-    from paceline.plan.strategies.options import DeepSpeedOptions
+    from paceline.plan.strategy_options import DeepSpeedOptions
 
     now = plan("deepspeed", 2)
     now.engine = DeepSpeedOptions(zero_stage=2)

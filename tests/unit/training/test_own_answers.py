@@ -18,7 +18,7 @@ from paceline.core.errors import DataError
 from paceline.data.packed_source import build_batch
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.sampling.noise import stream_of
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.training.loop.window_source import BatchLayout, WindowSource, count_epochs
 from paceline.training.rollout.generate import Limits

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import paceline.training.loop.throughput as metrics
-from paceline.plan.cost.speed import speed_of
-from paceline.plan.cost.work import Machine, StepSpec
-from paceline.plan.hardware.catalogue import cards, data_sheet_peak
-from paceline.plan.hardware.peaks import peak_flops
-from paceline.plan.model.read_shape import shape_from_config
+from paceline.plan.cost.step_time import speed_of
+from paceline.plan.hardware.data_sheet_peaks import peak_flops
+from paceline.plan.hardware.device_catalogue import cards, data_sheet_peak
+from paceline.plan.model.read_config import shape_from_config
+from paceline.plan.workload.step_spec import Machine, StepSpec
 from paceline.runlog.events import Step
 from paceline.runlog.lines import step_line, utilisation
 from paceline.training.loop.throughput import PeakFlops, Throughput

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from paceline.core.json_types import as_object
 from paceline.core.units import human_bytes
-from paceline.plan.cost.pieces import pieces_of
-from paceline.plan.cost.states import SIZES, moment_bytes
 from paceline.plan.plan import Decision, Plan
-from paceline.plan.strategies.deepspeed.written import whole
-from paceline.plan.strategies.options import DeepSpeedOptions
+from paceline.plan.strategies.deepspeed.user_config import whole
+from paceline.plan.strategy_options import DeepSpeedOptions
+from paceline.plan.workload.local_tensors import pieces_of
+from paceline.plan.workload.state_bytes import SIZES, moment_bytes
 
 SMALLEST = 2**20  # ``MIN_AIO_BYTES`` of DeepSpeed 0.19.8 (runtime/swap_tensor/utils.py)
 SUB_GROUP = 1_000_000_000

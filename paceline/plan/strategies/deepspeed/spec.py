@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 from paceline.config.registries.optimizers import StateSplit
 from paceline.core.json_types import JsonObject, as_object
 from paceline.plan.batch import BatchSplit
-from paceline.plan.cost.layout import WHOLE, Storage, StrategyLayout
-from paceline.plan.cost.pieces import Piece, tp_share
-from paceline.plan.cost.starts import CARD, CUT, FLAT, LoadingSpec
-from paceline.plan.cost.states import whole_states
-from paceline.plan.cost.work import StepSpec
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Plan, Precision
-from paceline.plan.strategies.base import Simulated, StrategySpec
-from paceline.plan.strategies.deepspeed.engine import deepspeed_engine, deepspeed_mesh
-from paceline.plan.strategies.deepspeed.states import zero_states
+from paceline.plan.plan_sections import ModelStates
+from paceline.plan.strategies.checkpoint_compatibility import DEEPSPEED as FORM
+from paceline.plan.strategies.deepspeed.options import deepspeed_engine, deepspeed_mesh
+from paceline.plan.strategies.deepspeed.zero_states import zero_states
 from paceline.plan.strategies.job import Findings, Job
-from paceline.plan.strategies.options import DeepSpeedOptions, EngineOptions
-from paceline.plan.strategies.state_form import DEEPSPEED as FORM
+from paceline.plan.strategies.spec import Simulated, StrategySpec
+from paceline.plan.strategy_options import DeepSpeedOptions, EngineOptions
+from paceline.plan.workload.local_tensors import Piece, tp_share
+from paceline.plan.workload.startup_memory import CARD, CUT, FLAT, LoadingSpec
+from paceline.plan.workload.state_bytes import whole_states
+from paceline.plan.workload.step_spec import StepSpec
+from paceline.plan.workload.strategy_layout import WHOLE, Storage, StrategyLayout
 
 # 16-bit weights, sums in fp32, fp32 masters and moments
 ZERO = Storage(weight=2.0, gradient=4.0, optimizer=12.0)

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from paceline.config.registries.optimizers import StateSplit
 from paceline.plan.batch import BatchSplit
-from paceline.plan.cost.layout import WHOLE, StrategyLayout
-from paceline.plan.cost.pieces import OwnStages, Piece, own_stages, tp_share
-from paceline.plan.cost.starts import FIRST, HOST, LoadingSpec
-from paceline.plan.cost.states import sharded_states, whole_states
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Plan, Precision
-from paceline.plan.strategies.base import StrategySpec
-from paceline.plan.strategies.fsdp.engine import fsdp_mesh
+from paceline.plan.plan_sections import ModelStates
+from paceline.plan.strategies.checkpoint_compatibility import TORCH
+from paceline.plan.strategies.fsdp.resolved_options import fsdp_mesh
 from paceline.plan.strategies.fsdp.spec import SHARDED
 from paceline.plan.strategies.job import Findings, Job
-from paceline.plan.strategies.options import EngineOptions, PipelineOptions
-from paceline.plan.strategies.pipeline.engine import pipeline_engine
-from paceline.plan.strategies.state_form import TORCH
+from paceline.plan.strategies.pipeline.options import pipeline_engine
+from paceline.plan.strategies.spec import StrategySpec
+from paceline.plan.strategy_options import EngineOptions, PipelineOptions
+from paceline.plan.workload.local_tensors import OwnStages, Piece, own_stages, tp_share
+from paceline.plan.workload.startup_memory import FIRST, HOST, LoadingSpec
+from paceline.plan.workload.state_bytes import sharded_states, whole_states
+from paceline.plan.workload.strategy_layout import WHOLE, StrategyLayout
 
 
 @dataclass(frozen=True)

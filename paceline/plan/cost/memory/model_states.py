@@ -1,0 +1,120 @@
+"""Model states: exact bytes of parameters, gradients and optimizer per rank, padding included.
+
+Counted as ``Strategy.state_bytes`` measures: ``parameters`` are the weights as stored between steps, with
+their low-precision copies, quantization scales and an engine's fp32 masters; ``gradients`` those ready for
+the optimizer after the last backward of an accumulation window; ``optimizer`` the moments; ``counters`` the
+optimizer's step counters. Activations, communication buffers and temporarily gathered weights are not states.
+
+Sources: Rajbhandari et al. 2020 (arXiv:1910.02054) for what each ZeRO stage shards; paddings read from torch
+2.13 and DeepSpeed 0.19.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.read_config import ModelShape
+from paceline.plan.plan import Plan
+from paceline.plan.plan_sections import AdapterSpec, Memory, ModelStates
+from paceline.plan.strategies.spec import strategy_spec
+from paceline.plan.workload.local_tensors import pieces_of, scale_bytes, tp_share
+from paceline.plan.workload.state_bytes import SIZES, sum_of, whole_states
+
+MANY_RANKS = 64  # for larger worlds, only the first and last rank of each stage are computed
+
+
+def keeps_copies(hardware: Hardware, compute: str) -> bool:
+    """Whether low-precision copies of fp32 weights are kept.
+
+    Not if matmuls run in fp32: fp32 compute, or a CPU without instructions for ``compute``.
+    """
+    if compute not in ("bfloat16", "float16"):
+        return False
+    return hardware.device != "cpu" or compute in hardware.products
+
+
+def model_states(plan: Plan, rank: int) -> ModelStates | None:
+    """Return the states that ``rank`` keeps under ``plan``, summed over all models.
+
+    None if unknown: the model's size, the strategy's states, or an adapter with biases.
+    """
+    if plan.shape is None or plan.memory is None:
+        return None
+    if plan.models:
+        every = states_by_role(plan, rank)
+        return sum_of([s for s in every.values() if s is not None]) if None not in every.values() else None
+    spec = strategy_spec(plan.strategy)
+    pieces = pieces_of(plan.shape, plan.adapter, SIZES[plan.precision.master], spec.own_stages(plan, rank))
+    states = None if pieces is None else spec.states(plan, pieces, rank)
+    return None if states is None else _with_scales(states, plan.shape, plan.adapter)
+
+
+def _with_scales(states: ModelStates, shape: ModelShape, adapter: AdapterSpec | None) -> ModelStates:
+    """Add the scales of quantized weights, which every rank keeps whole under any sharding."""
+    return replace(states, parameters=states.parameters + scale_bytes(shape, adapter))
+
+
+def states_by_role(plan: Plan, rank: int) -> dict[str, ModelStates | None]:
+    """Return the states of each model that ``rank`` keeps, by role; the main trained model comes first."""
+    own = algorithm_spec(plan.algorithm).trains
+    found = {own: model_states(replace(plan, models={}), rank)}
+    for role, model in plan.models.items():
+        alone = replace(plan, shape=model.shape, models={})
+        if model.trained:
+            found[role] = model_states(alone, rank)
+            continue
+        found[role] = _frozen_states(alone, model.model, rank)
+        lent, kept = role in algorithm_spec(plan.algorithm).lends_head, found[role]
+        if lent and kept is not None and strategy_spec(plan.strategy).shares_frozen(plan.engine):
+            found[role] = replace(kept, parameters=kept.parameters + _head_bytes(alone))
+    return found
+
+
+def _head_bytes(plan: Plan) -> int:
+    """Return the bytes of the unsharded head of ``plan``'s model in the compute dtype."""
+    return (
+        0 if plan.shape is None else plan.shape.vocab * plan.shape.hidden_size * SIZES[plan.precision.compute]
+    )
+
+
+def _frozen_states(plan: Plan, named: str | None, rank: int) -> ModelStates | None:
+    """Return the states of a frozen model.
+
+    A model initialized from the policy (``named`` is None) has the policy's adapter.
+    """
+    adapter = plan.adapter if named is None else None
+    listed = None if plan.shape is None else pieces_of(plan.shape, adapter, SIZES[plan.precision.master])
+    if plan.shape is None or listed is None:
+        return None
+    frozen, spec = [replace(p, trained=False) for p in listed], strategy_spec(plan.strategy)
+    if spec.shares_frozen(plan.engine):
+        kept = spec.states(plan, frozen, rank)
+    else:
+        kept = whole_states(plan, [tp_share(p, plan.mesh.tp, vocabulary=False) for p in frozen])
+    return None if kept is None else _with_scales(ModelStates(kept.parameters, 0, 0), plan.shape, adapter)
+
+
+def memory_of(plan: Plan, hardware: Hardware) -> Memory:
+    """Compute ``Plan.memory``: whether copies are kept, and the states of the largest and smallest rank."""
+    found = Memory(keeps_copies(hardware, plan.precision.compute))
+    planned = replace(plan, memory=found)
+    ranks: Sequence[int] = range(plan.world_size)
+    if plan.world_size > MANY_RANKS:
+        a_stage = plan.world_size // plan.mesh.pp
+        ranks = [stage * a_stage + at for stage in range(plan.mesh.pp) for at in (0, a_stage - 1)]
+    states = [state for state in (model_states(planned, rank) for rank in ranks) if state is not None]
+    if plan.models:
+        kept = {rank: states_by_role(planned, rank) for rank in ranks}
+        known = {rank: by for rank, by in kept.items() if None not in by.values()} or kept
+        found = replace(
+            found,
+            roles=max(known.values(), key=lambda by: sum(s.total for s in by.values() if s is not None)),
+        )
+    if not states:
+        return found
+    return replace(
+        found, largest=max(states, key=lambda s: s.total), smallest=min(states, key=lambda s: s.total)
+    )

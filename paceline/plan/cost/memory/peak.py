@@ -1,0 +1,355 @@
+"""The peak memory of a rank, term by term, in closed form.
+
+Sources: states by Rajbhandari et al. 2020 (arXiv:1910.02054); activations by class after Korthikanti et al.
+2022 (arXiv:2205.05198), with the tensors that an eager SwiGLU and RMSNorm block actually saves; micro-batches
+in flight under 1F1B by Narayanan et al. 2021 (arXiv:2104.04473). ``docs/planner.md`` has each formula. All
+numbers are bytes; ``c`` are the coefficients of ``cost.coefficients``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from paceline.core.units import human_bytes
+from paceline.plan.activation_checkpointing import ATTENTION, MATMUL
+from paceline.plan.cost.coefficients import MemoryCoefficients
+from paceline.plan.model.attention_kernel import SCORE_BYTES
+from paceline.plan.model.head_chunk import LEAST, head_chunk_bytes
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.workload.step_spec import OWN_LAYERS, StageSize, StepSpec
+
+BUCKET = 25 * 2**20  # DDP's default bucket size
+OWN_NORM = 4.0  # bytes per element: input and output of Paceline's RMSNorm in 16 bit, no fp32 copies
+OWN_NORM_CPU = 2.0  # on a CPU the output alone (scaled to fp32 by element / 2)
+LARGE_BUFFER = 20 * 2**20  # torch's CUDACachingAllocator: kLargeBuffer
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Peak bytes of one rank, by term."""
+
+    parameters: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    attention: float = 0.0  # activations saved for the backward: projections, attention and its norm
+    mlp: float = 0.0  # the same for the MLP and its norm
+    checkpoints: float = 0.0  # inputs of recomputed layers, and the one layer being recomputed
+    logits: float = 0.0  # logits and loss
+    gathered: float = 0.0  # gathered weights, buckets, sequence shards gathered under tp
+    others: float = 0.0  # models other than the main one: reference, reward, value
+    fragments: float = 0.0
+    overhead: float = 0.0  # CUDA context and communicators
+
+    @property
+    def total(self) -> float:
+        """Sum of all terms."""
+        states = self.parameters + self.gradients + self.optimizer + self.others
+        moving = self.attention + self.mlp + self.checkpoints + self.logits + self.gathered
+        return states + moving + self.fragments + self.overhead
+
+    def to_json(self) -> dict[str, int]:
+        """Return rounded bytes by term."""
+        return {f.name: round(getattr(self, f.name)) for f in fields(self)}
+
+
+def peak_of(work: StepSpec, c: MemoryCoefficients, place: int) -> Peak:
+    """Return the peak of a rank of pipeline stage ``place`` (0 without a pipeline)."""
+    # Model states.
+    stage = work.stages[place]
+    whole = work.stage_parameters(stage)
+    parameters, gradients, optimizer = _states(work, whole)
+    # Activations: all that layers in flight save, or layer inputs and one live layer if recomputed.
+    attention, mlp = (count * work.element / 2 for count in with_state(work, *_kept(work, c)))
+    slots = stage.layers * in_flight(work, place)
+    layer = largest_layer(work, attention + mlp)
+    working = _scores(work) if stage.layers else 0.0  # of the layer whose gradients are computed
+    checkpoints = 0.0
+    if work.recompute == "full" or work.keeps:
+        one = c.checkpoint * work.element * work.tokens * work.shape.hidden_size
+        checkpoints = one / (work.tp if work.sequence_parallel else 1) * slots + layer
+        attention, mlp = (count * work.element / 2 for count in _kept_outputs(work))
+    logits = _logits(work, c) if stage.head and not work.spec.scalar_head else 0.0
+    gathered = _gathered(work, c, whole, stage, slots)
+    layer_sum = attention + mlp
+    # A rollout's KV cache is freed before the update: it counts only beyond the update's activations.
+    gathered += max(0.0, _answers(work) - (layer_sum * slots + checkpoints + logits + gathered))
+    moving = layer_sum * slots + checkpoints + logits + gathered + working
+    # Context, fragmentation, other models, and a safety share on top of everything but those models.
+    overhead = (c.overhead + (c.communicators if work.world > 1 else 0.0)) * 2**30 * work.machine.context
+    fragments = c.fragments * moving + c.segments * _segments(work) * layer_sum * slots
+    fragments += c.states_slack * (parameters + gradients)
+    others = work.trained_models * (parameters + gradients + optimizer)
+    others += work.frozen_models * work.frozen_size * 2.0 * whole / (work.sharers if work.zero == 3 else 1)
+    fragments += c.safety * (parameters + gradients + optimizer + moving + fragments + overhead)
+    return Peak(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        attention=attention * slots + working,
+        mlp=mlp * slots,
+        checkpoints=checkpoints,
+        logits=logits,
+        gathered=gathered,
+        others=others,
+        fragments=fragments,
+        overhead=overhead,
+    )
+
+
+def _unsharded(
+    work: StepSpec, c: MemoryCoefficients, whole: float, stage: StageSize, trained: float
+) -> float:
+    """Return the bytes of weights and gradients that ZeRO-3 holds unsharded in a backward."""
+    how, layer = work.gathering, work.layer_parameters / work.tp
+    weights = kept_gathered(work, whole, stage)
+    if not how.keeps_all:
+        weights = c.root_unit * weights + work.element * (2 if work.prefetch else 1) * layer
+    gradients = 4.0 * (whole if how.one_unit else layer)
+    if work.accumulation > 1 and 4.0 * trained <= how.whole_gradients:
+        gradients += 4.0 * trained
+    return weights + gradients
+
+
+def kept_gathered(work: StepSpec, whole: float, stage: StageSize) -> float:
+    """Return the bytes of weights that stay gathered from forward to backward: all, or embedding and head."""
+    if work.gathering.keeps_all:
+        if work.adapter is None:
+            return work.element * whole
+        return work.adapter.base_bytes * whole + work.element * work.adapter.trained / work.tp
+    return work.element * (whole - stage.layers * work.layer_parameters / work.tp)
+
+
+def _answers(work: StepSpec) -> float:
+    """Return the bytes of a rollout's KV cache: all concurrent sequences at full length."""
+    rollout = work.answers
+    if rollout is None:
+        return 0.0
+    rows = min(rollout.rows, work.micro_batch * work.accumulation * rollout.windows)
+    shape = work.shape
+    return (
+        2
+        * work.element
+        * shape.layers
+        * shape.kv_heads
+        * shape.head_dim
+        * work.seq_len
+        * rows
+        / (work.tp * work.pp)
+    )
+
+
+def worst_peak(work: StepSpec, c: MemoryCoefficients) -> tuple[int, Peak]:
+    """Return (stage, peak) of the fullest pipeline stage, from the first two and the last two stages."""
+    places = {0, 1, work.pp - 2, work.pp - 1} if work.pp > 1 else {0}
+    found = [(place, peak_of(work, c, place)) for place in sorted(p for p in places if 0 <= p < work.pp)]
+    return max(found, key=lambda pair: pair[1].total)
+
+
+def in_flight(work: StepSpec, place: int) -> float:
+    """Return the number of micro-batches whose activations a stage holds under 1F1B (Narayanan et al. 2021).
+
+    A stage holds one per stage from itself to the last, at most ``accumulation``; interleaved schedules hold
+    more.
+    """
+    if work.pp == 1:
+        return 1.0
+    held = float(min(work.accumulation, work.pp - place))
+    if work.stages_a_rank > 1:
+        held = min(float(work.accumulation), held * (1 + (work.pp - 1) / (work.pp * work.stages_a_rank)))
+    return held
+
+
+def _states(work: StepSpec, whole: float) -> tuple[float, float, float]:
+    """Return (weights, gradients, optimizer) bytes of a rank with ``whole`` unsharded parameters."""
+    share = work.sharers
+    s, adapter = work.storage, work.adapter
+    if adapter is not None:
+        part = whole * work.tp / work.shape.num_parameters / work.tp
+        trained = adapter.trained * part
+        quantised = work.shape.layers * work.layer_parameters * part
+        frozen = quantised * adapter.base_bytes + adapter.end_bytes * (whole - quantised)
+        weights = frozen / (share if work.zero == 3 else 1) + trained * s.weight
+        return weights, trained * s.gradient, trained * s.optimizer / (share if work.zero else 1)
+    weights = whole * s.weight / (share if work.zero == 3 else 1)
+    gradients = whole * s.gradient / (share if work.zero >= 2 else 1)
+    optimizer = whole * s.optimizer / (share if work.zero >= 1 else 1)
+    if work.offload in ("optimizer", "all"):
+        optimizer *= 1 - work.offloaded
+    if work.offload == "all":
+        weights = gradients = 0.0
+    return weights, gradients, optimizer
+
+
+def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
+    """Return what one layer saves per micro-batch: (attention with its norm, MLP with its norm).
+
+    Counted at two bytes per element. Attention: residual, the norm's output, q, k and v (expanded to all
+    heads if the block does so), the attention's output. Under Ulysses q, k and v are saved after the
+    exchange, with the same number of elements. MLP: residual, the norm's output, and four tensors (gate, up,
+    silu(gate), their product) or two (before and after GELU) of the inner width.
+    """
+    shape = work.shape
+    h, q, kv = shape.hidden_size, shape.heads * shape.head_dim, work.kv_width
+    tokens = work.tokens
+    fused = work.kernels == "fused"
+    on_cpu = work.element == 4 and not work.machine.context
+    own_norm = OWN_NORM_CPU if on_cpu else OWN_NORM
+    norm = own_norm * h if work.kernels in OWN_LAYERS else c.norm * h
+    attention = norm + (4.0 * (q + kv) if fused else c.query * q + c.keys * kv)
+    if work.cp > 1 and not work.ring:  # the attention's output both by heads and by tokens
+        attention += 2.0 * q
+    inner = shape.intermediate * max(1.0, _visited(work))
+    second = 0.0 if work.shape.family.parallel_residual else norm
+    mlp = second + 2.0 * inner * (2.0 if fused or not work.shape.family.gated else c.gated)
+    if fused:
+        attention, mlp = attention * work.saves, mlp * work.saves
+    if not work.flash:
+        attention += 5.0 * shape.heads * work.seq_len / work.cp
+    if work.compiled:
+        attention, mlp = attention * c.compiled, mlp * c.compiled
+    # torchtitan's: keeps outputs of attention and of every second matmul (q, v, gate, down)
+    if work.recompute == "selective" and not work.keeps:
+        attention, mlp = 2.0 * (h + 2 * q + kv), 2.0 * (h + inner)
+    # with Paceline's kernels an adapter changes nothing here (simulated)
+    if work.adapter is not None and work.kernels not in OWN_LAYERS:
+        attention, mlp = attention * c.frozen_attention, mlp * c.frozen_mlp
+    attention += _scores(work) * work.tp / work.tokens * 2 / work.element
+    split = work.tp
+    if work.tp > 1 and not work.sequence_parallel:  # norms, residuals unsharded: Korthikanti's 10 + 24/t
+        return tokens * (norm + (attention - norm) / split), tokens * (second + (mlp - second) / split)
+    return tokens * attention / split, tokens * mlp / split
+
+
+def _kept_outputs(work: StepSpec) -> tuple[float, float]:
+    """Return what recomputation keeps of one layer beside its input, at two bytes per element: the output of
+    attention with its log-sums (fp32), and the matrix products' (q, k, v, the output projection; gate
+    and up).
+    """
+    shape = work.shape
+    attention = mlp = 0.0
+    if ATTENTION in work.keeps:
+        attention += 2.0 * shape.heads * shape.head_dim + 4.0 * shape.heads * 2.0 / work.element
+    if MATMUL in work.keeps:
+        inner = shape.intermediate * max(1.0, _visited(work))
+        attention += 2.0 * (shape.heads * shape.head_dim + 2 * work.kv_width + shape.hidden_size * work.tp)
+        mlp += 2.0 * inner * (2.0 if work.shape.family.gated else 1.0)
+        if work.kernels != "fused":  # ``models.swiglu`` writes the last product into its own buffer
+            mlp += 2.0 * shape.hidden_size * work.tp
+    return work.tokens * attention / work.tp, work.tokens * mlp / work.tp
+
+
+def score_bytes(work: StepSpec) -> float:
+    """Return the bytes that a layer's scores keep for the backward, where no kernel computes them by blocks:
+    the capped ones, their softmax in fp32 and that in the compute dtype. As many again are at work in the
+    backward. Documents count as long as a row.
+    """
+    return SCORE_BYTES * work.shape.heads * work.seq_len * work.tokens / work.tp
+
+
+def _scores(work: StepSpec) -> float:
+    return score_bytes(work) if work.scores else 0.0
+
+
+def _segments(work: StepSpec) -> float:
+    """Return how far a tensor exceeds the allocator's shared segments (0 to 1), if micro-batches overlap."""
+    if work.tp == 1 or work.pp == 1 or work.accumulation == 1:
+        return 0.0
+    size = 2.0 * work.tokens * work.shape.hidden_size / work.tp
+    return min(1.0, max(0.0, (size - LARGE_BUFFER) / (2 * LARGE_BUFFER)))
+
+
+def _visited(work: StepSpec) -> float:
+    """Return the number of experts per token (1 for a dense model)."""
+    if not work.shape.experts:
+        return 1.0
+    expert = (3 if work.shape.family.gated else 2) * work.shape.hidden_size * work.shape.intermediate
+    q, kv = work.shape.heads * work.shape.head_dim, work.shape.kv_heads * work.shape.head_dim
+    attention = work.shape.hidden_size * (2 * q + 2 * kv)
+    return (work.layer_matmul - attention) / expert
+
+
+def _logits(work: StepSpec, c: MemoryCoefficients) -> float:
+    """Return the bytes of logits, their fp32 copy, its softmax and gradients; less if computed in chunks."""
+    # chunks of logits, and the head's gradient computed in the forward (models.head_kernels)
+    if work.kernels != "eager":
+        trained = work.adapter is None or work.adapter.full_modules > 0
+        gradient = 4.0 * work.embedding_parameters / work.tp if trained else 0.0
+        return head_chunks(work) + gradient + work.element * work.tokens * work.shape.hidden_size
+    if work.fused_loss:
+        return c.fused_logits * 2**30
+    return c.logits * work.tokens * work.shape.vocab / work.tp
+
+
+def head_chunks(work: StepSpec) -> float:
+    """Return the bytes of the logits that the head holds at a time: three chunks, or as many as there are."""
+    chunk = chunk_of(work)
+    whole = 4.0 * work.tokens * work.shape.vocab / work.tp
+    return 3.0 * min(chunk, max(LEAST, whole))
+
+
+def chunk_of(work: StepSpec) -> int:
+    """Return the bytes of one chunk of the head's logits on the machine's device."""
+    return head_chunk_bytes(work.machine.memory if work.machine.context else 0)
+
+
+def _gathered(work: StepSpec, c: MemoryCoefficients, whole: float, stage: StageSize, slots: float) -> float:
+    """Return the bytes of temporarily gathered tensors: sequence shards, ZeRO-3's weights, buckets."""
+    h = work.shape.hidden_size
+    found = 0.0
+    reduced = whole if work.adapter is None else float(work.adapter.trained)
+    if work.tp > 1 and work.sequence_parallel:
+        each, ends = c.gathered, c.gathered_ends
+        # measured in pipelines: almost none with two stages, more with larger groups, little beyond two nodes
+        if work.pp > 1:
+            far = 0.25 if work.tp > 2 * work.machine.node else 1.0
+            each, ends = c.gathered_pipeline * (far * work.tp / (work.tp + 8) if work.pp > 2 else 0.05), 0.0
+        found += (each * (slots if work.recompute == "none" else 1) + ends) * work.tokens * h
+    # torch's pipelines gather once per window: weights stay gathered, gradients accumulate unsharded
+    if work.zero == 3 and work.pp > 1:
+        found += (2.0 + 4.0) * whole if work.adapter is None else 2.0 * whole
+    elif work.zero == 3:
+        found += _unsharded(work, c, whole, stage, reduced)
+    elif work.zero == 2:
+        found += 2 * 2.0 * min(reduced, c.bucket)
+    elif work.dp > 1:
+        found += min(BUCKET, 2.0 * reduced) + c.replica * reduced
+    return found
+
+
+WITHIN = 1.5
+
+
+def with_state(work: StepSpec, attention: float, mlp: float) -> tuple[float, float]:
+    """Return the mean over a rank's layers of (attention with its norm, MLP with its norm), at two bytes per
+    element; ``attention`` and ``mlp`` are a layer's without state. What a layer with state saves counts as
+    attention.
+    """
+    share, each = _of_layers(work)
+    return attention * (1 - share) + share * each, mlp * (1 - share)
+
+
+def largest_layer(work: StepSpec, mean: float) -> float:
+    """Return what the largest layer saves, at ``work.element`` bytes; ``mean`` is that of all layers."""
+    share, each = _of_layers(work)
+    return max(mean, each * work.element / 2) if share else mean
+
+
+def state_summary(shape: ModelShape | None) -> str:
+    """Return what the plan says of a model's layers with state; empty if it has none."""
+    if shape is None or shape.listing is None:
+        return ""
+    count, whole = shape.listing.state_layers
+    if not count:
+        return ""
+    return (
+        f"{count} of {shape.layers}: {human_bytes(whole / count)} of activations a token and layer in 16 bit,"
+        f" as their class saves without kernels of their own, within a factor of {WITHIN:g};"
+        " such kernels save less"
+    )
+
+
+def _of_layers(work: StepSpec) -> tuple[float, float]:
+    """Return (share of layers with state, bytes in 16 bit that one of them saves for a micro-batch)."""
+    listing = work.shape.listing
+    count, whole = listing.state_layers if listing is not None else (0, 0.0)
+    return (count / work.shape.layers, work.tokens * whole / count / work.tp) if count else (0.0, 0.0)

@@ -1,0 +1,339 @@
+"""The time of an optimizer step, term by term, in closed form (formulas and sources: ``docs/planner.md``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.units import human_seconds
+from paceline.plan import codes
+from paceline.plan.activation_checkpointing import ATTENTION, MATMUL
+from paceline.plan.cost.coefficients import SpeedCoefficients
+from paceline.plan.cost.collectives import Group, latency, pass_time
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.plan import Plan
+from paceline.plan.timeouts import STEP_KEY
+from paceline.plan.workload.step_spec import StageSize, StepSpec
+
+# A layer's step of decoding in a captured graph: the kernels that a fused layer has (tests/unit/device holds
+# it to 12), each 3.4 µs at least, however little it computes (A. Gray, "Getting Started with CUDA Graphs",
+# NVIDIA 2019).
+GRAPH_LAYER = 12 * 3.4e-6
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of one optimizer step by term.
+
+    ``flops``: the model's FLOPs per step over all ranks, without recomputation.
+    """
+
+    compute: float
+    tensor_parallel: float
+    context_parallel: float
+    data_parallel: float
+    pipeline: float  # exposed sends between stages
+    bubble: float
+    optimizer: float
+    offload: float
+    others: float  # forwards of frozen models, steps of further trained models
+    generation: float
+    step_tokens: int
+    world: int
+    flops: float
+    peak_flops: float
+
+    @property
+    def step(self) -> float:
+        """Seconds per step: the sum of all terms."""
+        return (
+            self.compute
+            + self.tensor_parallel
+            + self.context_parallel
+            + self.data_parallel
+            + self.pipeline
+            + self.bubble
+            + self.optimizer
+            + self.offload
+            + self.others
+            + self.generation
+        )
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second over all ranks."""
+        return self.step_tokens / self.step
+
+    @property
+    def tokens_per_second_per_rank(self) -> float:
+        return self.tokens_per_second / self.world
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation: FLOPs without recomputation, relative to the data sheet's peak."""
+        return self.flops / (self.step * self.world * self.peak_flops)
+
+
+def speed_of(work: StepSpec, c: SpeedCoefficients) -> Speed:
+    """Return the time of a step by term.
+
+    ``step`` adds them up: the slowest stage's time per micro-batch times ``accumulation``, and once per step
+    the pipeline bubble, gradient reduction, optimizer, offloading, other models and generation.
+    """
+    compute, tensor, gather = max((_slot(work, c, stage) for stage in work.stage_kinds), key=sum)
+    m = work.accumulation
+    exchange = work.shape.layers / work.pp * _context_parallel(work, c)
+    send = _send(work, c)
+    bubble = (work.pp - 1) / work.stages_a_rank * (compute + tensor + gather + send)
+    reduce = _reduce(work, c, work.largest_stage, compute)
+    return Speed(
+        compute=compute * m,
+        tensor_parallel=tensor * m,
+        context_parallel=exchange * m,
+        data_parallel=gather * m + reduce,
+        pipeline=send * m,
+        bubble=bubble,
+        optimizer=_optimizer(work, c) + _muon(work, c),
+        offload=offload_seconds(work),
+        others=(compute + tensor + gather) * m * (work.forwards_beside / 3 + work.trained_models),
+        generation=_generation(work, c),
+        step_tokens=work.step_tokens,
+        world=work.world,
+        flops=step_flops(work),
+        peak_flops=work.machine.flops,
+    )
+
+
+def token_flops(work: StepSpec, *, causal: bool = False) -> float:
+    """Return the FLOPs per token, forward and backward.
+
+    6 × matmul parameters + 12 × layers × heads × head size × sequence (Kaplan 2020; Narayanan 2021's
+    attention term, halved if ``causal``).
+    """
+    shape = work.shape
+    attention = 12.0 * shape.layers * shape.heads * shape.head_dim * work.seq_len
+    return 6.0 * shape.matmul_parameters + (attention / 2 if causal else attention)
+
+
+def step_flops(work: StepSpec) -> float:
+    """Return the model's FLOPs per step over all ranks."""
+    return token_flops(work) * work.step_tokens * (2 / 3 if work.adapter else 1)
+
+
+def _slot(work: StepSpec, c: SpeedCoefficients, stage: StageSize) -> tuple[float, float, float]:
+    """Return the times of one micro-batch's forward and backward on one stage.
+
+    (compute, exposed tensor-parallel communication, exposed ZeRO-3 gathers), in seconds.
+    """
+    shape, tokens, tp = work.shape, work.tokens, work.tp
+    reached = work.machine.reached or 0.8 * work.machine.flops
+    peak = (
+        reached * {"": 1.0, "fp8": c.low_precision, "fp4": c.low_precision * c.four_bits}[work.low_precision]
+    )
+    # Matmul and attention FLOPs of a layer.
+    passes = 2.0 if work.adapter else 3.0  # forward, gradient of inputs, gradient of weights
+    again = {"none": 0.0, "selective": c.selective_passes, "full": 1.0}[work.recompute]
+    again = 1.0 if work.keeps else again
+    products, scores = (passes + (0.0 if kind in work.keeps else again) for kind in (MATMUL, ATTENTION))
+    passes += again
+    layer = 2.0 * products * tokens * work.layer_matmul / tp
+    attention = 2.0 * scores * tokens * 2 * shape.heads * shape.head_dim * work.seq_len / 2 / tp
+    head = 2.0 * 3 * tokens * work.embedding_parameters / tp if stage.head else 0.0
+    # Time of a layer alone: matmuls at their efficiency, and elementwise kernels by bytes moved.
+    width = shape.hidden_size / tp
+    efficiency = c.kernel / (1 + c.width / width + c.rows / tokens)
+    busy = layer / (peak * efficiency) + attention / (reached * c.attention)
+    moved = c.elementwise * passes * tokens * (shape.hidden_size * 2 + 2 * shape.intermediate / tp)
+    moved_time = moved / work.machine.hbm * (c.compiled_time if work.compiled else 1.0)
+    # Overlap with tensor-parallel communication, bounded by kernel launches.
+    bandwidth, waits = _tensor_parallel(work, c)
+    alone = busy + moved_time
+    launch = c.launch * 1e-3 * passes / 3 * (c.compiled_time if work.compiled else 1.0)
+    with_group = max(alone + c.tensor_exposed * bandwidth, launch, c.tensor_hidden * bandwidth) + waits
+    if work.tp > 1 and work.pp > 1:
+        spread = Group(work.tp, 1).nodes(work.machine) - 1
+        with_group = max(with_group, c.tensor_pipeline * 1e-3 * work.tp * (1 + c.tensor_nodes * spread))
+    compute = stage.layers * max(alone, launch)
+    tensor = stage.layers * max(0.0, with_group - max(alone, launch))
+    if stage.head:
+        loss = c.loss_moves * tokens * shape.vocab / tp / work.machine.hbm
+        compute += head / (peak * efficiency) + loss
+    return compute, tensor, stage.layers * _gather(work, c, alone)
+
+
+def _tensor_parallel(work: StepSpec, c: SpeedCoefficients) -> tuple[float, float]:
+    """Return (transfer, latency) of a layer's tensor-parallel communication, in seconds.
+
+    4 all-gathers and 4 reduce-scatters of 2·s·b·h bytes per layer (Korthikanti 2022), 2 more with full
+    recomputation.
+    """
+    if work.tp == 1:
+        return 0.0, 0.0
+    group = Group(work.tp, 1)
+    count = 2.0 * work.tokens * work.shape.hidden_size
+    times = 8.0 + (2.0 if work.recompute == "full" or work.keeps else 0.0)
+    wait = latency(group, work.machine, c)
+    return times * (pass_time(group, count, work.machine, c) - wait), times * wait
+
+
+def _context_parallel(work: StepSpec, c: SpeedCoefficients) -> float:
+    """Return the seconds of a layer's all-to-alls of q, k, v and output under Ulysses; not overlapped.
+
+    Jacobs et al. 2023, arXiv:2309.14509.
+    """
+    if work.cp == 1 or work.ring:
+        return 0.0
+    group = Group(work.cp, work.tp)
+    width = (work.shape.heads * work.shape.head_dim + work.kv_width) * 2 / work.tp
+    passes = 3.0 if work.recompute == "full" or work.keeps else 2.0
+    wait = latency(group, work.machine, c)
+    return passes * (3 * wait + pass_time(group, work.element * work.tokens * width, work.machine, c))
+
+
+def _gather(work: StepSpec, c: SpeedCoefficients, busy: float) -> float:
+    """Return the exposed seconds of a layer's ZeRO-3 communication per micro-batch.
+
+    Weights are gathered for forward and backward, or once a window if they stay; gradients are
+    reduce-scattered; compute hides a part.
+    """
+    if work.zero < 3 or work.sharers == 1:
+        return 0.0
+    group = Group(work.sharers, work.tp)
+    count = work.layer_parameters / work.tp
+    if work.adapter:
+        count *= work.adapter.base_bytes / 2
+    passes = 1 / work.accumulation if work.gathering.keeps_all else 2
+    each = 2.0 if work.adapter else work.element
+    seconds = passes * pass_time(group, each * count, work.machine, c)
+    if not work.adapter:
+        seconds += pass_time(
+            group, 4.0 * count if work.storage.gradient >= 4 else 2.0 * count, work.machine, c
+        )
+    return max(0.0, seconds - c.overlap * busy) + c.overlap_slow * min(seconds, busy)
+
+
+def _reduce(work: StepSpec, c: SpeedCoefficients, whole: float, compute: float) -> float:
+    """Return the exposed seconds of gradient reduction and weight gathering per accumulation window.
+
+    ZeRO-2 reduces in every micro-batch. The last backward hides a part of the reduction; gathering sharded
+    weights is not hidden.
+    """
+    if work.adapter:
+        whole = work.adapter.trained / work.shape.num_parameters * whole
+    found = 0.0
+    each = c.reduce_bytes
+    # Replicated weights: reduce-scatter gradients, then all-gather gradients or (ZeRO-1, 2) weights.
+    if work.zero < 3 and work.dp * work.cp > 1:
+        group = Group(work.dp * work.cp, work.tp)
+        scatter = pass_time(group, each * whole, work.machine, c)
+        averaged_whole = not work.zero or work.storage.sent > 0
+        again = pass_time(group, (each if averaged_whole else 2.0) * whole, work.machine, c)
+        times = work.accumulation if work.zero == 2 else 1
+        hidden = c.overlap * compute * (2 / 3) * times
+        if not averaged_whole:
+            found += max(c.never_hidden * scatter * times, scatter * times - c.zero_overlap * hidden) + again
+        else:
+            found += max(c.never_hidden * (scatter + again), scatter + again - hidden)
+        if work.storage.sent:
+            found += pass_time(group, work.storage.sent * whole, work.machine, c)
+    elif work.zero == 3 and work.dp * work.cp > work.sharers:
+        replicas = Group(work.dp * work.cp // work.sharers, work.tp * work.sharers)
+        found += 2 * pass_time(replicas, each * whole / work.sharers, work.machine, c) * c.never_hidden
+    return found
+
+
+def _send(work: StepSpec, c: SpeedCoefficients) -> float:
+    """Return the seconds to send a micro-batch's activations and gradients between two stages."""
+    if work.pp == 1:
+        return 0.0
+    inside = work.world // work.pp < work.machine.node
+    count = 2 * 2.0 * work.tokens * work.shape.hidden_size / (work.tp if work.sequence_parallel else 1)
+    link = work.machine.inside * c.link_inside if inside else work.machine.outside * c.link_outside
+    return c.send * 1e-3 + count / link * work.stages_a_rank
+
+
+def _optimizer(work: StepSpec, c: SpeedCoefficients) -> float:
+    """Return the optimizer step's seconds: Adam moves about 30 bytes per parameter, plus a fixed cost."""
+    if work.adapter:
+        own = float(work.adapter.trained)
+    else:
+        own = work.largest_stage
+    if work.zero:
+        own /= work.sharers
+    return c.optimizer_moves * own / work.machine.hbm + c.step_fixed
+
+
+def _muon(work: StepSpec, c: SpeedCoefficients) -> float:
+    """Return the seconds of Muon's gathers and iterations, of which nothing is hidden.
+
+    A matrix that is cut (ZeRO-3, tensor parallelism) is gathered, and every rank of its shards repeats its
+    iterations; under ``ZeroRedundancyOptimizer`` a rank has its own matrices alone.
+    """
+    found = work.orthogonal
+    if found is None:
+        return 0.0
+    own = work.sharers if 0 < work.zero < 3 else 1
+    stacked = found.stacked / (work.sharers if work.zero else 1)
+    rate = (work.machine.reached or 0.8 * work.machine.flops) * c.kernel
+    seconds = (found.flops / own + stacked) / work.pp / rate
+    ranks = work.tp * (work.sharers if work.zero == 3 else 1)
+    if ranks == 1:
+        return seconds
+    group = Group(ranks, 1)
+    waits = (found.matrices / work.pp - 1) * latency(group, work.machine, c)
+    return seconds + waits + pass_time(group, found.size * found.elements / work.pp, work.machine, c)
+
+
+def offload_seconds(work: StepSpec) -> float:
+    """Return the seconds of offloading: transfers over the host link, and Adam on the host.
+
+    Adam moves about 30 bytes per parameter at 100 GB/s per node.
+    """
+    if work.offload == "none":
+        return 0.0
+    own = work.largest_stage
+    if work.adapter:
+        own = float(work.adapter.trained)
+    share = own / (work.sharers if work.zero else 1)
+    moved = share * work.offloaded * 4.0 / work.machine.host
+    if work.offload == "all":
+        moved += 2 * work.accumulation * share * 2.0 / work.machine.host
+    return moved + 30.0 * share * work.offloaded * min(work.machine.node, work.world) / 100e9
+
+
+def _generation(work: StepSpec, c: SpeedCoefficients) -> float:
+    """Return a step's share of the rollout's generation time.
+
+    Decoding is memory-bound (Pope et al. 2022, arXiv:2211.05102): each token reads all weights and, on
+    average, the KV cache of half a row; a layer takes at least the launch of its kernels, or what they take
+    in a graph. All answers of a rollout are generated at once; its steps share the time.
+    """
+    shape, rollout = work.shape, work.answers
+    if rollout is None:
+        return 0.0
+    cut = work.tp * work.pp
+    weights = 2.0 * shape.num_parameters / cut
+    answers = work.micro_batch * work.accumulation * rollout.windows
+    cached = 2 * 2.0 * shape.layers * shape.kv_heads * shape.head_dim * work.seq_len / 2 * answers / cut
+    a_token = (weights + cached) / (0.6 * work.machine.hbm) * work.pp
+    layer = GRAPH_LAYER if rollout.captured else c.launch * 1e-3 / 3
+    whole = rollout.answer * max(a_token, layer * shape.layers)
+    return rollout.share * whole / (rollout.windows * rollout.passes)
+
+
+def step_limit_warning(plan: Plan, hardware: Hardware) -> Iterator[Diagnostic]:
+    """Yield a warning if a step is predicted to last longer than ``step_timeout``: no rank would be late."""
+    limit = plan.config.training.step_timeout
+    if limit is None or plan.world_size == 1:
+        return
+    from paceline.plan.cost.from_plan import predicted_step
+
+    seconds = predicted_step(plan, hardware)
+    if seconds is not None and seconds > limit:
+        yield codes.PLAN_STEP_TIMEOUT(
+            STEP_KEY,
+            f"step_timeout: {limit} s",
+            human_seconds=human_seconds(seconds),
+            hint=f"set step_timeout: {max(60, round(5 * seconds))}, or leave it empty",
+        )

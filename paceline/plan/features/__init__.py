@@ -1,0 +1,1 @@
+"""Decisions of the plan by feature: attention, precision, LoRA, optimizer, rollouts."""

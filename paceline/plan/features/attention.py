@@ -1,0 +1,147 @@
+"""Choose how attention is computed, and whether several documents share a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.core.units import human_bytes
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.attention_kernel import (
+    DOCUMENT_SCORES,
+    LABELS,
+    SCORE_BYTES,
+    VARLEN_FLASH,
+    AttentionCall,
+    attention_kernel,
+    flash_version,
+)
+from paceline.plan.model.shape import PACKED, ModelShape
+from paceline.plan.plan import Decision, Precision
+from paceline.plan.strategies.job import Job
+
+# with these, documents of a packed row do not attend to each other, if the family supports it
+PACKABLE = ("auto", "paceline")
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """``name``: the kernel that computes attention; ``models.kernel_choice`` asks the same function.
+    ``flash``: what replaces torch's flash kernel (``flash_version``), empty: nothing, or another kernel runs.
+    """
+
+    name: str
+    reason: str
+    flash: str
+
+    @property
+    def whole_scores(self) -> bool:
+        """Whether all scores of a document are kept for the backward."""
+        return self.name == DOCUMENT_SCORES
+
+
+@dataclass(frozen=True)
+class AttentionDecision:
+    """The decision, whose ``choice`` becomes ``Plan.attention``, and the kernel.
+
+    ``kernel``: None where Transformers' own function computes attention; packed documents then attend to each
+    other.
+    """
+
+    decision: Decision
+    kernel: KernelChoice | None
+
+
+def family_packs(shape: ModelShape | None) -> bool:
+    """Whether Paceline's attention keeps packed documents apart in this family; assumed of an unknown one."""
+    return shape is None or shape.rows == PACKED
+
+
+def choose_attention(
+    requested: str, hardware: Hardware, precision: Precision, shape: ModelShape | None, length: int
+) -> AttentionDecision:
+    """Return how attention is computed. ``length``: tokens of the longest document."""
+    subject, own = "model.attn_implementation", "Transformers' own function, one padded row per document"
+    if requested not in PACKABLE:
+        return AttentionDecision(Decision(subject, requested, f"requested: {own}"), None)
+    if shape is not None and not family_packs(shape):
+        why = f"documents in one row of model_type {shape.model_type} would influence each other's losses"
+        return AttentionDecision(Decision(subject, requested, f"{own}: {why}"), None)
+    chosen = choose_kernel(hardware, precision, shape)
+    kernel = f"{chosen.name}: {chosen.reason}"
+    if chosen.whole_scores and shape is not None:
+        size = human_bytes(SCORE_BYTES * shape.heads * length**2)
+        kernel += f" ({size} a layer for a document of {length:,} tokens)"
+    if shape is not None and shape.carries:
+        kernel += (
+            "; layers that pass a state from token to token get the documents as rows padded at the end, in"
+            " groups of about one length"
+        )
+    if shape is None:
+        kernel += (
+            "; a model class that does not support it gets one padded row per document, and the log says so"
+        )
+    return AttentionDecision(Decision(subject, requested, kernel), chosen)
+
+
+def selection_decisions(shape: ModelShape | None) -> Iterator[Decision]:
+    """Yield what becomes of the parts that select an attention's keys."""
+    if shape is not None and shape.selects:
+        yield Decision(
+            "indexers",
+            "as loaded",
+            "each query reads the keys that an indexer selects, where the model has one: no gradient reaches"
+            " it, it is not trained, and exports hold it unchanged",
+        )
+
+
+def choose_packing(job: Job, *, apart: bool) -> Decision:
+    """Return the decision on packing: ``choice`` on or off; not applied if documents would see each other.
+
+    ``apart``: attention keeps packed documents apart.
+    """
+    data, spec, subject = job.config.data, job.algorithm, "data.packing"
+    documents = spec.documents_a_row  # before packing, each of up to max_length tokens
+    alone = f"one document per row, up to {data.max_length} tokens"
+    if documents > 1:
+        alone = f"{documents} documents per row, each up to {data.max_length} tokens"
+    if spec.on_policy:
+        why = "rows are built from rollouts: a micro-batch concatenates its answers, without padding"
+        return Decision(subject, "off", why)
+    if spec.generation(job.training) is not None:
+        why = "the length of the model's own answers is not known in advance; one document per row"
+        return Decision(subject, "off", why)
+    if not data.packing:
+        return Decision(subject, "off", alone)
+    if not apart:
+        why = (
+            f"this attention cannot separate packed documents; {alone}, padded to the longest of its"
+            " micro-batch"
+        )
+        return Decision(subject, "off", why, False)
+    room = data.max_length * documents
+    together = f"rows of {room} tokens contain several documents that do not attend to each other"
+    return Decision(subject, "on", f"{together}; no padding")
+
+
+def choose_kernel(hardware: Hardware, precision: Precision, shape: ModelShape | None) -> KernelChoice:
+    """Return which kernel computes attention in Paceline's own layout, and why."""
+    call = _call(shape)
+    name, reason = attention_kernel(
+        hardware.device, hardware.capability, precision.compute, call, hardware.uncompiled
+    )
+    version = ""
+    if name == VARLEN_FLASH:
+        version = flash_version(hardware.capability, hardware.flash_packages, call)
+    return KernelChoice(
+        name, reason + (f", by {LABELS[version]}, which is installed" if version else ""), version
+    )
+
+
+def _call(shape: ModelShape | None) -> AttentionCall:
+    """Return what the layers of such a model ask of the kernel."""
+    if shape is None:
+        return AttentionCall(128, 128)
+    latent, size = shape.latent, shape.head_dim
+    widths = (latent.nope + latent.rope, latent.value) if latent is not None else (size, size)
+    return AttentionCall(*widths, softcap=shape.softcap, sinks=shape.sinks, dropout=shape.dropout)

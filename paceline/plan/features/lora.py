@@ -1,0 +1,245 @@
+"""Adapters (LoRA) in the plan: trained parameters, required packages, supported strategies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import util
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+from paceline.config.sections.lora import LoraSection
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import ConfigError
+from paceline.core.files import MAX_CONFIG_BYTES, read_text
+from paceline.core.json_types import as_object
+from paceline.core.units import human_count
+from paceline.plan import codes
+from paceline.plan.features.expert_lora import expert_parameters
+from paceline.plan.features.peft_settings import ALL_LINEAR, is_target, rank_of, with_settings
+from paceline.plan.mesh import Mesh
+from paceline.plan.model.files.shape_check import linears
+from paceline.plan.model.parameter_list import is_linear, parameters_of
+from paceline.plan.model.read_config import ModelShape
+from paceline.plan.plan import Decision
+from paceline.plan.plan_sections import AdapterSpec, Quantization, decomposes
+from paceline.plan.strategies.spec import StrategySpec, strategy_specs
+from paceline.plan.strategy_options import NO_OPTIONS, EngineOptions
+
+
+def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
+    """Return ``Plan.adapter`` for the config's ``lora`` section; None without one.
+
+    With ``adapter_name_or_path`` rank, scale, layers and dropout come from that folder's
+    ``adapter_config.json``.
+    Raises ConfigError if it cannot be read, is not LoRA, or uses unsupported settings.
+    """
+    if lora is None:
+        return None
+    bits = lora.quantization_bit
+    adapter = AdapterSpec(
+        r=lora.r,
+        alpha=2 * lora.r if lora.alpha is None else lora.alpha,
+        dropout=lora.dropout or 0.0,
+        target_modules=lora.target_modules,
+        modules_to_save=lora.modules_to_save,
+        target_parameters=lora.target_parameters,
+        bias=lora.bias,
+        use_rslora=lora.use_rslora,
+        init_lora_weights=lora.init_lora_weights,
+        quantization=Quantization(bits, lora.quantization_type, lora.double_quant) if bits else None,
+    )
+    if lora.adapter_name_or_path:
+        found = _started(Path(lora.adapter_name_or_path).expanduser(), adapter)
+        return found if lora.dropout is None else replace(found, dropout=lora.dropout)
+    return adapter
+
+
+def check_adapter(
+    adapter: AdapterSpec | None,
+    spec: StrategySpec,
+    mesh: Mesh,
+    compute: str,
+    engine: EngineOptions = NO_OPTIONS,
+    installed: Callable[[str], ModuleSpec | None] = util.find_spec,
+    here: bool = True,
+) -> list[Diagnostic]:
+    """Return what prevents this adapter from running: missing packages, unsupported strategy or precision.
+
+    ``engine``: ``Plan.engine``. ``here`` is False if the run is for another machine: missing packages are
+    then notes.
+    """
+    if adapter is None:
+        return []
+    found = []
+    if installed("peft") is None:
+        found.append(_not_installed("peft", "adapters need peft", "lora", "lora", here))
+    axes = [a for a in ("pp", "tp", "cp") if getattr(mesh, a) > 1 and a not in spec.adapter_axes]
+    if not spec.whole_rows or axes:
+        cut = ", ".join(f"{axis}={getattr(mesh, axis)}" for axis in axes)
+        found.append(codes.PLAN_ADAPTER_STRATEGY("lora", f"{spec.name}{f' with {cut}' if axes else ''}"))
+    if adapter.target_parameters and mesh.tp > 1:
+        found.append(
+            codes.PLAN_ADAPTER_EXPERTS(
+                "tensor parallelism shares the experts among its ranks, but not their adapters",
+                "lora.target_parameters",
+                f"{', '.join(adapter.target_parameters)} with tp={mesh.tp}",
+                "tp_size: 1 (fsdp shards the experts), or leave target_parameters out",
+            )
+        )
+    if adapter.quantization is not None and decomposes(adapter):
+        found.append(
+            codes.PLAN_ADAPTER_KIND(
+                "an adapter that begins with a part of the base weights needs them in full precision, before"
+                " they are packed in 4 bits",
+                "lora.quantization_bit",
+                f"{adapter.quantization.bits} beside init_lora_weights: {adapter.init_lora_weights}",
+                "quantization_bit: null; or "
+                + (
+                    "merge the adapter with peft (merge_and_unload), and quantise the merged model"
+                    if adapter.start
+                    else "an adapter on the unchanged base (init_lora_weights: true)"
+                ),
+            )
+        )
+    return (
+        found
+        if adapter.quantization is None
+        else [*found, *_quantised(spec, mesh, compute, engine, installed, here)]
+    )
+
+
+def _quantised(
+    spec: StrategySpec,
+    mesh: Mesh,
+    compute: str,
+    engine: EngineOptions,
+    installed: Callable[[str], ModuleSpec | None],
+    here: bool,
+) -> list[Diagnostic]:
+    """The further checks of ``check_adapter`` for a 4-bit base."""
+    found = []
+    if installed("bitsandbytes") is None:
+        found.append(
+            _not_installed(
+                "bitsandbytes", "4-bit weights need bitsandbytes", "lora.quantization_bit", "qlora", here
+            )
+        )
+    if not spec.keeps_packed(engine):
+        found.append(
+            codes.PLAN_QUANTISED_STRATEGY(
+                "4-bit weights cannot be trained under this strategy: it would shard or cast the"
+                " packed bytes",
+                "lora.quantization_bit",
+                spec.label(engine),
+                "use one of"
+                f" {', '.join(sorted(s.name for s in strategy_specs() if s.quantised_base))}; or"
+                " adapters on unquantised weights: quantization_bit: null",
+            )
+        )
+    elif mesh.tp > 1 and "tp" in spec.adapter_axes:
+        found.append(
+            codes.PLAN_QUANTISED_STRATEGY(
+                "tensor parallelism cuts weights along inputs and outputs, but 4-bit weights are packed in"
+                " blocks without either",
+                "lora.quantization_bit",
+                f"{spec.label(engine)} with tp={mesh.tp}",
+                "tp_size: 1: fsdp shards the packed weights over all ranks; or adapters on unquantised"
+                " weights: quantization_bit: null",
+            )
+        )
+    if compute == "float64":
+        found.append(codes.PLAN_QUANTISED_FLOAT64("model.dtype", "float64 with quantization_bit"))
+    return found
+
+
+def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> tuple[Decision, ...]:
+    """Return the plan's decisions about the adapter."""
+    if adapter is None:
+        return ()
+    # Rank, scale and targets, and how many parameters that is.
+    scale = adapter.alpha / (adapter.r**0.5 if adapter.use_rslora else adapter.r)
+    choice = f"r {adapter.r}, scale {scale:g}, on {', '.join(adapter.target_modules)}"
+    count = None if shape is None else adapter_parameters(shape, adapter)
+    trained = "the number of trained parameters is counted when the model is built"
+    if shape is not None and count is not None:
+        trained = (
+            f"{human_count(count)} parameters trained in addition to"
+            f" {human_count(shape.num_parameters)} ({100 * count / shape.num_parameters:.2g} %)"
+        )
+    reason = (
+        f"{trained}; everything else is frozen and not saved: checkpoints contain the adapter,"
+        " `paceline export --merge` writes a complete model"
+    )
+    made = [Decision("lora", choice, reason)]
+    if shape is not None and shape.experts and adapter.target_modules == (ALL_LINEAR,):
+        why = "in Transformers, experts are plain parameters: target_parameters gives them adapters"
+        made.append(Decision("lora.target_modules", "the linear layers other than the experts", why))
+    if adapter.start:
+        made.append(
+            Decision(
+                "lora.adapter_name_or_path",
+                str(adapter.start),
+                "rank, scale, layers and dropout are read from its config",
+            )
+        )
+    if decomposes(adapter):
+        why = (
+            "peft takes the adapter's first values out of each weight, which keeps the rest; they are read"
+            " whole, and decomposed on the host"
+        )
+        made.append(Decision("lora.init_lora_weights", str(adapter.init_lora_weights), why))
+    if adapter.modules_to_save:
+        made.append(Decision("lora.modules_to_save", ", ".join(adapter.modules_to_save), "trained in full"))
+    # The 4-bit base.
+    quantised = adapter.quantization
+    if quantised:
+        double = ", with its scales quantised as well" if quantised.double_quant else ""
+        made.append(
+            Decision(
+                "lora.quantization_bit",
+                f"{quantised.bits} ({quantised.type}{double})",
+                "every frozen linear layer except the head, quantised by bitsandbytes while"
+                " loading; a merged export adds the adapter to the quantised weights",
+            )
+        )
+    return tuple(made)
+
+
+def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
+    """Return the exact number of trained parameters; None for an unlisted family, with trained biases, or
+    with other ``modules_to_save`` than the two tables of a family whose class was not asked.
+    """
+    listed, whole = shape.listing is not None, set(adapter.modules_to_save)
+    unknown = whole - (set() if listed else {"embed_tokens", "lm_head"})
+    if unknown or adapter.bias != "none" or not (listed or linears(shape)):
+        return None
+    linear = ((p, p.name.rpartition(".")[0]) for p in parameters_of(shape) if is_linear(shape, p))
+    adapted = (rank_of(adapter, name) * sum(p.shape) for p, name in linear if is_target(adapter, name))
+    experts = expert_parameters(shape, adapter) if adapter.target_parameters else 0
+    head = shape.head_outputs * shape.hidden_size if shape.scalar_head else 0  # new: trained in full
+    tables = min(len(whole), 1) if shape.tied else len(whole)
+    return head + experts + sum(adapted) + tables * shape.vocab * shape.hidden_size
+
+
+def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
+    """Return ``adapter`` with the settings of its folder's ``adapter_config.json``."""
+    file = folder / "adapter_config.json"
+    try:
+        if file.stat().st_size > MAX_CONFIG_BYTES:
+            raise ValueError(f"larger than {MAX_CONFIG_BYTES >> 20} MiB")
+        config = as_object(json.loads(read_text(file)))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            codes.PLAN_ADAPTER_FOLDER("lora.adapter_name_or_path", f"{file}: {error}")
+        ) from error
+    return replace(with_settings(adapter, config, str(file)), start=str(folder.absolute()))
+
+
+def _not_installed(package: str, what: str, where: str, extra: str, here: bool) -> Diagnostic:
+    found = f"{package} is not installed" + (
+        "" if here else " on this machine, which is not the one being planned for"
+    )
+    severity = Severity.ERROR if here else Severity.NOTE
+    return codes.PLAN_NOT_INSTALLED(what, where, found, f"pip install 'paceline[{extra}]'", severity)

@@ -1,0 +1,314 @@
+"""peft's ``adapter_config.json``: each setting is carried, changes nothing here, or is refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from math import isfinite
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject, as_number
+from paceline.core.patterns import is_pattern
+from paceline.plan import codes
+from paceline.plan.model.multimodal import text_name
+from paceline.plan.plan_sections import AdapterSpec
+
+ALL_LINEAR = "all-linear"
+KEY = "lora.adapter_name_or_path"
+
+#: Settings of peft's LoraConfig that an ``AdapterSpec`` carries.
+CARRIED = frozenset(
+    {
+        "r",
+        "lora_alpha",
+        "lora_dropout",
+        "target_modules",
+        "exclude_modules",
+        "target_parameters",
+        "modules_to_save",
+        "bias",
+        "use_rslora",
+        "rank_pattern",
+        "alpha_pattern",
+        "layers_to_transform",
+        "layers_pattern",
+        "init_lora_weights",  # by ``_INITS``
+        "ensure_weight_tying",
+        "peft_type",
+    }
+)
+#: Settings that change nothing of what a saved adapter computes, or only beside another one that is refused.
+NO_MATTER = frozenset(
+    {
+        "arrow_expert_num",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "corda_config",
+        "eva_config",
+        "fan_in_fan_out",  # peft and this program follow the layer's class
+        "inference_mode",
+        "loftq_config",
+        "lora_ga_config",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "task_type",
+    }
+)
+#: Settings that change what an adapter computes or trains, and have no counterpart here.
+REFUSED = frozenset(
+    {
+        "alora_invocation_tokens",
+        "arrow_config",
+        "kasa_config",
+        "layer_replication",
+        "lora_bias",
+        "megatron_config",
+        "monteclora_config",
+        "trainable_token_indices",
+        "use_bdlora",
+        "use_dora",
+        "use_qalora",
+        "velora_config",
+    }
+)
+#: Initial values that leave the base as it was: the saved factors are all there is.
+_INITS = frozenset({"gaussian", "eva", "orthogonal"})
+#: Those that change the base by a decomposition of its weights, which gives the same one each time.
+DECOMPOSITIONS = frozenset({"pissa", "olora"})
+_CONVERT = (
+    "save it once with peft as plain LoRA (save_pretrained with path_initial_model_for_weight_conversion), or"
+    " merge it with peft (merge_and_unload) and train the merged model"
+)
+
+
+def with_settings(adapter: AdapterSpec, settings: JsonObject, where: str) -> AdapterSpec:
+    """Return ``adapter`` with rank, scale, layers and further ``settings`` of peft's ``adapter_config.json``.
+
+    ``where``: the file. Raises ConfigError ``plan.adapter_kind`` for what is not plain LoRA.
+    """
+    wrong = list(_wrong(settings))
+    if wrong:
+        raise ConfigError(
+            codes.PLAN_ADAPTER_KIND(
+                "this adapter is not LoRA on a base that is known",
+                KEY,
+                f"{where}: {'; '.join(wrong)}",
+                _hint(settings),
+            )
+        )
+    ranks, alphas = (_numbers(settings.get(key)) for key in ("rank_pattern", "alpha_pattern"))
+    return replace(
+        adapter,
+        r=int(as_number(settings["r"])),
+        alpha=_number(settings["lora_alpha"]),
+        dropout=float(as_number(settings.get("lora_dropout") or 0.0)),
+        target_modules=names(settings.get("target_modules")),
+        exclude_modules=names(settings.get("exclude_modules")),
+        modules_to_save=_saved(settings),
+        target_parameters=names(settings.get("target_parameters")),
+        bias=str(settings.get("bias") or "none"),
+        use_rslora=bool(settings.get("use_rslora")),
+        init_lora_weights=_decomposition(_init(settings)),
+        rank_pattern={key: int(number) for key, number in ranks.items()},
+        alpha_pattern=alphas,
+        layers_to_transform=tuple(
+            int(as_number(one)) for one in _listed(settings.get("layers_to_transform"))
+        ),
+        layers_pattern=tuple(str(one) for one in _listed(settings.get("layers_pattern")) if one),
+        unties=bool(settings.get("modules_to_save")) and not settings.get("ensure_weight_tying"),
+    )
+
+
+def spec_of(settings: JsonObject, where: str) -> AdapterSpec:
+    """Return the adapter of a folder alone. Raises ConfigError ``plan.adapter_kind``."""
+    return with_settings(AdapterSpec(r=1, alpha=1), settings, where)
+
+
+def untied(modules: str) -> Diagnostic:
+    """Return the finding that peft has untied ``modules``, which are one weight in the model."""
+    return codes.PLAN_ADAPTER_KIND(
+        "this adapter was trained with embedding and head as two weights, and in the model they are one",
+        KEY,
+        f"modules_to_save: {modules}, without ensure_weight_tying",
+        "train it in peft with ensure_weight_tying=True; or merge it with peft and train the merged model",
+    )
+
+
+def _wrong(settings: JsonObject) -> list[str]:
+    """Return what of the settings cannot be followed, each by its name."""
+    kind, init, experts = settings.get("peft_type"), _init(settings), settings.get("target_parameters")
+    if kind != "LORA":
+        return [f"peft_type is {kind}"]
+    found = []
+    if not _is_whole(settings.get("r")):
+        found.append(f"r is {settings.get('r')!r}"[:80])
+    if not _is_number(settings.get("lora_alpha")):
+        found.append(f"lora_alpha is {settings.get('lora_alpha')!r}"[:80])
+    dropout = settings.get("lora_dropout") or 0.0
+    if not (_is_number(dropout) and 0 <= as_number(dropout) < 1):
+        found.append(f"lora_dropout is {dropout!r}"[:80])
+    if not (names(settings.get("target_modules")) or names(experts)):
+        found.append("target_modules names nothing")
+    decomposed = _decomposition(init)
+    if not (init is None or isinstance(init, bool) or str(init).lower() in _INITS or decomposed):
+        found.append(f"init_lora_weights is {init!r}: {_init_means(str(init).lower())}"[:200])
+    if decomposed and experts:
+        found.append(f"init_lora_weights is {init!r} beside target_parameters: peft has none for experts")
+    for key in ("rank_pattern", "alpha_pattern"):
+        fits = _is_whole if key == "rank_pattern" else _is_number
+        given = settings.get(key)
+        if given and not (isinstance(given, dict) and all(map(fits, given.values()))):
+            found.append(f"{key} is no mapping to numbers")
+        if given and experts:
+            found.append(f"{key} is set beside target_parameters")
+    if not all(isinstance(one, int) for one in _listed(settings.get("layers_to_transform"))):
+        found.append("layers_to_transform holds something other than numbers")
+    known = CARRIED | NO_MATTER
+    return found + [f"{key} is set" for key in sorted(settings) if key not in known and settings[key]]
+
+
+def _init(settings: JsonObject) -> Json:
+    return settings.get("init_lora_weights", True)
+
+
+def _decomposition(init: Json) -> str | None:
+    """Return which of ``DECOMPOSITIONS`` it is, if any; peft takes OLoRA in any case of letters."""
+    word = str(init)
+    return "olora" if word.lower() == "olora" else word if word in DECOMPOSITIONS else None
+
+
+def _init_means(init: str) -> str:
+    if init.startswith("pissa_niter"):
+        return "it changed the base by a random approximation, which nobody can repeat"
+    if init.startswith(("corda", "lora_ga", "loftq")):
+        return "it changed the base by what is not saved with it, and the base here is the unchanged one"
+    if init == "mica":
+        return "one of its factors must not be trained"
+    return "what it does to the base is not known"
+
+
+def _hint(settings: JsonObject) -> str:
+    init = _init(settings)
+    if isinstance(init, str) and init.lower() not in _INITS and _decomposition(init) is None:
+        return _CONVERT
+    return (
+        "use an adapter of peft_type LORA without these settings; or merge it with peft and train the result"
+    )
+
+
+def _saved(settings: JsonObject) -> tuple[str, ...]:
+    """Return the modules that are trained in full: without those that peft itself adds for a score head."""
+    found = names(settings.get("modules_to_save"))
+    own = ("classifier", "score") if settings.get("task_type") == "SEQ_CLS" else ()
+    return tuple(name for name in found if name not in own)
+
+
+def names(value: Json) -> tuple[str, ...]:
+    """Return the names of a setting that holds one or a list of them, as the language model names them."""
+    if isinstance(value, str):
+        return (text_name(value),) if value else ()
+    return tuple(sorted(text_name(str(one)) for one in value)) if isinstance(value, list) else ()
+
+
+def _listed(value: Json) -> list[Json]:
+    return list(value) if isinstance(value, list) else [] if value is None else [value]
+
+
+def _numbers(value: Json) -> dict[str, float]:
+    return (
+        {text_name(key): as_number(number) for key, number in value.items()}
+        if isinstance(value, dict)
+        else {}
+    )
+
+
+def _number(value: Json) -> float:
+    number = as_number(value)
+    return int(number) if number.is_integer() else number
+
+
+def _is_whole(value: Json) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_number(value: Json) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+
+
+def is_target(adapter: AdapterSpec, name: str) -> bool:
+    """Whether a linear layer of the trunk gets an adapter (peft's ``check_target_module_exists``)."""
+    if _named(adapter.exclude_modules, name) or any(
+        re.fullmatch(no_adapter_in(saved), name) for saved in adapter.modules_to_save
+    ):
+        return False
+    if list(adapter.target_modules) == [ALL_LINEAR]:
+        return True
+    return _named(adapter.target_modules, name) and _in_layers(adapter, name)
+
+
+def is_saved(adapter: AdapterSpec, parameter: str, tied_head: bool) -> bool:
+    """Whether ``modules_to_save`` trains a parameter in full: it names a module around it.
+
+    ``tied_head``: the parameter is also the head's weight.
+    """
+    parts = parameter.split(".")[:-1]
+    around = [".".join(parts[: end + 1]) for end in range(len(parts))]
+    return any(names_module(adapter.modules_to_save, name) for name in (*around, *["lm_head"] * tied_head))
+
+
+def names_module(saved: Collection[str], module: str) -> bool:
+    """Whether ``modules_to_save`` names a module, as peft does: by any end of its name, so that ``norm`` is
+    every norm (``_set_trainable``).
+    """
+    return module.endswith(tuple(saved))
+
+
+def no_adapter_in(saved: str) -> str:
+    """Return the pattern of the modules that get no adapter, as a name of ``modules_to_save`` is a whole part
+    of theirs (``check_target_module_exists``).
+    """
+    return rf"(.*\.)?{saved}(\..*)?"
+
+
+def _named(given: tuple[str, ...], name: str) -> bool:
+    """Whether ``name`` is named by its end, or by the one regular expression."""
+    if len(given) == 1 and is_pattern(given[0]):
+        return re.fullmatch(given[0], name) is not None
+    return any(name == one or name.endswith(f".{one}") for one in given)
+
+
+def _in_layers(adapter: AdapterSpec, name: str) -> bool:
+    if not adapter.layers_to_transform or name in adapter.target_modules:
+        return True
+    ways = [rf"(?:^|.*?\.){one}\.(\d+)\." for one in adapter.layers_pattern] or [r".*?\.[^.]*\.(\d+)\."]
+    found = next((match for way in ways if (match := re.match(way, name))), None)
+    return found is not None and int(found[1]) in adapter.layers_to_transform
+
+
+def rank_of(adapter: AdapterSpec, layer: str) -> int:
+    """Return the rank of the adapter on ``layer``."""
+    return int(_by_pattern(adapter.rank_pattern, layer, adapter.r))
+
+
+def scale_of(adapter: AdapterSpec, layer: str) -> float:
+    """alpha / r, or alpha / sqrt(r) (rsLoRA, Kalajdzievski 2023, arXiv:2312.03732), of the adapter on
+    ``layer``.
+    """
+    rank = float(rank_of(adapter, layer))
+    return alpha_of(adapter, layer) / (rank**0.5 if adapter.use_rslora else rank)
+
+
+def alpha_of(adapter: AdapterSpec, layer: str) -> float:
+    """Return the numerator of the scale of the adapter on ``layer``."""
+    return float(_by_pattern(adapter.alpha_pattern, layer, adapter.alpha))
+
+
+def _by_pattern(patterns: Mapping[str, float], layer: str, otherwise: float) -> float:
+    """Return the number of the first pattern that fits the end of ``layer`` (peft's ``get_pattern_key``)."""
+    found = (number for key, number in patterns.items() if re.match(rf"(.*\.)?({key})$", layer))
+    return next(found, otherwise)

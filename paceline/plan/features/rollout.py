@@ -1,0 +1,244 @@
+"""Rollout sizes: answers per rollout, optimizer steps per rollout, and how answers are generated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from paceline.config.backend_files.deepspeed.batch import batch_of
+from paceline.config.sections.rollout import RolloutOptions
+from paceline.config.sections.training import TrainingSection
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.units import human_bytes
+from paceline.plan import codes
+from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec
+from paceline.plan.batch import BatchSplit
+from paceline.plan.cost.memory.fits import bytes_by_device
+from paceline.plan.features.eval_generation import any_answers
+from paceline.plan.hardware.device_kinds import is_accelerator, kind_of
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.plan import Decision, Plan
+from paceline.plan.plan_sections import ModelStates
+from paceline.plan.strategies.spec import strategy_spec
+from paceline.plan.strategy_options import DeepSpeedOptions, FsdpOptions
+from paceline.plan.workload.state_bytes import SIZES
+
+_KEY = "training.rollout"
+MARGIN = 0.9  # share of a rank's memory
+
+
+@dataclass(frozen=True)
+class RolloutSizes:
+    """A rollout of ``pieces`` micro-batches on every rank, ``group`` answers to each prompt.
+
+    ``batch``: of an optimizer step; ``passes``: epochs over the rollout.
+    """
+
+    batch: BatchSplit
+    group: int
+    pieces: int
+    passes: int
+
+    @property
+    def windows(self) -> int:
+        """Optimizer steps of one epoch over the rollout."""
+        return self.pieces // self.batch.accumulation
+
+    @property
+    def answers(self) -> int:
+        """Answers of a rollout, over all ranks."""
+        return self.pieces * self.batch.micro_batch * self.batch.data_parallel_size
+
+
+def rollout_sizes(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSplit) -> RolloutSizes:
+    """Return the rollout's sizes as configured; whether they go together: ``check_rollout``."""
+    pieces = (training.rollout or RolloutOptions()).steps_per_generation or batch.accumulation
+    return RolloutSizes(batch, spec.group_size(training), pieces, spec.num_passes(training))
+
+
+def updates_per_pass(training: TrainingSection, data_parallel_size: int) -> int:
+    """Return the optimizer steps of one pass over a rollout, by the config's own micro-steps.
+
+    A run that is resumed on other ranks has other micro-steps, and the same rollouts.
+    """
+    _, steps, _ = batch_of(
+        training.deepspeed,
+        training.per_device_train_batch_size,
+        training.gradient_accumulation_steps,
+        data_parallel_size,
+    )
+    return ((training.rollout or RolloutOptions()).steps_per_generation or steps) // steps
+
+
+def check_rollout(sizes: RolloutSizes) -> list[Diagnostic]:
+    """Return errors if a rollout does not consist of whole groups and whole optimizer steps."""
+    batch, group, pieces, answers = sizes.batch, sizes.group, sizes.pieces, sizes.answers
+    if pieces % batch.accumulation:
+        hint = f"steps_per_generation: {max(1, round(pieces / batch.accumulation)) * batch.accumulation}"
+        what = "a rollout must consist of complete optimizer steps"
+        found = f"steps_per_generation: {pieces}, gradient accumulation {batch.accumulation}"
+        return [codes.ROLLOUT_STEPS(what, f"{_KEY}.steps_per_generation", found, hint)]
+    if answers % group:
+        near = sorted(
+            (n for n in range(1, answers + 1) if answers % n == 0), key=lambda n: (abs(n - group), n)
+        )[:2]
+        what = (
+            "the answers to one prompt would be split between two rollouts: batch sizes count"
+            " answers, and a rollout must contain complete groups"
+        )
+        found = f"{answers} answers per rollout ({batch}), num_generations: {group}"
+        hint = (
+            f"set num_generations: {' or '.join(map(str, sorted(near)))}, or a"
+            " per_device_train_batch_size that fits"
+        )
+        return [codes.ROLLOUT_GROUPS(what, f"{_KEY}.num_generations", found, hint)]
+    return []
+
+
+def rollout_decision(sizes: RolloutSizes) -> Decision:
+    """Return the rollout's sizes as a decision of the plan."""
+    group, steps = sizes.group, sizes.windows * sizes.passes
+    split = sizes.pieces * sizes.batch.micro_batch % group != 0
+    parts = "; ranks hold parts of groups, and a reward function sees its own rank's answers" if split else ""
+    return Decision(
+        "rollout",
+        f"{sizes.answers // group} prompts × {group} answer{'s' if group > 1 else ''}",
+        f"then {steps} optimizer step{'s' if steps > 1 else ''} on them; batch sizes count answers{parts}",
+    )
+
+
+def with_generation(plan: Plan, hardware: Hardware) -> Plan:
+    """Return the plan with the choice of how sharded weights are gathered for generation.
+
+    Whole on every rank, or, with ``gather_for_generation`` off in its engine, one layer at a time on all
+    ranks together.
+    """
+    options = any_answers(algorithm_spec(plan.algorithm), plan.config.training, plan.config.generation)
+    if options is None or not strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine) or options.server:
+        return plan
+    requested = options.gather_for_generation
+    need, room, words = _room_to_generate(plan, hardware, options.generation_rows)
+    whole = requested if requested is not None else need is None or need < MARGIN * room
+    reason = (
+        words if requested is None else f"{words}; {_KEY}.gather_for_generation: {str(requested).lower()}"
+    )
+    choice = (
+        "the complete model on every rank"
+        if whole
+        else "all ranks generate together, gathering one layer at a time"
+    )
+    engine = plan.engine
+    if not whole and isinstance(engine, (FsdpOptions, DeepSpeedOptions)):
+        engine = replace(engine, gather_for_generation=False)
+    return replace(
+        plan, engine=engine, decisions=(*plan.decisions, Decision("answers are written", choice, reason))
+    )
+
+
+def no_graphs(plan: Plan) -> str | None:
+    """Return why a step of decoding is not captured in a graph of kernels, or None."""
+    spec = strategy_spec(plan.strategy)
+    if kind_of(plan.device).graphs and not spec.whole_modules:
+        return f"{spec.engine_name} takes part in every layer's forward"
+    if kind_of(plan.device).graphs and plan.mesh.tp > 1:
+        return "ranks of a tensor-parallel group exchange activations in every layer"
+    return graph_obstacle(plan.device, plan.shape)
+
+
+def graph_obstacle(device: str, shape: ModelShape | None) -> str | None:
+    """Return why no layout of this model captures its decoding on ``device``, or None."""
+    if not kind_of(device).graphs:
+        return f"kernels of {kind_of(device).label} are not captured in graphs"
+    if shape is not None and shape.experts:
+        return "the host takes part in a mixture's choice of experts"
+    if shape is not None and shape.carries:
+        return "layers pass a state from token to token"
+    if shape is not None and shape.rope_by_length:
+        return "the host chooses the rotary frequencies by length"
+    return None
+
+
+def decoding_decision(plan: Plan) -> Decision | None:
+    """Return how an accelerator is driven while the model writes answers; None if it writes none there."""
+    options = any_answers(algorithm_spec(plan.algorithm), plan.config.training, plan.config.generation)
+    if options is None or options.server or not is_accelerator(plan.device):
+        return None
+    if strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine) and _together(plan):
+        return Decision("decoding", "kernel by kernel", "every forward gathers the layers of all ranks")
+    obstacle = no_graphs(plan)
+    if plan.shape is not None and plan.shape.carries:
+        growing = "keys and values grow by the token, and prompts of one length are read together"
+        return Decision("decoding", "kernel by kernel", f"{obstacle}; {growing}")
+    fixed = "keys and values in fixed buffers, the host reads how many answers are left every few tokens"
+    if obstacle is None:
+        return Decision("decoding", "a step is one captured graph", fixed)
+    return Decision("decoding", "kernel by kernel", f"{obstacle}; {fixed}")
+
+
+def _together(plan: Plan) -> bool:
+    engine = plan.engine
+    return isinstance(engine, (FsdpOptions, DeepSpeedOptions)) and not engine.gather_for_generation
+
+
+def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
+    """Return an error if every rank must gather the whole model, but cannot hold it.
+
+    It must if weights are sent to a server, or the config says so. Only certain needs count: the weights and
+    a rank's states.
+    """
+    options = plan.config.training.rollout or RolloutOptions()
+    server = options.server is not None
+    shape, states = plan.shape, plan.memory and plan.memory.largest
+    if (
+        not (
+            algorithm_spec(plan.algorithm).on_policy
+            and strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine)
+        )
+        or shape is None
+        or not states
+    ):
+        return []
+    if not server and not options.gather_for_generation:
+        return []
+    weights = shape.num_parameters * SIZES[plan.precision.compute] / plan.mesh.tp
+    card = hardware.memory_bytes / (
+        1 if is_accelerator(hardware.device) else max(1, plan.world_size // plan.num_nodes)
+    )
+    held = bytes_by_device(plan, ModelStates(states.parameters, 0, states.optimizer)).card
+    if weights + held <= card:
+        return []
+    what = "every rank gathers the complete model" + (
+        " to send it to the generation server" if server else ""
+    )
+    found = f"weights {human_bytes(weights)} and states {human_bytes(held)}, of {human_bytes(card)}"
+    hint = (
+        "remove training.rollout.server, so that all ranks generate together, gathering one layer"
+        " at a time; or use more devices, or tp_size"
+    )
+    if not server:
+        return [
+            codes.ROLLOUT_GATHER_ROOM(
+                what, f"{_KEY}.gather_for_generation", found, "set false, or leave it out"
+            )
+        ]
+    return [codes.ROLLOUT_SERVER_ROOM(what, f"{_KEY}.server", found, hint)]
+
+
+def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float | None, float, str]:
+    """Return (bytes needed on a rank to generate with the whole model, bytes available, text).
+
+    Needed: weights, KV cache of ``rows`` answers, and the rank's states.
+    """
+    local = max(1, plan.world_size // plan.num_nodes)
+    room = hardware.memory_bytes / (1 if is_accelerator(hardware.device) else local)
+    shape, states = plan.shape, plan.memory and plan.memory.largest
+    if shape is None or not states:
+        return None, room, "the model's size is unknown"
+    size = SIZES[plan.precision.compute]
+    weights = shape.num_parameters * size / plan.mesh.tp
+    cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * plan.seq_len * rows * size / plan.mesh.tp
+    kept = replace(states, counters=0)
+    on_cpu = hardware.device == "cpu"
+    held = float(kept.total if on_cpu else bytes_by_device(plan, kept).card)
+    parts = f"weights {human_bytes(weights)}, {rows} answers {human_bytes(cache)}, states {human_bytes(held)}"
+    return weights + cache + held, room, f"the gathered model would use {parts} of {human_bytes(room)}"

@@ -1,0 +1,305 @@
+"""Hardware by name: the shipped catalogue, ``16xH100``, or a user's YAML file."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from paceline.core.errors import ConfigError
+from paceline.core.files import read_text
+from paceline.core.json_types import Json
+from paceline.plan import codes
+from paceline.plan.hardware.data_sheet_peaks import peak_flops
+from paceline.plan.hardware.device_kinds import CPU, CUDA
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.plan_json import from_json
+from paceline.plan.workload.step_spec import Machine
+
+GIB = 2**30
+USABLE = 0.985  # share of the nominal memory, if what torch reports is unknown (80 GB A100: 79.15 GiB, 0.989)
+FULL_PRECISION = 0.5  # of the 16-bit peak: fp32 matmuls run on tensor cores as TF32 at best
+FIELDS = (
+    "name",
+    "card",
+    "cards",
+    "cards_per_node",
+    "memory_gb",
+    "tflops",
+    "hbm_gbps",
+    "inside_gbps",
+    "outside_gbps",
+    "host_gbps",
+    "host_memory_gb",
+)
+
+
+@dataclass(frozen=True)
+class Card:
+    """A row of the catalogue.
+
+    ``inside`` links cards of a node, ``fabric`` links nodes (GB/s, one way, per card).
+    """
+
+    name: str
+    memory_gb: float
+    usable: float
+    tflops: float
+    reached_tflops: float
+    bf16: bool
+    hbm_gbps: float
+    inside_gbps: float
+    fabric_gbps: float
+    pcie_gbps: float
+    cards_per_node: int
+    capability: float | None = None
+    aliases: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
+
+    def machine(self, node: int | None = None) -> Machine:
+        """Return the card as the cost model's ``Machine``."""
+        return Machine(
+            name=self.name,
+            memory=self.usable,
+            flops=self.tflops * 1e12,
+            reached=self.reached_tflops * 1e12,
+            hbm=self.hbm_gbps * 1e9,
+            node=node or self.cards_per_node,
+            inside=self.inside_gbps * 1e9,
+            outside=self.fabric_gbps * 1e9,
+            host=self.pcie_gbps * 1e9,
+        )
+
+
+@dataclass(frozen=True)
+class AcceleratorCluster:
+    """``cards`` accelerators like ``machine``.
+
+    ``source``: where the numbers are from; ``unverified``: which of them are unverified.
+    """
+
+    machine: Machine
+    cards: int
+    source: str
+    bf16: bool = True
+    capability: float | None = None
+    unverified: tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        return max(1, -(-self.cards // self.machine.node))
+
+    def hardware(self) -> Hardware:
+        """Return one node as ``Hardware``, for the plan's other rules."""
+        flops = {"bfloat16": self.machine.flops, "float16": self.machine.flops}
+        return Hardware(
+            device=CUDA.name,
+            device_name=self.machine.name,
+            num_devices=min(self.cards, self.machine.node),
+            memory_bytes=int(self.machine.memory),
+            host_memory_bytes=int(self.machine.host_memory),
+            num_nodes=self.nodes,
+            bf16=self.bf16,
+            fp16=True,
+            cpu_count=128,
+            peak_flops=flops if self.bf16 else {"float16": self.machine.flops},
+            torch_backends=(CUDA.backend, CPU.backend),
+            device_note=f"given by --hardware, {self.source}",
+            capability=self.capability,
+            packages=None,
+        )
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of the JSON table; None: not measured or published. ``sources`` and ``note`` are for readers."""
+
+    name: str
+    aliases: tuple[str, ...]
+    memory_gb: float
+    usable_gib: float | None
+    tflops: float
+    bf16: bool
+    reached_tflops: float | None
+    hbm_gbps: float
+    nvlink_gbps: float | None
+    pcie_gbps: float
+    capability: str | None
+    fabric_gbps: float
+    cards_per_node: int
+    unverified: tuple[str, ...]
+    sources: Mapping[str, str | list[str]]
+    note: str | None
+
+    def card(self) -> Card:
+        """Return the card, with estimates for missing numbers."""
+        return Card(
+            name=self.name,
+            memory_gb=self.memory_gb,
+            usable=self.usable_gib * GIB if self.usable_gib else self.memory_gb * GIB * USABLE,
+            tflops=self.tflops,
+            reached_tflops=self.reached_tflops or 0.8 * self.tflops,
+            bf16=self.bf16,
+            hbm_gbps=self.hbm_gbps,
+            inside_gbps=self.nvlink_gbps or self.pcie_gbps / 2,
+            fabric_gbps=self.fabric_gbps,
+            pcie_gbps=self.pcie_gbps,
+            cards_per_node=self.cards_per_node,
+            capability=float(self.capability) if self.capability else None,
+            aliases=self.aliases,
+            unverified=self.unverified,
+        )
+
+
+@cache
+def cards() -> Mapping[str, Card]:
+    """Return the catalogue by card name."""
+    data = json.loads(
+        resources.files("paceline.plan").joinpath("data/hardware.json").read_text(encoding="utf-8")
+    )
+    return {row.name: row.card() for row in (from_json(_Row, written) for written in data["cards"])}
+
+
+def card_named(name: str, where: str = "--hardware") -> Card:
+    """Return a card by name or alias, ignoring case and separators.
+
+    Raises ConfigError with the nearest names.
+    """
+    known = {_plain(spelling): card for card in cards().values() for spelling in (*card.aliases, card.name)}
+    found = known.get(_plain(name))
+    if found is None:
+        raise ConfigError(codes.PLAN_HARDWARE_UNKNOWN(where, name, hint=_near(name, known)))
+    return found
+
+
+def data_sheet_peak(name: str, compute: str) -> float | None:
+    """Return the dense peak in FLOP/s of an accelerator in dtype ``compute``; None if unknown.
+
+    Predicted MFU is relative to it.
+    """
+    try:
+        flops: float | None = card_named(name).tflops * 1e12
+    except ConfigError:
+        flops = max((peak_flops(name) or {}).values(), default=None)
+    return None if flops is None else flops * (1.0 if compute in ("bfloat16", "float16") else FULL_PRECISION)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower().replace("nvidia", "").replace("geforce", ""))
+
+
+def _near(name: str, known: Mapping[str, Card]) -> str:
+    near = difflib.get_close_matches(_plain(name), known, n=4, cutoff=0.4)
+    names = list(dict.fromkeys(known[n].name for n in near)) or [
+        "H100-SXM-80GB",
+        "A100-SXM4-80GB",
+        "RTX-4090-24GB",
+    ]
+    return f"nearest: {', '.join(names)}; or a YAML with {', '.join(FIELDS[1:6])}"
+
+
+def cluster_of(text: str) -> AcceleratorCluster:
+    """Return the cluster for ``16xH100``, ``H100`` (one), or a YAML file's path. Raises ConfigError."""
+    if text.endswith((".yaml", ".yml")):
+        return _from_yaml(Path(text))
+    match = re.fullmatch(r"(?:(\d+)\s*[x×*]\s*)?(\S.*)", text.strip(), re.IGNORECASE)
+    count = int(match.group(1) or 1) if match else 0
+    if match is None or count < 1:
+        raise ConfigError(codes.PLAN_HARDWARE_FORM("--hardware", text))
+    card = card_named(match.group(2))
+    return AcceleratorCluster(
+        _whole_nodes(card.machine(), count),
+        count,
+        "the catalogue's data sheet",
+        card.bf16,
+        card.capability,
+        card.unverified,
+    )
+
+
+def _whole_nodes(machine: Machine, count: int) -> Machine:
+    """Shrink the node if there are fewer cards than a node has; refuse partial nodes."""
+    if count > machine.node and count % machine.node:
+        lower, upper = count // machine.node * machine.node, -(-count // machine.node) * machine.node
+        raise ConfigError(
+            codes.PLAN_HARDWARE_NODES(
+                f"nodes with {machine.name} have {machine.node} devices, and all nodes are assumed"
+                " to be alike",
+                "--hardware",
+                str(count),
+                f"{lower} or {upper}, or a YAML with cards_per_node",
+            )
+        )
+    return replace(machine, node=min(machine.node, count))
+
+
+def _from_yaml(path: Path) -> AcceleratorCluster:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        data = YAML(typ="safe").load(read_text(path))
+    except (OSError, ValueError, YAMLError) as exc:
+        raise ConfigError(
+            codes.PLAN_HARDWARE_FILE("this hardware file cannot be read", str(path), str(exc).splitlines()[0])
+        ) from exc
+    if not isinstance(data, dict):
+        raise ConfigError(
+            codes.PLAN_HARDWARE_FILE(
+                "a hardware file must contain one mapping", str(path), type(data).__name__, ", ".join(FIELDS)
+            )
+        )
+    _check_values(path, data)
+    # Start from the named card, or require all of its numbers.
+    card = card_named(str(data["card"]), f"{path}: card") if data.get("card") else None
+    missing = [
+        key for key in ("memory_gb", "tflops", "hbm_gbps", "inside_gbps") if card is None and key not in data
+    ]
+    if missing:
+        raise ConfigError(codes.PLAN_HARDWARE_MISSING(str(path), ", ".join(missing)))
+    count = int(data.get("cards", 1))
+    node = int(data.get("cards_per_node", card.cards_per_node if card else min(count, 8)))
+    base = card.machine(node) if card else Machine("", 0, 0, 0, node, 0, 0)
+    # The file's numbers, in bytes and FLOP/s, override the card's.
+    inside = _scaled(data, "inside_gbps", 1e9)
+    machine = replace(
+        base,
+        name=str(data.get("name") or base.name or path.stem),
+        memory=_scaled(data, "memory_gb", GIB * USABLE) or base.memory,
+        flops=_scaled(data, "tflops", 1e12) or base.flops,
+        hbm=_scaled(data, "hbm_gbps", 1e9) or base.hbm,
+        inside=inside or base.inside,
+        outside=_scaled(data, "outside_gbps", 1e9) or base.outside or inside or 0.0,
+        host=_scaled(data, "host_gbps", 1e9) or base.host,
+        host_memory=_scaled(data, "host_memory_gb", 1e9) or base.host_memory,
+    )
+    return AcceleratorCluster(
+        _whole_nodes(machine, count),
+        count,
+        str(path),
+        card.bf16 if card else True,
+        card.capability if card else None,
+    )
+
+
+def _check_values(path: Path, data: Mapping[str, Json]) -> None:
+    """Raise ConfigError for unknown keys, and for what is no number above 0."""
+    wrong = sorted(str(key) for key in data if key not in FIELDS)
+    if wrong:
+        near = [difflib.get_close_matches(key, FIELDS, n=1, cutoff=0.0)[0] for key in wrong]
+        raise ConfigError(codes.PLAN_HARDWARE_KEY(str(path), ", ".join(wrong), near=", ".join(near)))
+    for key, value in data.items():
+        if key not in ("name", "card") and (
+            isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
+        ):
+            raise ConfigError(codes.PLAN_HARDWARE_VALUE(f"{path}: {key}", repr(value), key=key))
+
+
+def _scaled(data: Mapping[str, Json], key: str, unit: float) -> float | None:
+    value = data.get(key)
+    return value * unit if isinstance(value, (int, float)) else None

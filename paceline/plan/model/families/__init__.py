@@ -1,0 +1,1 @@
+"""What is known of each family of models: one record."""

@@ -1,0 +1,180 @@
+"""What is known of each family of models (``model_type``): one record, which all others ask. No torch.
+
+The records are ``data/families.json``. ``tests/unit/models/family_sweep.py`` measures the first fields,
+``tests/unit/simulate/saved_activations.py`` ``saves``; the others are written by hand and held by tests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+
+from paceline.core.json_types import Json
+from paceline.plan.plan_json import from_json
+
+# Names of each size across Transformers' families.
+SIZE_NAMES: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "intermediate": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "vocab": ("vocab_size",),
+    "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len"),
+    "head_dim": ("head_dim",),
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family; the defaults are those of a Llama.
+
+    Measured:
+        refused: why it is not supported (empty: it is).
+        rows: ``packed`` or ``padded``.
+        sizes, defaults: defaults of its config class (Transformers 5.23).
+        counted: its parameters are counted exactly by the formulas of ``parameters``.
+        buffers: its state includes buffers.
+        carries: its layers pass a state from token to token outside of attention.
+        selects: parts select an attention's keys, and no gradient reaches them.
+        parts: its folder's files hold every tensor, as it is or to be joined (``models.slices``), so each
+            rank can read its own part.
+        saves: what its layers keep for the backward over what a Llama's of its sizes do (0: unknown).
+
+    Config:
+        refused_where: a key of its config that is not supported where it is set, and why.
+        grouped: heads may share keys and values.
+        multi_query: one head of keys and values, unless its config says otherwise.
+        attention_bias, sinks, softcap, dropout: what its attention has where the config does not say.
+        alibi_twice_in_eager: Transformers' eager attention adds its ALiBi bias twice.
+        balance_loss: Transformers computes a balance loss of its experts, with this coefficient by default.
+        shared_gate: its shared expert has a gate.
+
+    Classes:
+        autocast: a module has no low-precision form, so it trains under ``torch.autocast``.
+        read_wide: a model built in 16 bits would round its buffers, so its files are read in fp32.
+        conv1d: ``Conv1D`` in place of ``nn.Linear``: weights are [in, out], bitsandbytes quantizes none.
+        gated: its MLP has a gate; parallel_residual: attention and MLP share one residual.
+        fused_norms: Paceline's kernels compute its norms under tensor parallelism, adapters and experts too.
+        linears_known: files are held to the sizes of its linear layers, and adapters' parameters are counted.
+        needs_trial: a start tries its class in a small model; for the others a test has.
+        not_gguf: what is wrong with Transformers' reader of its GGUF files.
+
+    Parallelism:
+        tensor_plan: Transformers' tensor-parallel plan of it runs; tp_plan: ours, where it has none.
+        autotp: DeepSpeed follows that plan, which shards by column and row only.
+        stages: its layers run stage by stage (no position embeddings are added outside of them).
+        experts_in_turn: it visits the chosen experts in turn, so ranks gather weights in another order.
+
+    Parameters (blocks of ``data/parameters.json``):
+        frame: the model around its layers, and all of a layer where a block has this name.
+        attention, mlp, experts, norms: the parts of a layer.
+    """
+
+    refused: str = ""
+    rows: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    counted: bool = False
+    buffers: bool = False
+    carries: bool = False
+    selects: bool = False
+    parts: bool = False
+    saves: float = 0.0
+    refused_where: Mapping[str, str] = field(default_factory=dict)
+    grouped: bool = True
+    multi_query: bool = False
+    attention_bias: bool = False
+    sinks: bool = False
+    softcap: bool = False
+    dropout: bool = False
+    alibi_twice_in_eager: bool = False
+    balance_loss: float | None = None
+    shared_gate: bool = False
+    autocast: bool = False
+    read_wide: bool = False
+    conv1d: bool = False
+    gated: bool = True
+    parallel_residual: bool = False
+    fused_norms: bool = False
+    linears_known: bool = False
+    needs_trial: bool = True
+    not_gguf: str = ""
+    tensor_plan: bool = True
+    tp_plan: Mapping[str, str] = field(default_factory=dict)
+    autotp: bool = True
+    stages: bool = True
+    experts_in_turn: bool = False
+    frame: str = "llama"
+    attention: tuple[str, ...] = ("attention",)
+    mlp: tuple[str, ...] = ("mlp",)
+    experts: tuple[str, ...] = ("router", "experts", "shared_experts")
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+
+    @property
+    def trained(self) -> bool:
+        """Whether the family is supported."""
+        return bool(self.rows)
+
+
+@dataclass(frozen=True)
+class Composite:
+    """A model of which the language model alone is trained.
+
+    ``text``: the type of the causal class that computes a text as this model does (empty: its
+    text_config's); ``tied``: whether its config class ties the head where ``config.json`` does not say;
+    ``values``: what its class always does, in the causal class's config.
+    """
+
+    text: str = ""
+    tied: bool = False
+    values: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _FamilyTable:
+    """``transformers``: the version that was tested; ``usual``: types that a message names first."""
+
+    transformers: str
+    usual: tuple[str, ...]
+    composites: Mapping[str, Composite]
+    families: Mapping[str, Family]
+
+
+@cache
+def _table() -> _FamilyTable:
+    text = resources.files("paceline.plan").joinpath("data/families.json").read_text(encoding="utf-8")
+    return from_json(_FamilyTable, json.loads(text))
+
+
+def families() -> Mapping[str, Family]:
+    """Return the families by model type."""
+    return _table().families
+
+
+def family_of(kind: Json) -> Family:
+    """Return what is known of a model type; of an unknown one, that it is like a Llama."""
+    return families().get(str(kind), Family())
+
+
+def composites() -> Mapping[str, Composite]:
+    """Return, by model type, the models of which the language model alone is trained."""
+    return _table().composites
+
+
+def verdicts_of() -> str:
+    """Return the version of Transformers that was tested."""
+    return _table().transformers
+
+
+def usual() -> tuple[str, ...]:
+    """Return the model types that a message names first."""
+    return _table().usual
+
+
+def supported() -> tuple[str, ...]:
+    """Return the supported model types."""
+    return tuple(sorted(kind for kind, family in families().items() if family.trained))

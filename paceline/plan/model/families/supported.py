@@ -1,0 +1,124 @@
+"""Supported model families, and whether documents can be packed: results of the family sweep. No torch.
+
+The sweep is ``tests/unit/models/family_sweep.py``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import Json
+from paceline.plan import codes
+from paceline.plan.model.families.family import families, family_of, supported, usual
+from paceline.plan.model.multimodal import composite_of, text_part
+
+LIST = "docs/families.md"
+_TOWERS = ("vision", "audio", "image", "speech", "visual", "vq", "vit", "perceiver", "qformer")
+_STATELESS = "full_attention", "sliding_attention"  # layer types without state other than keys and values
+_CHUNKED = "chunked_attention"  # may be set for any family
+
+
+def unsupported(
+    config: Mapping[str, Json], where: str, own_code: bool = False, attention: str = "auto"
+) -> list[Diagnostic]:
+    """Return why a model with this ``config.json`` is not supported.
+
+    A multimodal tower, a balance loss, an unsupported family, or Falcon's doubled ALiBi bias. ``own_code``:
+    the model brings Python code; ``attention``: ``model.attn_implementation``.
+    """
+    composite = composite_of(config)
+    found = [*([] if composite else _tower(config, where)), *_balance(config, where)]
+    outer = family_of(config.get("model_type"))
+    if attention == "eager" and outer.alibi_twice_in_eager and config.get("alibi"):
+        found.append(codes.PLAN_ALIBI_TWICE("model.attn_implementation", "eager"))
+    kind = text_part(config).get("model_type") if composite else config.get("model_type")
+    family = family_of(kind)
+    found += [_family(str(kind), why, where) for key, why in family.refused_where.items() if config.get(key)]
+    if found or not isinstance(kind, str) or own_code:
+        return found
+    if not family.trained:
+        found.append(_family(kind, family.refused, where))
+    return found
+
+
+def obstacle(config: Mapping[str, Json]) -> str | None:
+    """Return why attention alone does not keep a row's documents apart; None if it does.
+
+    Families that are not listed are taken to support packing.
+    """
+    kind = config.get("model_type")
+    layers = config.get("layer_types") or ()
+    other = sorted({str(x) for x in layers} - set(_STATELESS)) if isinstance(layers, (list, tuple)) else []
+    if other and (_CHUNKED in other or not separated(str(kind))):
+        return f"model_type {kind} has layers that carry state across tokens ({', '.join(other)})"
+    if config.get("attention_chunk_size"):
+        return f"model_type {kind} uses chunked attention"
+    if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
+        return f"model_type {kind} is set to bidirectional attention"
+    if family_of(kind).rows == "padded":
+        return f"documents in a row of model_type {kind} would influence each other's losses"
+    return None
+
+
+def separated(kind: str) -> bool:
+    """Whether layers of this type pass a state on, but not from one document of a row to the next one.
+
+    So the sweep found for the library's own class with its own kinds of layers.
+    """
+    family = family_of(kind)
+    return family.carries and family.rows == "packed"
+
+
+def _family(kind: str, why: str, where: str) -> Diagnostic:
+    near = difflib.get_close_matches(kind, supported(), n=3, cutoff=0.6)
+    known = list(dict.fromkeys([*near, *usual()]))[:7]
+    what = f"models of type '{kind}' are not supported" + (f": {why}" if why else "")
+    hint = f"supported: {', '.join(known)} and {len(supported()) - len(known)} more ({LIST})"
+    return codes.PLAN_FAMILY(what, f"{where}.model_type", kind, hint)
+
+
+def _tower(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
+    inner = [
+        key
+        for key in config
+        if key.endswith("_config") and key.removesuffix("_config").startswith(_TOWERS) and config[key]
+    ]
+    named = config.get("architectures")
+    classes = (
+        [n for n in named if isinstance(n, str) and n.endswith("ForConditionalGeneration")]
+        if isinstance(named, list)
+        else []
+    )
+    if inner or classes:
+        yield codes.PLAN_TOWER(where, ", ".join([*inner, *classes]), hint=_no_tower())
+
+
+def _no_tower() -> str:
+    return (
+        "use the text model of its family as a folder of its own (e.g. gemma3_text, qwen3);"
+        f" {LIST} lists the supported types"
+    )
+
+
+def _balance(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
+    """Refuse a balance loss of experts for a family that Transformers computes none for.
+
+    A coefficient alone is set in most published configs, and is accepted.
+    """
+    inner = config.get("text_config")
+    for place, one in (
+        (where, config),
+        *([(f"{where}.text_config", inner)] if isinstance(inner, Mapping) else []),
+    ):
+        kind = str(one.get("model_type"))
+        requested = one.get("output_router_logits") is True and one.get("router_aux_loss_coef") != 0
+        if requested and kind in families() and family_of(kind).balance_loss is None:
+            yield codes.PLAN_BALANCE_LOSS(
+                "a load-balancing loss of the experts is requested, but Transformers computes none for models"
+                f" of type '{kind}'",
+                f"{place}.output_router_logits",
+                "true",
+                "set output_router_logits: false",
+            )

@@ -1,0 +1,1 @@
+"""A model's folder, checked without loading it."""

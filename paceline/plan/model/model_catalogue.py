@@ -1,0 +1,92 @@
+"""Models by name, without a download: the shipped list of model configs."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
+from paceline.plan import codes
+from paceline.plan.model.class_listing_process import counted
+from paceline.plan.model.read_config import ModelShape, config_from_path, shape_from_config, trained_shape
+from paceline.plan.plan_json import from_json
+
+_DECORATIONS = re.compile(r"^(meta|hf|deepseekr1distill)|(hf|base|instruct|chat|it|v01|v02)$")
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A listed model: its ``config.json`` and the published number of parameters."""
+
+    config: Mapping[str, Json]
+    parameters: int
+
+
+@dataclass(frozen=True)
+class _Table:
+    note: str
+    models: Mapping[str, KnownModel]
+
+
+@cache
+def known_models() -> Mapping[str, KnownModel]:
+    """Return the listed models by name."""
+    text = resources.files("paceline.plan").joinpath("data/models.json").read_text(encoding="utf-8")
+    return from_json(_Table, json.loads(text)).models
+
+
+def known_shape(name: str) -> ModelShape | None:
+    """Return the shape of a listed model by its name or hub name; None if unknown.
+
+    The organisation and suffixes such as "-Instruct" are ignored.
+    """
+    model = _by_plain_name().get(_plain(name))
+    return shape_from_config(model.config, name) if model else None
+
+
+def model_shape(given: str, environ: Mapping[str, str] | None = None) -> ModelShape:
+    """Return the shape for ``--model``: a folder, a ``config.json``, or a listed name.
+
+    With ``environ``, its class is asked where no formula counts its parameters. Raises ConfigError with the
+    nearest names.
+    """
+    config = named_config(given)
+    shape = trained_shape(config, given)
+    return shape if environ is None else counted(shape, config, environ)
+
+
+def named_config(given: str) -> Mapping[str, Json]:
+    """Return the ``config.json`` for ``--model``, found as by ``model_shape``."""
+    path = Path(given).expanduser()
+    if path.exists() or given.startswith(("/", "./", "../", "~")):
+        return config_from_path(path)
+    found = _by_plain_name().get(_plain(given))
+    if found is not None:
+        return found.config
+    plain = {_plain(name): name for name in known_models()}
+    near = difflib.get_close_matches(_plain(given), plain, n=4, cutoff=0.4) or [
+        "llama38b",
+        "qwen257b",
+        "gpt2",
+    ]
+    raise ConfigError(codes.PLAN_MODEL_UNKNOWN("--model", given, near=", ".join(plain[n] for n in near)))
+
+
+@cache
+def _by_plain_name() -> Mapping[str, KnownModel]:
+    return {_plain(name): model for name, model in known_models().items()}
+
+
+def _plain(name: str) -> str:
+    """Normalize a name: letters and digits of its last part, without publishers' additions."""
+    text = re.sub(r"[^a-z0-9]", "", name.rsplit("/", 1)[-1].lower())
+    while (shorter := _DECORATIONS.sub("", text)) != text and shorter:
+        text = shorter
+    return text

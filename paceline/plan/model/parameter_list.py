@@ -1,0 +1,231 @@
+"""All parameters of a model by name and shape, from its sizes alone. No torch, no Transformers."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
+
+from paceline.plan.model.class_listing import EXPERTS, HEAD, LAYER, LINEAR, MATRIX, TRANSPOSED, Listing
+from paceline.plan.model.moe_config import Latent, Mixture
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.plan_json import from_json
+
+#: Transformers' patterns for parameters without weight decay; ``strategies.optimizer`` uses the same.
+NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
+ALL_LINEAR = "all-linear"
+SCORE = "score.weight"  # the scalar head
+Named = tuple[str, tuple[int, ...]]
+
+
+_OF_A_LAYER = re.compile(r"\.\d+\.")
+
+
+def orthogonalised(name: str, dims: int) -> bool:
+    """Whether Muon steps a parameter of ``dims`` dims: a matrix of a hidden layer, or its stack of experts.
+
+    Embeddings, heads, biases, norms and convolutions are not.
+    """
+    if NO_DECAY.search(name) or _OF_A_LAYER.search(name) is None or "embed" in name:
+        return False
+    return dims == 2 or (dims == 3 and ".experts." in name)
+
+
+def targets_of(words: Sequence[str]) -> tuple[str, ...]:
+    """Return ``optim_target_modules`` as ``projected`` reads it: empty for every linear layer."""
+    return () if any(word.replace("_", "-") == ALL_LINEAR for word in words) else tuple(words)
+
+
+def projected(name: str, dims: int, targets: Sequence[str]) -> bool:
+    """Whether GaLore projects the gradient of a parameter of ``dims`` dims: of a matrix whose module's name
+    holds one of ``targets``, or matches it whole as a pattern; without any, of a hidden layer.
+    """
+    if dims != 2 or NO_DECAY.search(name) or "embed" in name:
+        return False
+    if not targets:
+        return _OF_A_LAYER.search(name) is not None
+    module = name.rpartition(".")[0]
+    return any(target in module or re.fullmatch(target, module) for target in targets)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter by its Hugging Face name; ``layer`` is None for embedding, final norm and head.
+
+    ``kind``: of ``listing``'s, as the class says it; empty where a formula lists it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    layer: int | None = None
+    kind: str = ""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def decays(self) -> bool:
+        """Whether weight decay applies: to matrices, not to biases, norms and other 1-d tensors."""
+        return len(self.shape) >= 2 and NO_DECAY.search(self.name) is None
+
+
+@dataclass(frozen=True)
+class _Layouts:
+    """``frames``: models around their layers; ``blocks``: parts of them and of layers. Both are lines.
+
+    A line is ``name sizes ?condition``: a size is a sum of products (``q+2*kv``), ``name.*`` stands for
+    weight and bias, of which the condition tells about the bias. In a frame, ``#`` is the number of a layer,
+    and a line of one word a block.
+    """
+
+    frames: Mapping[str, tuple[str, ...]]
+    blocks: Mapping[str, tuple[str, ...]]
+
+
+@cache
+def _layouts() -> _Layouts:
+    text = resources.files("paceline.plan").joinpath("data/parameters.json").read_text(encoding="utf-8")
+    return from_json(_Layouts, json.loads(text))
+
+
+def parameters_of(shape: ModelShape) -> tuple[Parameter, ...]:
+    """Return all parameters in the order of ``named_parameters()``, tied ones once.
+
+    As its class lists them where it was asked; else as its family's record does, an unknown family like a
+    Llama.
+    """
+    if shape.listing is not None:
+        return _as_listed(shape, shape.listing)
+    found: list[Parameter] = []
+    for line in _layouts().frames[shape.family.frame]:
+        prefix, layers, _ = line.partition("#")
+        found += _layers(shape, prefix) if layers else (Parameter(*one) for one in _tensors(shape, [line]))
+    return tuple(found)
+
+
+def _layers(shape: ModelShape, prefix: str) -> Iterator[Parameter]:
+    """Yield all layers' parameters."""
+    mixture = shape.mixture
+    dense = list(_tensors(shape, _layer(shape, experts=False)))
+    sparse = list(_tensors(shape, _layer(shape, experts=True))) if mixture else dense
+    for i in range(shape.layers):
+        for name, size in dense if mixture and i in mixture.dense_layers else sparse:
+            yield Parameter(f"{prefix}{i}.{name}", size, i)
+
+
+def _layer(shape: ModelShape, *, experts: bool) -> list[str]:
+    """Return the blocks and lines of a layer."""
+    family = shape.family
+    if family.frame in _layouts().blocks:
+        return [family.frame]
+    attention = family.attention
+    if shape.latent:
+        queries = "low_rank_queries" if shape.latent.query_rank else "full_rank_queries"
+        attention = (queries, "latent_attention")
+    mlp = family.experts if experts else family.mlp
+    return [*attention, *mlp, *(f"{name}.weight hidden" for name in family.norms)]
+
+
+def _tensors(shape: ModelShape, lines: Sequence[str]) -> Iterator[Named]:
+    """Yield names and shapes of the tensors of lines and blocks."""
+    sizes, holds = _sizes(shape), _conditions(shape)
+    for line in (one for text in lines for one in _layouts().blocks.get(text, (text,))):
+        tensor, _, condition = line.partition(" ?")
+        name, *dims = tensor.split()
+        size = tuple(sum(_product(term, sizes) for term in dim.split("+")) for dim in dims)
+        applies = not condition or holds[condition]
+        if name.endswith(".*"):
+            yield f"{name[:-1]}weight", size
+            if applies:
+                yield f"{name[:-1]}bias", size[:1]
+        elif applies:
+            yield name, size
+
+
+def _product(term: str, sizes: Mapping[str, int]) -> int:
+    return math.prod(int(factor) if factor.isdigit() else sizes[factor] for factor in term.split("*"))
+
+
+def _sizes(shape: ModelShape) -> dict[str, int]:
+    """Return the sizes that lines name."""
+    low, mixture = shape.latent or Latent(0, 0, 0, 0, 0), shape.mixture or Mixture(0, 0, 0)
+    return {
+        "hidden": shape.hidden_size,
+        "inter": shape.intermediate,
+        "vocab": shape.vocab,
+        "positions": shape.max_position_embeddings,
+        "outputs": shape.head_outputs,
+        "heads": shape.heads,
+        "head": shape.head_dim,
+        "q": shape.heads * shape.head_dim,
+        "kv": shape.kv_heads * shape.head_dim,
+        "experts": mixture.experts,
+        "width": mixture.width,
+        "shared": mixture.shared,
+        **asdict(low),
+    }
+
+
+def _conditions(shape: ModelShape) -> dict[str, bool]:
+    """Return the conditions that lines name."""
+    return {
+        "attention_bias": shape.attention_bias,
+        "mlp_bias": shape.mlp_bias,
+        "shared": bool(shape.mixture and shape.mixture.shared),
+        "score_head": shape.scalar_head,
+        "language_head": not shape.scalar_head,
+        "untied_head": not shape.scalar_head and not shape.tied,
+    }
+
+
+def _as_listed(shape: ModelShape, listing: Listing) -> tuple[Parameter, ...]:
+    """Return the class's parameters; a scalar head takes the place of the language model's."""
+    listed = [
+        Parameter(
+            one.name.replace(f".{LAYER}.", f".{run.first + at}.", 1),
+            one.shape,
+            run.first + at if run.first >= 0 else None,
+            one.kind,
+        )
+        for run in listing.runs
+        for at in range(run.count)
+        for one in listing.tensors[run.tensors]
+        if not (shape.scalar_head and one.kind == HEAD)
+    ]
+    return (*listed, *(Parameter(*one) for one in _tensors(shape, ["head"]) if shape.scalar_head))
+
+
+def is_linear(shape: ModelShape, parameter: Parameter) -> bool:
+    """Whether a parameter is the weight of a linear layer other than the head, which an adapter can wrap."""
+    if parameter.kind:
+        return parameter.kind in (LINEAR, TRANSPOSED)
+    module, _, leaf = parameter.name.rpartition(".")
+    router = bool(shape.experts) and module.endswith(("mlp.gate", "mlp.router"))
+    return leaf == "weight" and len(parameter.shape) == 2 and parameter.layer is not None and not router
+
+
+def is_transposed(shape: ModelShape, parameter: Parameter) -> bool:
+    """Whether a linear layer's weight is stored [in, out]."""
+    return parameter.kind == TRANSPOSED if parameter.kind else shape.family.conv1d
+
+
+def is_multiplied(parameter: Parameter) -> bool:
+    """Whether tokens are multiplied with a parameter that is not the head's."""
+    if parameter.kind:
+        return parameter.kind in (LINEAR, TRANSPOSED, MATRIX, EXPERTS)
+    return parameter.layer is not None and len(parameter.shape) >= 2 and not parameter.name.endswith("_bias")
+
+
+def is_of_experts(shape: ModelShape, parameter: Parameter) -> bool:
+    """Whether a parameter holds experts, of which a token visits a part."""
+    return (
+        parameter.kind == EXPERTS
+        if parameter.kind
+        else len(parameter.shape) == 3 and shape.mixture is not None
+    )

@@ -1,0 +1,1 @@
+"""Packages, logins and trials that a config needs before it starts."""

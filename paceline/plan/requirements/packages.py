@@ -1,0 +1,139 @@
+"""Check optional packages and tools that a config needs, without importing them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from importlib import util
+from pathlib import Path
+
+from paceline.config.registries.object_store_url import EXTRA, PACKAGE
+from paceline.config.registries.optimizers import BUILT
+from paceline.config.registries.trackers import ALL, TRACKERS, names_of
+from paceline.config.schema import Config
+from paceline.config.source import DEFAULTS, Source
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.plan import codes
+from paceline.plan.hardware.compiler import triton_obstacle
+from paceline.plan.requirements.torch_abi import made_for_another_torch
+from paceline.plan.requirements.tracker_login import has_key, meant_offline
+
+_ATTENTION = {
+    "flash_attention_2": ("flash_attn", "pip install flash-attn"),
+    "flash_attention_3": ("flash_attn_interface", "build hopper/ of Dao-AILab's flash-attention"),
+    "flash_attention_4": ("flash_attn", "pip install flash-attn-4"),
+}
+Find = Callable[[str], str | None]
+
+
+def installed(name: str) -> str | None:
+    """Return where a package would be imported from; None if missing, or a mere folder of that name.
+
+    (``wandb`` creates such a folder.)
+    """
+    spec = util.find_spec(name)
+    return spec.origin if spec is not None else None
+
+
+def check_packages(
+    config: Config,
+    provenance: Mapping[str, Source],
+    environ: Mapping[str, str],
+    device: str,
+    find: Find = installed,
+) -> Iterator[Diagnostic]:
+    """Yield problems with missing packages: errors if the run would fail, else warnings."""
+    yield from (one.finding() for one in made_for_another_torch())
+    yield from _trackers(config, provenance, environ, find)
+    name = config.model.attn_implementation
+    if name in _ATTENTION and find(_ATTENTION[name][0]) is None:
+        package, install = _ATTENTION[name]
+        yield _missing(
+            f"{name} needs the package {package}",
+            "model.attn_implementation",
+            package,
+            f"{install}; or set attn_implementation: auto",
+        )
+    yield from _data(config, find)
+    t = config.training
+    package = BUILT[t.optim].package if t.optim in BUILT else ""
+    if package and find(package) is None:
+        what = f"the optimizer {t.optim} needs the package {package}"
+        hint = "pip install 'paceline[optimizers]', or set optim: adamw_torch_fused"
+        yield _missing(what, "training.optim", package, hint)
+    if t.fp8 and find("torchao") is None:
+        what, hint = "fp8 needs the package torchao", "pip install 'paceline[optimizers]', or set fp8: false"
+        yield _missing(what, "training.fp8", "torchao", hint)
+    if t.torch_compile and t.torch_compile_backend in (None, "inductor"):
+        yield from _compiler(device)
+
+
+def _compiler(device: str) -> Iterator[Diagnostic]:
+    """Yield what inductor needs and does not find: a C++ compiler for a CPU; for a device Triton, whose
+    launchers are C programs.
+    """
+    key = "training.torch_compile"
+    if device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        what = "torch.compile on a CPU needs a C++ compiler"
+        hint = "apt-get install g++; or set torch_compile: false"
+        yield codes.PLAN_COMPILER(what, key, "no c++, g++ or clang++ on PATH", hint)
+    if device != "cpu" and (obstacle := triton_obstacle()):
+        what = "torch.compile needs Triton, which builds its launchers with a C compiler and Python's headers"
+        hint = "pip install triton; apt-get install gcc python3-dev; or set torch_compile: false"
+        yield codes.PLAN_COMPILER(what, key, obstacle, hint)
+
+
+def _trackers(
+    config: Config, provenance: Mapping[str, Source], environ: Mapping[str, str], find: Find
+) -> Iterator[Diagnostic]:
+    """Refuse trackers that are named and not installed; warn of those that will record offline.
+
+    Of the default, and of ``all``, those that are there are used.
+    """
+    source, key = provenance.get("training.report_to"), "training.report_to"
+    report_to = config.training.report_to
+    if source is None or source.layer == DEFAULTS or ALL in report_to:
+        return
+    for name in names_of(report_to):
+        facts = TRACKERS.get(name)
+        if facts is None:
+            continue
+        if find(facts.package) is None:
+            what = f"the tracker {name} is not installed"
+            hint = f"{facts.install}, or remove '{name}'"
+            yield codes.TRACKER_NOT_INSTALLED(what, key, facts.package, hint)
+        elif not has_key(name, environ) and not meant_offline(name, environ):
+            what = f"{name} has no key of its server here: it records offline, for `{facts.later}` later"
+            hint = f"run {name} login, or set {facts.mode}=offline if this is intended"
+            yield codes.TRACKER_OFFLINE(what, key, f"no {facts.key}", hint, Severity.WARNING)
+
+
+def _data(config: Config, find: Find) -> Iterator[Diagnostic]:
+    """Report missing readers of Parquet, ``datasets`` folders and hub data sets."""
+    for key, sections in (("data.train", config.data.train), ("data.eval", config.data.eval or ())):
+        for section in sections:
+            path = Path(section.path).expanduser()
+            saved = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+            needs = (
+                "pyarrow"
+                if path.suffix.lower() == ".parquet"
+                else "datasets"
+                if saved or not path.exists()
+                else ""
+            )
+            if needs and find(needs) is None:
+                yield _missing(
+                    f"{needs} is needed to read {section.path}",
+                    key,
+                    needs,
+                    f"pip install {needs}, or provide the rows as .jsonl",
+                )
+
+
+def _missing(what: str, where: str, package: str, hint: str) -> Diagnostic:
+    return codes.PLAN_PACKAGE(what, where, f"{package} is not installed", hint)
+
+
+def missing_object_store(where: str) -> Diagnostic | None:
+    """Return that the package of object storage is not installed; None if it is."""
+    return None if installed(PACKAGE) else codes.SAVE_OBJECTS_PACKAGE(where, PACKAGE, extra=EXTRA)

@@ -1,0 +1,209 @@
+"""The ``zero_optimization`` block: fill "auto" sizes from the model, translate old keys, check offloading."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from paceline.config import codes as config_codes
+from paceline.core.json_types import Json, JsonObject
+from paceline.plan import codes
+from paceline.plan.strategies.deepspeed.user_config import KEY, zero_block
+
+if TYPE_CHECKING:
+    from paceline.plan.strategies.job import Findings, Job
+    from paceline.plan.strategy_options import DeepSpeedOptions
+
+_DEVICES = ("none", "cpu", "nvme")
+# Old keys and their current names.
+_OLD = {
+    "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+    "gather_16bit_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+    "max_live_parameters": "stage3_max_live_parameters",
+    "max_reuse_distance": "stage3_max_reuse_distance",
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+}
+_REMOVED = {
+    "mics_shard_size": (
+        "MiCS has been removed from DeepSpeed; fsdp: hybrid_shard shards inside a node and copies between"
+        " nodes"
+    ),
+    "mics_hierarchical_params_gather": "MiCS has been removed from DeepSpeed",
+    "legacy_stage1": "DeepSpeed no longer has its old stage 1",
+    "elastic_checkpoint": "Paceline writes its own checkpoints, which any number of ranks can read",
+    "load_from_fp32_weights": "Paceline writes its own checkpoints, which always contain fp32 master weights",
+}
+# What "auto" means, from the hidden size h (Transformers 5.23, integrations/deepspeed.py).
+_AUTO_FROM_HIDDEN: dict[str, Callable[[int], int]] = {
+    "reduce_bucket_size": lambda h: h * h,
+    "stage3_prefetch_bucket_size": lambda h: int(0.9 * h * h),
+    "stage3_param_persistence_threshold": lambda h: 10 * h,
+}
+
+
+def zero_optimization(
+    user: Mapping[str, Json], engine: DeepSpeedOptions, job: Job, findings: Findings
+) -> JsonObject:
+    """Return the block as DeepSpeed 0.19 takes it, for the plan's stage."""
+    block = copy.deepcopy(zero_block(user))
+    stage = engine.zero_stage
+    _modern(block, findings)
+    _fill(block, job, findings)
+    for part in ("offload_optimizer", "offload_param"):
+        _offload(block, part, engine, findings)
+    _loss_less(block, job, findings)
+    _second_copy(block, stage, job, findings)
+    if stage < 3:
+        block = {key: value for key, value in block.items() if not key.startswith("stage3_")}
+    return {**{key: _number(value) for key, value in block.items()}, "stage": stage}
+
+
+def _modern(block: JsonObject, findings: Findings) -> None:
+    pin = block.pop("cpu_offload_use_pin_memory", None)
+    for old, new in (
+        ("cpu_offload", "offload_optimizer"),
+        ("cpu_offload_params", "offload_param"),
+        ("cpu_offload_param", "offload_param"),
+    ):
+        if block.pop(old, None) is True and new not in block:
+            block[new] = {"device": "cpu", **({"pin_memory": True} if pin else {})}
+            findings.explain(
+                f"zero_optimization.{old}", new, f'DeepSpeed\'s old spelling of "{new}": {{"device": "cpu"}}'
+            )
+    for old, new in _OLD.items():
+        if old in block:
+            block.setdefault(new, block.pop(old))
+    for key, why in _REMOVED.items():
+        if block.pop(key, None) not in (None, False, -1):
+            findings.explain(f"zero_optimization.{key}", "off", why, granted=False)
+
+
+def _fill(block: JsonObject, job: Job, findings: Findings) -> None:
+    hidden = job.shape.hidden_size if job.shape else None
+    for key, rule in _AUTO_FROM_HIDDEN.items():
+        if block.get(key) != "auto":
+            continue
+        if hidden is None:
+            del block[key]
+            findings.explain(
+                f"zero_optimization.{key}", "DeepSpeed's default", "auto; the hidden size is unknown"
+            )
+        else:
+            block[key] = rule(hidden)
+            findings.explain(
+                f"zero_optimization.{key}", f"{block[key]:,}", f"auto: from the hidden size {hidden}"
+            )
+
+
+def _offload(block: JsonObject, part: str, engine: DeepSpeedOptions, findings: Findings) -> None:
+    given = block.get(part)
+    if not isinstance(given, dict):
+        block.pop(part, None)
+        return
+    # Check the device; drop blocks without effect.
+    device = str(given.get("device", "none")).lower()
+    if device not in _DEVICES:
+        findings.refuse(
+            codes.ZERO_OFFLOAD,
+            f"{part} supports the devices none, cpu and nvme",
+            KEY,
+            f"device: {device}",
+            '"device": "cpu"',
+        )
+    if device == "none" or (part == "offload_param" and engine.zero_stage < 3):
+        if device != "none":
+            why = f"only ZeRO-3 moves weights away; this is ZeRO-{engine.zero_stage}"
+            findings.explain(f"zero_optimization.{part}", "off", why, granted=False)
+        del block[part]
+        return
+    # Refuse offloading that this stage cannot do.
+    if engine.zero_stage == 0:
+        findings.refuse(
+            codes.ZERO_OFFLOAD,
+            f"{part} needs ZeRO-1 or higher",
+            KEY,
+            f"device: {device} with stage 0",
+            'set "stage": 1, or remove offload',
+        )
+    if device == "nvme" and not given.get("nvme_path"):
+        findings.refuse(
+            config_codes.ZERO_NVME_PATH,
+            f"{part} to NVMe needs a folder on the drive",
+            KEY,
+            f'{part}: {{"device": "nvme"}}',
+            '"nvme_path": "/local_nvme"',
+        )
+    if device == "nvme" and engine.zero_stage < 3:
+        findings.refuse(
+            codes.ZERO_NVME_STAGE,
+            "only ZeRO-3 can use NVMe",
+            KEY,
+            f"{part} to nvme with stage {engine.zero_stage}",
+            'set "stage": 3, or "device": "cpu"',
+        )
+    ratio = given.get("ratio", 1.0)
+    if isinstance(ratio, (int, float)) and ratio < 1.0 and engine.zero_stage != 3:
+        findings.refuse(
+            codes.ZERO_OFFLOAD_RATIO,
+            "only ZeRO-3 can offload a part of the optimizer",
+            KEY,
+            f"ratio: {ratio}",
+            "1.0",
+        )
+    block[part] = {key: value for key, value in given.items() if value != "auto"}
+
+
+def _loss_less(block: JsonObject, job: Job, findings: Findings) -> None:
+    """Refuse (CPU) or report ZeRO++'s quantized communication: it changes the numbers and needs CUDA."""
+    for key in ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights"):
+        if block.get(key) is not True:
+            continue
+        if job.hardware.device == "cpu":
+            findings.refuse(
+                codes.ZERO_QUANTISED,
+                f"{key} has CUDA kernels only",
+                KEY,
+                f"{key}: true",
+                f'"{key}": false',
+            )
+        else:
+            findings.explain(
+                f"zero_optimization.{key}",
+                "on",
+                "requested: data are sent quantised, so losses differ from those of other strategies",
+            )
+
+
+def _second_copy(block: JsonObject, stage: int, job: Job, findings: Findings) -> None:
+    """Check hpZ of ZeRO++: weights also sharded over few ranks, so that the backward gathers in a node."""
+    size, key = block.get("zero_hpz_partition_size", 1), "zero_hpz_partition_size"
+    if not isinstance(size, int) or size <= 1:
+        return
+    subject = f"zero_optimization.{key}"
+    if stage < 3:
+        findings.explain(subject, "off", f"only ZeRO-3 shards weights; this is ZeRO-{stage}", granted=False)
+        return
+    if job.world_size % min(size, job.world_size):
+        legal = ", ".join(str(n) for n in range(2, size) if job.world_size % n == 0) or "1"
+        findings.refuse(
+            codes.ZERO_HPZ,
+            f"{job.world_size} processes cannot be divided into groups of {size}",
+            KEY,
+            f"{key}: {size}",
+            f'"{key}": {legal}',
+        )
+        return
+    held = min(size, job.world_size)
+    findings.explain(
+        subject,
+        str(held),
+        f"requested: a second copy of the weights, sharded over {held} ranks, in the dtype of the"
+        " forward; counted in the parameters below",
+    )
+
+
+def _number(value: Json) -> Json:
+    """Convert floats such as 1e9 from JSON to int: DeepSpeed's counts are integers."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) >= 1000 else value

@@ -1,0 +1,128 @@
+"""Model states under DeepSpeed's ZeRO stages 1 to 3: flat partitions with DeepSpeed 0.19.8's padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from paceline.core.json_types import Json, as_object
+from paceline.plan.plan import Plan
+from paceline.plan.plan_sections import ModelStates
+from paceline.plan.strategies.deepspeed.user_config import whole
+from paceline.plan.strategy_options import DeepSpeedOptions
+from paceline.plan.workload.local_tensors import Piece
+from paceline.plan.workload.state_bytes import SIZES, counter_bytes, moment_bytes, shard_of
+
+ALIGNMENT = 2  # nccl_start_alignment_factor: a flat group's length is a multiple of it times the ranks
+PERSISTENCE = 100_000  # default of stage3_param_persistence_threshold
+SUB_GROUP = 1_000_000_000  # default of sub_group_size
+MASTER = 4
+
+
+def zero_states(plan: Plan, engine: DeepSpeedOptions, pieces: Sequence[Piece], rank: int) -> ModelStates:
+    """Return what ``rank`` keeps: weights in the compute dtype, masters and moments in fp32 partitions."""
+    ranks, index = shard_of(plan, rank)
+    low = SIZES[plan.precision.compute]
+    if engine.zero_stage == 3:
+        return _stage3(plan, engine, pieces, ranks, low)
+    groups = [g for g in ([p for p in pieces if p.trained and p.decays == d] for d in (True, False)) if g]
+    flat = [_aligned(sum(p.numel for p in group), ALIGNMENT * ranks) for group in groups]
+    frozen = sum(p.numel * (low if p.size >= 4 else p.size) for p in pieces if not p.trained)
+    partition = sum(flat) // ranks
+    return ModelStates(
+        parameters=frozen + low * sum(flat) + MASTER * partition,
+        gradients=_gradients(plan, engine, groups, flat, ranks, index, low),
+        optimizer=moment_bytes((partition,), plan.optimizer, MASTER),
+        counters=counter_bytes(plan.optimizer) * len(groups),
+    )
+
+
+def _aligned(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def _gradients(
+    plan: Plan,
+    engine: DeepSpeedOptions,
+    groups: list[list[Piece]],
+    flat: list[int],
+    ranks: int,
+    index: int,
+    low: int,
+) -> int:
+    """Return the gradient bytes between the last backward and the step.
+
+    The rank's own partition, plus what the storages of its tensors hold in addition.
+    """
+    sums = accumulation_size(engine, low)
+    if engine.offload_optimizer != "none":
+        return MASTER * sum(flat) // ranks
+    if engine.zero_stage == 1 and plan.precision.compute == "bfloat16" and sums == 4:
+        # BF16_Optimizer: unsharded fp32 sums, and bf16 gradients of the last micro-step
+        return sums * sum(flat) + low * sum(p.numel for group in groups for p in group)
+    if sums != low:
+        return sums * sum(flat) // ranks
+    kept = 0
+    for group, length in zip(groups, flat, strict=True):
+        start, end = length // ranks * index, length // ranks * (index + 1)
+        at = 0
+        for piece in group:  # a gradient that crosses the partition's edge is kept whole
+            if at < end and at + piece.numel > start:
+                kept += piece.numel
+            at += piece.numel
+        kept += max(0, end - max(start, at))  # padding after the last parameter
+    return low * kept
+
+
+def accumulation_size(engine: DeepSpeedOptions, low: int) -> int:
+    """Return bytes per element of accumulated gradients (``grad_accum_dtype``; else the weights' own)."""
+    given = as_object(engine.config.get("data_types")).get("grad_accum_dtype")
+    return {"fp32": 4, "bf16": 2, "fp16": 2}.get(str(given), low)
+
+
+def _stage3(
+    plan: Plan, engine: DeepSpeedOptions, pieces: Sequence[Piece], ranks: int, low: int
+) -> ModelStates:
+    """Every parameter is sharded by itself; small ones are also kept whole (persistence threshold)."""
+    zero = as_object(engine.config.get("zero_optimization"))
+    trained = [p for p in pieces if p.trained]
+    parts = {id(p): -(-p.numel // ranks) for p in pieces}
+    own = sum(parts[id(p)] for p in trained)
+    threshold = whole(zero, "stage3_param_persistence_threshold", PERSISTENCE)
+    limit = whole(zero, "stage3_model_persistence_threshold", 2**63 - 1)
+    persistent = gathered = 0
+    for piece in pieces:
+        if piece.numel <= threshold and persistent + piece.numel <= limit:
+            persistent += piece.numel
+            gathered += parts[id(piece)] * ranks  # with the padding of its last part
+    second = secondary_partition(zero, ranks)
+    copied = sum(parts[id(piece)] * ranks // second for piece in pieces) if second else 0
+    return ModelStates(
+        parameters=low * (sum(parts.values()) + gathered + copied) + MASTER * own,
+        gradients=accumulation_size(engine, low) * own,
+        optimizer=moment_bytes((own,), plan.optimizer, MASTER),
+        counters=counter_bytes(plan.optimizer) * _sub_groups(trained, parts, zero),
+    )
+
+
+def secondary_partition(zero: Mapping[str, Json], ranks: int) -> int:
+    """Return the ranks that share hpZ's second copy of the weights (ZeRO++); 0 if there is none.
+
+    It is in the compute dtype, frozen weights included: ``_partition_param_sec`` of DeepSpeed 0.19.8 (Wang et
+    al. 2023, arXiv:2306.10209).
+    """
+    requested = zero.get("zero_hpz_partition_size")
+    size = requested if isinstance(requested, int) and not isinstance(requested, bool) else 1
+    return min(size, ranks) if size > 1 else 0
+
+
+def _sub_groups(trained: Sequence[Piece], parts: Mapping[int, int], zero: Mapping[str, Json]) -> int:
+    """Return the number of tensors the optimizer steps: groups are split at ``sub_group_size`` elements."""
+    size, count = whole(zero, "sub_group_size", SUB_GROUP), 0
+    for decays in (True, False):
+        held = 0
+        group = [p for p in trained if p.decays == decays]
+        for position, piece in enumerate(group):
+            held += parts[id(piece)]
+            if held >= size or position == len(group) - 1:
+                count, held = count + 1, 0
+    return count

@@ -1,0 +1,244 @@
+"""``StrategySpec``: a strategy's properties. Other code reads these and never compares strategy names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from importlib import util
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from paceline.config.registries.optimizers import StateSplit
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
+from paceline.core.plugins.registry import is_assigned, load_attr
+from paceline.core.plugins.tables import STRATEGIES
+from paceline.plan import codes
+from paceline.plan.batch import BatchSplit
+from paceline.plan.hardware.probe import OPTIONAL_PACKAGES, Hardware
+from paceline.plan.mesh import Mesh, mesh_for
+from paceline.plan.plan import Plan, Precision
+from paceline.plan.specs.job_to_check import JobToCheck
+from paceline.plan.specs.user_spec import guarded
+from paceline.plan.strategies.checkpoint_compatibility import StateForm
+from paceline.plan.strategies.job import Findings, Job
+from paceline.plan.strategy_options import EngineOptions
+from paceline.plan.workload.startup_memory import LoadingSpec
+from paceline.plan.workload.strategy_layout import StrategyLayout
+
+if TYPE_CHECKING:
+    from paceline.plan.plan_sections import ModelStates
+    from paceline.plan.workload.local_tensors import OwnStages, Piece
+    from paceline.plan.workload.step_spec import StepSpec
+
+
+class Simulated(Enum):
+    """How much of a step torch can run without real tensors (``paceline.simulate``)."""
+
+    NOTHING = 0
+    MODULE = 1
+    MODULE_AND_STATES = 2
+    ALL = 3
+
+
+@dataclass(frozen=True)
+class StrategySpec:
+    """A strategy's properties, without torch.
+
+    The defaults are the least restrictive, for a user-defined class without a spec; its memory and speed are
+    unknown. A user-defined spec names its class in ``implementation`` (``module:Class``).
+
+    ``requires``: packages. ``engine``: what does the work, if several strategies share it (empty: ``name``).
+    ``axes``: mesh axes of ``training.parallelism`` that may be set (None: any). ``sections``: sections of
+    ``training`` with its options; ``training_keys``: single keys that only this strategy uses.
+    ``one_process``: runs in a single process; ``multi_device``: uses all devices of the node from it.
+    ``min_processes``: least number of processes. ``alone``: the strategy that computes the same in one
+    process. ``zero_stage``: the ZeRO stage, if the name fixes it. ``substitute``: (strategy,
+    ``training.fsdp``) that shards the same states if a required package is missing. ``sharding``:
+    ``training.fsdp`` when ``auto`` chooses this strategy. ``shards_weights``: weights are sharded.
+    ``whole_modules``: the forward sees unsharded weights. ``not_compiled``: why it cannot train layers
+    compiled by torch.compile (empty: it can). ``state_split``: how the optimizer's state is split over ranks.
+    ``whole_rows``: every rank runs unsharded layers on full rows. ``stages``: the model is split into
+    pipeline stages. ``adapter_axes``: mesh axes over which layers with adapters are sharded. ``score_axes``:
+    mesh axes over which log-probabilities of full answers and generation are supported. ``float64``: supports
+    float64. ``bf16_masters``: supports weights in bfloat16 without fp32 masters. ``fp8``: supports torchao's
+    layers. ``loss_scale``: supports fp16 loss scaling. ``engine_casts``: the engine casts weights to the
+    compute dtype. ``needs_group``: needs a process group even in one process. ``gradient_buffers``: gradients
+    are allocated with the model, not in the first backward. ``simulated``, ``not_simulated``: how much torch
+    runs without real tensors, and why not the rest. ``quantised_base``: trains adapters on a 4-bit base.
+    ``state_form``: its checkpoint format (None: its own). ``strategy_options``: options of a user-defined
+    strategy with defaults, which set their types; they are given in ``training.strategy_options``.
+    """
+
+    name: str = ""
+    requires: tuple[str, ...] = ()
+    engine: str = ""
+    axes: frozenset[str] | None = None
+    sections: frozenset[str] = frozenset()
+    training_keys: frozenset[str] = frozenset()
+    one_process: bool = False
+    multi_device: bool = False
+    min_processes: int = 1
+    alone: str = ""
+    zero_stage: int | None = None
+    substitute: tuple[str, str] | None = None
+    sharding: str | None = None
+    shards_weights: bool = False
+    whole_modules: bool = True
+    not_compiled: str = ""
+    state_split: StateSplit = StateSplit.WHOLE
+    whole_rows: bool = True
+    stages: bool = False
+    adapter_axes: frozenset[str] = frozenset()
+    score_axes: frozenset[str] = frozenset()
+    float64: bool = True
+    bf16_masters: bool = False
+    fp8: bool = False
+    loss_scale: bool = True
+    engine_casts: bool = False
+    needs_group: bool = False
+    gradient_buffers: bool = False
+    simulated: Simulated = Simulated.NOTHING
+    not_simulated: str = ""
+    quantised_base: bool = True
+    state_form: StateForm | None = None
+    implementation: str = ""
+    strategy_options: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def engine_name(self) -> str:
+        """Name of the engine, for messages."""
+        return self.engine or self.name
+
+    def check(self, job: JobToCheck) -> Iterable[Diagnostic]:
+        """Yield problems of a config with this strategy, made by ``job.problem``.
+
+        Impossible combinations, and settings that have no effect under it.
+        """
+        return ()
+
+    def mesh(self, job: Job, findings: Findings) -> Mesh:
+        """Return the job's mesh; problems with its sizes go to ``findings``."""
+        return mesh_for(job.parallelism, job.world_size)
+
+    def options(
+        self, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
+    ) -> EngineOptions:
+        """Return ``Plan.engine``; decisions and problems go to ``findings``."""
+        return EngineOptions()
+
+    def start(self, engine: EngineOptions) -> LoadingSpec | None:
+        """Return where the whole model is held at startup, given the resolved options; None if unknown."""
+        return None
+
+    def label(self, engine: EngineOptions) -> str:
+        """Return the name to show, which may depend on the options."""
+        return self.name
+
+    def keeps_packed(self, engine: EngineOptions) -> bool:
+        """Whether 4-bit weights stay quantized under these options."""
+        return self.quantised_base
+
+    def own_stages(self, plan: Plan, rank: int) -> OwnStages | None:
+        """Return the pipeline stages that ``rank`` holds (for ``pieces_of``); None: the whole model."""
+        return None
+
+    def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
+        """Return the bytes of model states that ``rank`` keeps of ``pieces``; None if unknown."""
+        return None
+
+    def shares_frozen(self, engine: EngineOptions) -> bool:
+        """Whether frozen models are sharded like the trained one; otherwise every rank holds them whole."""
+        return False
+
+    def in_parts(self, mesh: Mesh, engine: EngineOptions) -> bool:
+        """Whether weights are sharded, so that they must be gathered for generation."""
+        return False
+
+    def layouts(self) -> tuple[StrategyLayout, ...]:
+        """Return the layouts that the search tries."""
+        return ()
+
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
+        """Return a plan's layout for the cost model; None if memory and speed are unknown."""
+        return None
+
+    def settings(self, work: StepSpec, mesh: Mesh) -> JsonObject:
+        """Return the keys of ``training`` that start this layout on ``mesh``."""
+        if self.alone and work.world == 1:
+            return {"distributed_strategy": self.alone}
+        sizes: JsonObject = {f"{axis}_size": size for axis, size in mesh.to_json().items() if size > 1}
+        return {
+            "distributed_strategy": self.name,
+            "parallelism": sizes
+            | ({"sequence_parallel": True} if work.tp > 1 and work.sequence_parallel else {}),
+        }
+
+    def collectives(self, plan: Plan) -> dict[str, tuple[int, int]]:
+        """Return the collectives of one optimizer step: kind → (count, bytes of the unsharded tensors).
+
+        Empty if there is no closed form.
+        """
+        return {}
+
+
+def strategy_spec(name: str) -> StrategySpec:
+    """Return a strategy's spec by name, or by ``module:SPEC`` for a user-defined one.
+
+    A user-defined class without a spec (``module:Class``) gets the default spec. Raises ConfigError for an
+    unknown name, or a spec's module that cannot be imported or imports torch.
+    """
+    if ":" in name:
+        return (_own_spec(name) if is_assigned(name) else None) or StrategySpec(name)
+    found: StrategySpec = STRATEGIES.spec(name)
+    return found
+
+
+def declared_spec(name: str) -> StrategySpec | None:
+    """Return the spec that declares a strategy's properties, built-in or user-defined.
+
+    None for a user-defined class without a spec, for other names, and for a spec that cannot be loaded.
+    """
+    if name in STRATEGIES.names():
+        return strategy_spec(name)
+    try:
+        return _own_spec(name) if is_assigned(name) else None
+    except ConfigError:
+        return None
+
+
+def _own_spec(name: str) -> StrategySpec | None:
+    had_torch, where = "torch" in sys.modules, "training.distributed_strategy"
+    try:
+        found = load_attr(name)
+    except ConfigError as error:
+        raise ConfigError(*(replace(d, where=where) for d in error.diagnostics)) from error
+    if not isinstance(found, StrategySpec):
+        return None
+    if "torch" in sys.modules and not had_torch:
+        module = name.partition(":")[0]
+        raise ConfigError(codes.STRATEGY_SPEC_TORCH(where, name, module=module))
+    return guarded(replace(found, name=name), where)
+
+
+def state_form(name: str) -> StateForm:
+    """Return a strategy's checkpoint format; one of its own for user-defined or unknown strategies."""
+    known = strategy_spec(name).state_form if name in STRATEGIES.names() or ":" in name else None
+    return known or StateForm(name, name)
+
+
+def strategy_specs() -> tuple[StrategySpec, ...]:
+    """Return all built-in specs in table order."""
+    return tuple(strategy_spec(name) for name in STRATEGIES.names())
+
+
+def missing_package(spec: StrategySpec, hardware: Hardware) -> str:
+    """Return a required package that is not installed; empty if none is missing or packages are unknown."""
+    if hardware.packages is None:
+        return ""
+    probed = (p for p in spec.requires if p in OPTIONAL_PACKAGES and p not in hardware.packages)
+    others = (p for p in spec.requires if p not in OPTIONAL_PACKAGES and util.find_spec(p) is None)
+    return next(chain(probed, others), "")

@@ -1,0 +1,1 @@
+"""Which strategy: the size rule, ``auto``, ``fastest``, and what would fit."""

@@ -1,0 +1,143 @@
+"""Choose the strategy: the size rule for ``auto``, and what this machine can start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from paceline.config.registries.optimizers import BUILT, supports
+from paceline.config.sections.training import TrainingSection
+from paceline.config.sections.training_scale import Parallelism
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.plugins.tables import CHOOSERS
+from paceline.core.units import human_count
+from paceline.plan import codes
+from paceline.plan.hardware.probe import OPTIONAL_PACKAGES, Hardware
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.size_rule import size_rule
+from paceline.plan.specs.feature_combination import Combination
+from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import StrategySpec, missing_package, strategy_spec
+
+KEY = "training.distributed_strategy"
+
+
+@dataclass(frozen=True)
+class StrategyChoice:
+    """A strategy and the reason.
+
+    ``sharding``: FSDP's, if the plan chose it in place of a ZeRO stage (None: as configured). ``by_size``:
+    chosen by model size, so predicted memory may change it (``plan.auto``).
+    """
+
+    strategy: str
+    reason: str
+    sharding: str | None = None
+    by_size: bool = False
+
+
+def choose_strategy(job: Job) -> StrategyChoice:
+    """Return the configured strategy, or ``auto``'s first choice.
+
+    Raises ConfigError if it cannot be started; the config rules refuse unknown names.
+    """
+    requested = job.training.distributed_strategy
+    if requested in CHOOSERS:
+        chosen = by_sections(job.training) or _by_size(job.world_size, job.shape)
+    else:
+        chosen = StrategyChoice(requested, "named in the config")
+    if chosen.by_size:
+        return chosen
+    spec = strategy_spec(chosen.strategy)
+    if ":" in spec.name and not spec.implementation:
+        unchecked = ", and strategy_options are not checked" if job.training.strategy_options else ""
+        reason = "your own class, named in the config; it has no spec, so memory and speed are unknown"
+        return replace(chosen, reason=reason + unchecked)
+    if missing := missing_package(spec, job.hardware):
+        raise ConfigError(_not_installed(spec, missing))
+    if spec.alone and job.world_size == 1:
+        reason = (
+            f"{spec.name} was requested; with one process there is nothing to average, and"
+            f" '{spec.alone}' computes the same"
+        )
+        return StrategyChoice(spec.alone, reason)
+    return chosen
+
+
+def startable(name: str, by_size: StrategyChoice, hardware: Hardware) -> StrategyChoice:
+    """Return ``name`` (of ``auto``'s chain), or FSDP's equivalent sharding if DeepSpeed is not installed."""
+    spec = strategy_spec(name)
+    if missing_package(spec, hardware) and spec.substitute:
+        return _substituted(replace(by_size, strategy=name), *spec.substitute)
+    return replace(by_size, strategy=name, sharding=spec.sharding)
+
+
+def by_sections(training: TrainingSection) -> StrategyChoice | None:
+    """``auto`` where a section or an axis of the mesh asks for a strategy; None: nothing does."""
+    sizes = training.parallelism or Parallelism()
+    if training.deepspeed:
+        return StrategyChoice("deepspeed", "auto: the config has training.deepspeed")
+    if sizes.pp_size > 1:
+        return StrategyChoice("pipeline", "auto: training.parallelism.pp_size is above 1")
+    if training.fsdp:
+        return StrategyChoice("fsdp", "auto: the config has training.fsdp")
+    if any(sizes.size(axis) > 1 for axis in ("dp_shard", "cp", "tp")):
+        return StrategyChoice("fsdp", "auto: training.parallelism shards the model or the sequence")
+    if sizes.dp_replicate_size > 1:
+        return StrategyChoice("ddp", "auto: training.parallelism only replicates the model")
+    return None
+
+
+def _by_size(world_size: int, shape: ModelShape | None) -> StrategyChoice:
+    """``auto`` where the config leaves it open: one process, or the size rule."""
+    if world_size == 1:
+        return StrategyChoice("single", "auto: one process")
+    if shape is None:
+        why = (
+            "the model's size is unknown until it is downloaded; the rule for less than 1B parameters is DDP"
+        )
+        return StrategyChoice("ddp", f"auto: {why}")
+    strategy, why = size_rule(shape.num_parameters)
+    return StrategyChoice(
+        strategy, f"auto: {human_count(shape.num_parameters)} parameters, {why}", by_size=True
+    )
+
+
+def check_chosen(chosen: StrategyChoice, run: Combination) -> None:
+    """Refuse options that the strategy that ``auto`` chose does not support.
+
+    For a strategy named in the config, the rules check this.
+    """
+    spec = strategy_spec(chosen.strategy)
+    found = []
+    if run.compiled and spec.not_compiled:
+        what = f"torch.compile is not supported by this strategy: {spec.not_compiled}"
+        found.append((codes.STRATEGY_COMPILE, what, "training.torch_compile", "torch_compile: false"))
+    if not supports(run.optimizer.name, spec.state_split):
+        known = BUILT[run.optimizer.name]
+        code = codes.STRATEGY_ADAFACTOR if known.factored else codes.STRATEGY_OPTIMIZER_SPLIT
+        found.append((code, known.splits_why, "training.optim", "optim: adamw_torch_fused"))
+    if found:
+        requested = f"auto → {chosen.strategy} ({chosen.reason.removeprefix('auto: ')})"
+        raise ConfigError(
+            *(
+                code(what, where, requested, f"{do}, or distributed_strategy: ddp")
+                for code, what, where, do in found
+            )
+        )
+
+
+def _substituted(chosen: StrategyChoice, strategy: str, sharding: str) -> StrategyChoice:
+    """Return FSDP with the sharding that keeps the same states on each rank as the ZeRO stage."""
+    reason = f"{chosen.reason}; DeepSpeed is not installed, and FSDP's {sharding} shards the same states"
+    return replace(chosen, strategy=strategy, reason=reason, sharding=sharding)
+
+
+def _not_installed(spec: StrategySpec, package: str) -> Diagnostic:
+    hint = f"pip install 'paceline[{package}]'" if package in OPTIONAL_PACKAGES else f"pip install {package}"
+    if spec.substitute:
+        strategy, sharding = spec.substitute
+        hint += (
+            f", or distributed_strategy: {strategy} with {strategy}: {sharding}, which shards the same states"
+        )
+    return codes.PLAN_DEEPSPEED_MISSING(KEY, spec.name, name=spec.name, package=package, hint=hint)

@@ -1,0 +1,194 @@
+"""The model's tensors on one rank before the engine shards them: with adapters, stages and tp applied."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+
+from paceline.plan.features.expert_lora import expert_factors, is_adapted
+from paceline.plan.features.peft_settings import is_saved, is_target, rank_of
+from paceline.plan.mesh import Mesh
+from paceline.plan.model.parameter_list import SCORE, Parameter, is_linear, is_transposed, parameters_of
+from paceline.plan.model.read_config import ModelShape
+from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.strategy_options import PipelineOptions
+
+# Column-wise (dim 0), row-wise (dim 1) modules in Transformers 5.23's ``base_model_tp_plan``, by last name.
+_COLWISE = frozenset(
+    {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "gate_proj",
+        "up_proj",
+        "qkv_proj",
+        "gate_up_proj",
+        "fc1",
+        "query_key_value",
+        "dense_h_to_4h",
+    }
+)
+_ROWWISE = frozenset({"o_proj", "down_proj", "dense", "fc2", "dense_4h_to_h"})
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+_NORM = re.compile(r"norm|ln_[12f]\b|ln_f", re.IGNORECASE)
+_VOCABULARY = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "lm_head.weight", "lm_head.bias")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor. ``trained``: has a gradient; ``decays``: has weight decay; ``size``: bytes per element."""
+
+    name: str
+    shape: tuple[int, ...]
+    trained: bool
+    decays: bool
+    size: int
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether a low-precision copy is kept, if the plan keeps any: layers and embeddings, not norms."""
+        return _NORM.search(self.name) is None and self.name != SCORE and self.size >= 4
+
+
+@dataclass(frozen=True)
+class OwnStages:
+    """The pipeline stages ``own`` (of ``count`` in all) that one rank holds."""
+
+    own: tuple[int, ...]
+    count: int
+
+
+def pieces_of(
+    shape: ModelShape, adapter: AdapterSpec | None, master_bytes: int, stages: OwnStages | None = None
+) -> tuple[Piece, ...] | None:
+    """Return all tensors of the model, or of the pipeline ``stages``, in the order of ``named_parameters()``.
+
+    None if they cannot be listed: an adapter that trains biases.
+    """
+    listed = parameters_of(shape)
+    if stages is not None:
+        listed = _of_stages(listed, shape, stages.own, stages.count)
+    if adapter is None:
+        return tuple(Piece(p.name, p.shape, True, p.decays, master_bytes) for p in listed)
+    if adapter.bias != "none":
+        return None
+    made: list[Piece] = []
+    for parameter in listed:
+        module, _, leaf = parameter.name.rpartition(".")
+        if is_saved(adapter, parameter.name, shape.tied and parameter.name.endswith(_EMBEDDINGS)):
+            made.append(Piece(parameter.name, parameter.shape, True, parameter.decays, master_bytes))
+            continue
+        linear = is_linear(shape, parameter)
+        made.append(_frozen(parameter, adapter, master_bytes, linear))
+        if linear and is_target(adapter, module):
+            outside, inside = parameter.shape[::-1] if is_transposed(shape, parameter) else parameter.shape
+            rank = rank_of(adapter, module)
+            made.append(Piece(f"{module}.lora_A.weight", (rank, inside), True, True, master_bytes))
+            made.append(Piece(f"{module}.lora_B.weight", (outside, rank), True, True, master_bytes))
+        if is_adapted(parameter, adapter):
+            for letter, size in zip("AB", expert_factors(parameter, adapter), strict=True):
+                name = f"{module}.{leaf}.lora_{letter}.weight"  # each of peft's wrappers has its own
+                made.append(Piece(name, size, True, True, master_bytes))
+    return tuple(made)
+
+
+def _frozen(parameter: Parameter, adapter: AdapterSpec, master_bytes: int, linear: bool) -> Piece:
+    """Return a base weight: unchanged, or packed to half a byte per element (scales: ``scale_bytes``).
+
+    A newly initialized classification head is trained.
+    """
+    if parameter.name == SCORE:
+        return Piece(parameter.name, parameter.shape, True, parameter.decays, master_bytes)
+    if linear and adapter.quantization:
+        return Piece(parameter.name, ((parameter.numel + 1) // 2, 1), False, parameter.decays, 1)
+    return Piece(parameter.name, parameter.shape, False, parameter.decays, master_bytes)
+
+
+def scale_bytes(shape: ModelShape, adapter: AdapterSpec | None) -> int:
+    """Return the bytes of a 4-bit base's quantization scales, which every rank keeps.
+
+    As in bitsandbytes: one fp32 scale per block of 64 elements; with double quantization one byte per block
+    and one fp32 scale per 256 blocks.
+    """
+    quantization = adapter.quantization if adapter else None
+    if not quantization:
+        return 0
+    found = 0
+    for parameter in parameters_of(shape):
+        if is_linear(shape, parameter):
+            blocks = -(-parameter.numel // 64)
+            found += blocks + 4 * -(-blocks // 256) if quantization.double_quant else 4 * blocks
+    return found
+
+
+def _of_stages(
+    listed: tuple[Parameter, ...], shape: ModelShape, own: tuple[int, ...], count: int
+) -> tuple[Parameter, ...]:
+    """Return the parameters of the stages ``own`` of ``count``.
+
+    A tied weight is on the first and on the last stage, as a separate tensor on each.
+    """
+    ranges = layer_ranges(shape.layers, count)
+    layers = {layer for stage in own for layer in ranges[stage]}
+    head = next((i for i, p in enumerate(listed) if p.layer is not None), len(listed))
+    first, last = listed[:head], [p for p in listed[head:] if p.layer is None]
+    made = [*(first if 0 in own else ()), *(p for p in listed if p.layer in layers)]
+    if count - 1 in own:
+        made += last
+        if shape.tied:
+            made.append(replace(first[0], name="lm_head.weight"))
+    return tuple(made)
+
+
+def layer_ranges(num_layers: int, count: int) -> list[range]:
+    """Return each stage's consecutive layers, as ``models.stages`` splits them.
+
+    Leftover layers go to the middle stages first, then to the first stage.
+    """
+    each, left = divmod(num_layers, count)
+    order = [*range(1, count - 1), 0, count - 1] if count > 1 else [0]
+    sizes = [each + (1 if stage in order[:left] else 0) for stage in range(count)]
+    starts = [sum(sizes[:i]) for i in range(count)]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def own_stages(engine: PipelineOptions, mesh: Mesh, place: int) -> OwnStages:
+    """Return the stages of pipeline rank ``place``: every pp-th one, or both sides of the V (``zbv``)."""
+    count = mesh.pp * engine.stages_per_rank
+    own = (place, count - 1 - place) if engine.schedule == "zbv" else tuple(range(place, count, mesh.pp))
+    return OwnStages(own, count)
+
+
+def tp_share(piece: Piece, tp: int, *, vocabulary: bool) -> Piece:
+    """Return the part of a tensor on one of ``tp`` ranks.
+
+    Linear layers are split by columns or rows, an adapter's B with the columns and its A with the rows, a
+    layer's experts by whole experts; embedding and head by vocabulary rows if ``vocabulary`` is True.
+    """
+    if tp == 1:
+        return piece
+    module, _, leaf = piece.name.rpartition(".")
+    end = module.rpartition(".")[2]
+    if end in ("lora_A", "lora_B"):
+        layer = module.split(".")[-2]
+        split_factor = end == "lora_B" and layer in _COLWISE or end == "lora_A" and layer in _ROWWISE
+        if not split_factor:
+            return piece
+        end = layer
+    dim: int | None = None
+    if len(piece.shape) == 3 and end == "experts" or end in _COLWISE:
+        dim = 0
+    elif end in _ROWWISE and leaf == "weight":
+        dim = 1
+    elif vocabulary and piece.name.endswith(_VOCABULARY):
+        dim = 0
+    if dim is None:
+        return piece
+    shape = tuple(size // tp if at == dim else size for at, size in enumerate(piece.shape))
+    return replace(piece, shape=shape)

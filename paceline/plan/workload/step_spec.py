@@ -1,0 +1,286 @@
+"""The cost model's input: one model trained in one layout on one machine, in numbers only.
+
+It is cheap to construct, since a search makes thousands of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec
+from paceline.plan.model.read_config import ModelShape
+from paceline.plan.workload.local_tensors import layer_ranges
+from paceline.plan.workload.muon_work import Orthogonal
+from paceline.plan.workload.startup_memory import LoadingSpec
+from paceline.plan.workload.strategy_layout import Gathering, Storage
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One accelerator and its links. Bandwidths are bytes per second, one way, per accelerator."""
+
+    name: str
+    memory: float
+    flops: float  # dense 16-bit tensor peak, fp32 accumulation
+    hbm: float
+    node: int  # accelerators per node
+    inside: float  # bandwidth to others in the node
+    outside: float  # bandwidth to other nodes
+    reached: float = 0.0  # FLOP/s of the fastest measured matmul; 0: 0.8 of ``flops``
+    host: float = 25e9  # bandwidth to host memory
+    host_memory: float = 0.0  # bytes per node; 0: unknown
+    context: bool = True  # whether a CUDA context and communicators use part of ``memory``
+
+
+class StageSize(NamedTuple):
+    """One pipeline stage: number of decoder layers, and whether it has the embedding and the head."""
+
+    layers: int
+    embedding: bool
+    head: bool
+
+
+@dataclass(frozen=True)
+class AdapterSize:
+    """LoRA: trained parameters, and bytes per frozen linear weight (2; 4 bit: about 0.5 with scales)."""
+
+    parameters: int
+    base_bytes: float = 2.0
+    full_modules: int = 0  # parameters of embedding, head and others trained in full
+    end_bytes: float = 2.0  # per weight of embedding, head and norms; 4 if upcast to fp32 (4-bit base)
+    decomposed: bool = False  # it begins with a part of each weight
+
+    @property
+    def trained(self) -> int:
+        """All trained parameters."""
+        return self.parameters + self.full_modules
+
+
+@dataclass(frozen=True)
+class RolloutSpec:
+    """A rollout: ``answer`` tokens per answer, used for ``windows`` optimizer steps × ``passes`` epochs.
+
+    ``rows``: rows generated at a time; ``share``: of all rows, those whose answer the model generates;
+    ``captured``: a step of decoding is one graph of kernels.
+    """
+
+    answer: int
+    windows: int = 1
+    passes: int = 1
+    rows: int = 64
+    share: float = 1.0
+    captured: bool = False
+
+
+#: of ``StepSpec.kernels``: those by which a layer saves less than its class does
+OWN_LAYERS = frozenset({"norms", "fused"})
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """One training step. ``dp``: data-parallel ranks; ``shard``: ranks that share what ``zero`` shards.
+
+    ``zero``: ZeRO stage, 0 to 3. ``recompute``: none, selective (keeps matmul and attention outputs, or what
+    ``keeps`` names), or full. ``fused_loss``: logits are never materialized. ``system``: the set of
+    coefficients. ``kernels``: eager (another system's: every elementwise result of a block is saved, and all
+    logits), head (Paceline's ``models.heads`` computes logits in chunks, in every family), norms, or fused
+    (its ``models.norms``, ``models.qkv``, ``models.swiglu`` save only inputs, q, k, v and the two halves of
+    the gate). ``saves``: what a layer with fused kernels saves over what a Llama's of its sizes does.
+    """
+
+    shape: ModelShape
+    machine: Machine
+    seq_len: int
+    micro_batch: int
+    accumulation: int = 1
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    zero: int = 0
+    shard: int = 0
+    storage: Storage = Storage()
+    gathering: Gathering = Gathering()
+    recompute: str = "none"
+    keeps: tuple[str, ...] = ()
+    flash: bool = True
+    scores: bool = False  # all scores of a document are kept (``attention_kernel.DOCUMENT_SCORES``)
+    fused_loss: bool = False
+    compiled: bool = False
+    sequence_parallel: bool = True
+    stages_a_rank: int = 1
+    adapter: AdapterSize | None = None
+    offload: str = "none"  # none, optimizer, all
+    offloaded: float = 1.0  # of the optimizer states, the share on the host
+    cut_by_cost: bool = False
+    low_precision: str = ""  # fp8, or empty
+    orthogonal: Orthogonal | None = None  # Muon's matrices
+    system: str = "paceline"
+    prefetch: bool = True
+    algorithm: str = "sft"
+    kernels: str = "eager"
+    saves: float = 1.0
+    ring: bool = False  # ring attention (keys and values overlap with compute); else Ulysses
+    element: float = 2.0  # bytes per activation element
+    rollout: RolloutSpec | None = None  # None: answers of half a row, one step per rollout
+    start: LoadingSpec | None = None  # None: not checked
+    frozen_size: float = 1.0  # parameters of a frozen model / those of the main model
+    further_forwards: int | None = None  # None: as the algorithm's spec says
+    master: float = 4.0  # bytes per parameter of the whole model held at startup
+
+    @cached_property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on one rank (its share of the sequence under context parallelism)."""
+        return self.seq_len * self.micro_batch * self.sequences // self.cp
+
+    @cached_property
+    def spec(self) -> AlgorithmSpec:
+        """The algorithm's spec."""
+        return algorithm_spec(self.algorithm)
+
+    @property
+    def answers(self) -> RolloutSpec | None:
+        """What the model answers in training; None where all answers are the data's."""
+        return self.rollout or (RolloutSpec(self.seq_len // 2) if self.spec.on_policy else None)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences per row."""
+        return self.spec.documents_a_row
+
+    @property
+    def frozen_models(self) -> int:
+        """Number of frozen models run besides the main one.
+
+        With an adapter the reference is the trained model with its adapter disabled, and is not counted.
+        """
+        frozen = self.spec.frozen_beside
+        return frozen - 1 if self.adapter and frozen and "reference" in self.spec.named else frozen
+
+    @property
+    def forwards_beside(self) -> float:
+        """Forwards without backward per row of a step, in units of the main model's forward.
+
+        A reference that is the trained model with its adapter disabled is one more forward of that model.
+        """
+        further = self.spec.further_forwards if self.further_forwards is None else self.further_forwards
+        own = self.spec.frozen_beside - self.frozen_models
+        return self.frozen_models * self.frozen_size + own + further
+
+    @property
+    def trained_models(self) -> int:
+        """Number of models trained besides the main one."""
+        return self.spec.trained_beside
+
+    @cached_property
+    def step_tokens(self) -> int:
+        """Tokens per optimizer step over all ranks."""
+        return self.seq_len * self.micro_batch * self.sequences * self.accumulation * self.dp
+
+    @cached_property
+    def sharers(self) -> int:
+        """Number of ranks that share one copy of the states that ``zero`` shards."""
+        return self.shard or self.dp * self.cp
+
+    @cached_property
+    def embedding_parameters(self) -> int:
+        return self.shape.vocab * self.shape.hidden_size
+
+    @cached_property
+    def kv_width(self) -> int:
+        """Width of keys (and of values) in attention; under Ulysses repeated until every rank has a head."""
+        heads, of = self.shape.kv_heads, 1 if self.ring else self.cp
+        if heads % of:
+            heads = of if of % heads == 0 else self.shape.heads
+        return heads * self.shape.head_dim
+
+    @cached_property
+    def layer_parameters(self) -> float:
+        """Parameters per decoder layer, all experts included.
+
+        Final norm and learned positions are spread over the layers.
+        """
+        outside = self.embedding_parameters * (1 if self.shape.tied else 2)
+        return (self.shape.num_parameters - outside) / self.shape.layers
+
+    @cached_property
+    def layer_matmul(self) -> float:
+        """Matmul parameters per token and layer."""
+        return (self.shape.matmul_parameters - self.embedding_parameters) / self.shape.layers
+
+    @cached_property
+    def stages(self) -> Sequence[StageSize]:
+        """The pipeline stages, one per pipeline rank."""
+        return cut_by_cost(self) if self.cut_by_cost else even_cut(self)
+
+    @cached_property
+    def stage_kinds(self) -> Sequence[StageSize]:
+        """The distinct stages: most stages of a long pipeline are equal."""
+        return list(dict.fromkeys(StageSize(stage.layers, False, stage.head) for stage in self.stages))
+
+    @cached_property
+    def largest_stage(self) -> float:
+        """Parameters of the largest stage on one tensor-parallel rank."""
+        return max(self.stage_parameters(stage) for stage in self.stages)
+
+    def stage_parameters(self, stage: StageSize) -> float:
+        """Return the unsharded parameters of a stage on one tensor-parallel rank.
+
+        A tied embedding is held by both ends of a pipeline.
+        """
+        ends = int(stage.embedding) + int(stage.head)
+        if ends == 2 and self.shape.tied:
+            ends = 1
+        return (stage.layers * self.layer_parameters + ends * self.embedding_parameters) / self.tp
+
+
+def why_not_run(work: StepSpec) -> str:
+    """Return why this pipeline cannot run, or an empty string.
+
+    Every stage must hold something, and 1F1B's warm-up needs a micro-batch per later stage.
+    """
+    if work.pp == 1:
+        return ""
+    if work.pp * work.stages_a_rank > work.shape.layers and not work.cut_by_cost:
+        return f"{work.pp * work.stages_a_rank} stages for {work.shape.layers} layers"
+    head_at = next(place for place, stage in enumerate(work.stages) if stage.head)
+    if head_at < work.pp - 2:
+        return f"{work.pp - 2 - head_at} stages would be empty"
+    if work.accumulation < work.pp - 1:
+        return f"{work.accumulation} micro-batches for {work.pp} stages"
+    return ""
+
+
+def even_cut(work: StepSpec) -> list[StageSize]:
+    """Split layers evenly as ``models.stages`` does; leftover layers go to the middle stages."""
+    ranges = layer_ranges(work.shape.layers, work.pp)
+    return [StageSize(len(r), i == 0, i == work.pp - 1) for i, r in enumerate(ranges)]
+
+
+def cut_by_cost(work: StepSpec) -> list[StageSize]:
+    """Split layers by cost as nanotron does: fill a stage until its share of matmul parameters is exceeded.
+
+    The head counts as its matrix.
+    """
+    each, head = work.layer_matmul, float(work.embedding_parameters)
+    total = work.shape.layers * each + head
+    counts, place, done, head_at = [0] * work.pp, 0, 0.0, work.pp - 1
+    for block in range(work.shape.layers + 1):
+        at = min(place, work.pp - 1)
+        is_head = block == work.shape.layers
+        done += head if is_head else each
+        if is_head:
+            head_at = at
+        else:
+            counts[at] += 1
+        if done > total * (place + 1) / work.pp * (1 + 1e-12):
+            place += 1
+    return [StageSize(count, i == 0, i == head_at) for i, count in enumerate(counts)]
