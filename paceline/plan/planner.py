@@ -12,11 +12,18 @@ from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.version import PACKAGE_VERSION
 from paceline.plan import codes
+from paceline.plan.algorithms.rollout import (
+    RolloutSizes,
+    decoding_decision,
+    gathered_problems,
+    rollout_decision,
+    with_generation,
+)
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.cost.memory.checkpoint import with_snapshot
 from paceline.plan.cost.memory.fits import room_decisions, room_of, room_problems, rows_problems
 from paceline.plan.cost.memory.model_states import memory_of
-from paceline.plan.cost.step_time import step_limit_warning
+from paceline.plan.cost.step_limit import step_limit_warning
 from paceline.plan.features.attention import choose_attention, choose_packing, selection_decisions
 from paceline.plan.features.compute_options import (
     choose_backend,
@@ -32,13 +39,6 @@ from paceline.plan.features.grouped_gemm import grouped_decisions
 from paceline.plan.features.lora import adapter_decisions
 from paceline.plan.features.moe_balance_loss import RouterOptions, router_decisions
 from paceline.plan.features.optimizer import optimizer_decision
-from paceline.plan.features.rollout import (
-    RolloutSizes,
-    decoding_decision,
-    gathered_problems,
-    rollout_decision,
-    with_generation,
-)
 from paceline.plan.hardware.device_kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_config import ModelShape, scoring

@@ -15,6 +15,7 @@ from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.core.plugins.tables import CHOOSERS
+from paceline.plan.algorithms.rollout import RolloutSizes, check_rollout, rollout_sizes
 from paceline.plan.batch import BatchSplit, split_batch
 from paceline.plan.features.expert_lora import check_expert_adapters
 from paceline.plan.features.fp8 import check_fp8
@@ -28,7 +29,6 @@ from paceline.plan.features.moe_balance_loss import (
 from paceline.plan.features.optimizer import check_targets
 from paceline.plan.features.precision import check_full_eval, choose_precision
 from paceline.plan.features.pure_bf16 import check_bf16_weights, rounds
-from paceline.plan.features.rollout import RolloutSizes, check_rollout, rollout_sizes
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.families.parallelism import check_family
 from paceline.plan.model.parameter_list import targets_of

@@ -150,7 +150,7 @@ def test_every_loader_says_whether_code_may_run() -> None:
 
 # Who writes a terminal's control sequences, and where what others wrote is escaped in it
 TERMINALS = {
-    "paceline/training/worker.py": "data.prepare.main.Bar",
+    "paceline/training/worker.py": "data.prepare.prepare.main.Bar",
     "paceline/cli/training/train.py": "printable() on the name of a config",
     "paceline/data/prepare/main.py": "rates and counts",
     "paceline/data/preview.py": "rows and totals, through printable",

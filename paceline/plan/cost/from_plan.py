@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 
 from paceline.config.sections.training_scale import Parallelism
+from paceline.plan.algorithms.rollout import graph_obstacle, rollout_sizes
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.cost.memory.fits import master_bytes
 from paceline.plan.cost.memory.optimizer_bytes import OptimizerStates
 from paceline.plan.cost.search import Candidate, SearchSpec, decoded, own_kernels, predicted
-from paceline.plan.features.rollout import graph_obstacle, rollout_sizes
 from paceline.plan.hardware.device_catalogue import FULL_PRECISION, AcceleratorCluster, card_named
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import Hardware

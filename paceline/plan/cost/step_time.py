@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.core.diagnostics import Diagnostic
-from paceline.core.units import human_seconds
-from paceline.plan import codes
 from paceline.plan.activation_checkpointing import ATTENTION, MATMUL
 from paceline.plan.cost.coefficients import SpeedCoefficients
 from paceline.plan.cost.collectives import Group, latency, pass_time
-from paceline.plan.hardware.probe import Hardware
-from paceline.plan.plan import Plan
-from paceline.plan.timeouts import STEP_KEY
 from paceline.plan.workload.step_spec import StageSize, StepSpec
 
 # A layer's step of decoding in a captured graph: the kernels that a fused layer has (tests/unit/device holds
@@ -320,20 +313,3 @@ def _generation(work: StepSpec, c: SpeedCoefficients) -> float:
     layer = GRAPH_LAYER if rollout.captured else c.launch * 1e-3 / 3
     whole = rollout.answer * max(a_token, layer * shape.layers)
     return rollout.share * whole / (rollout.windows * rollout.passes)
-
-
-def step_limit_warning(plan: Plan, hardware: Hardware) -> Iterator[Diagnostic]:
-    """Yield a warning if a step is predicted to last longer than ``step_timeout``: no rank would be late."""
-    limit = plan.config.training.step_timeout
-    if limit is None or plan.world_size == 1:
-        return
-    from paceline.plan.cost.from_plan import predicted_step
-
-    seconds = predicted_step(plan, hardware)
-    if seconds is not None and seconds > limit:
-        yield codes.PLAN_STEP_TIMEOUT(
-            STEP_KEY,
-            f"step_timeout: {limit} s",
-            human_seconds=human_seconds(seconds),
-            hint=f"set step_timeout: {max(60, round(5 * seconds))}, or leave it empty",
-        )

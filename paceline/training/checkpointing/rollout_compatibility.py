@@ -7,8 +7,8 @@ from collections.abc import Collection
 from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json, JsonObject, as_number, as_object
+from paceline.plan.algorithms.rollout import updates_per_pass
 from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec
-from paceline.plan.features.rollout import updates_per_pass
 from paceline.plan.plan import Plan
 from paceline.training import codes
 

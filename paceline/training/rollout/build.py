@@ -22,8 +22,8 @@ from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 from paceline.generation.engine import GenerationEngine, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.models.special_tokens import end_tokens
+from paceline.plan.algorithms.rollout import no_graphs, updates_per_pass
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.plan.features.rollout import no_graphs, updates_per_pass
 from paceline.plan.plan import Plan
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from paceline.config.sections.training import TrainingSection
+from paceline.plan.algorithms.rollout import updates_per_pass
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.plan.features.rollout import updates_per_pass
 from paceline.training.checkpointing.resume import changed_keys
 from paceline.training.checkpointing.rollout_compatibility import other_rollout
 

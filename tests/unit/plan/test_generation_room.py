@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.config.schema import Config
-from paceline.plan.features.rollout import decoding_decision
+from paceline.plan.algorithms.rollout import decoding_decision
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.model_catalogue import known_models
 from paceline.plan.plan import Plan

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.plan.algorithms.rollout import RolloutSizes, rollout_decision
 from paceline.plan.batch import BatchSplit
-from paceline.plan.features.rollout import RolloutSizes, rollout_decision
 
 
 @pytest.mark.parametrize(

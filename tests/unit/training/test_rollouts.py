@@ -23,9 +23,9 @@ from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import ConfigError
 from paceline.generation.engine import Completion, Request, RolloutSampling
+from paceline.plan.algorithms.rollout import check_rollout, rollout_sizes
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.batch import BatchSplit
-from paceline.plan.features.rollout import check_rollout, rollout_sizes
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import RolloutAnswers
