@@ -194,7 +194,7 @@ KIND = Mine()
 CHECKED = """
 from dataclasses import dataclass
 from paceline.core.diagnostics import Code
-from paceline.plan.{0}.base import {1}
+from paceline.extend import {1}
 
 NO_RECOMPUTE = Code("mine.no_recompute", "It keeps its activations.")
 
