@@ -19,7 +19,6 @@ from paceline.data.rows.kinds.classified import detect_classified, normalise_cla
 from paceline.data.rows.values import RowError
 from paceline.plan.algorithms.supervised import CLASSIFICATION
 from paceline.training.input_checks.class_counts import class_numbers, empty_classes
-from paceline.plan.algorithms.supervised import CLASSIFICATION
 from paceline.training.input_checks.class_labels import RowClasses, read_classes
 
 

@@ -19,7 +19,7 @@ from paceline.data.preflight.check_sets import look_at_tokenizer
 from paceline.data.preflight.find_sets import find_sets, look
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
-from paceline.plan.model.folder import check_adapter_folder, check_model_folder
+from paceline.plan.model.files.folder_check import check_adapter_folder, check_model_folder
 
 ROWS: dict[str, dict[str, Any]] = {
     "documents": {"instruction": "q", "output": "a"},
