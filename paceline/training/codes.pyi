@@ -445,7 +445,7 @@ class _REWARDS_TEMPLATE(CodeName):
         where: str = "",
         found: str = "",
         *,
-        folder: object,
+        template: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -483,6 +483,18 @@ class _ALGORITHM_TEACHER_TOKENS(CodeName):
         found: str = "",
         *,
         role: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ALGORITHM_TEACHER_TEMPLATE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        key: object,
+        template: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -581,6 +593,7 @@ REWARDS_CODE_TESTS: _REWARDS_CODE_TESTS
 DATA_CLASSES: Code
 DATA_EMPTY_CLASSES: _DATA_EMPTY_CLASSES
 ALGORITHM_TEACHER_TOKENS: _ALGORITHM_TEACHER_TOKENS
+ALGORITHM_TEACHER_TEMPLATE: _ALGORITHM_TEACHER_TEMPLATE
 PROFILE_STEP: Code
 PROFILE_FAILED: _PROFILE_FAILED
 PROFILE_BEYOND: _PROFILE_BEYOND

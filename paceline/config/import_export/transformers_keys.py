@@ -129,7 +129,8 @@ def by_alias(reading: KeyReader, key: str) -> None:
     elif key in reading.defaults and same(value, reading.defaults[key]):  # type: ignore[arg-type]
         reading.nothing(key, f"it is {reading.result.system}'s default, and nothing here uses it")
     elif key in reading.defaults:
-        reading.lose(key, f"what {reading.result.system} does with it is not supported")
+        without = "no key here does the same: the run goes without it; remove it, if that will do"
+        reading.lose(key, without)
     else:
         reading.lose(key, f"{reading.result.system} has no such argument, and neither has Paceline")
 

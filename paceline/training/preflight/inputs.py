@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from paceline.data.preflight.check_sets import first_examples, look_at_sets, loo
 from paceline.data.preflight.rows_for_ranks import check_feeds
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
+from paceline.data.tokenizer.template_errors import rendered
 from paceline.evaluation.scores.metrics import check_metrics
 from paceline.plan.algorithms.role_models import models_named
 from paceline.plan.algorithms.spec import algorithm_spec
@@ -69,6 +70,7 @@ def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -
         lambda: _own_answers(config),
         lambda: _eval_generate(config),
         lambda: _rollout(config, environ),
+        lambda: _templates(config, formats),
         lambda: _checkpoint(config, environ, plan),
     ]
     return LookResult(_each_once(parts), formats, describe(config.model, formats))
@@ -231,11 +233,25 @@ def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]
     judge = algorithm_spec(t.algorithm).model_named(config.training, "reward")
     if judge is not None and (Path(judge) / "config.json").is_file():
         yield from check_reward_folder(Path(judge))
-        own = ModelSection(name_or_path=judge, chat_template_kwargs=config.model.chat_template_kwargs)
-        if other_template(config.model, own):
-            yield codes.REWARDS_TEMPLATE("training.rollout.rewards", judge, folder=judge)
     if t.rollout.server is not None:
         yield from check_server(t.rollout.server, environ)
+
+
+def _templates(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
+    """Warn of each further model whose own chat template is not the one in which it is asked."""
+    if formats and not rendered(formats):
+        return
+    for name, key in models_named(config.training).items():
+        own = ModelSection(name_or_path=name, chat_template_kwargs=config.model.chat_template_kwargs)
+        if name != config.model.name_or_path and other_template(config.model, own):
+            file = Path(name).expanduser() / "chat_template.jinja"
+            template = str(file) if file.is_file() else f"(the text of {name}'s chat_template)"
+            if key.startswith("training.rollout"):
+                yield codes.REWARDS_TEMPLATE(key, name, template=template)
+            else:
+                yield codes.ALGORITHM_TEACHER_TEMPLATE(
+                    key, name, key=key.rpartition(".")[2], template=template
+                )
 
 
 def _expected_answers(config: Config, rollout: RolloutOptions) -> Iterator[Diagnostic]:

@@ -446,3 +446,22 @@ def test_llamafactorys_reward_trainer_alone_keeps_dropout(
     data = {"model_name_or_path": "m", "stage": stage, "dataset": "d", "finetuning_type": "lora"}
     found = import_data(data, dict.fromkeys(data, 1), "a.yaml", "llamafactory")
     assert checked(found, tmp_path).training.disable_dropout is disables
+
+
+TRL_DPO = {"model_name_or_path": "m", "max_length": 48}
+TRL_LOSES = "loses its end here, where TRL cuts its start: write data.on_too_long: skip"
+
+
+@pytest.mark.parametrize(
+    ("system", "given", "key", "value", "says"),
+    [
+        ("trl", TRL_DPO, "truncation_mode", "keep_end", TRL_LOSES),
+        ("swift", {"model": "m", "dataset": "a.jsonl"}, "padding_side", "left", "the run goes without it"),
+    ],
+)
+def test_a_loss_says_what_happens(
+    system: str, given: dict[str, Any], key: str, value: str, says: str
+) -> None:
+    algorithm = "dpo" if system == "trl" else None
+    found = import_data(given | {key: value}, {}, "dpo.yaml", system, algorithm).findings[key]
+    assert found.verdict is LOST and says in found.says

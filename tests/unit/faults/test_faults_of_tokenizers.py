@@ -75,11 +75,31 @@ def _value(job: Job) -> Settings:
     return settings | {"training.ppo.value_model": str(other)}
 
 
-def _other_template(job: Job) -> Settings:
-    judge = job.root / "models" / "gpt2"
-    changed(judge / "config.json", **SCORES)
-    (judge / "chat_template.jinja").write_text("{% for m in messages %}!{{ m['content'] }}{% endfor %}")
-    return rollout(job, [{"name": "model", "options": {"model": str(judge)}}])
+def _other_template(job: Job) -> str:
+    other = job.root / "models" / "gpt2"
+    (other / "chat_template.jinja").write_text("{% for m in messages %}!{{ m['content'] }}{% endfor %}")
+    return str(other)
+
+
+def _judge_of_other_template(job: Job) -> Settings:
+    judge = _other_template(job)
+    changed(Path(judge) / "config.json", **SCORES)
+    return rollout(job, [{"name": "model", "options": {"model": judge}}])
+
+
+def _teacher_of_other_template(job: Job) -> Settings:
+    teacher = _other_template(job)
+    return {"training.algorithm": "distillation", "training.distillation.teacher_model": teacher}
+
+
+def _reference_of_other_template(job: Job) -> Settings:
+    settings = rollout(job, [{"name": "ended"}]) | {"training.grpo.beta": 0.05}
+    return settings | {"training.grpo.ref_model": _other_template(job)}
+
+
+def _value_of_other_template(job: Job) -> Settings:
+    settings = rollout(job, [{"name": "ended"}]) | {"training.algorithm": "ppo"}
+    return settings | {"training.ppo.value_model": _other_template(job)}
 
 
 def _judge(job: Job) -> Settings:
@@ -117,7 +137,10 @@ FAULTS: list[tuple[str, str, Callable[[Job], Settings]]] = [
     ("algorithm.teacher_tokens", "error", _teacher),
     ("algorithm.teacher_tokens", "error", _dpo_reference),
     ("algorithm.teacher_tokens", "error", _value),
-    ("rewards.template", "warning", _other_template),
+    ("rewards.template", "warning", _judge_of_other_template),
+    ("algorithm.teacher_template", "warning", _teacher_of_other_template),
+    ("algorithm.teacher_template", "warning", _reference_of_other_template),
+    ("algorithm.teacher_template", "warning", _value_of_other_template),
     ("data.same_answers", "error", _equal_pairs),
     ("data.not_a_dataset", "error", lambda job: _saved(job, True)),
 ]
