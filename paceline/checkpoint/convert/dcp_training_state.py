@@ -26,7 +26,7 @@ _MOMENT = re.compile(
     r"(?:.*\.)?state\.(?P<name>.+)\.(?P<kind>exp_avg|exp_avg_sq|max_exp_avg_sq|step|momentum_buffer)"
 )
 _GROUP = re.compile(r"(?:.*\.)?param_groups(?:\..*)?")
-_NUMBERS = re.compile(r"(?:.*\.)?param_groups\.(\d+)\.params")
+_LISTS = re.compile(r"(?:.*\.)?param_groups\.(\d+)\.(params|param_names)")
 
 
 def is_dcp_folder(folder: Path) -> bool:
@@ -85,7 +85,7 @@ def _state(parts: Sequence[DcpFolder], form: str, names: ModelNames, *, moments:
         found, decaying = ForeignState(form, 0, by_model(mine, names, where)), names.decaying
         trained = dict(names.parameters)
     if moments and kept:
-        found.moments = _named(parts, kept, trained, decaying, where)
+        found.moments = _named(found, parts, kept, trained, decaying, where)
         found.optimizer = ADAM
     elif moments:
         found.left.append("moments: the folder has none, so the optimizer begins anew")
@@ -101,6 +101,7 @@ def _state(parts: Sequence[DcpFolder], form: str, names: ModelNames, *, moments:
 
 
 def _named(
+    state: ForeignState,
     parts: Sequence[DcpFolder],
     kept: Mapping[str, dict[str, LazyTensor]],
     trained: Mapping[str, tuple[int, ...]],
@@ -110,8 +111,8 @@ def _named(
     """Return the moments by the names of what is trained. Raises CheckpointError."""
     by_name: Mapping[str, dict[str, LazyTensor]] = kept
     if all(name.isdecimal() for name in kept):
-        groups = _groups(parts)
-        order = parameter_order(where, groups, [[] for _ in groups], trained, decaying)
+        numbers, names = _groups(parts, "params"), _groups(parts, "param_names")
+        order = parameter_order(state, where, numbers, names, trained, decaying)
         by_name = {order[int(n)]: kinds for n, kinds in kept.items() if int(n) in order}
     elif is_adapter(by_name):
         by_name = {adapter_name(name): kinds for name, kinds in by_name.items()}
@@ -122,14 +123,16 @@ def _named(
     return found
 
 
-def _groups(parts: Iterable[DcpFolder]) -> list[list[Value]]:
-    """Return the numbers of each group's parameters, which are lists in the folder."""
-    numbered: dict[int, list[Value]] = {}
+def _groups(parts: Iterable[DcpFolder], key: str) -> list[list[Value]]:
+    """Return a list of each group, ``params`` or ``param_names``; empty where a group has none."""
+    found: dict[int, list[Value]] = {}
     for part in parts:
         for name in part.others:
-            if (found := _NUMBERS.fullmatch(name)) is not None:
-                numbered[int(found[1])] = as_list(part.other(name))
+            if (one := _LISTS.fullmatch(name)) is not None:
+                found.setdefault(int(one[1]), [])
+                if one[2] == key:
+                    found[int(one[1])] = as_list(part.other(name))
             elif name.endswith("param_groups"):
                 groups = as_list(part.other(name))
-                numbered |= {at: as_list(as_dict(group).get("params")) for at, group in enumerate(groups)}
-    return [numbered[at] for at in sorted(numbered)]
+                found |= {at: as_list(as_dict(group).get(key)) for at, group in enumerate(groups)}
+    return [found[at] for at in sorted(found)]

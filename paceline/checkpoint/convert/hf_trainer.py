@@ -14,17 +14,26 @@ from paceline.checkpoint.convert.source_state import (
     ADAM_KINDS,
     ForeignState,
     LazyTensor,
-    Moments,
     incomplete,
     misfit,
 )
-from paceline.checkpoint.convert.tensor_names import ModelNames, adapter_name, by_model, read_config
+from paceline.checkpoint.convert.tensor_names import (
+    ModelNames,
+    adapter_name,
+    by_model,
+    read_config,
+    unwrapped,
+)
 from paceline.plan.model.parameter_list import NO_DECAY
 
 PLACE, OPTIMIZER, SCALER = "trainer_state.json", "optimizer.pt", "scaler.pt"
 ADAPTER_CONFIG = "adapter_config.json"
 _VALUE_HEADS = ("value_head.safetensors", "value_head.bin")
 WITHOUT = "use --weights-only to bring over the weights alone, with new moments"
+_ASSUMED = (
+    "names of the moments: the optimizer's file has numbers alone, so the order is taken to be that of"
+    " model.parameters(); if the optimizer was given another one, convert with --weights-only"
+)
 _LEFT = {
     "scheduler.pt": "scheduler.pt: the learning rate of a step follows from training.lr_scheduler_type,"
     " warmup_steps and max_steps; set them as they were",
@@ -59,7 +68,8 @@ def read_trainer(folder: Path, files: MappedFiles, names: ModelNames, *, moments
     state, trained, decaying = state_of(folder, files, names, "a checkpoint of Transformers' Trainer")
     state.step, state.left = place_of(folder), left_of(folder)
     if moments and (folder / OPTIMIZER).is_file():
-        optimizer_into(state, files.torch_file(folder / OPTIMIZER), trained, decaying)
+        file = files.torch_file(folder / OPTIMIZER)
+        optimizer_into(state, file, trained, decaying, by_trainer=True)
     elif moments:
         state.left.append("moments: the folder has no optimizer.pt, so the optimizer begins anew")
     scaler_into(state, folder, files)
@@ -91,10 +101,26 @@ def state_of(
 
 
 def optimizer_into(
-    state: ForeignState, file: TorchFile, trained: Mapping[str, tuple[int, ...]], decaying: frozenset[str]
+    state: ForeignState,
+    file: TorchFile,
+    trained: Mapping[str, tuple[int, ...]],
+    decaying: frozenset[str],
+    *,
+    by_trainer: bool = False,
 ) -> None:
-    """Put the moments of an optimizer's file into ``state``. Raises CheckpointError."""
-    state.moments = _moments(file, trained, decaying)
+    """Put the moments of an optimizer's file into ``state``. ``by_trainer``: Trainer made the optimizer,
+    unless its groups say otherwise. Raises CheckpointError.
+    """
+    content = as_dict(file.content)
+    groups = [as_dict(group) for group in as_list(content.get("param_groups"))]
+    numbers, names = ([as_list(group.get(key)) for group in groups] for key in ("params", "param_names"))
+    order = parameter_order(state, file.where, numbers, names, trained, decaying, by_trainer=by_trainer)
+    by_number = dict(as_dict(content.get("state")).numbers())
+    for number, name in order.items():
+        if number in by_number:
+            state.moments[name] = adam_of(file, by_number[number], name, trained[name])
+    if not state.moments:
+        raise incomplete("optimizer.pt has no moments", file.where)
     state.optimizer = ADAM
 
 
@@ -120,55 +146,55 @@ def adapter_order(weights: Mapping[str, LazyTensor], names: ModelNames) -> dict[
     return {name: weights[name].shape for name in sorted(weights, key=place)}
 
 
-def _moments(file: TorchFile, trained: Mapping[str, tuple[int, ...]], decaying: frozenset[str]) -> Moments:
-    """Return the moments by parameter: the file has numbers, in the order of its groups."""
-    content = as_dict(file.content)
-    groups = [as_dict(group) for group in as_list(content.get("param_groups"))]
-    numbers = [as_list(group.get("params")) for group in groups]
-    named = [as_list(group.get("param_names")) for group in groups]
-    order = parameter_order(file.where, numbers, named, trained, decaying)
-    found: Moments = {}
-    by_number = dict(as_dict(content.get("state")).numbers())
-    for number, name in order.items():
-        if number in by_number:
-            found[name] = adam_of(file, by_number[number], name, trained[name])
-    if not found:
-        raise incomplete("optimizer.pt has no moments", file.where)
-    return found
-
-
 def parameter_order(
+    state: ForeignState,
     where: str,
     numbers: list[list[Value]],
     named: list[list[Value]],
     trained: Mapping[str, tuple[int, ...]],
     decaying: frozenset[str],
+    *,
+    by_trainer: bool = False,
 ) -> dict[int, str]:
-    """Return the parameter of each number: groups with and without decay, each in the model's order."""
-    if all(named) and all(len(a) == len(b) for a, b in zip(numbers, named, strict=True)):
-        pairs = [pair for a, b in zip(numbers, named, strict=True) for pair in zip(a, b, strict=True)]
-        return {
-            n: name for n, name in pairs if isinstance(n, int) and isinstance(name, str) and name in trained
-        }
-    ways = [
-        [[n for n in trained if n in decaying], [n for n in trained if n not in decaying]],
-        [list(trained)],
-    ]
-    filled = [group for group in numbers if group]
-    for way in ways:
-        way = [group for group in way if group]
-        if [len(group) for group in way] == [len(group) for group in filled]:
-            flat = zip(
-                [n for group in filled for n in group], [n for group in way for n in group], strict=True
-            )
-            return {number: name for number, name in flat if isinstance(number, int)}
+    """Return the parameter of each number: by ``param_names`` where the file has them; else by the groups.
+
+    Trainer makes two, with and without decay, each in the model's order. Others may have one, whose order
+    nothing says: it is refused ``by_trainer``, and said in ``state.left`` otherwise.
+    """
+    flat = [number for group in numbers for number in group]
+    if all(named) and [len(group) for group in numbers] == [len(group) for group in named]:
+        return _by_names(where, flat, [str(name) for group in named for name in group], trained)
+    decayed, plain = [n for n in trained if n in decaying], [n for n in trained if n not in decaying]
+    sizes, two = [len(group) for group in numbers], [len(decayed), len(plain)]
+    filled = [size for size in sizes if size]
+    order: list[str] = []
+    if sizes == two or (not by_trainer and filled == [size for size in two if size]):
+        order = decayed + plain
+    elif not by_trainer and filled == [len(trained)]:
+        order = list(trained)
+    if order:
+        state.left += [] if by_trainer else [_ASSUMED]
+        return {n: name for n, name in zip(flat, order, strict=True) if isinstance(n, int)}
     raise misfit(
-        "which moments belong to which parameter is not known: the optimizer's groups are not the model's",
+        "which moments belong to which parameter is not known: the file has no names of them, and the"
+        " optimizer's groups are not the model's" + (" as Trainer makes them" if by_trainer else ""),
         where,
-        f"groups of {[len(group) for group in numbers]} parameters, where the model trains {len(trained)},"
-        f" {len(ways[0][0])} of them with weight decay",
-        WITHOUT,
+        f"groups of {sizes} parameters, where the model trains {len(trained)}: {two[0]} with weight decay and"
+        f" {two[1]} without",
+        f"{WITHOUT}; an optimizer that is made of model.named_parameters() keeps the names",
     )
+
+
+def _by_names(
+    where: str, numbers: list[Value], names: list[str], trained: Mapping[str, tuple[int, ...]]
+) -> dict[int, str]:
+    """Return the parameter of each number by the names in the file. Raises CheckpointError."""
+    pairs = zip(names, numbers, strict=True)
+    plain = unwrapped({adapter_name(name): number for name, number in pairs}, set(trained))
+    if strange := sorted(set(plain) - set(trained)):
+        what = "the optimizer's param_names are none of what the model trains"
+        raise misfit(what, where, ", ".join(strange[:5])[:300], WITHOUT)
+    return {number: name for name, number in plain.items() if isinstance(number, int)}
 
 
 def adam_of(file: TorchFile, value: Value, name: str, shape: tuple[int, ...]) -> dict[str, LazyTensor]:

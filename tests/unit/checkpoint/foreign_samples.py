@@ -27,14 +27,14 @@ def tiny_llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**CONFIG))
 
 
-def stepped(model: LlamaForCausalLM) -> torch.optim.AdamW:
-    """An optimizer with Trainer's two groups that has made two steps."""
+def stepped(model: LlamaForCausalLM, optimizer: torch.optim.AdamW | None = None) -> torch.optim.AdamW:
+    """An optimizer, by default with Trainer's two groups, that has made two steps."""
     named = list(model.named_parameters())
     groups = [
         {"params": [p for n, p in named if "norm" not in n], "weight_decay": 0.1},
         {"params": [p for n, p in named if "norm" in n], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    optimizer = optimizer or torch.optim.AdamW(groups, lr=1e-2)
     for _ in range(2):
         optimizer.zero_grad()
         model(input_ids=torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_samples import write_trainer_folder
+from foreign_samples import stepped, tiny_llama, write_trainer_folder
 from test_hostile_files import Bomb, pickles
 
 from paceline.checkpoint.convert.convert import convert
@@ -324,13 +324,30 @@ def test_what_is_sound_is_read_as_torch_reads_it(tmp_path: Path, bin_weights: bo
                 assert torch.equal(found.read("policy", name, kind), value), (name, kind)
 
 
-def test_moments_of_another_order_are_refused(sound: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_moments_in_an_order_that_nothing_says_are_refused(sound: Path, tmp_path: Path, named: bool) -> None:
+    """One group is none of Trainer's: its names are taken where the file has them, in whatever order."""
+    folder, model = copy_of(sound, tmp_path), tiny_llama()
+    given = list(model.named_parameters())[::-1]
+    optimizer = stepped(model, torch.optim.AdamW(given if named else [p for _, p in given], lr=1e-2))
+    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+    if not named:
+        assert "the file has no names of them" in refusal(folder, tmp_path / "ours")
+        assert convert(folder, tmp_path / "ours", moments=False).written.num_moments == 0
+        return
+    with CheckpointReader(convert(folder, tmp_path / "ours").written.path) as found:
+        for name, parameter in given:
+            kept = found.read("policy", name, "exp_avg")
+            assert torch.equal(kept, optimizer.state[parameter]["exp_avg"]), name
+
+
+def test_names_of_moments_that_are_none_of_the_models_are_refused(sound: Path, tmp_path: Path) -> None:
     folder = copy_of(sound, tmp_path)
     saved = torch.load(folder / "optimizer.pt", weights_only=True)
-    saved["param_groups"][0]["params"] = saved["param_groups"][0]["params"][1:]
+    for group in saved["param_groups"]:
+        group["param_names"] = [f"other.{number}" for number in group["params"]]
     torch.save(saved, folder / "optimizer.pt")
-    assert "which moments" in refusal(folder, tmp_path / "ours")
-    assert convert(folder, tmp_path / "ours", moments=False).written.num_moments == 0
+    assert "other.0" in refusal(folder, tmp_path / "ours")
 
 
 def test_the_bomb_works(tmp_path: Path) -> None:
