@@ -1,7 +1,8 @@
 """Tokenize conversations with the chat template (in Transformers' sandbox), and label the answers.
 
 The full conversation is rendered once and tokenized once; a token has loss if it overlaps a span of a turn
-that has loss (``answers``).
+that has loss (``answers``). An added token with ``lstrip`` or ``rstrip`` swallows the white space beside it,
+which may be an answer's: it has loss only if what it stands for is in the span.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ _TOOL: JsonObject = {
 
 
 class Encoded(NamedTuple):
-    """``input_ids`` int32 [n]; ``labelled`` bool [n], True where the token has loss; ``left_out``: fields of
-    the row that the template did not render.
+    """``input_ids`` int32 [n]; ``labelled`` bool [n], True where the token has loss; ``left_out``: what of
+    the row the text does not have; ``end_added``: the last token is an end that the template did not write.
     """
 
     input_ids: NDArray[np.int32]
     labelled: NDArray[np.bool_]
     left_out: tuple[str, ...] = ()
+    end_added: bool = False
 
 
 class RenderedText(NamedTuple):
@@ -75,6 +77,8 @@ class Encoder:
             "|".join(re.escape(t) for t in sorted(specials.values(), key=len, reverse=True) if t) or r"(?!)"
         )
         self._special_ids = frozenset(specials)
+        known = tokenizer.added_tokens_decoder.items()
+        self._swallowing = frozenset(i for i, t in known if t.lstrip or t.rstrip)
         self._eos = tokenizer.eos_token_id
         self._finders: dict[Renderer, AnswerFinder] = {}
 
@@ -162,7 +166,24 @@ class Encoder:
         if encoding is None or turns is None:
             return []
         owner: dict[int, int] = {at: n for n, own in enumerate(turns) for a, b in own for at in range(a, b)}
-        return [owner.get(end - 1) for _, end in encoding.offsets]
+        ends = (self._own_characters(text, encoding, token)[1] for token in range(len(encoding)))
+        return [owner.get(end - 1) for end in ends]
+
+    def _own_characters(self, text: str, encoding: Encoding, token: int) -> Span:
+        """Return the characters that a token stands for, without white space that it swallows."""
+        start, end = encoding.offsets[token]
+        if encoding.ids[token] not in self._swallowing or not text[start:end].strip():
+            return start, end
+        return end - len(text[start:end].lstrip()), start + len(text[start:end].rstrip())
+
+    def _tokens_within(self, text: str, encoding: Encoding, span: Span) -> slice:
+        """Return the tokens that overlap a span with their own characters."""
+        first, last = _token_range(encoding, *span)
+        if first <= last and self._own_characters(text, encoding, first)[1] <= span[0]:
+            first += 1
+        if first <= last and self._own_characters(text, encoding, last)[0] >= span[1]:
+            last -= 1
+        return slice(first, last + 1)
 
     def stop_token_ids(self) -> tuple[int, ...]:
         """Return the tokens that end an answer: end of text, and the template's end of turn."""
@@ -222,9 +243,8 @@ class Encoder:
         else:
             labelled = np.zeros(len(ids), np.bool_)
             assert encoding is not None  # spans are of characters, which only it maps to tokens
-            for start, end in made.spans:
-                first, last = _token_range(encoding, start, end)
-                labelled[first : last + 1] = True
+            for span in made.spans:
+                labelled[self._tokens_within(made.text, encoding, span)] = True
         trained = np.flatnonzero(labelled)
         ended = any(int(i) in self._special_ids for i in ids[trained[-2:]])
         if self._eos is not None and len(trained) and not ended:
