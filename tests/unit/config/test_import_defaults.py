@@ -95,6 +95,16 @@ def test_a_reward_keeps_its_own_weight(names: object) -> None:
     )
 
 
+@pytest.mark.parametrize("key", ["modules_to_save", "target_modules"])
+@pytest.mark.parametrize("word", ["all-embedding", "all-norm", "all-router"])
+def test_words_that_swift_expands_in_the_built_model_are_no_names(key: str, word: str) -> None:
+    given = {**FULL["swift"], "tuner_type": "lora", key: ["q_proj", word]}
+    found = imported("swift", given)
+    assert found.findings[key].verdict is KeyVerdict.LOST and word in found.findings[key].says
+    plain = imported("swift", {**given, key: ["lm_head"]})
+    assert plain.settings[f"lora.{key}"].value == ["lm_head"]
+
+
 def test_modules_without_a_name_are_those_of_peft(tmp_path: Path) -> None:
     spec = find_spec("peft")
     assert spec is not None and spec.submodule_search_locations

@@ -89,16 +89,28 @@ def targets(reading: KeyReader) -> None:
     names = reading.value(key)
     if names in ("all-linear", ["all-linear"]):
         reading.keep(key, "lora.target_modules", "all-linear")
-    elif any(word in str(names) for word in ("all-embedding", "all-router")) or (
-        isinstance(names, list) and "all-linear" in names
-    ):
-        reading.lose(
-            key, "all-linear beside others, all-embedding and all-router are not supported: name the modules"
-        )
+    elif words := _expanded(names):
+        reading.lose(key, f"{', '.join(words)}: only all-linear alone is supported; name the modules")
     else:
         reading.keep(key, "lora.target_modules", names)
     if key == "target_regex":
         reading.nothing("target_modules", "target_regex wins over it")
+
+
+def whole_modules(reading: KeyReader) -> None:
+    """Decide which modules are trained in full."""
+    names = reading.value("modules_to_save")
+    if words := _expanded(names):
+        says = f"ms-swift looks for {', '.join(words)} in the model that it has built"
+        reading.lose("modules_to_save", f"{says}: name the modules (embed_tokens, for example)")
+    else:
+        reading.keep("modules_to_save", "lora.modules_to_save", names)
+
+
+def _expanded(names: Json) -> list[str]:
+    """Return the words (``all-embedding`` …) in whose place swift puts modules of the model it has built."""
+    listed = names if isinstance(names, list) else str(names).split()
+    return [str(name) for name in listed if str(name).startswith("all-")]
 
 
 def adapters(reading: KeyReader) -> None:

@@ -6,7 +6,14 @@ from paceline.config.import_export.argument_tables import NO_TRACKERS, defaults
 from paceline.config.import_export.decide_keys import decide
 from paceline.config.import_export.key_reader import KeyReader
 from paceline.config.import_export.ms_swift.data import data, length, scale_of
-from paceline.config.import_export.ms_swift.machine import adapters, batch, new_tokens, precision, targets
+from paceline.config.import_export.ms_swift.machine import (
+    adapters,
+    batch,
+    new_tokens,
+    precision,
+    targets,
+    whole_modules,
+)
 from paceline.config.import_export.ms_swift.rlhf import (
     ALGORITHMS,
     completion,
@@ -122,6 +129,7 @@ def _evaluation(reading: KeyReader) -> None:
 
 CODE = {
     "targets": targets,
+    "whole_modules": whole_modules,
     "adapters": adapters,
     "precision": precision,
     "new_tokens": new_tokens,
