@@ -176,6 +176,7 @@ class _CHECKPOINT_CANNOT_AVERAGE(CodeName):
         found: str = "",
         *,
         detail: object,
+        remedy: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...

@@ -127,18 +127,22 @@ class AveragedReader(CheckpointReader):
             if shape != (of_other := other.shape(n.role, n.name, n.kind)):
                 raise self._refused(other, f"'{n.name}' has another shape", f"{shape} and {of_other}")
         if as_object(self.state.get("adapter")).get("target_parameters"):
-            raise self._refused(other, "adapters on fused experts are not averaged", "lora.target_parameters")
+            what = "adapters on fused experts are not averaged"
+            raise self._refused(other, what, "lora.target_parameters", _MERGED)
         if init := as_object(self.state.get("adapter")).get("init_lora_weights"):
-            what = (
-                "adapters that began with a part of the base weights are not averaged: average merged exports"
-            )
-            raise self._refused(other, what, f"lora.init_lora_weights: {init}")
+            what = "adapters that began with a part of the base weights are not averaged"
+            raise self._refused(other, what, f"lora.init_lora_weights: {init}", _MERGED)
 
-    def _refused(self, other: CheckpointReader, what: str, found: str) -> CheckpointError:
-        return CheckpointError(
-            codes.CHECKPOINT_CANNOT_AVERAGE(f"{self.path}, {other.path}", found, detail=what)
-        )
+    def _refused(self, other: CheckpointReader, what: str, found: str, remedy: str = "") -> CheckpointError:
+        where = f"{self.path}, {other.path}"
+        remedy = remedy.format(where=self.path) or _OF_ONE_MODEL
+        return CheckpointError(codes.CHECKPOINT_CANNOT_AVERAGE(where, found, detail=what, remedy=remedy))
 
 
+_OF_ONE_MODEL = "average checkpoints of one model (adapters: of one base and one lora section)"
+_MERGED = (
+    "write each as a complete model (paceline export {where} --merge --to DIR), and average those folders"
+    " with a program that averages models (mergekit, merge_method: linear); no command of Paceline does"
+)
 _PATTERNS = ("rank_pattern", "alpha_pattern")
 _OF_ONE_RUN = {"base_model": "the bases of the adapters", "adapter": "the adapters"}

@@ -248,8 +248,9 @@ def test_the_mean_of_adapters_is_the_mean_of_what_they_add(run: RunDir, rslora: 
     assert torch.allclose(scale_of(wider, "m") * (b.double() @ a.double()), expected, atol=1e-6)
     begun = {**state, "adapter": {**spec, "init_lora_weights": "pissa"}}
     pissa = [Checkpointer(run, OneRank()).save(s, [whole("w", torch.ones(1))], begun, files) for s in (7, 8)]
-    with pytest.raises(CheckpointError, match=r"checkpoint\.cannot_average[\s\S]*init_lora_weights: pissa"):
+    with pytest.raises(CheckpointError, match=r"cannot_average[\s\S]*init_lora_weights: pissa") as refused:
         AveragedReader(pissa)
+    assert f"paceline export {pissa[0]} --merge --to DIR" in refused.value.diagnostics[0].hint
     other = Checkpointer(run, OneRank()).save(
         9,
         [whole("m.lora_A.weight", a[:2]), whole("m.lora_B.weight", b[:, :2])],

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -21,6 +22,7 @@ from paceline.core.diagnostics import all_codes
 ROOT = Path(__file__).resolve().parents[3]
 _VERB = re.compile(r"(?<![\w/.-])paceline (?:-[\w-]+ )*([a-z]+)\b(?![\w(=/.-])")
 _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z0-9_-]*[a-z0-9])(?![\w*…-])")
+_COMMAND = re.compile(r"(?<![\w/.-])paceline ([a-z]+)(?: ([a-z]+)\b)?((?:(?!paceline )[^`;(),\n#|\"'。])*)")
 _KEY = re.compile(rf"(?<![\w./`*-])`?((?:{'|'.join(SECTIONS)})(?:\.[a-z_0-9]+)+)\b(?![\w/(*-])")
 _FILE = re.compile(
     r"(?<![\w./-])((?:docs|configs|examples|scripts|benchmarks|tests|paceline)/[\w./-]*\w\.(?:md|py|yaml|json|txt|sh))\b"
@@ -181,6 +183,35 @@ def test_every_option_that_is_named_exists() -> None:
     assert wrong == []
 
 
+def test_a_command_that_is_named_takes_its_options() -> None:
+    """Each verb its own, in remedies, too: ``paceline export --last`` would be refused by its parser."""
+    remedies = [
+        (str(file.relative_to(ROOT)), line)
+        for file in (ROOT / "paceline").rglob("codes.toml")
+        for line in file.read_text(encoding="utf-8").splitlines()
+    ]
+    found = [(place, wrong) for place, text in (*texts(), *remedies) for wrong in not_taken(text)]
+    assert found == []
+
+
+def not_taken(text: str) -> list[str]:
+    """Return the options, each after its verb, that a text gives to verbs that have them not."""
+    wrong = []
+    for verb, inner, rest in _COMMAND.findall(text):
+        command: Any = app_of(verb) if verb in VERBS else None
+        own = getattr(command, "commands", {}).get(inner) or command
+        passes_on = own is None or own.context_settings.get("ignore_unknown_options")  # as demo and import
+        if not passes_on and not getattr(own, "commands", {}):
+            taken = {"--help", *(o for p in own.params for o in (*p.opts, *p.secondary_opts))}
+            wrong += [f"{own.name} {option}" for option in _OPTION.findall(rest) if option not in taken]
+    return wrong
+
+
+@cache
+def app_of(verb: str) -> Any:
+    return typer.main.get_command(import_module(module_of(verb)).app)
+
+
 def test_every_key_that_is_named_exists() -> None:
     known, codes = keys(), all_codes()
     wrong = []
@@ -211,6 +242,7 @@ def test_a_text_that_points_nowhere_is_found() -> None:
     """The patterns see what they should: each of these names something that does not exist."""
     assert _VERB.findall("`paceline oracle` measures it") == ["oracle"]
     assert _OPTION.findall("write --no-such 3") == ["--no-such"]
+    assert not_taken("run `paceline checkpoints average RUN --public`") == ["average --public"]
     assert _KEY.findall("write: training.no_such: 3") == ["training.no_such"]
     assert _FILE.findall("see docs/no-such.md for it") == ["docs/no-such.md"]
     assert not {"oracle"} & set(VERBS) and "--no-such" not in options() | FOREIGN_OPTIONS
