@@ -50,6 +50,10 @@ def row_lines(row: ShownRow, *, colour: bool) -> Iterator[str]:
 
 def _turn_lines(document: ShownDocument) -> Iterator[str]:
     for turn, role in enumerate(document.roles):
+        if turn in document.behind_end:
+            why = "the template ends no answer, so the row ends with the last one"
+            yield f"  turn {turn + 1:<3} {role:<10} left out: {why}"
+            continue
         own = [piece for piece in document.pieces if piece.turn == turn]
         tokens = sum(piece.tokens for piece in own)
         loss = sum(piece.tokens for piece in own if piece.has_loss)

@@ -36,13 +36,15 @@ class ShownPiece:
 @dataclass(frozen=True)
 class ShownDocument:
     """One document of a row: ``pieces`` in order; ``roles`` of its turns; ``cut``: tokens beyond max_length;
-    ``left_out``: fields that the chat template did not render.
+    ``left_out``: fields that the chat template did not render; ``behind_end``: turns that stand behind the
+    end that was added to the last answer, so that the row is without them.
     """
 
     pieces: tuple[ShownPiece, ...]
     roles: tuple[str, ...]
     cut: int
     left_out: tuple[str, ...]
+    behind_end: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -94,6 +96,8 @@ def _document(setup: Setup, encoder: Encoder, example: Example) -> ShownDocument
     assert isinstance(encoded, Encoded)  # the row was used
     ids = encoded.input_ids[: setup.max_length].tolist()
     turns = encoder.turns_of_tokens(example)
+    written = len(encoded.input_ids) - encoded.end_added
+    turns, behind = turns[:written], {*turns[written:]} - {*turns[:written], None}
     owners = [*turns, *([turns[-1] if turns else None] * len(ids))][: len(ids)]
     keys = list(zip(encoded.labelled.tolist(), owners, strict=False))[: len(ids)]
     pieces = []
@@ -101,7 +105,9 @@ def _document(setup: Setup, encoder: Encoder, example: Example) -> ShownDocument
         own = [ids[at] for at in group]
         pieces.append(ShownPiece(str(encoder.tokenizer.decode(own)), len(own), bool(has_loss), turn))
     roles = tuple(message["role"] for message in example.messages)
-    return ShownDocument(tuple(pieces), roles, len(encoded.input_ids) - len(ids), encoded.left_out)
+    cut = len(encoded.input_ids) - len(ids)
+    unread = tuple(sorted(turn for turn in behind if turn is not None))
+    return ShownDocument(tuple(pieces), roles, cut, encoded.left_out, unread)
 
 
 @dataclass(frozen=True)

@@ -247,10 +247,11 @@ class Encoder:
                 labelled[self._tokens_within(made.text, encoding, span)] = True
         trained = np.flatnonzero(labelled)
         ended = any(int(i) in self._special_ids for i in ids[trained[-2:]])
-        if self._eos is not None and len(trained) and not ended:
-            ids, labelled = ids[: trained[-1] + 1], labelled[: trained[-1] + 1]
-            ids, labelled = np.append(ids, np.int32(self._eos)), np.append(labelled, True)
-        return Encoded(ids, labelled, made.left_out)
+        if self._eos is None or not len(trained) or ended:
+            return Encoded(ids, labelled, made.left_out)
+        ids, labelled = ids[: trained[-1] + 1], labelled[: trained[-1] + 1]
+        ids, labelled = np.append(ids, np.int32(self._eos)), np.append(labelled, True)
+        return Encoded(ids, labelled, made.left_out, end_added=True)
 
     def _with_spans(self, example: Example) -> RenderedText:
         """Return the conversation with the spans of the turns that have loss."""

@@ -64,6 +64,22 @@ def test_a_row_is_shown_as_it_is_prepared(sections: tuple[DataSection, ModelSect
     assert "\x1b[31m" not in green and "\x1b[32m<think>" in green
 
 
+def test_an_added_end_is_its_answers_and_turns_behind_it_are_named(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] }}{% endfor %}"
+    make_tokenizer(tmp_path / "tokenizer", chat_template=template)
+    turns = [{"role": role, "content": "ab"} for role in ("user", "assistant") * 2]
+    rows = write_jsonl(tmp_path / "rows.jsonl", [{"messages": turns[:count]} for count in (2, 3, 4)])
+    data = DataSection(train=str(rows), num_proc=1)
+    setup = setup_of(data, ModelSection(tokenizer=str(tmp_path / "tokenizer")), DOCUMENTS)
+    encoder = Encoder(open_tokenizer(setup.tokenizer), setup.train_on)
+    shown = list(show_rows(setup, sets_of(data)[0][0], encoder, 1, 3))
+    for row, last, missing in zip(shown, (1, 1, 3), ((), (2,), ()), strict=True):
+        (document,) = row.documents
+        assert document.pieces[-1].text.endswith("<|end|>") and document.pieces[-1].turn == last
+        assert document.behind_end == missing
+    assert "turn 3   user       left out" in "\n".join(row_lines(shown[1], colour=False))
+
+
 def test_pairs_are_shown_with_both_answers(
     sections: tuple[DataSection, ModelSection], tmp_path: Path
 ) -> None:
