@@ -70,6 +70,8 @@ class OnPolicyObjective(Objective, Protocol):
     updates_per_rollout: int  # optimizer steps
     uses_group_baseline: bool  # advantages are relative to the other answers to the prompt
     masks_truncated: bool  # tokens of a truncated answer have no loss
+    learns_kl: bool  # a KL to the reference is learnt beside the rewards
+    scales_kl: bool  # … in advantages that are divided by their standard deviation
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
         """Return the forwards that a rollout needs before its first step."""
@@ -85,6 +87,12 @@ class OnPolicyObjective(Objective, Protocol):
 
         ``scores`` float64 [R] (NaN: left out), ``groups`` int64 [R] (index of the prompt), ``ended`` bool [R]
         (not truncated).
+        """
+        ...
+
+    def is_flat(self, scores: Tensor, spread: Tensor) -> bool:
+        """Whether the rewards give no answer of a rollout an advantage. Of ``compute_advantages``: its
+        ``scores``, the deviations that it returned.
         """
         ...
 

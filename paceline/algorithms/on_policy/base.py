@@ -31,6 +31,8 @@ class OnPolicy(Algorithm):
     updates_per_rollout: int = 1
     uses_group_baseline: bool = True
     masks_truncated: bool = False
+    learns_kl: bool = False
+    scales_kl: bool = False
     extra_fields: tuple[str, ...] = ()  # added by ``finalize_rollout``
 
     @abstractmethod
@@ -53,6 +55,10 @@ class OnPolicy(Algorithm):
         ``scores`` float64 [R] (NaN: not scored); ``groups`` int64 [R] numbers the prompts; ``ended`` bool [R]
         is false for truncated answers.
         """
+
+    def is_flat(self, scores: Tensor, spread: Tensor) -> bool:
+        """Whether the rewards give no answer of a rollout an advantage."""
+        return self.uses_group_baseline and bool((spread == 0).all())
 
     def finalize_rollout(
         self, batches: Sequence[Sequence[Batch]], answers: RolloutAnswers

@@ -74,6 +74,7 @@ class GRPO(OnPolicy):
         self.correction, self.correction_level = o.rollout_correction, o.rollout_correction_level
         self.cap = o.rollout_correction_cap
         self.passes, self.updates_per_rollout = o.num_iterations, o.num_iterations * updates_per_pass
+        self.learns_kl = bool(o.beta)
         self.frozen = frozen_roles(bool(o.beta) and reference != "adapter", reward_model)
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:

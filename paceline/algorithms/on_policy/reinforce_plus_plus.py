@@ -67,6 +67,7 @@ class ReinforcePlusPlus(OnPolicy):
             o.gamma,
         )
         self.uses_group_baseline = o.group_baseline
+        self.learns_kl, self.scales_kl = bool(o.beta), not self.in_loss
         self.low, self.high = o.epsilon, o.epsilon if o.epsilon_high is None else o.epsilon_high
         self.masks_truncated = o.mask_truncated_completions
         self.passes, self.updates_per_rollout = o.num_iterations, o.num_iterations * updates_per_pass
@@ -88,6 +89,12 @@ class ReinforcePlusPlus(OnPolicy):
             return group_advantages(scores, groups, scale="none")
         found = torch.nan_to_num(scores, nan=0.0)
         return found, torch.zeros_like(found)
+
+    def is_flat(self, scores: Tensor, spread: Tensor) -> bool:
+        """Without groups: whether all returns, whose mean is subtracted, are equal because all rewards are."""
+        known = scores[~scores.isnan()]
+        equal = self.gamma == 1 and bool((known == known[:1]).all())
+        return super().is_flat(scores, spread) if self.uses_group_baseline else equal
 
     def finalize_rollout(
         self, batches: Sequence[Sequence[Batch]], answers: RolloutAnswers

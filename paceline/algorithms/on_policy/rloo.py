@@ -57,6 +57,7 @@ class RLOO(OnPolicy):
     ) -> None:
         o = RlooOptions.model_validate(options)
         self.beta, self.normalises, self.score_range = o.beta, o.normalize_advantages, o.reward_clip_range
+        self.learns_kl, self.scales_kl = bool(o.beta), o.normalize_advantages
         self.low, self.high = o.epsilon, o.epsilon if o.epsilon_high is None else o.epsilon_high
         self.masks_truncated = o.mask_truncated_completions
         self.passes, self.updates_per_rollout = o.num_iterations, o.num_iterations * updates_per_pass

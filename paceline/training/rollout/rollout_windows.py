@@ -181,11 +181,7 @@ class RolloutWindows:
         metrics = drawn.metrics(self.generator.scorer.labels, self.layout.group, compares=compares)
         if self.max_redraws:
             metrics |= drawn.counts(self.layout.group)
-        notes = (
-            [*drawn.problems, *_nothing_learnt(judged, drawn.spread, compares)]
-            if self.is_group_leader
-            else []
-        )
+        notes = [*drawn.problems, *self._nothing_learnt(drawn)] if self.is_group_leader else []
         report = Report(
             {**metrics, **stats, **clock, "time/rollout": seconds},
             drawn.shown.rows(self.shown, generator.tokenizer) if self.world.rank == 0 else (),
@@ -324,22 +320,24 @@ class RolloutWindows:
             self.generator, prompts, self.world, self.layout.batch_layout, self.limits, self.is_group_leader
         )
 
-
-def _nothing_learnt(judged: Judged, spread: Tensor, compares: bool) -> list[Diagnostic]:
-    """Warn if no group of a rollout has two different scores."""
-    if not bool(judged.judged.any()):
-        what, hint = (
-            "no answer of this rollout was scored, so it has no gradient",
-            "find out why the rewards skipped all answers",
-        )
-    elif compares and bool((spread == 0).all()):
-        what = (
-            "within each group all rewards are equal: every advantage is 0, so this rollout has no gradient"
-        )
-        hint = (
-            "use num_generations of 2 or more, a temperature above 0, or a reward that"
-            " distinguishes these answers"
-        )
-    else:
-        return []
-    return [codes.ROLLOUT_NO_SPREAD(what, "training.rollout", hint=hint, severity=Severity.WARNING)]
+    def _nothing_learnt(self, drawn: Drawn) -> list[Diagnostic]:
+        """Warn if the rewards of a rollout give no answer an advantage."""
+        if not bool(drawn.judged.judged.any()):
+            what, hint = (
+                "no answer of this rollout was scored, so it has no gradient",
+                "find out why the rewards skipped all answers",
+            )
+        elif self.algorithm.is_flat(drawn.judged.scores, drawn.spread):
+            grouped = self.algorithm.uses_group_baseline
+            what = "within each group all rewards are equal" if grouped else "all rewards are equal"
+            if self.algorithm.learns_kl and not self.filter_groups:
+                scaled = ", which normalising enlarges to full size" if self.algorithm.scales_kl else ""
+                what += f": this rollout learns from the KL to the reference alone{scaled}"
+            else:
+                what += ": every advantage is 0, so this rollout has no gradient"
+            more = "num_generations of 2 or more" if grouped else "more answers a rollout"
+            alone = f"{more}, " if (self.layout.group if grouped else self.layout.answers) == 1 else ""
+            hint = f"use {alone}a temperature above 0, or a reward that distinguishes these answers"
+        else:
+            return []
+        return [codes.ROLLOUT_NO_SPREAD(what, "training.rollout", hint=hint, severity=Severity.WARNING)]

@@ -5,6 +5,7 @@ stopped in its middle and goes on.
 from __future__ import annotations
 
 import json
+import math
 from ast import literal_eval
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -18,6 +19,8 @@ import torch
 from paceline.algorithms.on_policy.base import LabelledTokens
 from paceline.algorithms.on_policy.grpo import GRPO
 from paceline.algorithms.on_policy.ppo import PPO
+from paceline.algorithms.on_policy.reinforce_plus_plus import ReinforcePlusPlus
+from paceline.algorithms.on_policy.rloo import RLOO
 from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection
@@ -552,3 +555,37 @@ def test_rewards_see_what_the_template_opens_of_an_answer() -> None:
     samples, _ = generator.judged(table, [5, -1, 7], requests, completions, 1)
     assert [s.opening[-10:] for s in samples] == [" 0<think>\n", " 2<think>\n"]
     assert [s.prompt for s in samples] == ["question 5", "question 7"]
+
+
+EQUAL = "all rewards are equal"
+KL_ALONE = "this rollout learns from the KL to the reference alone"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "scores", "says"),
+    [
+        (ReinforcePlusPlus(), (1, 1, 1, 1), f"{EQUAL}: {KL_ALONE}, which normalising enlarges"),
+        (ReinforcePlusPlus(), (1, math.nan, 1, 1), KL_ALONE),
+        (ReinforcePlusPlus(), (1,), "use more answers a rollout, a temperature above 0"),
+        (ReinforcePlusPlus(beta=0.0), (0, 0, 0, 0), "every advantage is 0"),
+        (ReinforcePlusPlus(group_baseline=True), (1, 1, 2, 2), f"within each group {EQUAL}: {KL_ALONE}"),
+        (ReinforcePlusPlus(), (1, 1, 2, 2), ""),
+        (ReinforcePlusPlus(gamma=0.9), (1, 1, 1, 1), ""),
+        (RLOO(), (1, 1, 2, 2), KL_ALONE),
+        (RLOO(normalize_advantages=True), (1, 1, 2, 2), "enlarges"),
+        (GRPO(beta=0.1), (1, 1, 2, 2), KL_ALONE),
+        (GRPO(), (1, 1, 2, 2), "every advantage is 0, so this rollout has no gradient"),
+        (GRPO(beta=0.1), (1, 1, 1, 2), ""),
+        (PPO(), (1, 1, 1, 1), ""),
+    ],
+)  # fmt: skip
+def test_rewards_that_teach_nothing_are_said(algorithm: Any, scores: tuple[float, ...], says: str) -> None:
+    given, groups = torch.tensor(scores, dtype=torch.float64), torch.arange(len(scores)) // 2
+    _, spread = algorithm.compute_advantages(given, groups, torch.ones(len(scores), dtype=torch.bool))
+    judged = SimpleNamespace(judged=~given.isnan(), scores=given)
+    layout = SimpleNamespace(group=2, answers=len(scores))
+    run: Any = SimpleNamespace(algorithm=algorithm, filter_groups=False, layout=layout)
+    found = RolloutWindows._nothing_learnt(run, SimpleNamespace(judged=judged, spread=spread))  # type: ignore[arg-type]
+    text = "".join(one.render() for one in found)
+    assert (says in text) if says else not found, text
+    assert "num_generations" not in text
