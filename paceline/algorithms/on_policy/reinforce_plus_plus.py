@@ -91,7 +91,7 @@ class ReinforcePlusPlus(OnPolicy):
         return found, torch.zeros_like(found)
 
     def is_flat(self, scores: Tensor, spread: Tensor) -> bool:
-        """Without groups: whether all returns, whose mean is subtracted, are equal because all rewards are."""
+        """Without groups: whether all returns, of which the mean is subtracted, are equal."""
         known = scores[~scores.isnan()]
         equal = self.gamma == 1 and bool((known == known[:1]).all())
         return super().is_flat(scores, spread) if self.uses_group_baseline else equal

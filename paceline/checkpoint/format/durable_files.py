@@ -21,11 +21,15 @@ from paceline.core.units import human_bytes
 CrashPoint = Callable[[str], None]
 _BLOCK = 16 * 1024 * 1024
 _PENDING = 2  # pieces that wait to be hashed
+_ROOM = (
+    "free disk space, lower training.save_total_limit if it is above 1, or set training.output_dir to another"
+    " disk; a run that this ended continues with --resume latest"
+)
 _CODES = {
     errno.ENOSPC: (
         codes.CHECKPOINT_DISK_FULL,
         "the disk is full",
-        "free disk space, lower training.save_total_limit, or set training.output_dir to another disk",
+        _ROOM,
     ),
     errno.EDQUOT: (
         codes.CHECKPOINT_DISK_FULL,
@@ -119,8 +123,7 @@ def need_space(folder: Path, num_bytes: int) -> None:
                 "the disk has no room for this checkpoint; earlier checkpoints are unchanged",
                 str(folder),
                 f"{human_bytes(free)} free, {human_bytes(num_bytes)} needed",
-                "free disk space, lower training.save_total_limit, or set training.output_dir to"
-                " another disk",
+                _ROOM,
             )
         )
 

@@ -181,7 +181,7 @@ class RolloutWindows:
         metrics = drawn.metrics(self.generator.scorer.labels, self.layout.group, compares=compares)
         if self.max_redraws:
             metrics |= drawn.counts(self.layout.group)
-        notes = [*drawn.problems, *self._nothing_learnt(drawn)] if self.is_group_leader else []
+        notes = [*drawn.problems, *self.check_spread(drawn)] if self.is_group_leader else []
         report = Report(
             {**metrics, **stats, **clock, "time/rollout": seconds},
             drawn.shown.rows(self.shown, generator.tokenizer) if self.world.rank == 0 else (),
@@ -320,7 +320,7 @@ class RolloutWindows:
             self.generator, prompts, self.world, self.layout.batch_layout, self.limits, self.is_group_leader
         )
 
-    def _nothing_learnt(self, drawn: Drawn) -> list[Diagnostic]:
+    def check_spread(self, drawn: Drawn) -> list[Diagnostic]:
         """Warn if the rewards of a rollout give no answer an advantage."""
         if not bool(drawn.judged.judged.any()):
             what, hint = (

@@ -228,7 +228,7 @@ def test_too_little_room_is_said_before_anything_is_written(
     monkeypatch.setattr(durable_files, "write_all", lambda fd, view: pytest.fail("wrote"))
     with pytest.raises(CheckpointError, match="disk_full") as caught:
         save(2)
-    assert "0 B free" in str(caught.value)
+    assert "0 B free" in str(caught.value) and "continues with --resume latest" in str(caught.value)
     assert find_checkpoint("latest", run) == run.checkpoint(1)
 
 

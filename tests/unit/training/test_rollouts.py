@@ -585,7 +585,7 @@ def test_rewards_that_teach_nothing_are_said(algorithm: Any, scores: tuple[float
     judged = SimpleNamespace(judged=~given.isnan(), scores=given)
     layout = SimpleNamespace(group=2, answers=len(scores))
     run: Any = SimpleNamespace(algorithm=algorithm, filter_groups=False, layout=layout)
-    found = RolloutWindows._nothing_learnt(run, SimpleNamespace(judged=judged, spread=spread))  # type: ignore[arg-type]
+    found = RolloutWindows.check_spread(run, SimpleNamespace(judged=judged, spread=spread))  # type: ignore[arg-type]
     text = "".join(one.render() for one in found)
     assert (says in text) if says else not found, text
     assert "num_generations" not in text
