@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+from collections import Counter
 from collections.abc import Collection
 
 import pytest
@@ -217,3 +218,11 @@ def test_nobody_asks_which_strategy_or_algorithm_it_is() -> None:
                 asked = {n.id for n in ast.walk(call.args[1]) if isinstance(n, ast.Name)}
                 wrong += [f"{source.at(call)} isinstance of {n}" for n in asked & foreign.keys()]
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_folder_can_be_read_at_a_glance() -> None:
+    """At most 18 modules, as in the largest of torchtitan's and TRL's."""
+    package = ROOT / "paceline"
+    counts = Counter(path.parent for path in package.rglob("*.py") if path.name != "__init__.py")
+    assert len(counts) > 40
+    assert [(str(folder), count) for folder, count in counts.items() if count > 18] == []
