@@ -147,7 +147,7 @@ for name, value in now.items():
         (text,) = [str(w.message) for w in said if w.category is FutureWarning]
         assert "paceline." + name in text and "paceline.extend:" + EARLIER[name] in text, text
 try:
-    import_module("paceline.strategies.strategy").Other
+    import_module("paceline." + "strategies.base").Other
 except AttributeError as error:
     assert "paceline.extend: it has Strategy" in str(error), error
 else:

@@ -133,10 +133,10 @@ def test_ranks_started_from_outside_look_once_before_torch_and_all_end(tmp_path:
     )
     program = f"""
 import sys
-from paceline.launch.preflight import beforehand
+from paceline.launch.preflight import child_checks
 from paceline.training import rank
-asked = beforehand.run_child
-beforehand.run_child = lambda job: (open(sys.argv[1], "a").write("looked "), asked(job))[1]
+asked = child_checks.run_child
+child_checks.run_child = lambda job: (open(sys.argv[1], "a").write("looked "), asked(job))[1]
 code = rank.main(["--config", "{tmp_path}/c.yaml", "--set", "training.use_cpu=true"])
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 sys.exit(code)
