@@ -136,6 +136,8 @@ _METRIC, _GREATER = "training.metric_for_best_model", "training.greater_is_bette
 def best_metric(c: Context) -> Iterator[Diagnostic]:
     """train.best_metric, train.best_is_worst"""
     t = c.config.training
+    if t.metric_for_best_model is None and t.greater_is_better is None:
+        return  # the algorithm's first metric, and its way
     requested = t.metric_for_best_model or "loss"
     rewards = t.rollout.rewards if t.rollout is not None else ()
     answers = t.eval_metrics if t.eval_generate else ()
