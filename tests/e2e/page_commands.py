@@ -24,7 +24,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "a browser": lambda: False,  # tests/unit/watch opens the page in one
     "iftop, root and several nodes": lambda: False,
     "InfiniBand": lambda: False,
-    "the process id of a rank, or of `paceline train` (all its ranks)": lambda: False,  # tests/integration sends the signal
+    "the process id of a rank, or of `paceline train` (all its ranks)": lambda: False,  # tested
     "a second run": lambda: False,  # tests/unit/cli compares two
 }
 _COMMENT = re.compile(r"\s+# ")
