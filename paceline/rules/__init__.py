@@ -14,14 +14,14 @@ from paceline.rules.algorithm import ALGORITHM_RULES
 from paceline.rules.backend import BACKEND_RULES
 from paceline.rules.batch import BATCH_RULES
 from paceline.rules.data import DATA_RULES
-from paceline.rules.device import DEVICE_RULES, HOST_RULES
+from paceline.rules.device import DEVICE_RULES
 from paceline.rules.eval_generate import EVAL_GENERATE_RULES
 from paceline.rules.model import MODEL_RULES
 from paceline.rules.optimizer import OPTIMISATION_RULES
 from paceline.rules.parallel import PARALLEL_RULES
 from paceline.rules.precision import PRECISION_RULES
 from paceline.rules.preference import PREFERENCE_RULES
-from paceline.rules.rollout import ROLLOUT_RULES, SERVER_RULES
+from paceline.rules.rollout import ROLLOUT_RULES
 from paceline.rules.rule import Context, Facts, Rule
 from paceline.rules.save import SAVE_RULES
 from paceline.rules.strategy import STRATEGY_RULES
@@ -37,12 +37,10 @@ RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
     *PREFERENCE_RULES,
     *ROLLOUT_RULES,
-    *SERVER_RULES,
     *SAVE_RULES,
     *EVAL_GENERATE_RULES,
     *DATA_RULES,
     *MODEL_RULES,
-    *HOST_RULES,
 )
 
 

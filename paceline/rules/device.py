@@ -78,15 +78,6 @@ def device_determinism(c: Context) -> Iterator[Diagnostic]:
         yield c.at(codes.DEVICE_DETERMINISM(label=kind.label, or_cpu=_OR_CPU), "training.full_determinism")
 
 
-DEVICE_RULES: tuple[Rule, ...] = (
-    device_float64,
-    device_alone,
-    device_gloo,
-    device_quantised,
-    device_determinism,
-)
-
-
 def foreign_files(c: Context) -> Iterator[Diagnostic]:
     """config.foreign_missing"""
     t = c.config.training
@@ -134,4 +125,14 @@ def interface(c: Context) -> Iterator[Diagnostic]:
         yield codes.HOST_IFNAME("NCCL_SOCKET_IFNAME", wanted, there=", ".join(sorted(there)))
 
 
-HOST_RULES: tuple[Rule, ...] = (foreign_files, locked_memory, open_files, interface)
+DEVICE_RULES: tuple[Rule, ...] = (
+    device_float64,
+    device_alone,
+    device_gloo,
+    device_quantised,
+    device_determinism,
+    foreign_files,
+    locked_memory,
+    open_files,
+    interface,
+)

@@ -139,7 +139,7 @@ def best_metric(c: Context) -> Iterator[Diagnostic]:
     if t.metric_for_best_model is None and t.greater_is_better is None:
         return  # the algorithm's first metric, and its way
     requested = t.metric_for_best_model or "loss"
-    rewards = t.rollout.rewards if t.rollout is not None else ()
+    rewards = t.rollout.rewards if c.algorithm.on_policy and t.rollout is not None else ()
     answers = t.eval_metrics if t.eval_generate else ()
     names = evaluation_metrics(t.algorithm, [reward.name for reward in rewards], answers)
     full = requested if requested.startswith("eval_") else f"eval_{requested}"

@@ -1,4 +1,4 @@
-"""Rules for on-policy algorithms: unsupported combinations, and settings under which nothing is learnt."""
+"""Rules for on-policy algorithms and their server: unsupported combinations, and what would learn nothing."""
 
 from __future__ import annotations
 
@@ -182,18 +182,6 @@ def sections(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-ROLLOUT_RULES: tuple[Rule, ...] = (
-    strategies,
-    rewards,
-    code_sandbox,
-    reward_models,
-    no_kl,
-    lengths,
-    groups,
-    sections,
-)
-
-
 _SERVER = "training.rollout.server"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -249,4 +237,16 @@ def tower(c: Context) -> Iterator[Diagnostic]:
     yield c.at(codes.ROLLOUT_SERVER_TOWER(composite=c.facts.composite), _SERVER)
 
 
-SERVER_RULES: tuple[Rule, ...] = (address, weights, tower)
+ROLLOUT_RULES: tuple[Rule, ...] = (
+    strategies,
+    rewards,
+    code_sandbox,
+    reward_models,
+    no_kl,
+    lengths,
+    groups,
+    sections,
+    address,
+    weights,
+    tower,
+)

@@ -188,8 +188,9 @@ def test_an_algorithm_of_ones_own(mine: Job) -> None:
         found = tried(mine, {"training.algorithm": f"my_specs:{name}"}, ALGORITHM)
         assert set(found) == ({code} if code else set()), found
         assert all(d.where == "training.algorithm" for d in found.values())
-    found = mine.found({"training.algorithm": "my_specz:SPEC"})
-    assert found["core.target_module"].where.startswith(str(mine.root)), "the plan's own finding, at its line"
+    for metric in ((), ("training.metric_for_best_model=eval_loss",)):
+        found = mine.found({"training.algorithm": "my_specz:SPEC"}, *metric)
+        assert found["core.target_module"].where.startswith(str(mine.root)), "the plan's own, at its line"
     sys.modules.pop("my_specs", None)
 
 
