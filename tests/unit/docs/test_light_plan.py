@@ -1,4 +1,4 @@
-"""What README lists for a laptop is all that ``paceline plan`` imports, of a model's name and of a YAML."""
+"""What docs/start.md lists for a laptop is all that ``paceline plan`` imports, of a model and of a YAML."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ main()
 
 
 def _listed() -> list[str]:
-    found = re.search(r"`pip install (pydantic [\w. ]+)`", (ROOT / "README.md").read_text(encoding="utf-8"))
+    found = re.search(
+        r"`pip install (pydantic [\w. ]+)`", (ROOT / "docs/start.md").read_text(encoding="utf-8")
+    )
     assert found
     return found[1].split()
 
@@ -47,12 +49,12 @@ def plan(*arguments: str, without: str = "") -> subprocess.CompletedProcess[str]
     )
 
 
-def test_a_model_by_name_needs_what_readme_lists() -> None:
+def test_a_model_by_name_needs_what_is_listed() -> None:
     done = plan("--model", "llama-3-70b", "--hardware", "1024xH100")
     assert done.returncode == 0 and "fsdp" in done.stdout, done.stderr
 
 
-def test_a_yaml_needs_what_readme_lists(tmp_path: Path) -> None:
+def test_a_yaml_needs_what_is_listed(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(
         "model: {config: {model_type: llama, hidden_size: 64, num_hidden_layers: 2, num_attention_heads:"
         f" 4, vocab_size: 768}}, tokenizer: {ROOT}/examples/tokenizer}}\ndata: {{train:"
