@@ -35,7 +35,7 @@ from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.rundir import RunDir
 from paceline.protocols.shard import Shard
-from paceline.runtime.process_group.store_barrier import StoreRanks
+from paceline.runtime.process_group.background_exchange import StoreRanks
 from paceline.runtime.process_group.world import RankEnv, World
 
 TENSORS = 64

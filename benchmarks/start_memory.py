@@ -39,7 +39,7 @@ from large_models import (
     write_fp8_folder,
 )
 
-from paceline.algorithms.registry import algorithm_class
+from paceline.algorithms.algorithm import algorithm_class
 from paceline.config.schema import Config
 from paceline.models.factory import HFModelFactory
 from paceline.plan.cost.memory.fits import room_of
@@ -49,7 +49,7 @@ from paceline.plan.strategies.job import Job
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
-from paceline.runtime.malloc import configure_malloc, return_freed_memory
+from paceline.runtime.device.host import configure_malloc, return_freed_memory
 from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.strategies.registry import make_strategy
 

@@ -23,7 +23,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.loading.list_parameters import ClassRequest
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output
-from paceline.runtime.malloc import configure_malloc
+from paceline.runtime.device.host import configure_malloc
 
 MATMUL_PARAMETERS = 8 * (512 * 512 * 2 + 512 * 256 * 2 + 3 * 512 * 1408) + 512 * 32000
 LLAMA = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline.algorithms.algorithm import Algorithm as Algorithm
-    from paceline.algorithms.rewards.sample import Sample as Sample
+    from paceline.algorithms.rewards.builtin import Sample as Sample
     from paceline.algorithms.supervised import sft
     from paceline.algorithms.supervised.sft import SFT as SFT
     from paceline.core.diagnostics import Code as Code
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.strategies.replicas import ParallelInference as ParallelInference
     from paceline.strategies.strategy import Strategy as Strategy
     from paceline.training.base_trainer import BaseTrainer as BaseTrainer
-    from paceline.training.reporting.loss_watchdog import LossWatchdog as LossWatchdog
+    from paceline.training.reporting.callbacks import LossWatchdog as LossWatchdog
 
     DDP_SPEC = replicated.DDP
     SFT_TERM = sft.TERM
@@ -47,12 +47,12 @@ _HOMES = {
     "DDP_SPEC": "paceline.plan.strategies.replicated:DDP",
     "Diagnostic": "paceline.core.diagnostics:Diagnostic",
     "GenerationEngine": "paceline.generation.engine:GenerationEngine",
-    "LossWatchdog": "paceline.training.reporting.loss_watchdog:LossWatchdog",
+    "LossWatchdog": "paceline.training.reporting.callbacks:LossWatchdog",
     "Output": "paceline.protocols.roles:Output",
     "ParallelInference": "paceline.strategies.replicas:ParallelInference",
     "Role": "paceline.protocols.roles:Role",
     "RowKind": "paceline.data.rows.kinds.base:RowKind",
-    "Sample": "paceline.algorithms.rewards.sample:Sample",
+    "Sample": "paceline.algorithms.rewards.builtin:Sample",
     "Severity": "paceline.core.diagnostics:Severity",
     "Strategy": "paceline.strategies.strategy:Strategy",
     "StrategySpec": "paceline.plan.strategies.spec:StrategySpec",

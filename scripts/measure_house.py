@@ -64,8 +64,8 @@ OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("plan/cost/report.py", "'bubble'"): "parts of a step's time",
     ("runlog/lines.py", "'completion'"): "columns of a table",
     ("strategies/deepspeed/autotp.py", "__module__.startswith"): "a package",
-    ("training/rollout/metrics.py", "{'reward'"): "a field of an event",
-    ("training/rollout/samples.py", "{'prompt'"): "a field of an event",
+    ("training/rollout/scored_rollout.py", "{'reward'"): "a field of an event",
+    ("training/rollout/scored_rollout.py", "{'prompt'"): "a field of an event",
     ("watch/panels.py", "'reward' in names"): "a metric",
 }
 ROOMS = ("plan", "strategies", "training", "algorithms", "generation")
@@ -82,7 +82,7 @@ EDGES: Mapping[str, str] = {
             "plan/model/families/supported.py",
             "plan/model/files/unusual_config.py",
             "plan/model/vocabulary.py",
-            "training/input_checks/rollout_config.py",
+            "training/preflight/named_models.py",
         ),
         "a model's config.json",
     ),

@@ -128,7 +128,7 @@ def nothing_collected_before_training(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A training in this process would look through all that the suite holds, half a second each time."""
-    garbage = sys.modules.get("paceline.training.loop.garbage_collection")
+    garbage = sys.modules.get("paceline.training.loop.intervals")
     if garbage is not None and request.path.name != "test_garbage.py":
         monkeypatch.setattr(garbage, "gc", SimpleNamespace(**{**vars(gc), "collect": lambda: 0}))
 

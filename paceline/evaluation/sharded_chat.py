@@ -27,8 +27,8 @@ from paceline.generation.answer import Agree, Sampling, Write, answer_streamed
 from paceline.launch.exit_handling import EndedBySignal, ended
 from paceline.launch.redacted_output import redacted
 from paceline.runtime.failures.root_cause import is_cascade
-from paceline.runtime.hard_exit import leave
 from paceline.runtime.library_noise import quiet_libraries, spare_torchao
+from paceline.runtime.time_limit import leave
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

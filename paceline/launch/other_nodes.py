@@ -43,7 +43,7 @@ def _report(launch: LaunchSection, error: PacelineError) -> None:
     message = {"rank": 0, "exit_code": 0, "diagnostic": error.diagnostics[0].to_json()}
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
-            module_argv("paceline.runtime.process_group.publish_refusal"),
+            module_argv("paceline.runtime.process_group.rendezvous"),
             input=json.dumps(message, default=str).encode(),
             env={**os.environ, **import_path(os.environ), **rank_environment(cluster, 0)},
             stdout=subprocess.DEVNULL,

@@ -61,7 +61,7 @@ from paceline.plan.model.quantized_weights import plain_config
 from paceline.plan.plan_sections import AdapterSpec
 from paceline.protocols.model import WHOLE, BuildOptions, Slices
 from paceline.protocols.roles import Role
-from paceline.runtime.device.capability import device_memory
+from paceline.runtime.device.device import device_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

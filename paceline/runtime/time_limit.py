@@ -1,4 +1,4 @@
-"""A time limit for calls that may never return.
+"""Limits for what may hang: a call that may never return, and the exit of a broken process group.
 
 torch's stores take a timeout but do not enforce it: ``check``, ``get``, ``set`` and the constructor wait for
 the server's answer, forever if the server is stopped or the network is cut (torch 2.13: only waiting for a
@@ -7,6 +7,9 @@ key to appear is timed).
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -36,3 +39,11 @@ def within(seconds: float, call: Callable[[], T], what: str) -> T:
     if not done:
         raise TimeoutError(f"no answer within {seconds:.0f} s: {what}")
     return done[0]
+
+
+def leave(code: int) -> None:
+    """Flush and exit at once, without destructors: those of a broken process group can hang."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(int(code))

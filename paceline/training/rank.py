@@ -25,8 +25,8 @@ from paceline.launch.supervision.worker_channel import Line
 from paceline.runlog.redact import Redactor
 from paceline.runlog.stacks import stacks_to
 from paceline.runtime import codes
-from paceline.runtime.hard_exit import leave
 from paceline.runtime.rank_env import RankEnv
+from paceline.runtime.time_limit import leave
 from paceline.training.rank_arguments import looked_at, parse_start, plan_here, same_size
 
 STDERR = 2  # where native crashes are reported until this rank's log is open

@@ -49,24 +49,23 @@ from paceline.runlog.result import write_result
 from paceline.runlog.stacks import stacks_to
 from paceline.runtime.device.device import set_threads, threads_per_rank, use_deterministic_kernels
 from paceline.runtime.failures.alarm import Alarm
-from paceline.runtime.failures.flight_recorder import write_flight
 from paceline.runtime.failures.heartbeat import Signs
 from paceline.runtime.failures.liveness_socket import own_address
 from paceline.runtime.failures.root_cause import is_cascade, is_timeout
-from paceline.runtime.hard_exit import leave
+from paceline.runtime.failures.stragglers import write_flight
 from paceline.runtime.library_noise import quiet_libraries, spare_torchao
 from paceline.runtime.process_group.device_mesh import limit_groups
 from paceline.runtime.process_group.rendezvous import refuse
 from paceline.runtime.process_group.world import RankEnv, World
+from paceline.runtime.time_limit import leave
 from paceline.training import codes
 from paceline.training.checkpointing.contents import run_state
 from paceline.training.checkpointing.resume import Resumes, open_resume
 from paceline.training.checkpointing.resume_compatibility import best_is_gone, nothing_left
-from paceline.training.errors import diagnose, exit_code_of
-from paceline.training.loop.garbage_collection import EVERY
+from paceline.training.errors import diagnose, exit_code_of, memory_used, out_of_memory_hint
+from paceline.training.loop.intervals import EVERY
 from paceline.training.loop.train_state import TrainState
 from paceline.training.loop.trainer import SAVE, Trainer, ended_early
-from paceline.training.out_of_memory import memory_used, out_of_memory_hint
 from paceline.training.rank_arguments import Start
 from paceline.training.reporting.console import print_summary
 from paceline.training.reporting.observers import Observers

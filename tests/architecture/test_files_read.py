@@ -14,7 +14,7 @@ LOOKS = (
     "launch/run_secret.py",
     "training/exact_match.py",
     "training/preflight/inputs.py",
-    "training/input_checks/rollout_config.py",
+    "training/preflight/named_models.py",
 )
 #: Files that open others without it, and why.
 OWN = {

@@ -37,8 +37,8 @@ from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.hardware.device_kinds import CPU, CUDA, KINDS, is_accelerator
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
-from paceline.runtime.hard_exit import leave
 from paceline.runtime.process_group.world import World
+from paceline.runtime.time_limit import leave
 from paceline.strategies.deepspeed import fill_partitions
 from paceline.training.loop.throughput import PeakFlops
 from paceline.training.rank import run_rank

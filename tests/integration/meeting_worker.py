@@ -9,9 +9,9 @@ from pathlib import Path
 
 from paceline.core.errors import PacelineError
 from paceline.runtime import codes
-from paceline.runtime.hard_exit import leave
 from paceline.runtime.process_group import first_all_reduce, rank_agreement, rendezvous, world
 from paceline.runtime.rank_env import RankEnv
+from paceline.runtime.time_limit import leave
 
 scenario, out = sys.argv[1], Path(sys.argv[2])
 env = RankEnv.from_environ(world.environment())

@@ -12,10 +12,10 @@ from torch.distributed.distributed_c10d import _world
 
 from paceline.plan.mesh import Mesh
 from paceline.runtime.failures.alarm import Alarm
-from paceline.runtime.hard_exit import leave
 from paceline.runtime.process_group.device_mesh import device_mesh, limit_groups, sharding_mesh
 from paceline.runtime.process_group.world import World, environment
 from paceline.runtime.rank_env import RankEnv
+from paceline.runtime.time_limit import leave
 
 scenario, out = sys.argv[1], Path(sys.argv[2])
 env = RankEnv.from_environ(environment())

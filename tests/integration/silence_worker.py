@@ -16,8 +16,8 @@ from paceline.runtime.failures import alarm as alarms
 from paceline.runtime.failures.alarm import Alarm
 from paceline.runtime.failures.heartbeat import Heartbeat, Signs
 from paceline.runtime.failures.root_cause import is_cascade, is_timeout
-from paceline.runtime.hard_exit import leave
 from paceline.runtime.process_group.world import RankEnv, World, environment
+from paceline.runtime.time_limit import leave
 
 out, timeout, least, quiet = Path(sys.argv[1]), *map(float, sys.argv[2:])
 alarms.LEAST_LIMIT_SECONDS = least

@@ -22,9 +22,9 @@ from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
 from paceline.runtime.failures.alarm import Alarm
 from paceline.runtime.failures.root_cause import is_cascade
-from paceline.runtime.hard_exit import leave
 from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.runtime.random_seed import seed_for
+from paceline.runtime.time_limit import leave
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.strategy import Strategy

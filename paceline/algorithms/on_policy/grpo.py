@@ -17,10 +17,10 @@ from paceline.algorithms.on_policy.base import (
     num_answers,
     per_token,
 )
-from paceline.algorithms.on_policy.kl import divergence
 from paceline.algorithms.on_policy.losses import (
     clipped_surrogate,
     clipped_weight,
+    divergence,
     log_ratios,
     loss_weight,
     rollout_correction,

@@ -22,8 +22,13 @@ from paceline.algorithms.on_policy.base import (
     of_answers,
     with_tokens,
 )
-from paceline.algorithms.on_policy.kl import AdaptiveCoefficient, FixedCoefficient, divergence
-from paceline.algorithms.on_policy.losses import clipped_surrogate, value_loss
+from paceline.algorithms.on_policy.losses import (
+    AdaptiveCoefficient,
+    FixedCoefficient,
+    clipped_surrogate,
+    divergence,
+    value_loss,
+)
 from paceline.config.sections.algorithms.ppo import PpoOptions
 from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.protocols.batch import Batch

@@ -23,8 +23,7 @@ from paceline.algorithms.on_policy.base import (
     of_answers,
     with_tokens,
 )
-from paceline.algorithms.on_policy.kl import divergence
-from paceline.algorithms.on_policy.losses import clipped_surrogate
+from paceline.algorithms.on_policy.losses import clipped_surrogate, divergence
 from paceline.config.sections.algorithms.reinforce_plus_plus import ReinforcePlusPlusOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch

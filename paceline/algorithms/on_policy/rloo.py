@@ -18,8 +18,7 @@ from paceline.algorithms.on_policy.base import (
     of_answers,
     with_tokens,
 )
-from paceline.algorithms.on_policy.kl import divergence
-from paceline.algorithms.on_policy.losses import Clipped, clipped_surrogate, segment_sums
+from paceline.algorithms.on_policy.losses import Clipped, clipped_surrogate, divergence, segment_sums
 from paceline.config.sections.algorithms.rloo import RlooOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch

@@ -1,12 +1,13 @@
-"""Built-in rewards: functions of one ``Sample``, options by keyword; none runs or evaluates an answer."""
+"""Samples and the built-in rewards of one ``Sample``; none runs or evaluates an answer."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 
-from paceline.algorithms.rewards.sample import Sample
+from paceline.core.json_types import Json
 
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
 _MARK = "####"
@@ -89,3 +90,28 @@ def overlong(sample: Sample, *, max_length: int, buffer: int) -> float:
 def ended(sample: Sample) -> float:
     """1 if the answer has an end-of-sequence token, 0 if it was truncated."""
     return float(sample.ended)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer, with all that a reward may use.
+
+    prompt        the prompt as text
+    completion    the answer without its special tokens
+    columns       its row of the data set (``answer``, ``tests``, …)
+    num_tokens    tokens of the answer, including the one that ends it
+    ended         whether it ended by itself (false: truncated at the maximum length)
+    opening       the last tokens of the rendered prompt, in which a template may open the answer (<think>)
+    """
+
+    prompt: str
+    completion: str
+    columns: Mapping[str, Json] = field(default_factory=dict)
+    num_tokens: int = 0
+    ended: bool = True
+    opening: str = ""
+
+    @property
+    def answer(self) -> str:
+        """The expected answer; KeyError if the row has none."""
+        return str(self.columns["answer"])

@@ -10,6 +10,7 @@ verdict.
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import re
@@ -19,12 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from paceline.algorithms import codes
+from paceline.algorithms.rewards.builtin import Sample
 from paceline.algorithms.rewards.code_test_formats import RowTests, read_tests, same_output
-from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.sandbox.client import Sandbox, SandboxUnavailable, UnsuitableTests
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
+from paceline.launch.redacted_output import redacted
 from paceline.rules import codes as rules_codes
 
 T = TypeVar("T")
@@ -224,3 +226,19 @@ NO_ISOLATION_HINT = (
     " training.rollout.allow_unsandboxed_code: true where losing all files of this user is"
     " acceptable"
 )
+
+
+@redacted
+def main() -> int:
+    """Print ``{"refused": reason}``; the reason is empty if it works."""
+    try:
+        check_isolation()
+    except ConfigError as error:
+        print(json.dumps({"refused": error.diagnostics[0].found}))
+        return 0
+    print(json.dumps({"refused": ""}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,7 +13,7 @@ from types import FrameType, FunctionType
 from typing import SupportsFloat, SupportsIndex
 
 from paceline.algorithms import codes
-from paceline.algorithms.rewards.sample import Sample
+from paceline.algorithms.rewards.builtin import Sample
 from paceline.config.registries.evaluation_metrics import reward_labels
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError, PacelineError

@@ -35,8 +35,8 @@ from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted
 from paceline.models.special_tokens import end_tokens
 from paceline.runtime.failures.root_cause import is_cascade
-from paceline.runtime.hard_exit import leave
 from paceline.runtime.library_noise import quiet_libraries, spare_torchao
+from paceline.runtime.time_limit import leave
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from paceline.generation.sampling_kernels import operators
-from paceline.runtime.device.capability import device_capability, triton_missing
+from paceline.runtime.device.device import device_capability, triton_missing
 
 CAPABILITY = 7.0  # what the kernels are compiled for in tests, and later
 

@@ -131,7 +131,7 @@ def code_sandbox(config: Config) -> str | None:
         return None
     try:
         done = subprocess.run(
-            module_argv("paceline.algorithms.rewards.sandbox"),
+            module_argv("paceline.algorithms.rewards.code_reward"),
             env=without_secrets({**os.environ, **import_path(os.environ)}),
             capture_output=True,
             text=True,

@@ -19,7 +19,7 @@ from paceline.models.fused_layers.probe_values import stand_in_values
 from paceline.models.replace_forward import replace_forward
 from paceline.models.triton_kernels import launch, operators
 from paceline.models.typed_autograd import Function, FunctionContext
-from paceline.runtime.device.capability import processors
+from paceline.runtime.device.device import processors
 
 LEAST_GAIN = 1e-3
 

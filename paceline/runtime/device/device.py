@@ -9,11 +9,13 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
+from paceline.plan.hardware.compiler import triton_obstacle
 from paceline.plan.hardware.device_kinds import CPU, CUDA, KINDS, UNDRIVEN, is_accelerator, kind_of
 from paceline.runtime import codes
 
@@ -123,14 +125,6 @@ def device_name(device: torch.device) -> str:
     return str(name(device)) if name is not None else kind_of(device.type).label
 
 
-def device_memory(device: torch.device) -> int | None:
-    """Return an accelerator's memory in bytes; None if its driver does not tell."""
-    try:
-        return int(torch.accelerator.get_memory_info(device)[1])
-    except (RuntimeError, AttributeError):
-        return None
-
-
 def free_memory(device: torch.device) -> int | None:
     """Return what is free of an accelerator's memory now, in bytes; None on a CPU or if it is unknown."""
     if not is_accelerator(device.type):
@@ -211,3 +205,43 @@ def use_deterministic_kernels() -> None:
     """
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
+
+
+def device_capability(device: torch.device) -> float | None:
+    """Return CUDA's compute capability (8.6); None for any other device, AMD's included, and for a device
+    that is not there, of which fake tensors are.
+    """
+    if device.type != CUDA.name or torch.version.hip is not None:
+        return None
+    driver = torch.get_device_module(device)
+    if not driver.is_available():
+        return None
+    major, minor = driver.get_device_capability(device)
+    return float(f"{major}.{minor}")
+
+
+def triton_missing(device: torch.device) -> str:
+    """Return why Triton's kernels cannot be compiled for an accelerator here; empty if they can, and on a
+    CPU, where none is called.
+    """
+    return "" if device.type == "cpu" else triton_obstacle()
+
+
+def device_memory(device: torch.device) -> int:
+    """Return an accelerator's memory in bytes; 0 for a CPU, and for a device that does not say or is not
+    there.
+    """
+    driver: Any = getattr(torch, device.type, None)
+    if device.type in ("cpu", "meta") or not hasattr(driver, "get_device_properties"):
+        return 0
+    if not driver.is_available():
+        return 0
+    return int(driver.get_device_properties(device).total_memory)
+
+
+def processors(device: torch.device) -> int:
+    """Return how many multiprocessors an accelerator has; 128 for one that does not say or is not there."""
+    driver: Any = getattr(torch, device.type, None)
+    if not hasattr(driver, "get_device_properties") or not driver.is_available():
+        return 128
+    return int(getattr(driver.get_device_properties(device), "multi_processor_count", 128))

@@ -26,22 +26,23 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ExitCode
 from paceline.plan.timeouts import Limit, WaitLimits
 from paceline.runtime import codes
-from paceline.runtime.failures.hang_report import (
+from paceline.runtime.failures.last_heard import (
+    Beat,
+    Pulse,
+    Vigil,
     rank_died,
     rank_silent,
     store_forged,
     store_lost,
     store_silent,
 )
-from paceline.runtime.failures.last_heard import Beat, Pulse, Vigil
 from paceline.runtime.failures.liveness_socket import Presence, own_address
-from paceline.runtime.failures.message import failure_message, parsed_failure
 from paceline.runtime.failures.stragglers import Lateness
-from paceline.runtime.hard_exit import leave
+from paceline.runtime.process_group.refusal import failure_message, parsed_failure
 from paceline.runtime.process_group.rendezvous import Arrival, connect_store, name_of
 from paceline.runtime.process_group.signed_store import SignedStore
 from paceline.runtime.process_group.world import World
-from paceline.runtime.time_limit import within
+from paceline.runtime.time_limit import leave, within
 
 POLL_SECONDS = 0.3
 BEAT_SECONDS = 1.0

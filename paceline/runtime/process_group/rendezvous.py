@@ -1,4 +1,7 @@
-"""Rendezvous: the run's store, listening on one interface, and the arrival of all ranks."""
+"""Rendezvous: the run's store, listening on one interface, and the arrival of all ranks.
+
+``python -m paceline.runtime.process_group.rendezvous`` tells the other nodes that this one is refused.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,12 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
+from paceline.launch.environment.guide_variables import current
+from paceline.launch.exit_handling import ended
+from paceline.launch.redacted_output import redacted
+from paceline.launch.run_secret import read_secret
 from paceline.runtime import codes
-from paceline.runtime.process_group.refusal import HEAR_SECONDS, Refusals, other_secret
+from paceline.runtime.process_group.refusal import HEAR_SECONDS, Refusals, other_secret, parsed_failure
 from paceline.runtime.process_group.signed_store import SignedStore, fingerprint
 from paceline.runtime.rank_env import RankEnv
 from paceline.runtime.time_limit import within
@@ -305,3 +312,24 @@ def _store_error(exc: Exception, env: RankEnv, host: bool) -> PacelineError:
             ),
         )
     )
+
+
+HOST_SECONDS = 60.0  # node 0 answers for the others, which may still start; it ends once all have heard
+SECONDS = 20.0  # another node waits for node 0
+
+
+@redacted
+@ended
+def main() -> int:
+    """Publish the error on stdin as this node's first rank."""
+    message = parsed_failure(sys.stdin.read())
+    if message is not None:
+        environ = current()
+        env = RankEnv.from_environ(environ)
+        seconds = HOST_SECONDS if env.rank == 0 else SECONDS
+        refuse(env, read_secret(environ), PacelineError(message[1]), seconds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -20,8 +20,8 @@ from paceline.core.json_types import NO_UTF8
 from paceline.launch.environment.job_managers import OWN_DEVICES
 from paceline.plan.hardware.device_kinds import CPU, CUDA, KINDS, is_accelerator, kind_of
 from paceline.runtime import codes
-from paceline.runtime.device.cpu_affinity import bind_to_card
 from paceline.runtime.device.device import free_memory, pick_device, synchronize
+from paceline.runtime.device.host import bind_to_card
 from paceline.runtime.process_group.first_all_reduce import first_reduce
 from paceline.runtime.process_group.rank_agreement import agree_on_devices, own_facts
 from paceline.runtime.process_group.rendezvous import arrive, connect_store, refuse

@@ -11,7 +11,7 @@ from torch import nn
 
 from paceline.models.attention import kernel_choice
 from paceline.models.triton_kernels import operators, reference
-from paceline.runtime.device.capability import device_capability
+from paceline.runtime.device.device import device_capability
 
 if TYPE_CHECKING:
     from paceline.strategies.fsdp.state import Block

@@ -22,9 +22,9 @@ from paceline.core.rundir import RunDir
 from paceline.plan.plan import Plan
 from paceline.runtime.process_group.world import World
 from paceline.training import codes
-from paceline.training.checkpointing.reshard_cost import cost_of_move
 from paceline.training.checkpointing.resume_compatibility import (
     FIXED,
+    cost_of_move,
     keep_global_batch,
     not_compared,
     of_another_program,

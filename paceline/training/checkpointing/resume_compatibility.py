@@ -1,16 +1,22 @@
-"""What a resumed run must share with the one before: the same samples in the same order. Imports no torch."""
+"""What a resumed run must share with the one before, and what another layout costs. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
-from paceline.checkpoint.format.manifest import CONVERTED
+from paceline.checkpoint.format.manifest import CONVERTED, Manifest
 from paceline.config.registries.optimizers import BUILT, StateSplit
+from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.json_types import Json, JsonObject, as_number, as_object
+from paceline.core.safetensors_header import STORED_DTYPES
+from paceline.core.units import human_bytes
+from paceline.plan.algorithms.rollout import updates_per_pass
+from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec
 from paceline.plan.batch import resplit
 from paceline.plan.model.parameter_list import SCORE
 from paceline.plan.model.read_config import shape_from_config
@@ -301,3 +307,85 @@ def _sizes(saved: JsonObject, plan: Plan) -> list[Diagnostic]:
     what = "the checkpoint belongs to a model of other sizes"
     hint = "use the model it was saved from, or start a new run in another training.output_dir"
     return [codes.RESUME_OTHER_MODEL(what, plan.model_key, found, hint)]
+
+
+_ROLLOUT = "rollout"
+_STEPS = f"training.{_ROLLOUT}.steps_per_generation"
+
+
+def other_rollout(
+    state: JsonObject, plan: Plan, training: TrainingSection, tensors: Collection[str]
+) -> list[Diagnostic]:
+    """Return errors if the rest of the rollout in the checkpoint cannot be trained on as this run is set.
+
+    ``training``: the config's section; ``tensors``: the names in the checkpoint's manifest. Between two
+    rollouts these keys may change.
+    """
+    spec = algorithm_spec(plan.algorithm)
+    if not spec.on_policy or not any(name.startswith(f"{_ROLLOUT}|") for name in tensors):
+        return []
+    saved = as_object(as_object(state.get("config")).get("training"))
+    ranks = int(as_number(state.get("data_parallel_size", plan.batch.data_parallel_size)))
+    before = _made_up(spec, TrainingSection.model_validate(saved), ranks)
+    now = _made_up(spec, training, plan.batch.data_parallel_size)
+    return [
+        codes.RESUME_OTHER_ROLLOUT(key, f"{before[key]} in the checkpoint, {now[key]} now", words=words)
+        for key, words in _words(spec).items()
+        if before[key] != now[key]
+    ]
+
+
+def _words(spec: AlgorithmSpec) -> dict[str, str]:
+    return {
+        _STEPS: "number of optimizer steps in a pass over a rollout",
+        f"{spec.key}.{spec.passes}": "number of passes over a rollout",
+        f"{spec.key}.{spec.kl}": "reference",
+    }
+
+
+def _made_up(spec: AlgorithmSpec, training: TrainingSection, ranks: int) -> dict[str, Json]:
+    """Return what the answers in a checkpoint depend on, by config key."""
+    kl = "a KL to it" if spec.kl and spec.options_of(training)[spec.kl] else "none"
+    return {
+        _STEPS: updates_per_pass(training, ranks),
+        f"{spec.key}.{spec.passes}": spec.num_passes(training),
+        f"{spec.key}.{spec.kl}": kl,
+    }
+
+
+def cost_of_move(state: JsonObject, plan: Plan, manifest: Manifest) -> list[Diagnostic]:
+    """Return a note with the bytes read and a rank's memory if strategy, ranks or shards are others."""
+    before, now = str(state.get("strategy", plan.strategy)), plan.strategy
+    if STRATEGY_LABEL in state:  # an earlier version saved no ZeRO stage of a user's DeepSpeed file
+        before, now = str(state[STRATEGY_LABEL]), strategy_label(plan)
+    ranks = int(as_number(state.get("world_size", plan.world_size)))
+    same_shards = state.get("shard_layout") in (None, shard_layout(plan))
+    if (before, ranks) == (now, plan.world_size) and same_shards:
+        return []
+    what = (
+        f"the checkpoint goes to another layout: {before}, {_ranks(ranks)} → {now}, {_ranks(plan.world_size)}"
+    )
+    read = f"{human_bytes(sum(manifest.files[name].bytes for name in manifest.shards))} read over all ranks"
+    found = f"{read}; {_peak(plan, manifest)}"
+    return [codes.RESUME_MOVED(what, "training.resume_from_checkpoint", found, severity=Severity.NOTE)]
+
+
+def _peak(plan: Plan, manifest: Manifest) -> str:
+    """Weights and optimizer of the fullest rank, and beside them the tensor that is being read."""
+    states = plan.memory.largest if plan.memory is not None else None
+    if states is None:
+        return "memory of a rank not known for this model"
+    kept = states.total - states.gradients  # gradients come with the first backward
+    held = f"{human_bytes(kept + _largest_read(plan, manifest))} a rank at peak"
+    return f"{held}, weights and optimizer with the tensor that is being read"
+
+
+def _largest_read(plan: Plan, manifest: Manifest) -> int:
+    """Bytes of the largest tensor, or of a rank's shard of it."""
+    index = manifest.tensors or {}
+    whole = max((prod(rows.shape) * STORED_DTYPES[rows.dtype][1] // 8 for rows in index.values()), default=0)
+    return -(-whole // prod(shard_layout(plan)))
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count > 1)}"

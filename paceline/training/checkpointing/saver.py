@@ -18,14 +18,14 @@ from paceline.data.prepare.prepare import Prepared
 from paceline.plan.plan import Plan
 from paceline.protocols.shard import Shard
 from paceline.runlog import events
-from paceline.runtime.process_group.delayed_flag import LateFlag
+from paceline.runtime.process_group.background_exchange import LateFlag
 from paceline.training.checkpointing.contents import (
     adapter_of,
     exported_shards,
     hugging_face_files,
     run_state,
 )
-from paceline.training.run.components import Parts
+from paceline.training.loop.trainer import Parts
 
 Published = Callable[[events.CheckpointSaved, Sequence[Diagnostic]], None]
 RESCUE_SECONDS = 30.0  # how long a rank with an error of its own waits for a save that is under way

@@ -1,8 +1,16 @@
-"""When to log, evaluate and save: pure functions of the step."""
+"""When to log, evaluate and save, as pure functions of the step; and when to collect garbage.
+
+A collection of all of Python's generations takes tens of milliseconds where Transformers is loaded, and a
+rank in which it falls into a micro-batch lets all others wait. Most objects die by their reference count;
+only cycles wait.
+"""
 
 from __future__ import annotations
 
+import gc
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -52,3 +60,34 @@ class Cadence:
         if self.save_strategy == "best":
             return improved
         return epoch_end if self.save_strategy == "epoch" else step % self.save_steps == 0
+
+
+EVERY = 50  # steps
+MANY = 50_000  # new objects that may lie in cycles: then earlier
+
+
+class Garbage:
+    """Collects between steps, at the same steps on every rank but where a rank has made many objects."""
+
+    def between_steps(self, step: int) -> None:
+        """Collect after every ``EVERY``-th step, and where ``MANY`` objects have been made that are alive."""
+        if step % EVERY == 0 or gc.get_count()[0] > MANY:
+            gc.collect()
+
+
+@contextmanager
+def collected_between_steps() -> Iterator[Garbage]:
+    """Inside, Python collects by ``between_steps`` alone; what exists at the start is left out of it.
+
+    Afterwards all is as it was before.
+    """
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield Garbage()
+    finally:
+        gc.unfreeze()
+        if enabled:
+            gc.enable()

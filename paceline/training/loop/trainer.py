@@ -16,15 +16,17 @@ from paceline.algorithms.algorithm import Algorithm
 from paceline.checkpoint.object_store.upload_deadline import Deadline
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
+from paceline.core.json_types import JsonObject
+from paceline.data.packed_source import PackedSource
 from paceline.plan.timeouts import STEP
+from paceline.protocols.batch import Batch
+from paceline.protocols.shard import Shard
 from paceline.protocols.window import Report, StepResult, Window
 from paceline.runlog import events
 from paceline.strategies.model_handle import Handles
 from paceline.strategies.strategy import Runner
-from paceline.training.loop.divergence_watch import Learning
-from paceline.training.loop.garbage_collection import collected_between_steps
-from paceline.training.loop.intervals import Cadence
-from paceline.training.loop.pending_step import UnreadStep, findings_of
+from paceline.training.loop.divergence_watch import Learning, UnreadStep, findings_of
+from paceline.training.loop.intervals import Cadence, collected_between_steps
 from paceline.training.loop.throughput import Throughput
 from paceline.training.loop.train_state import BestRule, TrainState
 from paceline.training.loop.window_source import Epochs
@@ -320,3 +322,41 @@ def ended_early(trainer: Trainer) -> str:
         " (training.early_stopping_patience)"
     )
     return f"ended early at step {trainer.state.step} of {trainer.cadence.total_steps}: {why}"
+
+
+Evaluation = Callable[[PackedSource], dict[str, float]]  # of rows or prompts
+
+
+class Windows(Protocol):
+    """The windows of a run from a step on: from rows (``training.windows``) or rollouts
+    (``training.rollout.windows``).
+    """
+
+    def __iter__(self) -> Iterator[Window]: ...
+
+    def filler(self) -> Batch:
+        """Return a micro-batch of weight 0 with every field of a real one."""
+        ...
+
+    def state(self) -> JsonObject:
+        """Return what a checkpoint must hold beyond the position, JSON."""
+        ...
+
+    def shards(self, step: int) -> Iterator[Shard]:
+        """Return the tensors that a checkpoint after ``step`` steps must hold beyond the position."""
+        ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a trainer: ``handles`` by role, ``state`` at the step to resume from, ``evaluate`` for a
+    source of rows (or prompts).
+    """
+
+    runner: Runner
+    algorithm: Algorithm
+    handles: Handles
+    windows: Windows
+    epochs: Epochs
+    state: TrainState
+    evaluate: Evaluation

@@ -1,4 +1,4 @@
-"""The windows of one rank: rows of an epoch in an order computed from the step (contract 4)."""
+"""The windows of one rank, prefetched: rows of an epoch in an order computed from the step (contract 4)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import hashlib
 import math
 from array import array
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from threading import Lock
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import torch
+
+from paceline.config.sections.training import TrainingSection
 from paceline.core.json_types import JsonObject
 from paceline.data.data_order import positions_for, step_positions, steps_per_epoch
+from paceline.plan.hardware.device_kinds import kind_of
 from paceline.protocols.batch import MISMATCHED, Batch
 from paceline.protocols.data import RowSource
 from paceline.protocols.shard import Shard
 from paceline.protocols.window import Window
-from paceline.training.loop.prefetch import Loading
 
 FILLER = -1
 
@@ -184,3 +189,56 @@ def read_batch(source: RowSource, epoch: int, positions: list[int], together: ra
 def sample_digest(document_ids: list[int]) -> str:
     """Hash the document ids that all ranks read in a step; independent of the number of ranks."""
     return hashlib.blake2b(array("q", document_ids).tobytes(), digest_size=8).hexdigest()
+
+
+T = TypeVar("T")
+AHEAD = 2  # items per thread unless configured, as in torch's DataLoader
+
+
+@dataclass(frozen=True)
+class Loading:
+    """``workers`` threads prefetch ``ahead`` items each (0 workers: items are made on demand); with ``pin``
+    batches are in pinned memory for ``device``.
+    """
+
+    workers: int = 0
+    ahead: int = AHEAD
+    pin: bool = False
+    device: torch.device = torch.device("cpu")
+
+    @staticmethod
+    def of(training: TrainingSection, device: torch.device) -> Loading:
+        """Read the config's ``training.dataloader_…`` keys; memory is pinned for devices that gain by it."""
+        return Loading(
+            training.dataloader_num_workers,
+            training.dataloader_prefetch_factor or AHEAD,
+            training.dataloader_pin_memory and kind_of(device.type).pins,
+            device,
+        )
+
+    def in_order(self, make: Callable[[int], T], items: range) -> Generator[T]:
+        """Yield ``make(i)`` for each item in order, prefetching some; ``make`` must depend only on ``i``.
+
+        An exception of ``make`` is raised at its item's turn, after all items before it. Closing the
+        generator ends its threads.
+        """
+        if not self.workers:
+            yield from map(make, items)
+            return
+        rest = iter(items)
+        waiting: deque[Future[T]] = deque()
+        with ThreadPoolExecutor(self.workers, "paceline-loading", self._enter) as threads:
+            try:
+                waiting.extend(threads.submit(make, item) for item in islice(rest, self.workers * self.ahead))
+                while waiting:
+                    made = waiting.popleft().result()
+                    waiting.extend(threads.submit(make, item) for item in islice(rest, 1))
+                    yield made
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def _enter(self) -> None:
+        """Set the thread's device, so that memory is pinned for this process's device."""
+        if self.pin:
+            torch.accelerator.set_device_index(self.device.index or 0)

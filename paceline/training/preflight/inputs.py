@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,10 +41,8 @@ from paceline.plan.model.files.named_folders import classes_of_head
 from paceline.plan.model.files.shape_check import adapter_sizes
 from paceline.plan.plan import Plan
 from paceline.training import codes
-from paceline.training.input_checks.class_counts import class_numbers, empty_classes, with_head
-from paceline.training.input_checks.missing_prompts import no_prompts, nothing_to_answer
-from paceline.training.input_checks.no_steps import no_steps
-from paceline.training.input_checks.rollout_config import check_reward_folder, check_server
+from paceline.training.preflight.class_counts import class_numbers, empty_classes, with_head
+from paceline.training.preflight.named_models import check_reward_folder, check_server
 
 
 @dataclass(frozen=True)
@@ -176,45 +175,40 @@ def _enough_rows(config: Config, plan: Plan | None) -> Iterable[Diagnostic]:
     batch = plan.batch
     found = check_feeds(rows, batch.data_parallel_size)
     if not found and training.dataloader_drop_last and rows < batch.global_batch:
-        return [no_steps(rows, str(batch))]
+        return [codes.TRAINING_NO_STEPS("training.dataloader_drop_last", f"{rows} rows; {batch}")]
     return found
 
 
 def _own_answers(config: Config) -> Iterator[Diagnostic]:
-    """Check that some row has a prompt, if the model answers rows of data itself: none has where every token
-    carries loss, or every data set is plain text.
-    """
-    spec, reading = algorithm_spec(config.training.algorithm), reading_of(config)
+    """Check that some row has a prompt, if the model answers rows of data itself."""
+    spec = algorithm_spec(config.training.algorithm)
     if spec.on_policy or not spec.own_fraction(config.training):
         return
-    if reading.kind.trained_tokens(reading.train_on) == "all":
-        yield no_prompts(spec, f"data.train_on: {config.data.train_on}")
-        return
-    try:
-        first = first_examples(config.data, reading, "data.train")
-    except DataError:
-        return  # reported with the data sets
-    if first.everywhere and first.examples and not any(example.messages for example in first.examples):
-        yield no_prompts(spec, "rows of plain text")
+    for found in _without_prompts(config, "data.train"):
+        yield codes.TRAINING_NO_PROMPTS(f"{spec.key}.{spec.own_answers}", found, own_answers=spec.own_answers)
 
 
 def _eval_generate(config: Config) -> Iterator[Diagnostic]:
     """Check that some row can be answered at evaluations, and the packages of the metrics."""
-    t, reading = config.training, reading_of(config)
+    t = config.training
     if not t.eval_generate:
         return
     check_metrics([name for name in t.eval_metrics if ":" not in name], 1, "training.eval_metrics")
-    if reading.kind.answered:
-        return
+    if not reading_of(config).kind.answered:
+        for found in _without_prompts(config, "data.eval" if config.data.eval else "data.train"):
+            yield codes.TRAINING_EVAL_GENERATE("training.eval_generate", found)
+
+
+def _without_prompts(config: Config, key: str) -> Iterator[str]:
+    """Yield why no row of a data set has a prompt: every token carries loss, or every set is plain text."""
+    reading = reading_of(config)
     if reading.kind.trained_tokens(reading.train_on) == "all":
-        yield nothing_to_answer(f"data.train_on: {config.data.train_on}")
+        yield f"data.train_on: {config.data.train_on}"
         return
-    try:
-        first = first_examples(config.data, reading, "data.eval" if config.data.eval else "data.train")
-    except DataError:
-        return  # reported with the data sets
-    if first.everywhere and first.examples and not any(example.messages for example in first.examples):
-        yield nothing_to_answer("rows of plain text")
+    with suppress(DataError):  # reported with the data sets
+        first = first_examples(config.data, reading, key)
+        if first.everywhere and first.examples and not any(example.messages for example in first.examples):
+            yield "rows of plain text"
 
 
 def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]:

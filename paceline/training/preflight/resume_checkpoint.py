@@ -34,18 +34,18 @@ from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.model.vocabulary import is_here
 from paceline.plan.plan import Plan
 from paceline.training import codes
-from paceline.training.checkpointing.reshard_cost import cost_of_move
 from paceline.training.checkpointing.resume_compatibility import (
     FIXED,
     best_is_gone,
+    cost_of_move,
     keep_global_batch,
     not_compared,
     of_another_program,
+    other_rollout,
     other_strategy,
     other_training,
     requantised,
 )
-from paceline.training.checkpointing.rollout_compatibility import other_rollout
 
 #: A larger data set is not read for its fingerprint before a start, unless its digests are known.
 MOST_BYTES = 2 << 30

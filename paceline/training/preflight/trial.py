@@ -42,7 +42,7 @@ from paceline.plan.requirements.needs_trial import (
 )
 from paceline.training import codes
 from paceline.training.preflight.inputs import look, look_in_doubt, reading_of
-from paceline.training.preflight.tokenizer_questions import open_questions
+from paceline.training.preflight.tokenizer import open_questions
 
 
 class TrialRequest(TypedDict):
@@ -184,7 +184,7 @@ def _strategy(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
 
 def _algorithm(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     """Load the user's own algorithm; an offline one is also built with its options."""
-    from paceline.algorithms.registry import algorithm_class
+    from paceline.algorithms.algorithm import algorithm_class
 
     spec = algorithm_spec(config.training.algorithm)
     made = algorithm_class(spec.name)
@@ -206,7 +206,7 @@ def _callbacks(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
 
 
 def _trackers(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
-    from paceline.training.trackers.open import own_tracker
+    from paceline.training.reporting.trackers import own_tracker
 
     for name in config.training.report_to:
         if ":" in name:
@@ -254,7 +254,7 @@ def _compile(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
 
 
 def _tokenizer(config: Config, formats: frozenset[str]) -> Iterator[Diagnostic]:
-    from paceline.training.preflight.trial_tokenizer import try_tokenizer
+    from paceline.training.preflight.tokenizer import try_tokenizer
 
     yield from try_tokenizer(config, formats)
 

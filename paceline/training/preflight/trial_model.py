@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.algorithms.registry import algorithm_class
+from paceline.algorithms.algorithm import algorithm_class
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError

@@ -25,8 +25,7 @@ from paceline.protocols.window import Window
 from paceline.runtime.process_group.world import World
 from paceline.strategies.model_handle import Handle, Handles
 from paceline.training import codes
-from paceline.training.profiling import text_report
-from paceline.training.profiling.breakdown import STEP, Breakdown, Op, breakdown
+from paceline.training.profiling.breakdown import STEP, Breakdown, Op, breakdown, sentence, text
 from paceline.training.profiling.module_scopes import Scopes
 
 Around = Callable[[Window], AbstractContextManager[None]]
@@ -112,7 +111,7 @@ class Profiles:
         states = self._states()
         self.run.profile.mkdir(parents=True, exist_ok=True)
         place = self.run.profile / f"step-{step:08d}-rank-{self.rank:05d}"
-        whole = text_report.text(step, self.rank, found, flops, states)
+        whole = text(step, self.rank, found, flops, states)
         place.with_suffix(".txt").write_text(whole, encoding="utf-8")
         numbers = self._numbers(step, found, flops, states)
         place.with_suffix(".json").write_text(json.dumps(numbers, indent=1), encoding="utf-8")
@@ -122,7 +121,7 @@ class Profiles:
         if self.memory and snapshot is not None:
             with gzip.open(f"{place}.memory.json.gz", "wt", encoding="utf-8") as file:
                 json.dump(snapshot(), file, default=str)
-        what = text_report.sentence(step, self.rank, found)
+        what = sentence(step, self.rank, found)
         self.report(codes.PROFILE_STEP(what, f"{place}.txt", severity=Severity.NOTE))
 
     def _flops(self, window: Window, scopes: Scopes) -> dict[str, float]:

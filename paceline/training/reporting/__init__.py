@@ -1,1 +1,1 @@
-"""What a run tells: console, event log, the user's callbacks."""
+"""What a run tells: console, event log, trackers, the user's callbacks."""

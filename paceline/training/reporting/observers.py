@@ -21,9 +21,8 @@ from paceline.training.loop.intervals import every
 from paceline.training.loop.trainer import Observer
 from paceline.training.reporting.callbacks import Callbacks, OwnPart
 from paceline.training.reporting.console import Console
-from paceline.training.trackers.open import open_trackers
-from paceline.training.trackers.tracker import TrackedRun
-from paceline.training.trackers.tracker_set import Trackers
+from paceline.training.reporting.tracker_backends import TrackedRun
+from paceline.training.reporting.trackers import Trackers, open_trackers
 
 
 class Observers:

@@ -36,8 +36,7 @@ from paceline.strategies.strategy import Runner, Strategy
 from paceline.training import codes
 from paceline.training.loop.window_source import BatchLayout, Epochs
 from paceline.training.rollout.generate import Limits, RolloutGenerator
-from paceline.training.rollout.layout import AnswerRows, RolloutLayout
-from paceline.training.rollout.prompts import Draws
+from paceline.training.rollout.layout import AnswerRows, Draws, RolloutLayout
 from paceline.training.rollout.reward_model import RewardModel
 from paceline.training.rollout.rollout_windows import RolloutWindows
 from paceline.training.rollout.server import RolloutServer

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline.algorithms.rewards.sample import Sample
+from paceline.algorithms.rewards.builtin import Sample
 from paceline.algorithms.rewards.scoring import Scored, Scorer
 from paceline.data.packed_source import PackedSource
 from paceline.data.token_table import TokenTable

@@ -1,9 +1,11 @@
-"""How answers are split into rollouts and rollouts into optimizer steps, and what counts as an epoch."""
+"""How a rollout is laid out: its answers over optimizer steps, and the prompt of each group."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 
+from paceline.core.json_types import Json, JsonObject
 from paceline.data.packed_source import PackedSource
 from paceline.training.loop.window_source import BatchLayout
 
@@ -53,3 +55,86 @@ class AnswerRows:
             else -(-answers // self.batch_layout.answers)
         )
         return rollouts * self.batch_layout.answers * self.batch_layout.passes
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt of an epoch; ``document`` is -1 beyond its end."""
+
+    epoch: int
+    document: int
+
+
+@dataclass
+class Draws:
+    """The prompt of each group of the current rollout (``prompts_of_groups``), the same on every rank.
+
+    Without ``again``, group g of rollout ``number`` of an epoch gets prompt number · groups + g of that
+    epoch's order, if it exists. With it, prompts are taken sequentially, on into the next epoch, and a group
+    without a learning signal gets the next one (DAPO's dynamic sampling, Yu et al. 2025, arXiv:2503.14476, §
+    3.2): the next prompt then depends on how many were taken, which a checkpoint keeps (``state``).
+    """
+
+    prompts: PackedSource
+    groups: int
+    again: bool
+    saved: InitVar[JsonObject]  # the checkpoint's ``state``
+    prompts_of_groups: list[Prompt] = field(default_factory=list, init=False)
+    _next: tuple[int, int] | None = field(default=None, init=False)  # epoch and position of the next prompt
+
+    def __post_init__(self, saved: JsonObject) -> None:
+        if self.again and saved:
+            prompts = saved["asked"]
+            assert isinstance(prompts, list), "as ``state`` wrote it"
+            self.prompts_of_groups = [Prompt(*_pair(each)) for each in prompts]
+            self._next = _pair(saved["next"])
+
+    def begin(self, epoch: int, number: int) -> None:
+        """Take the prompts of a new rollout."""
+        if not self.again:
+            self.prompts_of_groups = self._at(epoch, range(number * self.groups, (number + 1) * self.groups))
+            return
+        if self._next is None:  # the first rollout of the run, or since resampling was enabled
+            self._next = (epoch, number * self.groups)
+        self.prompts_of_groups = self._take(self.groups)
+
+    def resume(self, epoch: int, number: int) -> None:
+        """Take the prompts of a rollout during which the checkpoint was saved."""
+        if not self.prompts_of_groups:
+            self.begin(epoch, number)
+
+    def replace(self, groups: Sequence[int]) -> None:
+        """Give ``groups``, in their order, the next prompts."""
+        for group, prompt in zip(groups, self._take(len(groups)), strict=True):
+            self.prompts_of_groups[group] = prompt
+
+    def state(self) -> JsonObject:
+        """Return what a checkpoint must hold (JSON); empty if prompts follow from the step."""
+        if self._next is None:
+            return {}
+        return {
+            "next": list(self._next),
+            "asked": [[each.epoch, each.document] for each in self.prompts_of_groups],
+        }
+
+    def _take(self, count: int) -> list[Prompt]:
+        assert self._next is not None
+        epoch, position = self._next
+        found: list[Prompt] = []
+        while len(found) < count:
+            end = min(self.prompts.num_rows(epoch), position + count - len(found))
+            found += self._at(epoch, range(position, end))
+            epoch, position = (epoch, end) if len(found) == count else (epoch + 1, 0)
+        self._next = (epoch, position)
+        return found
+
+    def _at(self, epoch: int, positions: range) -> list[Prompt]:
+        return [Prompt(epoch, i) for i in self.prompts.document_ids(epoch, list(positions))]
+
+
+def _pair(saved: Json) -> tuple[int, int]:
+    """Return two integers that ``state`` wrote. Raises ValueError for anything else."""
+    match saved:
+        case [int(first), int(second)]:
+            return first, second
+    raise ValueError(f"no pair of integers: {saved!r}")

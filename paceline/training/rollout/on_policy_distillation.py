@@ -28,7 +28,7 @@ from paceline.protocols.shard import Shard
 from paceline.protocols.window import Report, Window
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.strategy import Strategy
-from paceline.training.input_checks.missing_prompts import no_prompts
+from paceline.training import codes
 from paceline.training.loop.window_source import WindowSource
 from paceline.training.rollout.build import local_engine
 from paceline.training.rollout.generate import Limits, OpenEngine
@@ -161,7 +161,9 @@ def own_answers(
     table, fraction = source.table, spec.own_fraction(training)
     if not any(prompt_length(table.coded(i)) for i in range(len(table))):
         found = f"{len(table):,} documents that carry loss from their first tokens"
-        raise DataError(no_prompts(spec, found))
+        raise DataError(
+            codes.TRAINING_NO_PROMPTS(f"{spec.key}.{spec.own_answers}", found, own_answers=spec.own_answers)
+        )
     return OwnAnswers(
         rows,
         strategy,

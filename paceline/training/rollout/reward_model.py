@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from paceline.core.errors import ConfigError
 from paceline.generation.engine import Completion
 from paceline.protocols.roles import Output, Role
 from paceline.strategies.model_handle import Handles
 from paceline.strategies.strategy import Runner
-from paceline.training import codes
-from paceline.training.input_checks.rollout_config import gives_no_number
-from paceline.training.input_checks.teacher_tokens import other_tokens
 from paceline.training.rollout.answer_batches import Answer, answer_batch
-
-_WHERE = "training.rollout.rewards"
 
 
 @dataclass
@@ -65,27 +58,3 @@ class RewardModel:
             scores = out[Output.SCORES.value].cpu().double().tolist()
             found += [0.0 if ids is None else score for ids, score in zip(part, scores, strict=False)]
         return found
-
-
-def check_reward_model(name: str, tokenizer: Path) -> None:
-    """Raise ConfigError unless ``name`` has one output and the tokens of ``tokenizer``.
-
-    ``name`` is a folder or a cached hub model.
-    """
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        message = str(error).split("\n")[0]
-        hint = "use the folder written by `paceline export` after algorithm: reward"
-        if (Path(name) / "adapter_config.json").is_file():
-            hint = "export it as a complete model: paceline export RUN --to FOLDER --merge"
-        what = "the reward model cannot be loaded"
-        raise ConfigError(codes.REWARDS_MODEL(what, _WHERE, f"{name}: {message}", hint)) from error
-    if wrong := gives_no_number(name, config.architectures or (), config.num_labels):
-        raise ConfigError(wrong)
-    if found := other_tokens(name, tokenizer):
-        what = "the reward model and the policy have different tokens, so it would read a different text"
-        hint = "use a reward model trained from the same base model, with the same tokenizer"
-        raise ConfigError(codes.REWARDS_TOKENIZER(what, _WHERE, found, hint))

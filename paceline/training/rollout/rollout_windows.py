@@ -27,14 +27,10 @@ from paceline.strategies.model_handle import Handles
 from paceline.strategies.strategy import Runner
 from paceline.training import codes
 from paceline.training.loop.window_source import Epochs, sample_digest
-from paceline.training.rollout.answer_batches import Answer, answer_batch
-from paceline.training.rollout.checkpoint import batch_shards, read_batch
+from paceline.training.rollout.answer_batches import Answer, answer_batch, batch_shards, read_batch
 from paceline.training.rollout.generate import Limits, RolloutGenerator, evaluate_answers
-from paceline.training.rollout.layout import RolloutLayout
-from paceline.training.rollout.metrics import Judged
-from paceline.training.rollout.prompts import Draws, Prompt
-from paceline.training.rollout.samples import Shown
-from paceline.training.rollout.scored_answers import Drawn
+from paceline.training.rollout.layout import Draws, Prompt, RolloutLayout
+from paceline.training.rollout.scored_rollout import Drawn, Judged, Shown
 
 
 @dataclass

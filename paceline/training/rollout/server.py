@@ -1,20 +1,32 @@
-"""Generation by an external server: a client on every rank; rank 0 sends the weights."""
+"""Generation by an external server: a client on every rank; rank 0 sends the weights as safetensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
+from torch import Tensor, nn
 
+from paceline.checkpoint.export.hf_folder import MAX_SHARD_BYTES, write_weights
+from paceline.checkpoint.export.hf_tensor_names import hub_entries
+from paceline.checkpoint.format.durable_files import named_errors
+from paceline.checkpoint.format.safetensors_file import TensorEntry
 from paceline.config.sections.rollout import ServerOptions
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import JsonObject
+from paceline.core.security.file_permissions import open_to_strangers
 from paceline.generation.remote import Server, ServerEngine
+from paceline.models.lora.lora import NAME, plain_name
+from paceline.models.persistent_buffers import persistent_buffers
 from paceline.protocols.model import RootModule
 from paceline.runtime.process_group.world import World, environment
-from paceline.training.input_checks.rollout_config import missing_key
-from paceline.training.rollout.weight_sync import WeightSync
+from paceline.training import codes
+from paceline.training.preflight.named_models import missing_key
 
 
 @dataclass
@@ -65,3 +77,85 @@ def _key(name: str | None) -> str | None:
     if wrong := missing_key(name, environment()):
         raise ConfigError(wrong)
     return environment()[name]
+
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import Linear
+
+    from paceline.protocols.model import HFModel
+
+
+@dataclass
+class WeightSync:
+    """Writes the policy into a new folder under ``folder``, has ``server`` load it, and removes the previous
+    one.
+
+    The server must see the folder under the same path: the same machine, or a shared file system. Raises
+    PacelineError ``rollout.server_*`` if it does not load within ``seconds``; CheckpointError if the folder
+    cannot be written.
+    """
+
+    server: Server
+    folder: Path
+    dtype: torch.dtype
+    seconds: float
+    sent: int = 0
+
+    def push(self, hf: HFModel) -> None:
+        """Send the full model ``hf``, with its adapter merged.
+
+        Raises ConfigError if others may write the folder.
+        """
+        self.sent += 1
+        place = self.folder / f"weights-{self.sent:06d}"
+        if words := open_to_strangers(self.folder):
+            raise ConfigError(codes.ROLLOUT_SERVER_WEIGHTS("training.rollout.server.weights_dir", words))
+        with named_errors(place, what="the weights for the generation server cannot be written"):
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+            entries = hub_entries(hf, list(whole(hf, self.dtype)))
+            (place / "config.json").write_text(json.dumps(hf.config.to_dict(), default=str), encoding="utf-8")
+            write_weights(place, entries, MAX_SHARD_BYTES)
+        reload: JsonObject = {
+            "method": "reload_weights",
+            "kwargs": {"weights_path": str(place)},
+            "timeout": self.seconds,
+        }
+        self.server.request("POST", "/collective_rpc", reload, self.seconds)
+        self.server.request("POST", "/reset_prefix_cache", {}, self.seconds)
+        shutil.rmtree(self.folder / f"weights-{self.sent - 1:06d}", ignore_errors=True)
+
+
+def whole(hf: HFModel, dtype: torch.dtype) -> Iterator[TensorEntry]:
+    """Yield parameters and persistent buffers of the plain model that ``hf`` computes, with Transformers'
+    names.
+
+    A layer with an adapter has W + scale · B A (peft's own sum).
+    """
+    layers = {name: module for name, module in hf.named_modules() if _is_adapted(module)}
+    experts = {
+        id(m.get_base_layer().get_parameter(vars(m)["parameter_name"])): m
+        for m in layers.values()
+        if "parameter_name" in vars(m)  # of fused experts
+    }
+    for name, parameter in hf.named_parameters():
+        if ".lora_" in name:
+            continue
+        adapted = layers.get(name.removesuffix(".base_layer.weight")) or experts.get(id(parameter))
+        yield TensorEntry(plain_name(name), dtype, tuple(parameter.shape), _given(parameter, adapted, dtype))
+    for name, buffer in persistent_buffers(hf):
+        kind = dtype if buffer.is_floating_point() else buffer.dtype
+        yield TensorEntry(plain_name(name), kind, tuple(buffer.shape), _given(buffer, None, kind))
+
+
+def _is_adapted(module: nn.Module) -> TypeGuard[Linear]:
+    return NAME in getattr(module, "lora_A", ())
+
+
+def _given(parameter: Tensor, adapted: Linear | None, dtype: torch.dtype) -> Callable[[], Tensor]:
+    @torch.no_grad()
+    def load() -> Tensor:
+        tensor = parameter.detach()
+        return (tensor if adapted is None else tensor + adapted.get_delta_weight(NAME).to(tensor)).to(dtype)
+
+    return load

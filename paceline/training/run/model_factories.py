@@ -20,8 +20,7 @@ from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.plan.plan_sections import AdapterSpec
 from paceline.protocols.roles import Role
-from paceline.training.input_checks.teacher_tokens import check_tokens, has_tokenizer
-from paceline.training.rollout.reward_model import check_reward_model
+from paceline.training.preflight.named_models import check_reward_model, check_tokens, has_tokenizer
 
 
 class PreparedTokens(Protocol):

@@ -10,9 +10,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.algorithms.algorithm import Algorithm
+from paceline.algorithms.algorithm import Algorithm, algorithm_class
 from paceline.algorithms.moe_balance_loss import Balanced
-from paceline.algorithms.registry import algorithm_class
 from paceline.checkpoint.async_checkpointer import SavesBeside
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.format.untrained_tensors import STATE_KEY
@@ -46,9 +45,8 @@ from paceline.protocols.rollout import OnPolicyObjective
 from paceline.protocols.window import Window
 from paceline.runlog.events import Notice
 from paceline.runtime.device.device import memory_bytes, reserved_bytes
-from paceline.runtime.malloc import configure_malloc, return_freed_memory
-from paceline.runtime.process_group.delayed_flag import LateFlag
-from paceline.runtime.process_group.store_barrier import StoreRanks
+from paceline.runtime.device.host import configure_malloc, return_freed_memory
+from paceline.runtime.process_group.background_exchange import LateFlag, StoreRanks
 from paceline.runtime.process_group.world import World
 from paceline.runtime.random_seed import seed_for
 from paceline.strategies.model_handle import Handles
@@ -58,25 +56,36 @@ from paceline.strategies.window.runner import make_runner
 from paceline.training import codes
 from paceline.training.checkpointing.contents import adapter_of, kept_files, same_base
 from paceline.training.checkpointing.saver import Published, RunContents, RunSaves
-from paceline.training.evaluation_generation import answers_measured
-from paceline.training.evaluation_loss import evaluate
-from paceline.training.input_checks.class_labels import read_classes
-from paceline.training.input_checks.no_steps import no_steps
+from paceline.training.evaluation import answers_measured, evaluate
 from paceline.training.loop.intervals import Cadence, every
 from paceline.training.loop.lr_schedules import learning_rate_schedule
-from paceline.training.loop.prefetch import Loading
 from paceline.training.loop.throughput import PeakFlops, Throughput, computed_parameters
 from paceline.training.loop.train_state import TrainState, best_rule
-from paceline.training.loop.trainer import ROLLOUT, Observer, Saves, Trainer, notify
-from paceline.training.loop.window_source import BatchLayout, CountedRows, Epochs, WindowSource, count_epochs
+from paceline.training.loop.trainer import (
+    ROLLOUT,
+    Evaluation,
+    Observer,
+    Parts,
+    Saves,
+    Trainer,
+    Windows,
+    notify,
+)
+from paceline.training.loop.window_source import (
+    BatchLayout,
+    CountedRows,
+    Epochs,
+    Loading,
+    WindowSource,
+    count_epochs,
+)
 from paceline.training.profiling.recorder import Around, profile_of
+from paceline.training.rank_checks import CHECKED_STEPS, check_same_rows, check_same_weights
 from paceline.training.rollout.build import RolloutSetup, rollout_options
 from paceline.training.rollout.on_policy_distillation import own_answers
-from paceline.training.run.components import Evaluation, Parts, Windows
+from paceline.training.run.class_labels import read_classes
 from paceline.training.run.model_factories import Models
 from paceline.training.run.reference_logprobs import ask_reference
-from paceline.training.same_batches import CHECKED_STEPS, check_same_rows
-from paceline.training.same_weights import check_same_weights
 
 
 @dataclass
@@ -298,7 +307,11 @@ class Session:
             source, layout.global_batch, t.num_train_epochs, t.max_steps, t.dataloader_drop_last
         )
         if epochs.total_steps == 0:
-            raise DataError(no_steps(source.num_rows(0), str(self.plan.batch)))
+            raise DataError(
+                codes.TRAINING_NO_STEPS(
+                    "training.dataloader_drop_last", f"{source.num_rows(0)} rows; {self.plan.batch}"
+                )
+            )
         found = check_feeds(source.num_rows(0), layout.dp_size)
         if found:
             raise DataError(*found)

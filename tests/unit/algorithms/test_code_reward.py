@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from paceline.algorithms.rewards.builtin import Sample
 from paceline.algorithms.rewards.code_reward import CodeReward, program_of
 from paceline.algorithms.rewards.code_test_formats import read_tests, same_output
-from paceline.algorithms.rewards.sample import Sample
 from paceline.core.errors import ConfigError
 
 SQUARE = "def f(x):\n    return x * x\n"

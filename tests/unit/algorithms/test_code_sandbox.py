@@ -21,7 +21,7 @@ from code_attacks import ATTACKS, attack, fingerprint, plant
 from support import ROOT
 
 from paceline.algorithms.rewards.code_reward import check_isolation
-from paceline.algorithms.rewards.sandbox import client, landlock, seccomp, syscalls
+from paceline.algorithms.rewards.sandbox import client, isolation, seccomp, syscalls
 from paceline.algorithms.rewards.sandbox.client import Sandbox, SandboxUnavailable, readable_folders
 from paceline.core.errors import ConfigError
 
@@ -157,7 +157,7 @@ import os, sys
 sys.path.insert(0, {str(ROOT)!r})
 from paceline.algorithms.rewards.sandbox import isolation, syscalls
 from paceline.algorithms.rewards.code_reward import CodeReward, check_isolation
-from paceline.algorithms.rewards.sample import Sample
+from paceline.algorithms.rewards.builtin import Sample
 from paceline.core.errors import ConfigError
 own = os.geteuid(), os.getegid()
 syscalls.unshare("user")
@@ -203,7 +203,7 @@ def test_without_namespaces_nothing_runs_unless_it_is_allowed_to(tmp_path: Path)
     refused, said = done.stdout.splitlines()
     assert refused.startswith("rewards.no_isolation") and "unshare" in refused
     scores = json.loads(said.replace("'", '"'))
-    if landlock.version():  # what is left of the walls where namespaces were given up
+    if isolation.version():  # what is left of the walls where namespaces were given up
         assert scores == {**dict.fromkeys(programs, 0.0), "honest": 1.0}
         assert fingerprint(tmp_path) == before
     else:
@@ -290,8 +290,8 @@ def _family(pid: int) -> list[int]:
 
 
 def test_a_lost_server_is_started_again() -> None:
+    from paceline.algorithms.rewards.builtin import Sample
     from paceline.algorithms.rewards.code_reward import CodeReward
-    from paceline.algorithms.rewards.sample import Sample
 
     reward = CodeReward(seconds=60)
     sample = Sample("", "def f(x): return x", {"tests": "assert f(1) == 1"})
@@ -305,8 +305,8 @@ def test_a_lost_server_is_started_again() -> None:
 
 
 def test_answers_are_judged_side_by_side_and_each_gets_its_own_verdict() -> None:
+    from paceline.algorithms.rewards.builtin import Sample
     from paceline.algorithms.rewards.code_reward import CodeReward
-    from paceline.algorithms.rewards.sample import Sample
 
     reward = CodeReward(False, 4, seconds=60)
     tests = "assert f(1) == {0}\nassert f(2) == {0}"

@@ -18,9 +18,11 @@ from paceline.algorithms.on_policy.advantages import (
     token_rewards,
     whiten,
 )
-from paceline.algorithms.on_policy.kl import AdaptiveCoefficient, FixedCoefficient, divergence
 from paceline.algorithms.on_policy.losses import (
+    AdaptiveCoefficient,
+    FixedCoefficient,
     clipped_surrogate,
+    divergence,
     log_ratios,
     loss_weight,
     rollout_correction,

@@ -14,6 +14,7 @@ import pytest
 
 from paceline.algorithms.rewards import code_reward
 from paceline.algorithms.rewards.builtin import (
+    Sample,
     ended,
     exact_match,
     length,
@@ -23,7 +24,6 @@ from paceline.algorithms.rewards.builtin import (
     regex,
     tags,
 )
-from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.scoring import REWARDS, RewardSpec, Scored, Scorer
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.training.rollout.build import RolloutSetup

@@ -24,7 +24,7 @@ ELSEWHERE = {  # programs with rules of their own
     "paceline/runtime/torchrun_agent.py": "torchrun's own rules",
     "paceline/runtime/device/probe.py": "a part of the plan, ended with it",
     "paceline/__main__.py": "the console script's main",
-    "paceline/algorithms/rewards/sandbox/__main__.py": "ended by who asked it",
+    "paceline/algorithms/rewards/code_reward.py": "ended by who asked it",
     "paceline/simulate/__main__.py": "a part of verify, ended with it",
     "paceline/evaluation/sharded_chat.py": "its inner function is: main leaves after any error at once",
     "paceline/evaluation/scores/metric_process.py": "a part of evaluate, ended with it",

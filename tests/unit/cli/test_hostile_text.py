@@ -26,7 +26,7 @@ from paceline.launch.redacted_output import Outlet, redacted, terminal
 from paceline.runlog.redact import Redactor
 from paceline.runlog.textlog import TextLog
 from paceline.runtime.failures.alarm import print_foreign
-from paceline.runtime.failures.message import failure_message, parsed_failure
+from paceline.runtime.process_group.refusal import failure_message, parsed_failure
 from paceline.runtime.process_group.signed_store import SignedStore
 
 # colours, title of the window, cursor up and erase, C1's CSI, bell, backspace, carriage return, bidi override

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from machines import A100
 
+from paceline.algorithms.algorithm import algorithm_class
 from paceline.algorithms.moe_balance_loss import Balanced
-from paceline.algorithms.registry import algorithm_class
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.plugins.tables import ALGORITHMS
@@ -34,8 +34,8 @@ from paceline.plan.timeouts import WaitLimits
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
 from paceline.training.loop.train_state import TrainState
+from paceline.training.loop.trainer import Parts
 from paceline.training.loop.window_source import BatchLayout, Epochs
-from paceline.training.run.components import Parts
 from paceline.training.run.session import Session
 
 # an algorithm from outside the tree
@@ -434,7 +434,7 @@ def chat(tree: Tree) -> Any:
 
 
 def loading(tree: Tree) -> Any:
-    from paceline.training.loop.prefetch import Loading
+    from paceline.training.loop.window_source import Loading
 
     return Loading.of(Config.from_json(plain(tree)).training, torch.device("cuda", 0))
 

@@ -174,13 +174,13 @@ TABLE: dict[str, Key | Read] = {
     "training.ppo.kl_in": Key(p.algorithm, "loss", {**PPO, "training.ppo.kl_estimator": "k3"}),
     **under(f"{T}.ppo", p.algorithm, {**PPO, "training.ppo.adap_kl_ctrl": True}, target=3.0, horizon=99),
     "training.classification.labels": Read(
-        "training/input_checks/class_counts.py", "class_numbers", "tests/unit/data/test_classified.py"
+        "training/preflight/class_counts.py", "class_numbers", "tests/unit/data/test_classified.py"
     ),
     "training.classification.num_labels": Read(
-        "training/input_checks/class_counts.py", "class_numbers", "tests/unit/data/test_classified.py"
+        "training/preflight/class_counts.py", "class_numbers", "tests/unit/data/test_classified.py"
     ),
     "training.classification.problem_type": Read(
-        "training/input_checks/class_labels.py", "read_classes", "tests/unit/data/test_classified.py"
+        "training/run/class_labels.py", "read_classes", "tests/unit/data/test_classified.py"
     ),
     **under(
         f"{T}.distillation",
@@ -353,8 +353,8 @@ TABLE: dict[str, Key | Read] = {
         early_stopping_threshold=0.5,
     ),
     "training.eval_generate": Read("plan/features/eval_generation.py", "answers_at_evaluation", ANSWERS),
-    "training.eval_metrics": Read("training/evaluation_generation.py", "answers_measured", ANSWERS),
-    "training.eval_generate_rows": Read("training/evaluation_generation.py", "answers_measured", ANSWERS),
+    "training.eval_metrics": Read("training/evaluation.py", "answers_measured", ANSWERS),
+    "training.eval_generate_rows": Read("training/evaluation.py", "answers_measured", ANSWERS),
     "training.eval_on_start": Key(p.trainer, True, {"data.eval": [{"path": "e.jsonl"}]}),
     "training.load_best_model_at_end": Key(
         p.saver, True, {**EVALUATED, "training.save_strategy": "steps", "training.eval_steps": 500}

@@ -22,8 +22,7 @@ from paceline.core.plugins.registry import load_attr
 from paceline.core.plugins.tables import ALGORITHMS
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Output, Role
-from paceline.training.loop.deepspeed_lr_schedules import BUILDERS
-from paceline.training.loop.lr_schedules import learning_rate_schedule
+from paceline.training.loop.lr_schedules import BUILDERS, learning_rate_schedule
 
 Refuse = Callable[..., ConfigError]
 Load = Callable[..., Any]

@@ -18,8 +18,8 @@ from paceline.data.packed_source import PackedSource
 from paceline.data.rows.kinds.classified import detect_classified, normalise_classified
 from paceline.data.rows.values import RowError
 from paceline.plan.algorithms.supervised import CLASSIFICATION
-from paceline.training.input_checks.class_counts import class_numbers, empty_classes
-from paceline.training.input_checks.class_labels import RowClasses, read_classes
+from paceline.training.preflight.class_counts import class_numbers, empty_classes
+from paceline.training.run.class_labels import RowClasses, read_classes
 
 
 def classes_of(rows: list[Any], held_out: list[Any] | None = None, **options: Any) -> RowClasses:

@@ -18,8 +18,7 @@ from emulated_machine import Machine
 from real_device import Card, card, card_capability, micro_batches_refuse_waits, on_card
 from torch import Tensor
 
-from paceline.algorithms.algorithm import Algorithm
-from paceline.algorithms.registry import algorithm_class
+from paceline.algorithms.algorithm import Algorithm, algorithm_class
 from paceline.config.schema import Config
 from paceline.data.packed_source import build_batch
 from paceline.models.factory import HFModelFactory

@@ -40,7 +40,7 @@ from emulated_machine import Machine
 from emulated_tensor import DeviceTensor
 from roofline_flex import FLEX_WITHOUT_NUMBERS, flex_flops, visible_and_counted
 
-from paceline.algorithms.registry import algorithm_class
+from paceline.algorithms.algorithm import algorithm_class
 from paceline.models.attention.flex_block_mask import VisibleKeys
 from paceline.models.loading.materialize import replace_tensors
 from paceline.plan.model.head_chunk import head_chunk_bytes

@@ -28,7 +28,7 @@ from emulated_rules import Emulation
 from roofline import DEPTHS, WINDOWS, WITHOUT_NUMBERS, Roofline
 from roofline_flex import visible_and_counted
 
-from paceline.algorithms.registry import algorithm_class
+from paceline.algorithms.algorithm import algorithm_class
 from paceline.config.schema import Config
 from paceline.models.attention.flex_block_mask import VisibleKeys
 from paceline.plan.hardware.device_catalogue import cluster_of

@@ -14,7 +14,7 @@ from paceline.models.heads.chunked_cross_entropy import CHUNK_BYTES, FusedNll, H
 from paceline.plan.model.head_chunk import head_chunk_bytes
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Role
-from paceline.runtime.device.capability import device_memory
+from paceline.runtime.device.device import device_memory
 from paceline.strategies.window.runner import make_runner
 
 ALGORITHMS = ("sft", "reward", "dpo")

@@ -161,7 +161,7 @@ SAMPLING = 20  # with what is kept of a token; a nucleus is one kernel, a draw t
 
 
 def test_a_token_runs_no_more_kernels_than_it_did() -> None:
-    with emulated() as machine, mock.patch("paceline.runtime.device.capability.triton_obstacle", lambda: ""):
+    with emulated() as machine, mock.patch("paceline.runtime.device.device.triton_obstacle", lambda: ""):
         *_, two = counted(machine, 2 * LOOK, num_hidden_layers=2)
         *_, four = counted(machine, 2 * LOOK, num_hidden_layers=4)
     layer = (sum(four.values()) - sum(two.values())) / 2
@@ -172,7 +172,7 @@ def test_a_token_runs_no_more_kernels_than_it_did() -> None:
 @pytest.mark.parametrize("sampling", [RolloutSampling(0.0), RolloutSampling(1.0), SAMPLED], ids=str)
 def test_sampling_64_rows_starts_few_kernels(sampling: RolloutSampling) -> None:
     rows = 64
-    with emulated() as machine, mock.patch("paceline.runtime.device.capability.triton_obstacle", lambda: ""):
+    with emulated() as machine, mock.patch("paceline.runtime.device.device.triton_obstacle", lambda: ""):
         stops = torch.tensor(STOPS, device=machine.device)
         answers = WrittenAnswers(rows, 4, stops, torch.float32, machine.device)
         answers.begin([Request((4, 5), i, 4) for i in range(rows)], rows)
@@ -190,7 +190,7 @@ def test_sampling_64_rows_starts_few_kernels(sampling: RolloutSampling) -> None:
 def test_kernels_draw_the_cpus_answers(sampling: RolloutSampling) -> None:
     requests = asked()
     here, _ = decoded(build("llama"), requests, sampling)
-    with emulated() as machine, mock.patch("paceline.runtime.device.capability.triton_obstacle", lambda: ""):
+    with emulated() as machine, mock.patch("paceline.runtime.device.device.triton_obstacle", lambda: ""):
         there, account = decoded(build("llama", machine.device), requests, sampling)
     same(here, there)
     assert account is not None and "without kernels" not in account

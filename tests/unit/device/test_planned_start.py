@@ -16,7 +16,7 @@ from emulated_device import emulated
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paceline.algorithms.registry import algorithm_class
+from paceline.algorithms.algorithm import algorithm_class
 from paceline.config.schema import Config
 from paceline.models.compute_dtype import weight_owners
 from paceline.models.factory import HFModelFactory

@@ -11,7 +11,7 @@ from paceline.config.sections.training import TrainingSection
 from paceline.plan.algorithms.rollout import updates_per_pass
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.training.checkpointing.resume import changed_keys
-from paceline.training.checkpointing.rollout_compatibility import other_rollout
+from paceline.training.checkpointing.resume_compatibility import other_rollout
 
 WITHIN, BETWEEN = ("policy|weight|w", "rollout|rollout|0.row"), ("policy|weight|w",)
 ON_POLICY = ("grpo", "rloo", "reinforce_plus_plus", "ppo")

@@ -17,7 +17,7 @@ from paceline.models.fused_layers.qkv_rotary import rotate
 from paceline.models.fused_layers.rms_norm import RmsNorm
 from paceline.models.fused_layers.swiglu import SwiGlu
 from paceline.protocols.roles import Output
-from paceline.runtime.malloc import configure_malloc, return_freed_memory
+from paceline.runtime.device.host import configure_malloc, return_freed_memory
 
 NLL = frozenset({Output.NLL})
 
@@ -127,7 +127,7 @@ def test_heap_is_kept_with_glibc_only() -> None:
 def test_freed_blocks_go_back_while_models_are_built_and_stay_in_training(first: str) -> None:
     """Blocks of 20 MiB, freed below one that stays: glibc by itself would keep them from the second on."""
     script = f"""
-from paceline.runtime.malloc import {first}
+from paceline.runtime.device.host import {first}
 {first}()
 size = 20 * 2**20
 bytearray(size)

@@ -176,7 +176,7 @@ except OSError as error: print("elsewhere", "not found", ",".join(said()))
 from paceline.generation.answer import load_folder
 sys.stdin = open(0)
 print("chat", attempt(lambda: load_folder(place / "local")))
-from paceline.training.rollout.reward_model import check_reward_model
+from paceline.training.preflight.named_models import check_reward_model
 print("reward", attempt(lambda: check_reward_model(local, place / "local")))
 # A reference beside the policy, or the meta start of FSDP after rank 0's load: the class is registered by then.
 from paceline.config.sections.model import ModelSection

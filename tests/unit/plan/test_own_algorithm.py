@@ -14,7 +14,7 @@ import pytest
 import torch
 from machines import H100, LLAMA
 
-from paceline.algorithms.registry import algorithm_class
+from paceline.algorithms.algorithm import algorithm_class
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Severity

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.runtime.device.cpu_affinity import bind_to_card
+from paceline.runtime.device.host import bind_to_card
 
 CARD = torch.device("cuda", 1)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.runtime.failures import flight_recorder
-from paceline.runtime.failures.flight_recorder import active, write_flight
+from paceline.runtime.failures import stragglers
+from paceline.runtime.failures.stragglers import active, write_flight
 
 
 def entry(number: int, *, ended: bool, group: str = "dp_shard", began: int = 0) -> dict[str, object]:
@@ -38,10 +38,10 @@ def test_the_collective_that_is_waited_in_is_described() -> None:
 def test_a_dump_is_written_where_there_is_something_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flight_recorder, "dump_entries", lambda: dump())
+    monkeypatch.setattr(stragglers, "dump_entries", lambda: dump())
     write_flight(tmp_path / "flight_0.json")
     assert not (tmp_path / "flight_0.json").exists()
-    monkeypatch.setattr(flight_recorder, "dump_entries", lambda: dump(entry(1, ended=False)))
+    monkeypatch.setattr(stragglers, "dump_entries", lambda: dump(entry(1, ended=False)))
     write_flight(tmp_path / "flight_0.json")
     assert active((tmp_path / "flight_0.json").read_text())[0].number == 1
 

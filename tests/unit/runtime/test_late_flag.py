@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.runtime.process_group import delayed_flag
-from paceline.runtime.process_group.delayed_flag import LateFlag
+from paceline.runtime.process_group import background_exchange
+from paceline.runtime.process_group.background_exchange import LateFlag
 from paceline.runtime.process_group.world import World
 
 KINDS = [("cuda", "nccl"), ("xpu", "xccl"), ("npu", "hccl")]
@@ -31,13 +31,13 @@ class Accelerated:
     ) -> None:
         self.done: list[str] = []
         self.others, place = others, Place(kind)
-        monkeypatch.setattr(delayed_flag.dist, "all_reduce", self._reduce)
+        monkeypatch.setattr(background_exchange.dist, "all_reduce", self._reduce)
         event = SimpleNamespace(
             record=lambda: self.done.append("record"),
             synchronize=lambda: self.done.append("wait for the copy"),
         )
         self.driver = SimpleNamespace(Event=lambda: event)
-        monkeypatch.setattr(delayed_flag.torch, "get_device_module", lambda device: self.driver)
+        monkeypatch.setattr(background_exchange.torch, "get_device_module", lambda device: self.driver)
         to = torch.Tensor.to
         monkeypatch.setattr(
             torch.Tensor, "to", lambda self, where, **_: self if where is place else to(self, "cpu")

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from paceline.plan.timeouts import DEFAULT_SECONDS, Limit, WaitLimits
-from paceline.runtime.failures import flight_recorder, stragglers
-from paceline.runtime.failures.flight_recorder import Collective
+from paceline.runtime.failures import stragglers
 from paceline.runtime.failures.last_heard import Beat, Vigil
-from paceline.runtime.failures.stragglers import Lateness
+from paceline.runtime.failures.stragglers import Collective, Lateness
 
 LIMITS = WaitLimits(Limit(60, "start_key"), Limit(10, "step_key"), Limit(100, "between_key"))
 
@@ -79,7 +78,7 @@ def test_it_looks_often_enough_for_a_short_limit_and_seldom_otherwise(
 def test_a_wait_is_told_by_the_heartbeat_before_it_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.time_ns() - int(8e9)
     entry = {"profiling_name": "gloo:all_reduce", "time_created_ns": began, "state": "scheduled"}
-    monkeypatch.setattr(flight_recorder, "dump_entries", lambda: json.dumps({"entries": [entry]}))
+    monkeypatch.setattr(stragglers, "dump_entries", lambda: json.dumps({"entries": [entry]}))
     own = Lateness(0, LIMITS, 0.0)
     assert own.look(10.0) is None and own.waits == pytest.approx(8, abs=1.5)
     assert Beat.of(Beat(1, waits=own.waits).text()) == Beat(1, waits=own.waits)

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.runtime.failures.message import parsed_failure
+from paceline.runtime.process_group.refusal import parsed_failure
 from paceline.runtime.process_group.signed_store import SignedStore, fingerprint
 
 SECRET = b"0123456789abcdef"

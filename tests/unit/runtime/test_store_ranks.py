@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
+from paceline.runtime.process_group.background_exchange import StoreRanks
 from paceline.runtime.process_group.signed_store import SignedStore
-from paceline.runtime.process_group.store_barrier import StoreRanks
 from paceline.runtime.process_group.world import World
 
 

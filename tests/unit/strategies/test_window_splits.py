@@ -24,7 +24,7 @@ from paceline.protocols.window import StepResult
 from paceline.runtime.process_group.world import World
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.window.runner import make_runner
-from paceline.training.evaluation_loss import evaluate
+from paceline.training.evaluation import evaluate
 from paceline.training.loop.window_source import BatchLayout, Epochs, WindowSource
 
 ROWS, GLOBAL = 22, 8

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from paceline.core.errors import ConfigError
-from paceline.training.loop.deepspeed_lr_schedules import BUILDERS
-from paceline.training.loop.lr_schedules import learning_rate_schedule
+from paceline.training.loop.lr_schedules import BUILDERS, learning_rate_schedule
 
 STEPS = 130
 BASE = 1e-3

@@ -21,7 +21,7 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.evaluation.scores.metric_process import score
 from paceline.generation.engine import Completion, Request, RolloutSampling
-from paceline.training.evaluation_generation import AnswersMeasured, expected_answers
+from paceline.training.evaluation import AnswersMeasured, expected_answers
 from paceline.training.preflight.inputs import look
 
 ROWS = 23  # a prime

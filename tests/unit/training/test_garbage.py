@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from test_learning import Runner, trainer_of
 
-from paceline.training.loop import garbage_collection
-from paceline.training.loop.garbage_collection import EVERY, collected_between_steps
+from paceline.training.loop import intervals
+from paceline.training.loop.intervals import EVERY, collected_between_steps
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_no_step_is_interrupted_and_every_fiftieth_is_followed_by_a_collection()
 
 
 def test_a_step_that_leaves_many_objects_is_followed_by_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(garbage_collection, "MANY", gc.get_threshold()[0])
+    monkeypatch.setattr(intervals, "MANY", gc.get_threshold()[0])
     with collections() as found, collected_between_steps() as collector:
         found.clear()
         collector.between_steps(1)
@@ -82,7 +82,7 @@ def test_what_exists_at_the_start_is_not_looked_at_again() -> None:
 
 def test_a_trainer_has_its_steps_within(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    monkeypatch.setattr(garbage_collection.Garbage, "between_steps", lambda self, number: made.append(number))
+    monkeypatch.setattr(intervals.Garbage, "between_steps", lambda self, number: made.append(number))
     runner = Runner([(2.0, 1.0)] * 3)
     train, within = runner.start_window, []
 

@@ -157,7 +157,7 @@ def test_numbers_that_are_not_finite_are_named_by_their_own_step(fails_at: int) 
 
 def test_the_seconds_of_steps_add_up_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host enqueues each step in 1 s; the device needs 5, and is read when it is done."""
-    from paceline.training.loop import pending_step as unread_room
+    from paceline.training.loop import divergence_watch as unread_room
     from paceline.training.loop import trainer as trainer_room
 
     clock = [0.0]

@@ -15,8 +15,7 @@ from paceline.data.data_order import epoch_bins
 from paceline.data.packed_source import PackedSource
 from paceline.protocols.batch import Batch
 from paceline.protocols.window import Window
-from paceline.training.loop.prefetch import AHEAD, Loading
-from paceline.training.loop.window_source import BatchLayout, WindowSource, count_epochs
+from paceline.training.loop.window_source import AHEAD, BatchLayout, Loading, WindowSource, count_epochs
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from paceline.runlog.events import Step
-from paceline.training.reporting.callbacks import OwnPart, check_callback
-from paceline.training.reporting.loss_watchdog import LossWatchdog
+from paceline.training.reporting.callbacks import LossWatchdog, OwnPart, check_callback
 
 NAME = "paceline.extend:LossWatchdog"
 

@@ -17,8 +17,7 @@ from paceline.plan.mesh import Mesh
 from paceline.plan.plan_sections import Memory, ModelStates
 from paceline.plan.strategy_options import EngineOptions
 from paceline.protocols.shard import Shard
-from paceline.training.checkpointing.reshard_cost import cost_of_move
-from paceline.training.checkpointing.resume_compatibility import shard_layout
+from paceline.training.checkpointing.resume_compatibility import cost_of_move, shard_layout
 
 STATES = ModelStates(parameters=1 << 20, gradients=1 << 20, optimizer=2 << 20)
 

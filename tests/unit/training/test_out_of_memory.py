@@ -22,9 +22,8 @@ from paceline.plan.strategies.job import Job
 from paceline.plan.strategy_choice.what_fits import what_fits
 from paceline.rules.planning import make_plan
 from paceline.runtime.process_group.world import World
-from paceline.training import out_of_memory
-from paceline.training.errors import diagnose
-from paceline.training.out_of_memory import is_out_of_memory, out_of_memory_hint, smaller
+from paceline.training import errors
+from paceline.training.errors import diagnose, is_out_of_memory, out_of_memory_hint, smaller
 
 CPU = replace(probe_hardware({}, use_cpu=True), packages=None)
 
@@ -185,15 +184,15 @@ def test_on_an_accelerator_the_measured_peak_stands_beside_the_planned_and_what_
     plan = plan_of("llama-3.2-1b", hardware, 8, distributed_strategy="ddp", per_device_train_batch_size=2)
     device = torch.device("cuda", 0)
     for name, value in (("device_name", hardware.device_name), ("device_memory", hardware.memory_bytes)):
-        monkeypatch.setattr(out_of_memory, name, lambda device, value=value: value)
-    monkeypatch.setattr(out_of_memory, "memory_bytes", lambda device: 70 * 2**30)
-    here = out_of_memory.hardware_here(plan, {}, device)
+        monkeypatch.setattr(errors, name, lambda device, value=value: value)
+    monkeypatch.setattr(errors, "memory_bytes", lambda device: 70 * 2**30)
+    here = errors.hardware_here(plan, {}, device)
     assert (here.device, here.num_devices, here.memory_bytes) == ("cuda", 8, hardware.memory_bytes)
     world = World(0, 0, 8, 1, device, "nccl", None, free_bytes=77 * 2**30)
-    text = out_of_memory.memory_used(plan, world)
+    text = errors.memory_used(plan, world)
     assert text.startswith("measured peak 70.00 GiB, planned ") and "77.00 GiB were free at the start" in text
     assert " fits, " in out_of_memory_hint(plan, {}, device)
     found = diagnose(torch.OutOfMemoryError("CUDA out of memory"), 0, memory=lambda: text)
     assert found.found == f"CUDA out of memory; {text}"
-    on_cpu = out_of_memory.memory_used(plan, World.single("cpu"))
+    on_cpu = errors.memory_used(plan, World.single("cpu"))
     assert on_cpu == "measured peak 70.00 GiB"

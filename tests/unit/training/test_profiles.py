@@ -18,10 +18,18 @@ from paceline.models.flops import multiply_adds
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.window import Window
 from paceline.training.profiling import recorder
-from paceline.training.profiling.breakdown import COMMUNICATION, LAYER, OTHER, STEP, Op, breakdown
+from paceline.training.profiling.breakdown import (
+    COMMUNICATION,
+    LAYER,
+    OTHER,
+    STEP,
+    Op,
+    breakdown,
+    sentence,
+    text,
+)
 from paceline.training.profiling.module_scopes import ROOT, Scopes
 from paceline.training.profiling.recorder import operations, profile_of
-from paceline.training.profiling.text_report import sentence, text
 
 
 def test_time_is_computing_moving_or_waiting() -> None:

@@ -33,13 +33,12 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import RolloutAnswers
 from paceline.protocols.window import StepResult, Window
-from paceline.training.loop.pending_step import findings_of
+from paceline.training.loop.divergence_watch import findings_of
 from paceline.training.loop.train_state import TrainState
 from paceline.training.loop.window_source import BatchLayout, count_epochs
 from paceline.training.rollout.build import sampling_exact
 from paceline.training.rollout.generate import Limits, RolloutGenerator
-from paceline.training.rollout.layout import AnswerRows, RolloutLayout
-from paceline.training.rollout.prompts import Draws, Prompt
+from paceline.training.rollout.layout import AnswerRows, Draws, Prompt, RolloutLayout
 from paceline.training.rollout.rollout_windows import RolloutWindows
 
 PROMPTS = [(3, 4), (5,), (6, 7, 8), (9,), (10, 11)]

@@ -11,7 +11,7 @@ import torch
 from paceline.core.errors import PacelineError
 from paceline.protocols.batch import Batch
 from paceline.protocols.window import Window
-from paceline.training.same_batches import check_same_rows, rows_digest
+from paceline.training.rank_checks import check_same_rows, rows_digest
 
 
 def batch(first: int) -> Batch:

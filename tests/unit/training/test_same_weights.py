@@ -11,7 +11,7 @@ from torch import nn
 
 from paceline.core.errors import PacelineError
 from paceline.plan.mesh import Mesh
-from paceline.training.same_weights import check_same_weights
+from paceline.training.rank_checks import check_same_weights
 
 
 class Recorder:

@@ -7,10 +7,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from paceline.algorithms.rewards.sample import Sample
+from paceline.algorithms.rewards.builtin import Sample
 from paceline.algorithms.rewards.scoring import Scored
 from paceline.generation.engine import Completion
-from paceline.training.rollout.samples import Shown, token_ends
+from paceline.training.rollout.scored_rollout import Shown, token_ends
 
 TEXTS = ("the answer is 12", "  naïve – 漢字 and 🙂🙃\n\tend ", "", "é")
 

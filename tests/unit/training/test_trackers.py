@@ -13,12 +13,9 @@ import pytest
 from paceline.config.registries.trackers import TRACKERS
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.rundir import RunDir
-from paceline.training.trackers import tracker_set
-from paceline.training.trackers.backends import ADAPTERS
-from paceline.training.trackers.open import open_trackers
-from paceline.training.trackers.tracker import TrackedRun, Tracker
-from paceline.training.trackers.tracker_set import Trackers
-from paceline.training.trackers.tracker_thread import TrackerThread
+from paceline.training.reporting import trackers as room
+from paceline.training.reporting.tracker_backends import ADAPTERS, TrackedRun, Tracker
+from paceline.training.reporting.trackers import Trackers, TrackerThread, open_trackers
 
 KEYS = {"WANDB_API_KEY": "k" * 40, "SWANLAB_API_KEY": "k" * 40}
 
@@ -90,7 +87,7 @@ def release() -> Iterator[threading.Event]:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker_set, "END_SECONDS", 0.2)
+    monkeypatch.setattr(room, "END_SECONDS", 0.2)
 
 
 def opened(run: RunDir, *names: str, heard: list[Diagnostic] | None = None, **more: Any) -> Trackers:
@@ -111,7 +108,7 @@ def points(run: RunDir) -> list[tuple[int, float]]:
 def test_tensorboard_holds_the_numbers_and_a_resumed_run_overwrites_its_future(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracker_set, "END_SECONDS", 60.0)
+    monkeypatch.setattr(room, "END_SECONDS", 60.0)
     heard: list[Diagnostic] = []
     for start, steps in ((0, (1, 2, 3)), (1, (2, 3))):
         trackers = opened(run, "tensorboard", heard=heard, start_step=start)
@@ -129,7 +126,7 @@ POINT = {"tensorboard": "add_scalar", "mlflow": "log_batch"}
 def test_each_gets_every_point_in_order_in_its_own_thread(
     run: RunDir, install: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracker_set, "END_SECONDS", 60.0)
+    monkeypatch.setattr(room, "END_SECONDS", 60.0)
     package = install(name, StandIn())
     trackers = opened(run, name)
     for step in range(1, 6):
@@ -146,7 +143,7 @@ def test_each_gets_every_point_in_order_in_its_own_thread(
 def test_one_that_hangs_holds_nobody_up(
     run: RunDir, install: Any, name: str, release: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracker_set, "SLOW_SECONDS", -1.0)
+    monkeypatch.setattr(room, "SLOW_SECONDS", -1.0)
     install(name, StandIn(lambda call: [release.wait()].clear()))
     heard: list[Diagnostic] = []
     trackers = opened(run, name, heard=heard)

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from paceline.algorithms.rewards.sandbox import isolation, judge, landlock, program, syscalls
+from paceline.algorithms.rewards.sandbox import isolation, judge, program, syscalls
 
 if TYPE_CHECKING:
     from paceline.core.json_types import JsonObject
@@ -114,7 +114,7 @@ def _serve(peer: socket.socket, *, namespaces: bool) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
     gc.collect()
     gc.freeze()
-    _send(peer, {"ready": True, "landlock": landlock.version()})
+    _send(peer, {"ready": True, "landlock": isolation.version()})
     while True:
         data, ancillary, _, _ = peer.recvmsg(
             MAX_MESSAGE, socket.CMSG_SPACE(MAX_FILES * array.array("i").itemsize)

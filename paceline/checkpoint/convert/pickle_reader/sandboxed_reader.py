@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Callable
 
-from paceline.algorithms.rewards.sandbox import landlock, seccomp, syscalls
+from paceline.algorithms.rewards.sandbox import isolation, seccomp, syscalls
 from paceline.checkpoint.convert.pickle_reader.allowed_names import LISTED
 from paceline.checkpoint.convert.pickle_reader.machine import MAX_BYTES, PickleMachine
 from paceline.checkpoint.convert.pickle_reader.value_json import ValueEncoder
@@ -58,7 +58,7 @@ def shut_in() -> list[str]:
 
 
 def _landlock() -> None:
-    if not landlock.restrict((), ()):
+    if not isolation.restrict((), ()):
         raise OSError("no Landlock")
 
 

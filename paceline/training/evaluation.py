@@ -1,13 +1,17 @@
-"""Answers at an evaluation (``training.eval_generate``): every rank answers its share of the evaluation rows,
-and metrics compare the answers with the rows' own.
+"""Exact evaluation of sets of any size: losses of all rows, and metrics of generated answers.
+
+Every row counts once, for any number of ranks and batch size. With ``training.eval_generate`` every rank
+answers its share of the evaluation rows, and metrics compare the answers with the rows' own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -17,7 +21,7 @@ from paceline.config.registries.evaluation_metrics import OF_LENGTH, labels_of, 
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.errors import DataError
+from paceline.core.errors import DataError, PacelineError
 from paceline.core.json_types import Json
 from paceline.data.prepare.prepare import Prepared
 from paceline.data.token_table import TokenTable, decode_labels
@@ -28,13 +32,70 @@ from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.sampling.noise import stream_of
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
+from paceline.protocols.algorithm import Objective
+from paceline.protocols.batch import Batch
+from paceline.protocols.data import RowSource
 from paceline.runtime.process_group.world import World
-from paceline.strategies.model_handle import Handle
-from paceline.strategies.strategy import Strategy
-from paceline.training.input_checks.missing_prompts import nothing_to_answer
+from paceline.strategies.model_handle import Handle, Handles
+from paceline.strategies.strategy import Runner, Strategy
+from paceline.training import codes
+from paceline.training.loop.window_source import BatchLayout, Loading, read_batch
 from paceline.training.rollout.build import local_engine
 from paceline.training.rollout.generate import OpenEngine
 from paceline.training.rollout.on_policy_distillation import prompt_length
+
+
+def evaluate(
+    runner: Runner,
+    handles: Handles,
+    algorithm: Objective,
+    source: RowSource,
+    layout: BatchLayout,
+    loading: Loading | None = None,
+) -> dict[str, float]:
+    """Return ``eval_loss``, ``eval_<metric>`` and ``eval_rows`` over the whole set. Collective.
+
+    The means of ``window_means`` are over the whole set here, computed in a first pass over it. All ranks run
+    the same number of micro-batches; beyond the end of the set they get fillers of weight 0. Sums and weights
+    are reduced over the ranks and divided once. Raises PacelineError if the counted rows are not the rows of
+    the set.
+    """
+    num_rows = source.num_rows(0)
+    rounds = math.ceil(num_rows / (layout.micro_batch * layout.dp_size))
+    loading = loading or Loading()
+
+    def read(j: int, others: str = "") -> Batch:
+        made = read_batch(source, 0, layout.positions(0, j, num_rows), range(num_rows), others)
+        return made.pinned() if loading.pin else made
+
+    # First pass, if the losses need means over the whole set
+    means: Mapping[str, float] = {}
+    if algorithm.window_means is not None:
+        first = partial(read, others=algorithm.window_means.rows)
+        with contextlib.closing(loading.in_order(first, range(rounds))) as batches:
+            means = runner.window_means(handles, batches, algorithm)
+    # Second pass: sums and weights over all ranks, and a check that each row was counted once
+    with contextlib.closing(loading.in_order(read, range(rounds))) as batches:
+        sums = runner.eval_window(handles, (batch.with_numbers(means) for batch in batches), algorithm)
+    if sums.rows != num_rows:
+        raise PacelineError(
+            codes.TRAINING_EVAL_ROWS("data.eval", f"{sums.rows} rows evaluated of {num_rows}")
+        )
+    # Divide each sum by its weight: ``metric/term`` is a metric, a bare term is a part of the loss
+    metrics = {"eval_rows": float(num_rows)}
+    total, weight = 0.0, 0
+    averages: dict[str, float] = {}
+    for name, value in sums.sums.items():
+        metric, _, term = name.rpartition("/")
+        over = sums.weights.get(term or name, 0)
+        if metric:
+            averages[metric] = value / over if over else math.nan
+        else:
+            total, weight = total + (value / over if over else 0.0), weight + over
+    metrics |= {f"eval_{name}": value for name, value in algorithm.summary(averages).items()}
+    metrics["eval_loss"] = total if weight else math.nan
+    return metrics
+
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -218,7 +279,7 @@ def answers_measured(
     count = len(table) // table.group
     count = min(count, training.eval_generate_rows or count)
     if not expected:
-        raise DataError(nothing_to_answer(f"{count:,} evaluation rows"))
+        raise DataError(codes.TRAINING_EVAL_GENERATE("training.eval_generate", f"{count:,} evaluation rows"))
     place = plan.mesh.coordinates(strategy.world.rank)
     metrics = written_out(training.eval_metrics)
     measured = AnswersMeasured(

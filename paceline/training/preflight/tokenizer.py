@@ -1,12 +1,14 @@
-"""Load the tokenizer as the preparation does, and check what its files alone do not show: end of text,
-offsets, the template's masks and cost, a reward model's tokens.
+"""The tokenizer before a start: what its files leave open, and the trial that loads it. No torch.
+
+The trial loads it as the preparation does: end of text, offsets, the template's masks and cost, a reward
+model's tokens.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.config.schema import Config, field_of
@@ -15,12 +17,67 @@ from paceline.core.errors import PacelineError
 from paceline.data.preflight.length_check import doubtful_sets, lost_rows
 from paceline.data.prepare.choose_template import settle_template, stop_tokens
 from paceline.data.prepare.prepare import setup_of
+from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
-from paceline.data.tokenizer.load import load_tokenizer, open_tokenizer
+from paceline.data.tokenizer.file_facts import most_tokens, same_files, unsettled
+from paceline.data.tokenizer.load import load_tokenizer, open_tokenizer, tokenizer_here
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.training.input_checks.teacher_tokens import check_tokens
-from paceline.training.preflight.tokenizer_questions import readers_of
-from paceline.training.rollout.reward_model import check_reward_model
+from paceline.plan.plan import Plan
+from paceline.plan.requirements.needs_trial import MODEL, TOKENIZER
+from paceline.training.preflight.named_models import check_reward_model, check_tokens
+
+
+def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict[str, str]:
+    """Return trial → why it is needed. ``formats``: the row formats that were found.
+
+    Empty if the tokenizer is still to be downloaded.
+    """
+    folder, spec = tokenizer_here(config.model), algorithm_spec(config.training.algorithm)
+    if folder is None:
+        return {}
+    # The tokenizer: what its files leave open, and whether other models have the same tokens
+    kind = row_kind(spec.rows)
+    reading = Reading.of(config.data, kind)
+    learns = kind.trained_tokens(reading.train_on) == "assistant" and not kind.answered
+    reasons, found = unsettled(folder, config.model, formats, learns_answers=learns), dict[str, str]()
+    if any(doubtful_sets(config.data, config.model, reading)):
+        reasons.append("rows that data.max_length may leave out")
+    adds = config.model.add_tokens or config.model.add_special_tokens
+    for reader in readers_of(config):
+        if adds or not same_files(folder, reader.folder):
+            reasons.append(f"the tokens of the {reader.role} model")
+    if reasons:
+        found[TOKENIZER] = ", ".join(reasons)
+    # The model: whether tokens may need more rows than a fixed embedding has
+    if (
+        plan is not None
+        and plan.shape is not None
+        and (plan.adapter or config.model.resize_embeddings == "never")
+    ):
+        needed = most_tokens(folder, config.model)
+        if needed is None or plan.shape.resized or needed > plan.shape.vocab:
+            found[MODEL] = "embedding rows for all tokens"
+    return found
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A further model that reads the trained model's tokens, in a local folder with a tokenizer."""
+
+    role: str
+    folder: Path
+
+
+def readers_of(config: Config) -> list[Reader]:
+    """Return the reward model, if configured, and the models that the algorithm's spec names."""
+    spec, training = algorithm_spec(config.training.algorithm), config.training
+    roles = (*(("reward",) if spec.on_policy else ()), *spec.same_tokens)
+    named = [(role, spec.model_named(training, role)) for role in roles]
+    return [
+        Reader(role, Path(n).expanduser())
+        for role, n in named
+        if n and any(Path(n).expanduser().glob("tokenizer*"))
+    ]
 
 
 def try_tokenizer(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:

@@ -16,7 +16,7 @@ from paceline.data.token_table import TokenTable
 from paceline.models.heads.sequence_classification import Classes
 from paceline.plan.algorithms.spec import AlgorithmSpec, Training
 from paceline.training import codes
-from paceline.training.input_checks.class_counts import SHOWN, Label, class_numbers, with_head
+from paceline.training.preflight.class_counts import SHOWN, Label, class_numbers, with_head
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,15 @@
-"""A rank computes on the processors beside its card: memory that it pins then lies there too."""
+"""The host's part of a rank: the processors beside its card, and what becomes of freed memory.
+
+Memory that a rank pins lies beside the processors that it computes on. Freed memory goes back to the system
+while models are built; in training it stays in the process, as large activations are freed and allocated
+every step, and a fresh page costs a page fault and zeroing.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -61,3 +68,40 @@ def _processors(file: Path) -> set[int]:
         return {n for first, _, last in spans for n in range(int(first), int(last or first) + 1)}
     except (OSError, ValueError):
         return set()
+
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4  # glibc, malloc.h
+
+
+def return_freed_memory() -> bool:
+    """Make glibc map every block of a MiB and more by itself, so that it goes back when it is freed; return
+    whether it was done (False: another C library).
+
+    It would soon take blocks of up to 32 MiB from the heap, which ends at the last that is still there. Call
+    it before models are built. Affects the whole process and changes no result.
+    """
+    return _set({_M_MMAP_THRESHOLD: 2**20})
+
+
+def configure_malloc() -> bool:
+    """Make glibc serve large blocks from the heap and never return them; return whether it was done (False:
+    another C library).
+
+    Call it in a training worker when the models are built, as what passed through memory meanwhile would
+    stay; what is free then is returned. Affects the whole process and changes no result.
+    """
+    kept = 2**31 - 1
+    return _set({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: kept, _M_TOP_PAD: 64 * 2**20})
+
+
+def _set(options: dict[int, int]) -> bool:
+    """Return what is free to the system, then set ``options`` of mallopt."""
+    if sys.platform != "linux":
+        return False
+    try:
+        library = ctypes.CDLL(None)
+        mallopt, trim = library.mallopt, library.malloc_trim
+    except (OSError, AttributeError):
+        return False
+    trim(0)
+    return all(mallopt(option, value) == 1 for option, value in options.items())

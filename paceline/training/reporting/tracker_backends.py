@@ -9,10 +9,12 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from paceline.core.json_types import Json
-from paceline.training.trackers.tracker import TrackedRun
+from paceline.core.rundir import RunDir
 
 Send = Callable[..., None]
 _PARAMS_A_CALL = 100  # that MLflow takes at once
@@ -172,3 +174,24 @@ def flat(config: Mapping[str, Json], prefix: str = "") -> dict[str, str]:
         elif value is not None:
             found[name] = str(value)[:500]
     return found
+
+
+class Tracker(Protocol):
+    """Receives numbers by name."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is made with; texts are redacted."""
+
+    run: RunDir
+    name: str
+    config: Mapping[str, Json]
+    project: str = ""
+    start_step: int = 0
+    online: bool = True  # False: it has no key of its server here, and records for later
+    address: str = ""  # of MLflow's server, or its database

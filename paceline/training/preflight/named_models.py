@@ -1,4 +1,4 @@
-"""Checks without torch of what a rollout names: the reward model's folder, the generation server."""
+"""Checks of what a run names beside its model: teacher, reward model, generation server. No torch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,50 @@ from pathlib import Path
 
 from paceline.config.sections.rollout import ServerOptions
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
+from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 from paceline.generation import codes as generation_codes
 from paceline.training import codes
+
+
+def other_tokens(name: str, tokenizer: Path) -> str:
+    """Return how the tokens of ``name`` differ from those of ``tokenizer``; empty if they do not.
+
+    ``name`` is a folder or a cached hub model. Raises DataError if it has no tokenizer.
+    """
+    mine, theirs = (_tokens(place) for place in (str(tokenizer), name))
+    different = sorted(set(mine.items()) ^ set(theirs.items()))
+    return f"{name}: {len(different)} tokens differ, first {json.dumps(different[0][0])}" if different else ""
+
+
+def check_tokens(name: str, tokenizer: Path, where: str, role: str, *, whole: bool) -> None:
+    """Raise ConfigError unless a token id that ``name``, the model of a role, knows is the same text to it.
+
+    ``whole``: the vocabularies must be equal, as for distributions over them.
+    """
+    mine, theirs = (_tokens(place) for place in (str(tokenizer), name))
+    by_id = {number: token for token, number in theirs.items()}
+    if whole:
+        found = other_tokens(name, tokenizer)
+    else:
+        other = sorted(token for token, number in mine.items() if by_id.get(number, token) != token)
+        found = f"{name}: {len(other)} tokens differ, first {json.dumps(other[0])}" if other else ""
+    if found:
+        raise ConfigError(codes.ALGORITHM_TEACHER_TOKENS(where, found, role=role))
+
+
+def has_tokenizer(name: str) -> bool:
+    """Whether a model can be asked for its tokens: a hub name, or a folder with a tokenizer's files."""
+    folder = Path(name).expanduser()
+    return not folder.is_dir() or any(folder.glob("tokenizer*"))
+
+
+def _tokens(name: str) -> dict[str, int]:
+    """Token -> id."""
+    found: dict[str, int] = open_tokenizer(TokenizerSpec(name)).get_vocab()
+    return found
+
 
 _REWARDS = "training.rollout.rewards"
 _SERVER = "training.rollout.server"
@@ -91,3 +132,27 @@ def check_server(server: ServerOptions, environ: Mapping[str, str]) -> Iterator[
         yield generation_codes.ROLLOUT_SERVER_ANSWER(
             "the generation server does not serve the model", _SERVER, found, f"{_SERVER}.model: NAME"
         )
+
+
+def check_reward_model(name: str, tokenizer: Path) -> None:
+    """Raise ConfigError unless ``name`` has one output and the tokens of ``tokenizer``.
+
+    ``name`` is a folder or a cached hub model.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        message = str(error).split("\n")[0]
+        hint = "use the folder written by `paceline export` after algorithm: reward"
+        if (Path(name) / "adapter_config.json").is_file():
+            hint = "export it as a complete model: paceline export RUN --to FOLDER --merge"
+        what = "the reward model cannot be loaded"
+        raise ConfigError(codes.REWARDS_MODEL(what, _REWARDS, f"{name}: {message}", hint)) from error
+    if wrong := gives_no_number(name, config.architectures or (), config.num_labels):
+        raise ConfigError(wrong)
+    if found := other_tokens(name, tokenizer):
+        what = "the reward model and the policy have different tokens, so it would read a different text"
+        hint = "use a reward model trained from the same base model, with the same tokenizer"
+        raise ConfigError(codes.REWARDS_TOKENIZER(what, _REWARDS, found, hint))

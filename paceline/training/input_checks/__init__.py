@@ -1,1 +1,0 @@
-"""Questions about a run's inputs that need no torch: classes, prompts, the teacher's tokens."""

@@ -1,0 +1,231 @@
+"""The answers of a rollout before training: scored, compared, resampled; their metrics and log rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.rewards.builtin import Sample
+from paceline.algorithms.rewards.scoring import Scored
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import JsonObject
+from paceline.generation.engine import Completion, Request
+from paceline.protocols.rollout import OnPolicyObjective
+
+
+@dataclass(frozen=True)
+class Judged:
+    """All answers of a rollout by place [R], equal on every rank.
+
+    real     whether there is an answer (not a filler)
+    lengths  its tokens; ``ended``: whether it has an end-of-sequence token
+    scores   the weighted sum of its rewards, NaN if it is left out
+    judged   whether it has a score
+    parts    [functions, R], NaN where a function gave none
+    """
+
+    real: Tensor
+    lengths: Tensor
+    ended: Tensor
+    scores: Tensor
+    judged: Tensor
+    parts: Tensor
+
+    @staticmethod
+    def of(table: Tensor, labels: Sequence[str]) -> Judged:
+        """Build from table rows: real, length, ended, score, parts…, whether score and parts are known."""
+        count = 1 + len(labels)
+        values, known = table[3 : 3 + count], table[3 + count :] > 0
+        numbers = torch.where(known, values, torch.nan)
+        return Judged(table[0] > 0, table[1], table[2] > 0, numbers[0], known[0], numbers[1:])
+
+    def only(self, there: Tensor) -> Judged:
+        """Return the places where ``there`` (bool [R]) is true."""
+        own = [values[..., there] for values in self._fields()]
+        return Judged(*own)
+
+    def replaced(self, other: Judged, there: Tensor) -> Judged:
+        """Return a copy with ``other``'s values where ``there`` (bool [R]) is true."""
+        pairs = zip(other._fields(), self._fields(), strict=True)
+        return Judged(*(torch.where(there, theirs, mine) for theirs, mine in pairs))
+
+    @staticmethod
+    def joined(parts: Sequence[Judged]) -> Judged:
+        """Concatenate ``parts``."""
+        return Judged(
+            *(torch.cat(same, -1) for same in zip(*(part._fields() for part in parts), strict=True))
+        )
+
+    def _fields(self) -> tuple[Tensor, ...]:
+        return self.real, self.lengths, self.ended, self.scores, self.judged, self.parts
+
+
+def report_metrics(
+    judged: Judged, spread: Tensor | None, labels: Sequence[str], groups: Tensor
+) -> dict[str, float]:
+    """Return the metrics of a rollout.
+
+    ``reward`` is the mean of all scores; ``reward_std`` the mean over prompts of ``spread``, the std within
+    their answers (None, if answers are not compared: the std of all scores).
+    """
+    real, lengths = judged.real, judged.lengths[judged.real]
+    scores = judged.scores[judged.judged]
+    found = {
+        "reward": _mean(scores),
+        **({"reward_std": _spread(scores)} if spread is None else _within(judged, spread, groups)),
+        "completion_length": _mean(lengths),
+        "completion_length_max": float(lengths.max()) if lengths.numel() else 0.0,
+        "completion_length_min": float(lengths.min()) if lengths.numel() else 0.0,
+        "truncated": _mean((~judged.ended[real]).double()),
+        "left_out": float((real & ~judged.judged).sum()),
+    }
+    for label, values in zip(labels, judged.parts, strict=True):
+        own = values[~torch.isnan(values)]
+        found[f"reward/{label}"] = _mean(own)
+        found[f"reward_std/{label}"] = _spread(own)
+    return found
+
+
+def _within(judged: Judged, spread: Tensor, groups: Tensor) -> dict[str, float]:
+    """Return metrics over the prompts that have a scored answer."""
+    whole = torch.zeros(int(groups.max()) + 1, dtype=torch.bool).index_put_(
+        (groups[judged.judged],), torch.tensor(True)
+    )
+    spreads = spread[torch.searchsorted(groups, torch.arange(len(whole)))][whole]
+    return {"reward_std": _mean(spreads), "zero_spread": _mean((spreads == 0).double())}
+
+
+def _spread(values: Tensor) -> float:
+    return float(values.std()) if values.numel() > 1 else 0.0
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.double().mean()) if values.numel() else 0.0
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_SHOWN_CHARACTERS = 2000
+_HALF_A_CHARACTER = "\ufffd"  # what a tokenizer writes for bytes that are no whole character yet
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Answers of one rank of which some are shown: ``samples``, their ``scored``, their ``completions``."""
+
+    samples: Sequence[Sample]
+    scored: Scored
+    completions: Sequence[Completion]
+
+    def rows(self, count: int, tokenizer: PreTrainedTokenizerBase) -> list[JsonObject]:
+        """Return the first ``count`` answers with their rewards, texts cut to 2,000 characters.
+
+        ``token_ends``: the characters of ``completion`` up to the end of each token; ``logprobs``: the log
+        probability with which each of them was sampled (nats). Both are left out where the tokens' texts,
+        read one after the other, are not the answer's.
+        """
+        return [self._row(i, tokenizer) for i in range(min(count, len(self.samples)))]
+
+    def _row(self, i: int, tokenizer: PreTrainedTokenizerBase) -> JsonObject:
+        sample, completion = self.samples[i], self.completions[i]
+        row: JsonObject = {
+            "prompt": sample.prompt[-_SHOWN_CHARACTERS:],
+            "completion": sample.completion[:_SHOWN_CHARACTERS],
+            "answer": str(sample.columns.get("answer", ""))[-_SHOWN_CHARACTERS:],
+            "reward": _shown(self.scored.total[i]),
+            "tokens": sample.num_tokens,
+            "ended": sample.ended,
+        }
+        row |= {f"reward/{label}": _shown(values[i]) for label, values in self.scored.parts.items()}
+        ends = token_ends(tokenizer, completion.tokens, sample.completion[:_SHOWN_CHARACTERS])
+        if ends:
+            row["token_ends"] = [*ends]
+            row["logprobs"] = [round(value, 3) for value in completion.logprobs[: len(ends)].tolist()]
+        return row
+
+
+def token_ends(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], text: str) -> list[int]:
+    """Return, for each token up to the end of ``text``, the characters of ``text`` up to its end.
+
+    A character that several tokens make belongs to the last of them. [] where the tokens' texts, read one
+    after the other, are not ``text``.
+    """
+
+    def read(begin: int, end: int) -> str:
+        return str(tokenizer.decode(list(tokens[begin:end]), skip_special_tokens=True))
+
+    ends: list[int] = []
+    begin = whole = at = (
+        0  # a tokenizer may write a token by what stands before it: it is read with the last one
+    )
+    for i in range(1, len(tokens) + 1):
+        if at >= len(text) and len(text) == _SHOWN_CHARACTERS:
+            break
+        known, now = read(begin, whole), read(begin, i)
+        piece = now[len(known) :]
+        if i == len(tokens) or not now.endswith(_HALF_A_CHARACTER):
+            if text[at : at + len(piece)] != piece[: len(text) - at]:
+                return []
+            at, begin, whole = min(len(text), at + len(piece)), whole, i
+        ends.append(at)
+    return ends if at == len(text) else []
+
+
+def _shown(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+@dataclass
+class Drawn:
+    """``written``: this rank's answers by place in the rollout, each with its prompt's document and request.
+
+    ``judged``: the scores of all ranks. ``shown``: the answers of the first draw, of which a log shows some;
+    ``problems``: the rewards' warnings. ``compare`` fills ``advantages`` [R] and ``spread`` [R]. ``before``
+    keeps what was replaced, so that metrics cover all generated answers and not only those with a gradient.
+    """
+
+    written: dict[int, tuple[int, Request, Completion]]
+    judged: Judged
+    shown: Shown
+    problems: list[Diagnostic]
+    advantages: Tensor = field(default_factory=lambda: torch.zeros(0))
+    spread: Tensor = field(default_factory=lambda: torch.zeros(0))
+    before: list[tuple[Judged, Tensor]] = field(default_factory=list)
+
+    def compare(self, algorithm: OnPolicyObjective, groups: Tensor) -> None:
+        """Compute advantages and the spread of scores within each group."""
+        self.advantages, self.spread = algorithm.compute_advantages(
+            self.judged.scores, groups, self.judged.ended
+        )
+
+    def flat_groups(self, size: int) -> list[int]:
+        """Return the groups without a learning signal (spread 0), ascending and equal on every rank."""
+        found: list[int] = (self.spread.view(-1, size).amax(1) == 0).nonzero().flatten().tolist()
+        return found
+
+    def replace(self, again: Drawn, groups: Tensor, flat: Sequence[int]) -> None:
+        """Replace the answers of the groups ``flat`` by those of ``again``."""
+        there = torch.isin(groups, torch.tensor(flat))
+        self.before.append((self.judged.only(there), self.spread[there]))
+        self.judged = self.judged.replaced(again.judged, there)
+        self.written.update(again.written)
+        self.problems += again.problems
+
+    def metrics(self, labels: Sequence[str], size: int, *, compares: bool) -> dict[str, float]:
+        """Return metrics over every generated answer, whether it is trained on or was replaced."""
+        parts = [*self.before, (self.judged, self.spread)]
+        whole = Judged.joined([judged for judged, _ in parts])
+        spread = torch.cat([spread for _, spread in parts]) if compares else None
+        groups = torch.arange(len(whole.real)) // size
+        return report_metrics(whole, spread, labels, groups)
+
+    def counts(self, size: int) -> dict[str, float]:
+        """Return the number of prompts drawn, and of the rollout's groups without a learning signal."""
+        drawn = sum(len(judged.real) for judged, _ in self.before) + len(self.judged.real)
+        return {"prompts_drawn": drawn / size, "prompts_left_flat": float(len(self.flat_groups(size)))}
