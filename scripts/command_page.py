@@ -7,14 +7,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from paceline.cli.compat import main_command, prepare_datasets_command, run_distributed_command
-from paceline.cli.main import VERBS, module_of
+from paceline.cli.main import VERBS, application_of
 from paceline.demo import main as demo
 from paceline.demo import scaling
 
@@ -45,8 +44,10 @@ def page() -> str:
     verbs = [f"| [`paceline {verb}`](#paceline-{verb}) | {_cell(line)} |" for verb, line in VERBS.items()]
     parts = [_HEAD, "\n".join(["| verb | |", "|---|---|", *verbs]) + "\n"]
     for verb in VERBS:
-        command = typer.main.get_command(import_module(module_of(verb)).app)
-        parts += [f"## `paceline {verb}`\n", *described(f"paceline {verb}", command)]
+        parts += [
+            f"## `paceline {verb}`\n",
+            *described(f"paceline {verb}", typer.main.get_command(application_of(verb))),
+        ]
     parts.append("## The programs of the guide\n")
     for name, function in PROGRAMS.items():
         app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from paceline.cli.planning.forecast import ALL_LINEAR
+from paceline.cli.planning import ALL_LINEAR
 from paceline.plan.cost.from_plan import adapter_work
 from paceline.plan.cost.report import TIME
 from paceline.plan.cost.search import (

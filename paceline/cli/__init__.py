@@ -1,1 +1,1 @@
-"""The command line: one small module per verb, imported when called; torch runs in processes it starts."""
+"""The command line: verbs by module, imported when called; torch runs in processes it starts."""

@@ -19,11 +19,10 @@ import typer
 
 from paceline.cli import codes
 from paceline.cli.errors import reported
+from paceline.cli.join import become_rank, drives_a_node, on_its_node, refuse_many_processes
 from paceline.cli.llamafactory_flags import are_llamafactory, from_llamafactory
-from paceline.cli.options import LauncherOption
-from paceline.cli.process import become
-from paceline.cli.training.joined import alone, drives_a_node, on_its_node
-from paceline.cli.training.start import start
+from paceline.cli.options import PLAIN, LauncherOption
+from paceline.cli.start import start
 from paceline.config.keys.aliases import ALIASES
 from paceline.config.schema import homes_of
 from paceline.core.diagnostics import Diagnostic
@@ -31,8 +30,6 @@ from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import ALGORITHMS
 from paceline.launch.environment.guide_variables import started_by
 from paceline.launch.launch_options import LaunchOptions
-from paceline.launch.preflight.ready_run import outside_arguments
-from paceline.launch.process_spec import WORKER_MODULE
 
 ConfigOption = Annotated[Path, typer.Option("--config", metavar="YAML", help="The YAML file.")]
 OverridesArgument = Annotated[
@@ -107,16 +104,14 @@ def main_command(
     ] = False,
 ) -> None:
     """Train: under a launcher as one rank of its job, otherwise as one process."""
-    check_mode(mode)
-    settings = [*(overrides or ()), *deepspeed_settings(deepspeed_config)]
+    settings = _settings(mode, overrides, deepspeed_config)
     _train(config, settings, LaunchOptions(algorithm=algorithm, resume=resume), local_rank)
 
 
 def _train(config: Path, settings: list[str], options: LaunchOptions, local_rank: int | None) -> NoReturn:
     if started_by(os.environ) is None:
         sys.exit(start(config, settings, options, one_process=True))
-    arguments = outside_arguments(config, settings, options)
-    become(WORKER_MODULE, *arguments, *(["--local-rank", str(local_rank)] if local_rank is not None else []))
+    become_rank(config, settings, options, local_rank)
 
 
 def _train_llamafactory() -> NoReturn:
@@ -158,8 +153,7 @@ def run_distributed_command(
     ] = False,
 ) -> None:
     """Start the processes of this node and wait for them; run the same command on the other nodes."""
-    check_mode(mode)
-    settings = [*(overrides or ()), *deepspeed_settings(deepspeed_config)]
+    settings = _settings(mode, overrides, deepspeed_config)
     options = LaunchOptions(
         nproc_per_node,
         nnodes,
@@ -171,7 +165,7 @@ def run_distributed_command(
         "torchrun" if use_torchrun else launcher,
     )
     if not drives_a_node(options):
-        alone("scripts/run_distributed.py")
+        refuse_many_processes("scripts/run_distributed.py")
     raise typer.Exit(start(config, settings, on_its_node(options)))
 
 
@@ -179,37 +173,37 @@ def prepare_datasets_command(
     overrides: OverridesArgument = None, config: ConfigOption = Path("config.yaml")
 ) -> None:
     """Tokenise and store the data ahead of training."""
-    from paceline.cli.training.prepare import prepare_data
+    from paceline.cli.training import prepare_data
 
     raise typer.Exit(prepare_data(config, overrides or []))
 
 
 def with_its_file(words: Sequence[str]) -> list[str]:
     """Return main.py's words with `--deepspeed ds.json`, as Transformers has it, as `--deepspeed_config`."""
-    found: list[str] = []
+    arguments: list[str] = []
     for word, after in zip(words, [*words[1:], ""], strict=False):
         flag, equals, value = word.partition("=")
         file = value if equals else after
-        named = flag == "--deepspeed" and (file.endswith(".json") or file.startswith("{"))
-        found.append(word.replace("--deepspeed", "--deepspeed_config", 1) if named else word)
-    return found
+        has_file = flag == "--deepspeed" and (file.endswith(".json") or file.startswith("{"))
+        arguments.append(word.replace("--deepspeed", "--deepspeed_config", 1) if has_file else word)
+    return arguments
 
 
 def check_flags(words: Sequence[str]) -> None:
     """Raise ConfigError for flags that are keys of a config here, each with the KEY=VALUE to write."""
-    found = []
+    findings = []
     for word, after in zip(words, [*words[1:], ""], strict=False):
         flag, equals, value = word.partition("=")
         name = flag[2:].replace("-", "_")
         if not flag.startswith("--") or name in _FLAGS:
             continue
-        given = value if equals else "true" if after.startswith("--") or not after else after
-        hint = _as_override(name, given)
-        if hint:
+        if not equals:
+            value = "true" if after.startswith("--") or not after else after
+        if override := _as_override(name, value):
             what = f"main.py has no option {flag}: what is trained stands in the YAML, or in KEY=VALUE"
-            found.append(codes.CLI_OPTION(what, "main.py", f"{flag} {given}", hint))
-    if found:
-        raise ConfigError(*found)
+            findings.append(codes.CLI_OPTION(what, "main.py", f"{flag} {value}", override))
+    if findings:
+        raise ConfigError(*findings)
 
 
 def _as_override(name: str, value: str) -> str:
@@ -223,26 +217,17 @@ def _as_override(name: str, value: str) -> str:
     return f"{path}={value}" if path else ""
 
 
-def check_mode(mode: str) -> None:
-    """Raise ConfigError unless ``mode`` is ``train``, the only mode."""
+def _settings(mode: str, overrides: Sequence[str] | None, deepspeed_config: str | None) -> list[str]:
+    """Return what overrides the YAML. Raises ConfigError unless ``mode`` is ``train``, the only mode."""
     if mode != "train":
-        raise ConfigError(
-            codes.CLI_MODE(
-                "there is only one mode",
-                "--mode",
-                mode,
-                "use --mode train (evaluation is part of it: training.eval_strategy)",
-            )
-        )
-
-
-def deepspeed_settings(path: str | None) -> list[str]:
-    """Return ``--deepspeed_config FILE`` as a config override."""
-    return [] if path is None else [f"training.deepspeed={path}"]
+        hint = "use --mode train (evaluation is part of it: training.eval_strategy)"
+        raise ConfigError(codes.CLI_MODE("there is only one mode", "--mode", mode, hint))
+    file = [] if deepspeed_config is None else [f"training.deepspeed={deepspeed_config}"]
+    return [*(overrides or ()), *file]
 
 
 def _run(command: Callable[..., Any], name: str) -> None:
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app = typer.Typer(**PLAIN)
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(command)
 
     def run() -> None:

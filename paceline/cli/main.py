@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from paceline.cli import codes
 from paceline.cli.errors import print_diagnostics, reported
@@ -20,7 +20,10 @@ from paceline.core.version import PACKAGE_VERSION
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted
 
-# verb → one line of help. Its module (see ``ROOMS``) defines ``app``, a typer.Typer.
+if TYPE_CHECKING:
+    from typer import Typer
+
+#: verb → one line of help
 VERBS = {
     "train": "train from one YAML: paceline train config.yaml training.learning_rate=1e-4 --nproc 2",
     "prepare": "tokenise and store the data ahead of training",
@@ -45,12 +48,13 @@ VERBS = {
     "bench": "bench scaling: measure how training scales on this machine",
     "explain": "explain a diagnostic's code",
 }
-#: Folder of the verbs' modules: ``train`` is paceline/cli/training/train.py
-ROOMS = {
+#: Modules and their verbs, each a function or a typer application with the verb's name
+MODULES = {
     "training": ("train", "prepare", "verify", "sweep", "demo", "bench"),
     "planning": ("plan", "doctor", "explain"),
     "configs": ("config", "data"),
-    "models": ("evaluate", "generate", "chat", "serve", "checkpoints", "export", "push"),
+    "evaluation": ("evaluate", "generate", "chat", "serve"),
+    "checkpoints": ("checkpoints", "export", "push"),
     "monitoring": ("plot", "runs", "watch", "report"),
 }
 STARTERS = ("demo", "verify", "bench", "sweep")  # they start processes of their own
@@ -59,18 +63,26 @@ HELP = ("-h", "--help", "help")
 FORCES_COLOUR = ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS")  # make typer write colours without a terminal
 
 
-def module_of(verb: str) -> str:
-    """Return the name of a verb's module."""
-    room = next(room for room, verbs in ROOMS.items() if verb in verbs)
-    return f"paceline.cli.{room}.{verb}"
+def application_of(verb: str) -> Typer:
+    """Return a verb's typer application; the verb's module is imported for it."""
+    import typer
+
+    from paceline.cli.options import PLAIN
+
+    module = next(name for name, verbs in MODULES.items() if verb in verbs)
+    target = getattr(import_module(f"paceline.cli.{module}"), verb)
+    if isinstance(target, typer.Typer):
+        return target
+    app = typer.Typer(**PLAIN)
+    app.command()(target)
+    return app
 
 
 @redacted
 @ended
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The console script: run a verb and exit with its code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(reported(lambda: dispatch(given)))
+    sys.exit(reported(lambda: dispatch(sys.argv[1:] if arguments is None else arguments)))
 
 
 def dispatch(arguments: Sequence[str]) -> int:
@@ -86,19 +98,19 @@ def dispatch(arguments: Sequence[str]) -> int:
     if verb not in VERBS:
         return refuse(verb)
     if verb in STARTERS:
-        from paceline.cli.training.joined import alone
+        from paceline.cli.join import refuse_many_processes
 
-        alone(f"paceline {verb}")
-    # Run the verb's typer app
+        refuse_many_processes(f"paceline {verb}")
     import typer
 
     if any(name in os.environ for name in FORCES_COLOUR):
         from typer import rich_utils
 
         rich_utils.FORCE_TERMINAL = False  # its output is escaped, so a colour code would be printed as text
-    command = typer.main.get_command(import_module(module_of(verb)).app)
     try:
-        command(args=rest, prog_name=f"paceline {verb}")  # exits by itself, with the verb's code
+        typer.main.get_command(application_of(verb))(
+            args=rest, prog_name=f"paceline {verb}"
+        )  # exits by itself, with the verb's code
     except SystemExit as stop:
         cause: BaseException | None = stop
         while cause is not None:  # typer turns Ctrl-C into a silent exit
@@ -118,10 +130,11 @@ def _say_how_keys_are_set(option: str, arguments: Sequence[str]) -> None:
 
     key = option.lstrip("-").replace("-", "_")
     if key.partition(".")[0] in SECTIONS or key in known_names(""):
-        at = next((i for i, word in enumerate(arguments) if word.partition("=")[0] == option), None)
-        value = "VALUE"
-        if at is not None:
-            value = arguments[at].partition("=")[2] or (*arguments[at + 1 : at + 2], value)[0]
+        pairs = zip(arguments, [*arguments[1:], "VALUE"], strict=True)
+        values = (
+            word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == option
+        )
+        value = next(values, "VALUE")
         print(f"A key of the config is set without dashes, after the file: {key}={value}", file=sys.stderr)
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from typing import NoReturn
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
+from paceline.core.cache import cache_folder
 from paceline.core.package import ROOT
 from paceline.launch.exit_handling import EndedBySignal
 from paceline.launch.process_spec import ENTERED, module_argv
+
+if TYPE_CHECKING:
+    from paceline.config.load import Loaded
 
 
 def reach_package() -> None:
@@ -17,6 +24,19 @@ def reach_package() -> None:
     paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     if str(ROOT) not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *paths])
+
+
+def words(**options: object) -> list[str]:
+    """Return options as words of a command line: ``top_p=0.7`` becomes ``--top-p 0.7``.
+
+    None and False give nothing, True the name alone, and a list its option once for each item.
+    """
+    found = []
+    for name, value in options.items():
+        for item in value if isinstance(value, list) else [value]:
+            if item is not None and item is not False:
+                found += [f"--{name.replace('_', '-')}", *([] if item is True else [str(item)])]
+    return found
 
 
 def become(module: str, *arguments: str) -> NoReturn:
@@ -32,7 +52,7 @@ def call(module: str, *arguments: str) -> int:
     """Run ``python -m module …`` to its end and return its exit code.
 
     Ctrl-C reaches the child too, which is in our process group. Any other signal that ends this process
-    (SIGTERM, SIGHUP: ``launch.ending``) terminates the child.
+    (SIGTERM, SIGHUP: ``launch.exit_handling``) terminates the child.
     """
     reach_package()
     child = subprocess.Popen(module_argv(ENTERED, module, *arguments))
@@ -48,3 +68,12 @@ def call(module: str, *arguments: str) -> int:
             if isinstance(stop, EndedBySignal):
                 stop.reported = True  # by the child
             raise
+
+
+def call_on_data(module: str, loaded: Loaded, cache: Path | None, *arguments: str) -> int:
+    """Run a module on a config and its prepared data (in ``cache`` if given); return the exit code."""
+    place = cache or loaded.config.data.cache_dir or cache_folder(os.environ)
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        described = Path(folder) / "config.json"
+        described.write_text(json.dumps(loaded.config.to_json()), encoding="utf-8")
+        return call(module, "--config-json", str(described), "--cache", str(place), *arguments)

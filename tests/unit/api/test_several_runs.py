@@ -131,7 +131,7 @@ def test_a_sweep_is_every_combination_and_does_none_twice(config: Path, tmp_path
 def test_a_sweep_that_cannot_start_is_refused_whole(
     config: Path, tmp_path: Path, given: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.cli.training.sweep.call", lambda *_: pytest.fail("a run was started"))
+    monkeypatch.setattr("paceline.cli.training.call", lambda *_: pytest.fail("a run was started"))
     with pytest.raises(ConfigError, match=words):
         dispatch(["sweep", str(config), *given, "--to", str(tmp_path / "sweep")])
 

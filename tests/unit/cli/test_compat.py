@@ -54,8 +54,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         return 0
 
     monkeypatch.setattr(compat, "start", start)
-    monkeypatch.setattr(compat, "become", become)
-    monkeypatch.setattr("paceline.cli.training.prepare.prepare_data", prepare_data)
+    monkeypatch.setattr("paceline.cli.process.become", become)
+    monkeypatch.setattr("paceline.cli.training.prepare_data", prepare_data)
     for name in LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return seen

@@ -15,7 +15,7 @@ import pytest
 from torch.distributed.flight_recorder.components.types import MatchState, Op
 from typer.testing import CliRunner
 
-from paceline.cli.planning import doctor as verb
+from paceline.cli.main import application_of
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.doctor.checks import findings
@@ -96,23 +96,23 @@ def test_what_is_missing_is_found_with_its_remedy(changed: dict[str, Any], code:
 
 
 def test_exit_code_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verb, "inspect", lambda environ: SOUND)
-    done = CliRunner().invoke(verb.app, ["--json"])
+    monkeypatch.setattr("paceline.doctor.inspect.inspect", lambda environ: SOUND)
+    done = CliRunner().invoke(application_of("doctor"), ["--json"])
     report = json.loads(done.stdout)
     assert done.exit_code == 0 and report["device"] == "cuda" and report["precision"] == "bfloat16"
     assert report["seen"]["torch"]["nccl"] == "2.28.9" and report["attention"].startswith("varlen_flash")
     bad = replace(SOUND, sights=IDLE, choice=choose(IDLE, {}))
-    monkeypatch.setattr(verb, "inspect", lambda environ: bad)
-    done = CliRunner().invoke(verb.app, [])
+    monkeypatch.setattr("paceline.doctor.inspect.inspect", lambda environ: bad)
+    done = CliRunner().invoke(application_of("doctor"), [])
     assert done.exit_code == 1 and "pip install --force-reinstall torch==2.13.0" in done.stdout
 
 
 def test_a_run_that_is_none_is_refused_before_the_machine_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verb, "inspect", lambda environ: pytest.fail("looked at"))
+    monkeypatch.setattr("paceline.doctor.inspect.inspect", lambda environ: pytest.fail("looked at"))
     for folder, words in ((tmp_path / "nosuch", "no such run directory"), (tmp_path, "is not a run")):
-        done = CliRunner().invoke(verb.app, [str(folder)])
+        done = CliRunner().invoke(application_of("doctor"), [str(folder)])
         assert isinstance(done.exception, ConfigError) and words in str(done.exception)
 
 
@@ -223,7 +223,7 @@ def test_a_run_whose_ranks_met_in_different_sizes_has_a_problem(tmp_path: Path) 
 
 def test_no_torch_in_its_process() -> None:
     program = (
-        "import sys; import paceline.cli.planning.doctor as d; from paceline.doctor import inspect as i;"
+        "import sys; import paceline.cli.planning; from paceline.doctor import inspect as i;"
         " from paceline.doctor.checks import findings; s = i.inspect({}); findings(s);"
         " print(s.choice.kind.name, 'torch' in sys.modules)"
     )

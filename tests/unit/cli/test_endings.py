@@ -124,7 +124,7 @@ def test_typer_does_not_swallow_the_sentence(error: BaseException, monkeypatch: 
     def verb() -> None:
         raise error
 
-    monkeypatch.setattr(program, "import_module", lambda name: SimpleNamespace(app=app))
+    monkeypatch.setattr(program, "import_module", lambda name: SimpleNamespace(plan=app))
     with pytest.raises(type(error)):
         program.dispatch(["plan"])
 

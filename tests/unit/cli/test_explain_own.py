@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.planning.explain import explained
+from paceline.cli.planning import explained
 from paceline.core.errors import ConfigError
 
 

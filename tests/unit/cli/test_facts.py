@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from paceline import rules
-from paceline.cli.options import load
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
 from paceline.launch.preflight import facts as facts_module
 from paceline.launch.preflight.facts import facts, infiniband, memlock_unlimited
+from paceline.launch.preflight.load_config import load
 from paceline.launch.preflight.plan_job import OF_THIS_MACHINE, planned
 from paceline.launch.process_spec import Cluster
 from paceline.plan.hardware.probe import Hardware

@@ -14,14 +14,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from paceline.cli.planning.plan import app
+from paceline.cli.main import application_of
 from paceline.core.errors import ConfigError
 
 RUN = CliRunner()
 
 
 def asked(*arguments: str) -> str:
-    result = RUN.invoke(app, list(arguments))
+    result = RUN.invoke(application_of("plan"), list(arguments))
     if result.exception is not None:
         raise result.exception
     return result.stdout
@@ -137,7 +137,7 @@ def test_bad_questions_are_answered_with_what_would_be_right(
 
 def test_no_torch_no_numpy_and_no_transformers_are_imported() -> None:
     program = (
-        "import sys\nfrom paceline.cli.planning.forecast import forecast_of_model\n"
+        "import sys\nfrom paceline.cli.planning import forecast_of_model\n"
         "from paceline.plan.cost.report"
         " import text\ntext(forecast_of_model('llama-3-8b', '8xH100', 4096, None, None, None))\nassert not"
         " {'torch', 'numpy', 'transformers', 'matplotlib'} & set(sys.modules), sorted(sys.modules)\n"

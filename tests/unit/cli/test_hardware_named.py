@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.cli.options import load
 from paceline.core.errors import ConfigError
+from paceline.launch.preflight.load_config import load
 from paceline.launch.preflight.plan_job import planned
 from paceline.plan.hardware.device_catalogue import cluster_of
 

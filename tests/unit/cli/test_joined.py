@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from paceline.cli import join as joined
 from paceline.cli import main
-from paceline.cli.training import joined
 from paceline.core.errors import ConfigError
 from paceline.launch.launch_options import LaunchOptions
 
@@ -129,7 +129,7 @@ def test_a_verb_that_starts_processes_is_refused(within: Any, verb: str) -> None
 def test_one_task_is_nobodys_rank(within: Any) -> None:
     within({**TWO_TASKS, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"})
     joined.join(Path("c.yaml"), [], LaunchOptions(nproc=8))
-    joined.alone("paceline demo")
+    joined.refuse_many_processes("paceline demo")
 
 
 def test_one_launcher_a_node_knows_which_node_it_is(within: Any) -> None:

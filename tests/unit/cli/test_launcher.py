@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.training.start import start
+from paceline.cli.start import start
 from paceline.core.errors import ConfigError
 from paceline.launch.launch_options import LaunchOptions
 

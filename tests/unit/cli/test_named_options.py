@@ -19,8 +19,7 @@ import typer
 
 import paceline
 from paceline.cli import compat
-from paceline.cli.main import VERBS, module_of
-from paceline.cli.training.train import app as train_app
+from paceline.cli.main import VERBS, application_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.launch.launch_options import LaunchOptions
 from paceline.launch.preflight import child_checks
@@ -48,7 +47,7 @@ SCRIPTS = {
     "main.py": options_of(script(compat.main_command)),
     "run_distributed.py": options_of(script(compat.run_distributed_command)),
 }
-TRAIN = options_of(typer.main.get_command(train_app))
+TRAIN = options_of(typer.main.get_command(application_of("train")))
 
 
 def texts(node: ast.AST) -> Iterator[str]:
@@ -74,8 +73,7 @@ def messages() -> Iterator[tuple[str, str]]:
 def test_no_message_names_an_option_that_no_command_has() -> None:
     known = TRAIN.union(*SCRIPTS.values(), {"--help"})
     for verb in VERBS:
-        module = import_module(module_of(verb))
-        known |= options_of(typer.main.get_command(module.app))
+        known |= options_of(typer.main.get_command(application_of(verb)))
     wrong = [
         f"{place}: {option} in {text!r}"
         for place, text in messages()
@@ -168,7 +166,7 @@ def test_a_port_in_use_by_each_command(
 def test_main_alone_is_one_process_unless_the_config_says_more(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from paceline.cli.training import start as starting
+    from paceline.cli import start as starting
     from paceline.launch.preflight import ready_run
 
     counted: list[int | None] = []

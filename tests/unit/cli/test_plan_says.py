@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli.planning.plan import app
+from paceline.cli.main import application_of
 from paceline.config.load import load_config
 from paceline.launch.preflight.plan_job import planned
 from paceline.plan.specs.user_code import own_code
@@ -30,10 +30,10 @@ def test_code_is_named_before_it_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("raise SystemExit('I RAN')\n")
     path = config(tmp_path, algorithm="grpo", rollout={"rewards": ["mine:good"]})
-    ran = CliRunner().invoke(app, [str(path)])
+    ran = CliRunner().invoke(application_of("plan"), [str(path)])
     said = ran.output + repr(ran.exception)
     assert said.index("mine.py (reward mine:good)") < said.index("I RAN")
-    quiet = CliRunner().invoke(app, [str(path), "--no-imports"])
+    quiet = CliRunner().invoke(application_of("plan"), [str(path), "--no-imports"])
     assert "your own code" not in quiet.output + repr(quiet.exception)
 
 

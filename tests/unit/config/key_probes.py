@@ -504,7 +504,7 @@ def claim(tree: Tree) -> Any:
     """Whether a folder that holds another run may be taken, as the command line asks before anything
     starts, and a rank that nobody started.
     """
-    from paceline.cli.training import start as command
+    from paceline.cli import start as command
     from paceline.training.worker import Worker
 
     config, asked = Config.from_json(plain(tree)), []

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import paceline
-from paceline.cli.configs.config import app
+from paceline.cli.configs import config as app
 from paceline.config import migrations
 from paceline.config.load import Loaded, load_config
 from paceline.config.migrations import ChangedDefault, ChangedValue, Migration, newest

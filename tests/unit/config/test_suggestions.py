@@ -16,7 +16,7 @@ from machines import A100
 from pydantic import ValidationError
 from typer import Exit
 
-from paceline.cli.configs.config_import import import_file
+from paceline.cli.configs import import_file
 from paceline.config.import_export.argument_tables import table as arguments
 from paceline.config.keys.aliases import ALIASES
 from paceline.config.keys.nearest import MOST_UNKNOWN, nearest
@@ -211,7 +211,9 @@ def test_an_import_of_many_unknown_keys_costs_little_and_says_little(
     file.write_text(json.dumps(known | {f"key_{number}_of_mine": 1 for number in range(many)}, indent=1))
     began = time.process_time()
     with suppress(Exit):
-        import_file(str(file), [], system, "sft" if system == "swift" else None, None, False, False)
+        import_file(
+            str(file), [], system, "sft" if system == "swift" else None, None, as_json=False, every=False
+        )
     assert time.process_time() - began < 15.0
     out, err = capsys.readouterr()
     assert len(out) + len(err) < 60_000

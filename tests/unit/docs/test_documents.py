@@ -5,13 +5,12 @@ somewhere, twins that agree.
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import typer
 
-from paceline.cli.main import VERBS, module_of
+from paceline.cli.main import VERBS, application_of
 from paceline.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -86,7 +85,7 @@ def test_verbs_and_options_exist(document: str) -> None:
     for command in found:
         verb, *rest = re.split(r"\bpaceline ", command, maxsplit=1)[1].split()
         assert verb in VERBS, command
-        leaf = typer.main.get_command(import_module(module_of(verb)).app)
+        leaf = typer.main.get_command(application_of(verb))
         known = {option for parameter in leaf.params for option in parameter.opts}
         if not leaf.context_settings.get("ignore_unknown_options") and not hasattr(leaf, "commands"):
             assert {w for w in rest if w.startswith("--")} <= known, command

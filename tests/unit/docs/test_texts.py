@@ -6,13 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from paceline.cli.main import VERBS, module_of
+from paceline.cli.main import VERBS, application_of
 from paceline.config.keys.aliases import ALIASES, SECTION_ALIASES
 from paceline.config.keys.other_programs_keys import synonyms
 from paceline.config.keys.without_effect_here import RECOGNISED, RECOGNISED_IN
@@ -126,9 +125,8 @@ def texts() -> tuple[tuple[str, str], ...]:
 def options() -> frozenset[str]:
     """Every option of every verb, of main.py and of the scripts."""
     found: set[str] = set()
-    modules = [module_of(verb) for verb in VERBS]
-    for name in modules:
-        todo = [typer.main.get_command(import_module(name).app)]
+    for verb in VERBS:
+        todo: list[Any] = [typer.main.get_command(application_of(verb))]
         while todo:
             command = todo.pop()
             todo += list(getattr(command, "commands", {}).values())
@@ -209,7 +207,7 @@ def not_taken(text: str) -> list[str]:
 
 @cache
 def app_of(verb: str) -> Any:
-    return typer.main.get_command(import_module(module_of(verb)).app)
+    return typer.main.get_command(application_of(verb))
 
 
 def test_every_key_that_is_named_exists() -> None:

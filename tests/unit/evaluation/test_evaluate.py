@@ -344,7 +344,7 @@ def test_a_picture_of_several_checkpoints(step: int | None, tmp_path: Path) -> N
 def test_bad_options_are_refused_before_anything_is_started(
     rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.cli.models.evaluate.call", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr("paceline.cli.evaluation.call", lambda *_: pytest.fail("a process was started"))
     for options in (
         ["data.max_length=3"],
         ["m", "--columns", "a"],

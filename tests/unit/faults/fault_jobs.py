@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from support import write_rows
 
-from paceline.cli.options import load
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.launch.preflight import child_checks
+from paceline.launch.preflight.load_config import load
 from paceline.launch.preflight.plan_job import planned
 
 Settings = dict[str, Any]

@@ -13,13 +13,13 @@ from fault_jobs import Job, write_safetensors
 
 from paceline.checkpoint.format.manifest import FileEntry, Manifest
 from paceline.checkpoint.format.strict_json import dump_object
-from paceline.cli.options import load
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
 from paceline.data.prepare.fingerprint import definition
 from paceline.data.prepare.prepare import train_fingerprint_of
 from paceline.data.rows.kinds.base import row_kind
 from paceline.launch.preflight import child_checks
+from paceline.launch.preflight.load_config import load
 from paceline.launch.preflight.plan_job import planned
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan

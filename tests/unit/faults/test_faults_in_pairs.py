@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fault_jobs import Job
 
-from paceline.cli.options import load_to_start
 from paceline.core.errors import ConfigError
 from paceline.launch.preflight import child_checks
+from paceline.launch.preflight.load_config import load_to_start
 from paceline.launch.preflight.plan_job import planned
 
 NVME = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}

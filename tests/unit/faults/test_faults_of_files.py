@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from fault_jobs import Job, write_safetensors
 
-from paceline.cli.options import load
 from paceline.config.schema import field_of
 from paceline.core.errors import ConfigError
 from paceline.data.chat_template import jinja_syntax
+from paceline.launch.preflight.load_config import load
 from paceline.launch.preflight.plan_job import planned
 from paceline.plan.model.files.folder_check import check_adapter_base
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from fault_jobs import Job, write_weights
 
-from paceline.cli.options import load
 from paceline.config.registries.trackers import TRACKERS
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.launch.claim_run_dir import check_claim
 from paceline.launch.preflight import child_checks
+from paceline.launch.preflight.load_config import load
 from paceline.plan.requirements.packages import check_packages
 
 CPU_FP16 = {"training.mixed_precision": "fp16", "launch.nproc": 2}

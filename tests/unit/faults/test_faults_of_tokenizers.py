@@ -171,7 +171,7 @@ LOOPS = "{% for i in range(3) %}{% endfor %}{% for turn in messages %}{{ turn.co
 
 
 def test_what_is_sound_is_let_through_and_said(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.cli.options import load
+    from paceline.launch.preflight.load_config import load
     from paceline.launch.preflight.plan_job import planned
 
     tried_here(monkeypatch)

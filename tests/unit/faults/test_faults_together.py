@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from fault_jobs import Job
 
-from paceline.cli.options import load_to_start
 from paceline.config.layers.unreliable_keys import doubted, sure
 from paceline.config.load import NotLoaded, load_config
 from paceline.config.source import DEFAULTS, Source
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.launch.preflight.load_config import load_to_start
 from paceline.launch.preflight.plan_job import merged
 from paceline.training.preflight.inputs import look_in_doubt
 

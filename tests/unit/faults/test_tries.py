@@ -270,7 +270,7 @@ def test_the_process_itself(mine: Job) -> None:
         {**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": "my_rewards:fin"}}
     )
     assert "job.yaml:" in found["core.target_attr"].where
-    from paceline.cli.options import load
+    from paceline.launch.preflight.load_config import load
     from paceline.launch.preflight.plan_job import planned
 
     loaded = load(

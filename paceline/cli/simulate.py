@@ -10,6 +10,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from paceline.core.errors import ConfigError
 from paceline.core.security.secret_values import without_secrets
 
 if TYPE_CHECKING:
-    from paceline.config.schema import Config
     from paceline.core.json_types import Json, JsonObject
     from paceline.plan.cost.report import Forecast
     from paceline.plan.cost.search import Candidate
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from paceline.plan.plan import Plan
 
 
+@dataclass(frozen=True)
 class SimulationResult:
     """A plan's terms, simulated and in closed form, with the reason for any that were not simulated."""
 
-    def __init__(self, layout: str, rows: list[Compared], reason: str) -> None:
-        self.layout, self.rows, self.reason = layout, rows, reason
+    layout: str
+    rows: list[Compared]
+    reason: str
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as plain JSON types."""
@@ -88,12 +90,12 @@ def _run_child(job: Mapping[str, Json]) -> Simulation:
         if not answer.exists():
             last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
             return {"failed": f"the simulation died with exit code {done.returncode}: {''.join(last)}"[:300]}
-        found: Simulation = json.loads(answer.read_text(encoding="utf-8"))
-        return found
+        simulation: Simulation = json.loads(answer.read_text(encoding="utf-8"))
+        return simulation
 
 
 def simulated_config(
-    config: Config, plan: Plan, forecast: Forecast | None, cluster: AcceleratorCluster | None
+    plan: Plan, forecast: Forecast | None, cluster: AcceleratorCluster | None
 ) -> SimulationResult:
     """Simulate a config's plan; the closed form is the forecast's, or an estimate for this machine's CPU.
 
@@ -111,30 +113,31 @@ def simulated_config(
         candidate = planned_candidate(plan, spec) if spec else None
     if candidate is None:
         raise ConfigError(codes.PLAN_NO_CLOSED_FORM("--simulate", plan.strategy))
+    model = plan.config.model
     try:
-        found: Mapping[str, Any] = model_config(config.model, os.environ)
+        config: Mapping[str, Any] = model_config(model, os.environ)
     except ConfigError:
-        found = named_config(config.model.name_or_path or next(iter(known_models())))
-    return simulated_plan(plan, found, candidate)
+        config = named_config(model.name_or_path or next(iter(known_models())))
+    return simulated_plan(plan, config, candidate)
 
 
-def simulated_model(
-    forecast: Forecast, config: Mapping[str, Any], lora: int | None, bits: int | None
-) -> SimulationResult:
+def simulated_model(forecast: Forecast, lora: int | None, bits: int | None) -> SimulationResult:
     """Simulate the fastest layout of a forecast that fits and that torch can simulate."""
     from paceline.plan.cost.from_plan import planned_candidate, search_spec_of
     from paceline.plan.cost.simulation_check import why_not
+    from paceline.plan.model.model_catalogue import named_config
 
+    config = named_config(forecast.name)
     ranked = sorted((c for c in forecast.rows if c.fits), key=lambda c: c.step) or list(forecast.rows)
     plans = [(c, _plan_of(c, forecast, config, lora, bits)) for c in ranked]
     candidate, plan = next(((c, p) for c, p in plans if not why_not(p)), plans[0])
     spec = search_spec_of(plan, forecast.spec.cluster)
     closed = (planned_candidate(plan, spec) if spec else None) or candidate
-    found = simulated_plan(plan, config, closed)
-    if candidate is not ranked[0]:
-        left = f"{ranked[0].strategy}, which is faster: {why_not(plans[0][1])}"
-        found.reason = f"{left}; {found.reason}" if found.reason else left
-    return found
+    result = simulated_plan(plan, config, closed)
+    if candidate is ranked[0]:
+        return result
+    faster = f"{ranked[0].strategy}, which is faster: {why_not(plans[0][1])}"
+    return replace(result, reason="; ".join(filter(None, (faster, result.reason))))
 
 
 def _plan_of(
@@ -152,14 +155,7 @@ def _plan_of(
     }
     if lora is not None:
         values["lora"] = {"r": lora, **({"quantization_bit": bits} if bits else {})}
-    cluster = forecast.spec.cluster
+    config_section, cluster = Config.model_validate(values), forecast.spec.cluster
     return make_plan(
-        Job(
-            Config.model_validate(values),
-            cluster.hardware(),
-            cluster.cards,
-            cluster.nodes,
-            "torchrun",
-            "none",
-        )
+        Job(config_section, cluster.hardware(), cluster.cards, cluster.nodes, "torchrun", "none")
     )

@@ -1,4 +1,4 @@
-"""``paceline checkpoints list|verify|diff|average|prune|fetch|upload|convert``."""
+"""``paceline checkpoints list|verify|diff|average|prune|fetch|upload|convert``, ``export`` and ``push``."""
 
 from __future__ import annotations
 
@@ -7,26 +7,52 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import RunFolder, RunOrUrl
-from paceline.cli.process import become
+from paceline.cli.options import AsJson, RunFolder, RunOrUrl, group
+from paceline.cli.process import become, words
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    help="Look after a run's checkpoints.",
-)
-_MODULE = "paceline.checkpoint.main"
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+checkpoints = group("Look after a run's checkpoints.")
+_MODULE, _EXPORT = "paceline.checkpoint.main", "paceline.checkpoint.export.main"
+
+# What an export is of and how it is written: of ``export`` and ``push``.
+ExportDtype = Annotated[str, typer.Option("--dtype", help="float32 (as trained), bfloat16 or float16.")]
+WhichCheckpoint = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint",
+        metavar="WHICH",
+        help="latest, best or step-N; result is the one that the run's result names.",
+    ),
+]
+ModelRole = Annotated[str, typer.Option("--role", help="Which model of the run.")]
+MergeAdapter = Annotated[
+    bool,
+    typer.Option(
+        "--merge",
+        help="Merge a run's adapter into its base model; a run without an adapter is written unchanged.",
+    ),
+]
+AlsoGguf = Annotated[
+    bool,
+    typer.Option(
+        "--gguf",
+        help="Also write model.gguf (20 families; others are refused by name), read back and compared.",
+    ),
+]
+Exporter = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--exporter",
+        metavar="NAME",
+        help="Also: gguf, or your own as module:function; several times; none [training.exporters].",
+    ),
+]
+MaxShardSize = Annotated[
+    str,
+    typer.Option("--max-shard-size", metavar="SIZE", help="Of a file of weights: 5GB, 500MB, 2GiB."),
+]
 
 
-@app.callback()
-def root() -> None:
-    """List, verify, compare, average, prune, fetch and upload checkpoints; convert other programs'."""
-
-
-@app.command("list")
+@checkpoints.command("list")
 def listed(run: RunOrUrl, as_json: AsJson = False) -> None:
     """List a run's checkpoints: step, size, strategy, age, metric and verdict.
 
@@ -34,10 +60,10 @@ def listed(run: RunOrUrl, as_json: AsJson = False) -> None:
     every byte has been read and found sound, else what is wrong. At a URL it is what the last commit names:
     `committed`.
     """
-    become(_MODULE, "list", run, *_json(as_json))
+    become(_MODULE, "list", run, *words(json=as_json))
 
 
-@app.command()
+@checkpoints.command()
 def verify(
     run: RunOrUrl,
     checkpoint: Annotated[
@@ -50,20 +76,20 @@ def verify(
     RUN may also be one checkpoint. At a URL every hash is compared as the bytes arrive, and nothing is kept;
     numbers and shapes are not looked at. The exit code is 1 if one is not sound.
     """
-    become(_MODULE, "verify", run, "--checkpoint", checkpoint, *_json(as_json))
+    become(_MODULE, "verify", run, *words(checkpoint=checkpoint, json=as_json))
 
 
-@app.command()
+@checkpoints.command()
 def diff(
     first: Annotated[Path, typer.Argument(metavar="FIRST", help="A checkpoint, or a run (its latest).")],
     second: Annotated[Path, typer.Argument(metavar="SECOND", help="Another.")],
     as_json: AsJson = False,
 ) -> None:
     """Say what differs between two checkpoints: tensors and how far they moved, and the state beside them."""
-    become(_MODULE, "diff", str(first), str(second), *_json(as_json))
+    become(_MODULE, "diff", str(first), str(second), *words(json=as_json))
 
 
-@app.command()
+@checkpoints.command()
 def average(
     paths: Annotated[
         list[Path],
@@ -84,12 +110,11 @@ def average(
     Adapters are averaged as what they add to their base: the mean of N adapters of rank r has rank N x r.
     Adapters of different bases are refused.
     """
-    options = ["--to", str(to), "--dtype", dtype, "--role", role, *(["--last", str(last)] if last else [])]
-    flags = [*(["--merge"] if merge else []), *(["--overwrite"] if overwrite else []), *_json(as_json)]
-    become(_MODULE, "average", *map(str, paths), *options, *flags)
+    options = words(to=to, dtype=dtype, role=role, last=last, merge=merge, overwrite=overwrite, json=as_json)
+    become(_MODULE, "average", *map(str, paths), *options)
 
 
-@app.command()
+@checkpoints.command()
 def prune(
     run: RunFolder,
     keep: Annotated[int, typer.Option(min=1, help="Keep so many of the newest.")],
@@ -105,11 +130,10 @@ def prune(
     The best one stays, and the last verified one. One of those that stay is verified first, every byte of it;
     damaged and incomplete ones are neither counted nor removed.
     """
-    options = ["--keep", str(keep), *(["--every", str(every)] if every else [])]
-    become(_MODULE, "prune", str(run), *options, *(["--dry-run"] if dry_run else []), *_json(as_json))
+    become(_MODULE, "prune", str(run), *words(keep=keep, every=every, dry_run=dry_run, json=as_json))
 
 
-@app.command()
+@checkpoints.command()
 def fetch(
     url: Annotated[
         str,
@@ -122,10 +146,10 @@ def fetch(
 
     Without a step it is the newest. Export, verify and the other verbs then take DIR.
     """
-    become(_MODULE, "fetch", url, "--to", str(to), *_json(as_json))
+    become(_MODULE, "fetch", url, *words(to=to, json=as_json))
 
 
-@app.command()
+@checkpoints.command()
 def upload(
     run: RunFolder,
     url: Annotated[str, typer.Argument(metavar="URL", help="The run's: s3://bucket/folder.")],
@@ -139,10 +163,10 @@ def upload(
     For one that a stopped run had no time for. Every byte of it is verified first; a URL of another run, or
     one that has a newer checkpoint, is refused, and nothing there is removed.
     """
-    become(_MODULE, "upload", str(run), url, "--checkpoint", checkpoint, *_json(as_json))
+    become(_MODULE, "upload", str(run), url, *words(checkpoint=checkpoint, json=as_json))
 
 
-@app.command()
+@checkpoints.command()
 def convert(
     source: Annotated[
         Path,
@@ -185,12 +209,59 @@ def convert(
     universal one. Pickles are read without running
     anything of them, in a process that can open no file and no connection. What is not brought over is said.
     """
-    options = ["--to", str(to), *(["--model", str(model)] if model else [])]
-    options += ["--step", str(step)] if step is not None else []
-    flags = [*(["--weights-only"] if weights_only else []), *(["--dcp"] if dcp else []), *_json(as_json)]
-    flags += ["--overwrite"] if overwrite else []
-    become(_MODULE, "convert", str(source), *options, *flags)
+    options = words(to=to, model=model, step=step, weights_only=weights_only, dcp=dcp, json=as_json)
+    become(_MODULE, "convert", str(source), *options, *words(overwrite=overwrite))
 
 
-def _json(given: bool) -> list[str]:
-    return ["--json"] if given else []
+def export(
+    run: RunOrUrl,
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="DIR", help="The folder to write, or hf://owner/name (paceline push)."),
+    ],
+    dtype: ExportDtype = "float32",
+    checkpoint: WhichCheckpoint = "result",
+    role: ModelRole = "policy",
+    merge: MergeAdapter = False,
+    gguf: AlsoGguf = False,
+    exporter: Exporter = None,
+    max_shard_size: MaxShardSize = "5GB",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a folder that is not empty.")
+    ] = False,
+) -> None:
+    """Write a run's model as a Hugging Face folder that from_pretrained loads.
+
+    RUN may also be one checkpoint; what a URL names is brought into a folder beside DIR, which is removed
+    after. A run with a lora section becomes peft's adapter folder, or with --merge a whole model.
+    """
+    options = words(to=to, dtype=dtype, checkpoint=checkpoint, role=role, max_shard_size=max_shard_size)
+    flags = words(exporter=exporter, merge=merge, gguf=gguf, overwrite=overwrite)
+    become(_EXPORT, "export", run, *options, *flags)
+
+
+def push(
+    run: RunOrUrl,
+    to: Annotated[str, typer.Option("--to", metavar="hf://OWNER/NAME", help="The repository.")],
+    public: Annotated[
+        bool, typer.Option("--public", help="Make a new repository public [default: private].")
+    ] = False,
+    dtype: ExportDtype = "float32",
+    checkpoint: WhichCheckpoint = "result",
+    role: ModelRole = "policy",
+    merge: MergeAdapter = False,
+    gguf: AlsoGguf = False,
+    exporter: Exporter = None,
+    max_shard_size: MaxShardSize = "5GB",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the files of a repository that is not empty.")
+    ] = False,
+) -> None:
+    """Push a run's model to the Hugging Face hub, in one commit, with a model card of the run's facts.
+
+    RUN may also be one checkpoint. The card says base, data, algorithm, settings, losses and plan; no secrets
+    and no local paths. Needs a login: hf auth login, or HF_TOKEN.
+    """
+    options = words(to=to, dtype=dtype, checkpoint=checkpoint, role=role, max_shard_size=max_shard_size)
+    flags = words(exporter=exporter, merge=merge, gguf=gguf, overwrite=overwrite, public=public)
+    become(_EXPORT, "push", run, *options, *flags)

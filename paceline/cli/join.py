@@ -7,18 +7,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
-from paceline.cli import codes
+from paceline.cli import codes, process
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode
 from paceline.launch.environment.job_managers import manager_of, standing, started_by, whole
+from paceline.launch.launch_options import LaunchOptions
 from paceline.launch.ports import DEFAULT_PORT
 
-if TYPE_CHECKING:
-    from paceline.launch.launch_options import LaunchOptions
-
 LATER_SECONDS = 2.0
+_ONE_TASK_A_NODE = {
+    "Slurm": "srun --ntasks-per-node=1",
+    "Open MPI": "mpirun --npernode 1",
+    "Flux": "flux run -N NODES",
+}
 
 
 def rehearsed(options: LaunchOptions) -> LaunchOptions:
@@ -53,12 +56,21 @@ def join(
     if size == 1 or drives_a_node(options):
         return
     refuse_own_processes(options, size)
-    from paceline.cli.process import become
+    # A rank reads the launch options from its environment
+    become_rank(
+        config, overrides, LaunchOptions(algorithm=options.algorithm, resume=options.resume), local_rank
+    )
+
+
+def become_rank(
+    config: Path, overrides: Sequence[str], options: LaunchOptions, local_rank: int | None
+) -> NoReturn:
+    """Replace this process by a rank that reads the YAML itself."""
     from paceline.launch.preflight.ready_run import outside_arguments
     from paceline.launch.process_spec import WORKER_MODULE
 
-    arguments = outside_arguments(config, overrides, _of_the_config(options))
-    become(WORKER_MODULE, *arguments, *(["--local-rank", str(local_rank)] if local_rank is not None else []))
+    arguments = outside_arguments(config, overrides, options)
+    process.become(WORKER_MODULE, *arguments, *process.words(local_rank=local_rank))
 
 
 def on_its_node(options: LaunchOptions) -> LaunchOptions:
@@ -72,7 +84,7 @@ def on_its_node(options: LaunchOptions) -> LaunchOptions:
     return replace(options, node_rank=here.rank, master_addr=options.master_addr or here.host or None)
 
 
-def alone(what: str) -> None:
+def refuse_many_processes(what: str) -> None:
     """Raise ConfigError when a launcher has started several processes, each of which would do ``what``."""
     size = standing(os.environ).size
     if size > 1:
@@ -90,20 +102,25 @@ def drives_a_node(options: LaunchOptions) -> bool:
 
 def refuse_own_processes(options: LaunchOptions, size: int) -> None:
     """Raise ConfigError when the options ask for processes, but a launcher has started ``size`` already."""
-    given = {"--nproc": options.nproc, "--nnodes": options.nnodes, "--node-rank": options.node_rank}
-    named = [f"{name} {value}" for name, value in given.items() if value is not None]
-    if options.launcher is not None:
-        named.append(f"--launcher {options.launcher}")
-    if not named:
+    values = {
+        "--nproc": options.nproc,
+        "--nnodes": options.nnodes,
+        "--node-rank": options.node_rank,
+        "--launcher": options.launcher,
+    }
+    requested = {name: f"{name} {value}" for name, value in values.items() if value is not None}
+    if not requested:
         return
     launcher = started_by(os.environ)
     says = (
         f"{launcher} has started this command {size} times; each is one rank of {size}, and starts"
         " no processes itself"
     )
-    without = " and ".join(name.split()[0] for name in named)
-    hint = f"leave out {without}; or use one launcher per node: {_one_task(launcher)} and --nnodes"
-    raise _said_once(codes.LAUNCH_MANY_TIMES(says, named[0].split()[0], ", ".join(named), hint))
+    one_a_node = f"{_one_task(launcher)} and --nnodes"
+    hint = f"leave out {' and '.join(requested)}; or use one launcher per node: {one_a_node}"
+    raise _said_once(
+        codes.LAUNCH_MANY_TIMES(says, next(iter(requested)), ", ".join(requested.values()), hint)
+    )
 
 
 def _said_once(finding: Diagnostic) -> BaseException:
@@ -117,16 +134,6 @@ def _said_once(finding: Diagnostic) -> BaseException:
     return SystemExit(int(ExitCode.CONFIG))
 
 
-def _of_the_config(options: LaunchOptions) -> LaunchOptions:
-    """Drop the launch options, which a rank reads from its environment."""
-    return replace(options, nproc=None, nnodes=None, node_rank=None, master_addr=None, master_port=None)
-
-
 def _one_task(launcher: str | None) -> str:
     manager = manager_of(os.environ)
-    name = manager.name if manager else ""
-    return {
-        "Slurm": "srun --ntasks-per-node=1",
-        "Open MPI": "mpirun --npernode 1",
-        "Flux": "flux run -N NODES",
-    }.get(name, f"{launcher} with one process per node")
+    return _ONE_TASK_A_NODE.get(manager.name if manager else "", f"{launcher} with one process per node")

@@ -1,1 +1,0 @@
-"""Verbs for configs and their data."""

@@ -1,1 +1,0 @@
-"""Verbs for trained models: chat, generate, evaluate, serve, export, checkpoints."""

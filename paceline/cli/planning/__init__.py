@@ -1,1 +1,0 @@
-"""Verbs that say what would happen: plan, simulate, doctor, explain."""

@@ -1,0 +1,210 @@
+"""Verbs that train: ``paceline train``, ``prepare``, ``verify``, ``sweep``, ``demo`` and ``bench``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.errors import print_diagnostics
+from paceline.cli.join import join, on_its_node, rehearsed
+from paceline.cli.options import PASSED_ON, PLAIN, ConfigFile, LauncherOption, Overrides, group
+from paceline.cli.process import become, call, call_on_data, words
+from paceline.core.errors import ExitCode
+from paceline.core.plugins.tables import ALGORITHMS
+from paceline.core.version import PACKAGE_VERSION
+from paceline.launch.launch_options import LaunchOptions
+from paceline.launch.preflight.load_config import load
+from paceline.launch.redacted_output import terminal
+from paceline.runlog.redact import printable
+
+demo = typer.Typer(**PLAIN)
+bench = group("Measure this machine.")
+
+
+def train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(
+            "--nproc",
+            "--nproc-per-node",
+            "--nproc_per_node",
+            help="Processes on this node [default: one per GPU, one on a CPU].",
+        ),
+    ] = None,
+    nnodes: Annotated[int | None, typer.Option(help="Nodes [default: 1].")] = None,
+    node_rank: Annotated[
+        int | None, typer.Option("--node-rank", "--node_rank", help="This node's number, from 0.")
+    ] = None,
+    master_addr: Annotated[
+        str | None, typer.Option("--master-addr", "--master_addr", help="Address of node 0.")
+    ] = None,
+    master_port: Annotated[
+        int | None,
+        typer.Option(
+            "--master-port",
+            "--master_port",
+            help="A free port on node 0 [default: chosen when there is one node].",
+        ),
+    ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(help=f"{', '.join(ALGORITHMS.names())}, or module:SPEC: overrides training.algorithm."),
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="latest, auto, or a checkpoint's path: resume from there.")
+    ] = None,
+    launcher: LauncherOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "--dry_run", help="Print the plan and the commands, start nothing.")
+    ] = False,
+    local_rank: Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)] = None,
+) -> None:
+    """Train from one YAML.
+
+    Refuses an invalid job before any process starts, prints the plan, and exits with the run's exit code.
+
+    Inside srun, mpirun, torchrun, accelerate or deepspeed each process becomes one rank of the one run.
+    """
+    options = LaunchOptions(nproc, nnodes, node_rank, master_addr, master_port, algorithm, resume, launcher)
+    if not dry_run:
+        join(config, overrides or [], options, local_rank)
+    first_word(config)
+    from paceline.cli.start import start  # a second of imports
+
+    options = rehearsed(options) if dry_run else on_its_node(options)
+    raise typer.Exit(start(config, overrides or [], options, dry_run=dry_run))
+
+
+def first_word(config: Path) -> None:
+    """Say on a terminal what begins, before the imports and checks that take a moment; a log has no need."""
+    stream = terminal(sys.stderr)
+    if stream.isatty():
+        print(f"paceline {PACKAGE_VERSION}: {printable(str(config))} is read and checked ...", file=stream)
+        stream.flush()
+
+
+def prepare(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help=(
+                "Where the prepared data are kept [default: data.cache_dir, $PACELINE_CACHE,"
+                " ~/.cache/paceline]."
+            )
+        ),
+    ] = None,
+) -> None:
+    """Tokenise and store the data ahead of training.
+
+    Later trainings with the same data, tokenizer, template and length then start at once.
+    """
+    raise typer.Exit(prepare_data(config, overrides or [], cache))
+
+
+def prepare_data(config: Path, overrides: Sequence[str], cache: Path | None = None) -> int:
+    """Prepare the data that ``config`` describes and return the exit code."""
+    loaded = load(config, overrides)
+    print_diagnostics(loaded.notes)
+    return call_on_data("paceline.data.prepare.main", loaded, cache)
+
+
+def verify(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    nproc: Annotated[
+        int | None, typer.Option(help="Processes on this node [default: one a GPU, one on a CPU].")
+    ] = None,
+    against: Annotated[
+        str,
+        typer.Option(
+            help="The reference: single, ddp or fsdp [default: ddp, or single for one data-parallel rank]."
+        ),
+    ] = "",
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 5,
+    probe: Annotated[bool, typer.Option(help="Also split one global batch as 8×1, 4×2 and 2×4.")] = True,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="Keep the runs and verify.json there.")
+    ] = None,
+) -> None:
+    """Check that the chosen strategy computes what a reference strategy computes.
+
+    Trains a small version of the config's model for a few steps under both, and compares the results.
+    """
+    from paceline.api.verifying import verified
+
+    loaded = load(config, overrides, {"launch.nproc": nproc} if nproc else {}, ruled=False)
+    report = verified(
+        loaded,
+        against=against,
+        steps=steps,
+        probe=probe,
+        to=to,
+        report=partial(typer.echo, nl=False),
+        warn=print_diagnostics,
+    )
+    raise typer.Exit(int(ExitCode.OK if report["agrees"] else ExitCode.FAILED))
+
+
+def sweep(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")],
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=A,B,C...", help="Values to try, one run each; several keys: every combination."
+        ),
+    ],
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Folder of the runs [default: outputs/NAME-sweep]."),
+    ] = None,
+    nproc: Annotated[int | None, typer.Option(min=1, help="Processes of each run, as in train.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which runs there would be.")] = False,
+) -> None:
+    """Train once for each value of a key, one run after the other, and compare the runs.
+
+    All configs are checked before the first run. The same command goes on: runs that are complete are not
+    repeated, stopped ones are resumed. A value with commas of its own is written in brackets, as a list.
+    """
+    from paceline.api.several_runs import facts_below, table
+    from paceline.api.sweeping import planned_runs
+
+    folder = to or Path("outputs") / f"{config.stem}-sweep"
+    wanted = planned_runs(config, settings, folder)
+    for run in wanted:
+        typer.echo(f"{run.name:<40} {run.todo}", err=True)
+    if dry_run:
+        return
+    failed = 0
+    for run in wanted:
+        if run.todo == "done":
+            continue
+        typer.echo(f"\nsweep: {run.name}", err=True)
+        code = call("paceline.cli.main", "train", str(config), *run.settings, *words(nproc=nproc))
+        if code in (ExitCode.STOPPED, ExitCode.INTERRUPTED):
+            raise typer.Exit(code)
+        failed += code != ExitCode.OK
+    typer.echo(f"\n{table(facts_below(folder))}")
+    paths = [str(run.path) for run in wanted if (run.path / "plan.json").is_file()]
+    call("paceline.watch.runs_plot", str(folder / "sweep.png"), *paths)
+    raise typer.Exit(int(ExitCode.FAILED if failed else ExitCode.OK))
+
+
+@demo.command("demo", context_settings=PASSED_ON)
+def run_demo(context: typer.Context) -> None:
+    """Train a small model from scratch on two processes and show what it learnt."""
+    become("paceline.demo", *context.args)
+
+
+@bench.command(context_settings=PASSED_ON)
+def scaling(context: typer.Context) -> None:
+    """Throughput, memory and efficiency on 1, 2, … processes, as measured here."""
+    become("paceline.demo.scaling", *context.args)

@@ -1,1 +1,0 @@
-"""Verbs that start a training, or prepare one."""
