@@ -208,7 +208,7 @@ def _write_new(to: Path, text: str) -> None:
 
 
 @data.command("show")
-def show_data(
+def _show_data(
     config: ConfigFile,
     overrides: Overrides = None,
     row: Annotated[
@@ -238,7 +238,6 @@ def show_data(
         )
         code = call_on_data("paceline.data.preview", loaded, cache, *options)
         if code == 0 and to is not None and row is None:
-            code = call(
-                "paceline.watch.lengths_plot", str(totals), str(loaded.config.data.max_length), str(to)
-            )
+            length = str(loaded.config.data.max_length)
+            code = call("paceline.watch.summary_plots", "lengths", str(to), str(totals), length)
         raise typer.Exit(code)

@@ -179,7 +179,7 @@ def _show(evaluations: Sequence[Evaluation], as_json: bool, to: Path | None) -> 
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         file = Path(folder) / "evaluations.json"
         file.write_text(json.dumps(rows), encoding="utf-8")
-        return call("paceline.watch.evaluation_plot", str(file), str(to))
+        return call("paceline.watch.summary_plots", "evaluations", str(to), str(file))
 
 
 def generate(

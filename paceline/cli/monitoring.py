@@ -20,6 +20,7 @@ from paceline.cli.process import become, call, words
 from paceline.core.errors import ConfigError
 
 PORT = 8765
+_PLOTS = "paceline.watch.summary_plots"
 
 
 def plot(
@@ -69,7 +70,7 @@ def runs(
         facts = facts_below(folder)
         typer.echo(json.dumps([asdict(row) for row in facts], indent=1) if as_json else table(facts))
         if to is not None:
-            raise typer.Exit(call("paceline.watch.runs_plot", str(to), *map(str, runs_below(folder))))
+            raise typer.Exit(call(_PLOTS, "runs", str(to), *map(str, runs_below(folder))))
         return
     if len(paths) != 2:
         hint = "paceline runs compare A B"
@@ -82,7 +83,7 @@ def runs(
         typer.echo(json.dumps({"config": differing, "parted": parted(first, second)}, indent=1))
     else:
         typer.echo(comparison(first, second))
-    raise typer.Exit(call("paceline.watch.runs_plot", str(to or second.path / "compare.png"), *paths))
+    raise typer.Exit(call(_PLOTS, "runs", str(to or second.path / "compare.png"), *paths))
 
 
 def watch(

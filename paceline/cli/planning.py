@@ -168,7 +168,7 @@ def plan(
         page, data = f"{page}\n{simulated.text()}", data | {"simulation": simulated.to_json()}
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False) if as_json else page, nl=as_json)
     if picture is not None and forecast is not None:
-        from paceline.watch.forecast_picture import draw
+        from paceline.watch.forecast_plot import draw
 
         typer.echo(f"picture: {draw(forecast, picture)}", err=True)
 

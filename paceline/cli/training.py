@@ -194,12 +194,12 @@ def sweep(
         failed += code != ExitCode.OK
     typer.echo(f"\n{table(facts_below(folder))}")
     paths = [str(run.path) for run in wanted if (run.path / "plan.json").is_file()]
-    call("paceline.watch.runs_plot", str(folder / "sweep.png"), *paths)
+    call("paceline.watch.summary_plots", "runs", str(folder / "sweep.png"), *paths)
     raise typer.Exit(int(ExitCode.FAILED if failed else ExitCode.OK))
 
 
 @demo.command("demo", context_settings=PASSED_ON)
-def run_demo(context: typer.Context) -> None:
+def _demo(context: typer.Context) -> None:
     """Train a small model from scratch on two processes and show what it learnt."""
     become("paceline.demo", *context.args)
 

@@ -74,7 +74,7 @@ def test_where_two_runs_part(tmp_path: Path) -> None:
 
 
 def test_curves_of_runs_on_one_picture(tmp_path: Path) -> None:
-    from paceline.watch.runs_plot import draw_runs
+    from paceline.watch.summary_plots import draw_runs
 
     runs = [run_with(tmp_path / name, [3.0, 2.0]).path for name in ("a", "b")]
     assert draw_runs(runs, tmp_path / "c.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

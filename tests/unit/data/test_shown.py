@@ -17,7 +17,7 @@ from paceline.data.preview_rows import show_rows, totals_of
 from paceline.data.rows.kinds.documents import DOCUMENTS
 from paceline.data.rows.kinds.preference_pairs import PAIRS
 from paceline.data.tokenizer.load import open_tokenizer
-from paceline.watch.lengths_plot import draw_lengths
+from paceline.watch.summary_plots import draw_lengths
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 TURNS = [

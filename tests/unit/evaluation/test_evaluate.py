@@ -331,7 +331,7 @@ def test_the_table_has_a_line_a_model_and_a_column_a_number() -> None:
 
 @pytest.mark.parametrize("step", [1, None])
 def test_a_picture_of_several_checkpoints(step: int | None, tmp_path: Path) -> None:
-    from paceline.watch.evaluation_plot import draw_evaluations
+    from paceline.watch.summary_plots import draw_evaluations
 
     found = [
         {"name": f"m{n}", "path": f"/x/m{n}", "step": step and n, "loss": 1.0 / n, "scores": {"f1": n / 10}}

@@ -13,7 +13,7 @@ from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import EventLog
 from paceline.runlog.events import Answers, CheckpointSaved, Error, Eval, Event, Finished, RunStarted, Step
 from paceline.runlog.history import load_history
-from paceline.watch.curves import Curve, running_mean
+from paceline.watch.figure import Curve, running_mean
 from paceline.watch.plot import main, plot_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -252,7 +252,7 @@ def test_curves_leave_out_what_is_no_number() -> None:
     ],
 )
 def test_the_axis_of_shares_fits_them(shares: list[float], limits: tuple[float, float]) -> None:
-    from paceline.watch.axes import share_limits
+    from paceline.watch.figure import share_limits
 
     assert share_limits(shares) == pytest.approx(limits)
 

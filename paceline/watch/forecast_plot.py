@@ -8,21 +8,20 @@ from typing import Any
 from paceline.plan.cost.report import Forecast, short_mesh
 from paceline.plan.cost.search import GIB, MARGIN, Candidate
 from paceline.watch import codes
-from paceline.watch.picture import write_png
+from paceline.watch.figure import BLUE, GREEN, GRID, INK, ORANGE, PURPLE, QUIET, RED, new_figure, write_png
 
-INK, QUIET, GRID = "#22272e", "#6b7683", "#e4e8ec"
 #: (label, terms of ``Peak`` that are summed under it, colour).
 STACK = (
-    ("weights", ("parameters",), "#2f6db3"),
+    ("weights", ("parameters",), BLUE),
     ("gradients", ("gradients",), "#7fb0e0"),
     ("optimizer", ("optimizer",), "#1d4470"),
-    ("activations", ("attention", "mlp", "checkpoints"), "#2a9d5c"),
+    ("activations", ("attention", "mlp", "checkpoints"), GREEN),
     ("logits and loss", ("logits",), "#e0b021"),
-    ("gathered", ("gathered",), "#e07b21"),
-    ("other models", ("others",), "#7a56b3"),
+    ("gathered", ("gathered",), ORANGE),
+    ("other models", ("others",), PURPLE),
     ("overheads", ("fragments", "overhead"), "#9aa3ad"),
 )
-FASTEST, SLOWER = "#2a9d5c", "#a9b4c0"
+FASTEST, SLOWER = GREEN, "#a9b4c0"
 
 
 def draw(forecast: Forecast, target: Path) -> Path:
@@ -30,14 +29,10 @@ def draw(forecast: Forecast, target: Path) -> Path:
 
     Raises ConfigError when it cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     # Two axes that share the rows: memory on the left, throughput on the right
     rows = list(forecast.rows)
     height = 2.3 + 0.42 * len(rows)
-    figure = Figure(figsize=(12, height), facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(12, height, facecolor="white")
     machine, top = forecast.spec.cluster.machine, 1 - 0.95 / height
     left = figure.add_axes((0.235, 0.95 / height, 0.40, top - 0.95 / height - 0.02))
     right = figure.add_axes((0.665, 0.95 / height, 0.315, top - 0.95 / height - 0.02), sharey=left)
@@ -65,20 +60,14 @@ def draw(forecast: Forecast, target: Path) -> Path:
 
 def _memory(axes: Any, rows: list[Candidate], card: float) -> None:
     width = 1.55 * card  # GiB; longer bars are cut off there
+    ends = [0.0] * len(rows)
     for label, terms, colour in STACK:
-        # This term's bars start where the earlier terms' end
-        starts, sizes = [], []
-        for row in rows:
-            before = sum(
-                _gib(row, name)
-                for _, earlier, _ in STACK[: [s[0] for s in STACK].index(label)]
-                for name in earlier
-            )
-            starts.append(min(before, width))
-            sizes.append(max(0.0, min(sum(_gib(row, name) for name in terms), width - starts[-1])))
+        starts = [min(end, width) for end in ends]
+        ends = [end + sum(_gib(row, name) for name in terms) for end, row in zip(ends, rows, strict=True)]
+        sizes = [min(end, width) - start for start, end in zip(starts, ends, strict=True)]
         axes.barh(range(len(rows)), sizes, left=starts, height=0.68, color=colour, label=label)
-    axes.axvline(card, color="#c8372d", linewidth=1.4)
-    axes.axvline(card * MARGIN, color="#c8372d", linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.axvline(card, color=RED, linewidth=1.4)
+    axes.axvline(card * MARGIN, color=RED, linewidth=0.8, linestyle=(0, (4, 3)))
     # Totals: after the bar, or inside it with an arrow where it is cut off
     for place, row in enumerate(rows):
         total = row.bytes / GIB
@@ -130,7 +119,7 @@ def _speed(axes: Any, rows: list[Candidate], chosen: Candidate | None) -> None:
             else row.impossible
         )
         axes.text(
-            speed + 0.012 * most, place, text, va="center", fontsize=8.5, color=INK if row.safe else "#c8372d"
+            speed + 0.012 * most, place, text, va="center", fontsize=8.5, color=INK if row.safe else RED
         )
     axes.set_xlim(0, 1.38 * most)
     axes.set_title("tokens per second and device", fontsize=9, color=QUIET, loc="left", pad=5)
