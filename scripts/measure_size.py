@@ -19,7 +19,7 @@ from pathlib import Path
 _SHORT_MODULE, _SHORT_FUNCTION, _MANY = 40, 5, 6
 _PRAGMA = re.compile(r"#\s*(noqa|type:|fmt:|pragma|mypy:|ruff:)")
 #: Folders where a function's parameters are those of a kernel, of autograd or of the command line.
-_GIVEN_PARAMETERS = ("models/row_kernels/", "generation/sampling_kernels/", "cli/", "models/triton_kernels/")
+_GIVEN_PARAMETERS = ("models/row_kernels/", "generation/sampling/", "cli/", "models/triton_kernels/")
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,8 @@ def generate(
     user's message behind ``system``, or a whole conversation. What is not given is as the run's
     ``generation:`` section has it; temperature 0 is greedy. Raises ConfigError.
     """
-    from paceline.evaluation.inputs.prompts import prompts_of
     from paceline.evaluation.open_run import opened
+    from paceline.evaluation.prompts import prompts_of
     from paceline.generation.answer import answer
     from paceline.generation.settings import sampling_of
 

@@ -6,24 +6,34 @@ Tokens with loss are green on a terminal and stand between « and » elsewhere.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.json_types import JsonObject
 from paceline.core.security.file_permissions import written_for
 from paceline.data import codes
-from paceline.data.chat_template.encode import Encoder
-from paceline.data.preflight.find_sets import look
+from paceline.data.chat_template.encode import Encoded, Encoder
+from paceline.data.preflight.find_sets import DataSet, look
 from paceline.data.prepare.choose_template import settle_template
 from paceline.data.prepare.main import Bar, read_config
-from paceline.data.prepare.prepare import prepare, sets_of, setup_of
-from paceline.data.preview_rows import ShownDocument, ShownRow, Totals, meaning_of, show_rows, totals_of
+from paceline.data.prepare.prepare import Prepared, prepare, sets_of, setup_of
+from paceline.data.prepare.tokenize import Chunk, ChunkRow, Setup, tokenise_chunk
+from paceline.data.random_keys import text_key
+from paceline.data.rows.examples import RowReader
+from paceline.data.rows.formats import Example
 from paceline.data.rows.kinds.base import row_kind
+from paceline.data.rows.row_errors import REASONS, Problem
+from paceline.data.token_table import TokenTable
 from paceline.data.tokenizer.load import open_tokenizer
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted, terminal
@@ -31,6 +41,179 @@ from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.runlog.redact import printable
 
 _GREEN, _DIM, _OFF = "\033[32m", "\033[2m", "\033[0m"
+BINS = 60  # of the histogram of lengths
+
+
+@dataclass(frozen=True)
+class ShownPiece:
+    """Tokens in a row that have loss or have none, of one turn (None: of no turn)."""
+
+    text: str
+    tokens: int
+    has_loss: bool
+    turn: int | None
+
+
+@dataclass(frozen=True)
+class ShownDocument:
+    """One document of a row: ``pieces`` in order; ``roles`` of its turns; ``cut``: tokens beyond max_length;
+    ``left_out``: fields that the chat template did not render; ``behind_end``: turns that stand behind the
+    end that was added to the last answer, so that the row is without them.
+    """
+
+    pieces: tuple[ShownPiece, ...]
+    roles: tuple[str, ...]
+    cut: int
+    left_out: tuple[str, ...]
+    behind_end: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return sum(piece.tokens for piece in self.pieces)
+
+    @property
+    def labels(self) -> int:
+        """Tokens with loss; the first one is never predicted."""
+        count = sum(piece.tokens for piece in self.pieces if piece.has_loss)
+        return count - (1 if self.pieces and self.pieces[0].has_loss else 0)
+
+
+@dataclass(frozen=True)
+class ShownRow:
+    """A row with its documents, or the ``problems`` for which it is not used (reason, detail)."""
+
+    number: int
+    where: str
+    documents: tuple[ShownDocument, ...] = ()
+    problems: tuple[tuple[str, str], ...] = ()
+
+
+def show_rows(
+    setup: Setup, data_set: DataSet, encoder: Encoder, first: int, count: int
+) -> Iterator[ShownRow]:
+    """Yield rows ``first`` (from 1) and following of a data set. Raises DataError."""
+    looked = look(data_set, setup.reading)
+    reader = RowReader(looked.shape, setup.reading)
+    for number, row in enumerate(itertools.islice(looked.rows, first - 1, first - 1 + count), first):
+        if row.value is None:
+            yield ShownRow(number, row.where, problems=((row.reason, row.detail),))
+            continue
+        chunk = Chunk(0, looked.shape, [ChunkRow(number, row.where, row.value)], 1, 0, [])
+        result = tokenise_chunk(setup, chunk)
+        if result.skipped:
+            found = tuple((p.reason, p.detail) for problem in result.skipped for p in problem.each())
+            yield ShownRow(number, row.where, problems=found)
+            continue
+        examples = reader.read(row.value, row.where)
+        assert not isinstance(examples, Problem)
+        documents = tuple(_document(setup, encoder, example) for example in examples)
+        yield ShownRow(number, row.where, documents)
+
+
+def _document(setup: Setup, encoder: Encoder, example: Example) -> ShownDocument:
+    encode = encoder.encode if setup.kind.learns_tokens else encoder.encode_whole
+    encode = encoder.encode_prompts if setup.kind.answered else encode
+    (encoded,) = encode([example])
+    assert isinstance(encoded, Encoded)  # the row was used
+    ids = encoded.input_ids[: setup.max_length].tolist()
+    turns = encoder.turns_of_tokens(example)
+    written = len(encoded.input_ids) - encoded.end_added
+    turns, behind = turns[:written], {*turns[written:]} - {*turns[:written], None}
+    owners = [*turns, *([turns[-1] if turns else None] * len(ids))][: len(ids)]
+    keys = list(zip(encoded.labelled.tolist(), owners, strict=False))[: len(ids)]
+    pieces = []
+    for (has_loss, turn), group in itertools.groupby(range(len(ids)), key=lambda at: keys[at]):
+        own = [ids[at] for at in group]
+        pieces.append(ShownPiece(str(encoder.tokenizer.decode(own)), len(own), bool(has_loss), turn))
+    roles = tuple(message["role"] for message in example.messages)
+    cut = len(encoded.input_ids) - len(ids)
+    unread = tuple(sorted(turn for turn in behind if turn is not None))
+    return ShownDocument(tuple(pieces), roles, cut, encoded.left_out, unread)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a prepared data set comes to. ``lengths``: int32, tokens of each document; ``duplicates``:
+    documents that are equal to an earlier one; ``not_read``: rows by the name of a field that took no part;
+    ``set_aside``: the same for fields that say nothing of the text.
+    """
+
+    rows: int
+    used: int
+    skipped: dict[str, int]
+    truncated: int
+    lengths: NDArray[np.int32]
+    labels: int
+    duplicates: int
+    not_read: dict[str, int]
+    set_aside: dict[str, int]
+
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths.sum(dtype=np.int64))
+
+    def to_json(self) -> JsonObject:
+        """Return the totals with quantiles of the lengths in place of all of them."""
+        return {
+            "rows": self.rows,
+            "used": self.used,
+            "skipped": dict(self.skipped),
+            "truncated": self.truncated,
+            "documents": len(self.lengths),
+            "tokens": self.tokens,
+            "tokens_with_loss": self.labels,
+            "lengths": dict(zip(("min", "median", "p95", "max"), self.quantiles(), strict=True)),
+            "histogram": self.histogram(),
+            "duplicates": self.duplicates,
+            "not_read": dict(self.not_read),
+            "set_aside": dict(self.set_aside),
+        }
+
+    def histogram(self) -> JsonObject:
+        """Return ``edges`` (tokens, from 0) and ``counts`` (documents) of bins of equal width."""
+        top = max(int(self.lengths.max()) if len(self.lengths) else 0, 1)
+        counts, edges = np.histogram(self.lengths, bins=min(BINS, top), range=(0, top))
+        return {"edges": [round(float(edge), 2) for edge in edges], "counts": counts.tolist()}
+
+    def quantiles(self) -> tuple[int, int, int, int]:
+        """Return minimum, median, 95th percentile and maximum of the lengths."""
+        found = np.quantile(self.lengths, [0, 0.5, 0.95, 1]) if len(self.lengths) else np.zeros(4)
+        low, middle, high, most = (int(value) for value in found)
+        return low, middle, high, most
+
+
+def totals_of(prepared: Prepared) -> Totals:
+    """Return the totals of training and evaluation data together."""
+    tables: Sequence[TokenTable] = [t for t in (prepared.train, prepared.eval) if t is not None]
+    seen: set[int] = set()
+    duplicates = 0
+    for table in tables:
+        for document in range(len(table)):
+            key = text_key(table.coded(document).tobytes().hex())
+            duplicates += key in seen
+            seen.add(key)
+    counts = prepared.counts
+    not_read: dict[str, int] = {}
+    for note in prepared.notes:
+        if note.code == "data.fields_unread":
+            for name, rows in note.evidence.items():
+                not_read[name] = not_read.get(name, 0) + (rows if isinstance(rows, int) else 0)
+    return Totals(
+        counts.rows_read,
+        counts.rows_used,
+        {reason: tally.count for reason, tally in counts.skipped.items()},
+        counts.rows_truncated,
+        np.concatenate([table.lengths for table in tables]),
+        sum(int(table.num_labels.sum(dtype=np.int64)) for table in tables),
+        duplicates,
+        not_read,
+        dict(counts.set_aside),
+    )
+
+
+def meaning_of(reason: str) -> str:
+    """Return what a reason of ``problems.REASONS`` means."""
+    return REASONS[reason][1]
 
 
 def row_lines(row: ShownRow, *, colour: bool) -> Iterator[str]:

@@ -16,9 +16,8 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 from paceline.evaluation import codes
-from paceline.evaluation.inputs.checks import checked
-from paceline.evaluation.inputs.prepare import read_task, settings_of
-from paceline.evaluation.inputs.rows import FileRows
+from paceline.evaluation.file_rows import FileRows, read_task, settings_of
+from paceline.evaluation.job_checks import checked
 from paceline.evaluation.model_folders import NamedModel, config_of
 from paceline.evaluation.processes.job import EvaluationJob
 from paceline.evaluation.processes.rank import Report

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, TextIO
 import torch
 
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
-from paceline.evaluation.inputs.checks import sharing_problems
-from paceline.evaluation.inputs.prompts import prompts_of
+from paceline.evaluation.job_checks import sharing_problems
 from paceline.evaluation.open_run import model_folder, opened
 from paceline.evaluation.processes.ranks import failure, number_of_ranks, run_ranks
 from paceline.evaluation.processes.sharded_model import check_shareable
 from paceline.evaluation.processes.work_folder import COPIES
+from paceline.evaluation.prompts import prompts_of
 from paceline.generation.answer import Message, Sampling, Write, answer_streamed
 from paceline.generation.settings import sampling_of
 from paceline.launch.exit_handling import ended

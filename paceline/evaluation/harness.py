@@ -21,11 +21,11 @@ from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.files import read_text
 from paceline.core.json_types import Json, JsonObject
 from paceline.evaluation import codes
-from paceline.evaluation.inputs.checks import DTYPES
+from paceline.evaluation.job_checks import DTYPES
 from paceline.evaluation.model_folders import NamedModel, check_model, named_models
+from paceline.evaluation.open_run import load_model
 from paceline.evaluation.processes.job import EvaluationJob
 from paceline.evaluation.processes.rank import own_device
-from paceline.evaluation.stream_weights import load_model
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted
 from paceline.runtime.library_noise import quiet_libraries, spare_torchao

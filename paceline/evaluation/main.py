@@ -15,7 +15,7 @@ from paceline.core.diagnostics import Diagnostic, Severity, render_all
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
 from paceline.evaluation.answers_file import generate_rows
-from paceline.evaluation.inputs.checks import checked
+from paceline.evaluation.job_checks import checked
 from paceline.evaluation.processes.job import EvaluationJob
 from paceline.evaluation.scores.model_scores import measure
 from paceline.launch.exit_handling import ended

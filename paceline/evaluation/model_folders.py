@@ -18,9 +18,8 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
 from paceline.evaluation import codes
-from paceline.evaluation.open_run import check_writes_text, model_folder
+from paceline.evaluation.open_run import check_writes_text, model_folder, prepared_without_copy
 from paceline.evaluation.processes.job import EvaluationJob
-from paceline.evaluation.stream_weights import prepared_without_copy
 from paceline.generation.settings import run_of, stored_config
 from paceline.launch.preflight.load_config import load
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from paceline.core.diagnostics import all_codes
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
-from paceline.evaluation.inputs.checks import DTYPES
+from paceline.evaluation.job_checks import DTYPES
 from paceline.evaluation.open_run import opened
 from paceline.evaluation.server.app import application
 from paceline.evaluation.server.desk import Served

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from paceline.generation.decoding.cache_support import STATES, cache_name, counts_places
 from paceline.generation.decoding.growing_cache import GrowingDecoding
-from paceline.generation.decoding.static_decoding import StaticDecoding, StaticPool
-from paceline.generation.decoding.static_trial import why_not_static
+from paceline.generation.decoding.static_decoding import StaticDecoding, StaticPool, why_not_static
 from paceline.generation.decoding.time_steps import bounded_time_steps
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.models.recurrent_layers import state_layers

@@ -27,7 +27,7 @@ from paceline.data.prepare.prepare import Prepared
 from paceline.data.token_table import TokenTable, decode_labels
 from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 from paceline.evaluation import codes as evaluation_codes
-from paceline.evaluation.scores.metric_process import Pairs, is_corpus, score
+from paceline.evaluation.scores.metrics import Pairs, is_corpus, score
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.sampling.noise import stream_of
 from paceline.plan.algorithms.spec import algorithm_spec

@@ -31,8 +31,8 @@ from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_into
 from paceline.data.tokenizer.load import load_tokenizer
-from paceline.evaluation.inputs.prompts import prompts_of
-from paceline.evaluation.stream_weights import end_where_turns_end
+from paceline.evaluation.open_run import end_where_turns_end
+from paceline.evaluation.prompts import prompts_of
 from paceline.generation.answer import Sampling, answer
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.exit_handling import ended

@@ -20,7 +20,7 @@ from paceline.data.rows.kinds.base import row_kind
 RECORDED = Path(__file__).with_suffix(".txt")
 ROOM, PACKAGE = Path(paceline.data.__file__).parent, paceline.data.__name__
 # Modules that do not affect the tokens.
-BESIDE_THE_TOKENS = ("codes", "progress", "file_digests", "dataset_store", "identity", "fingerprint")
+BESIDE_THE_TOKENS = ("codes", "file_digests", "dataset_store", "identity", "fingerprint")
 
 
 def modules() -> dict[str, Path]:

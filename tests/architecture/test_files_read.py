@@ -40,9 +40,9 @@ OWN = {
     "evaluation/answers_file.py": "what an earlier process of this command wrote",
     "evaluation/scores/judge.py": "what this command wrote",
     "evaluation/main.py": "what this command's own start wrote",
-    "evaluation/scores/metric_process.py": "what this command wrote",
+    "evaluation/scores/metrics.py": "what this command wrote",
     "evaluation/processes/sharded_model.py": "opens no file",
-    "evaluation/stream_weights.py": "what this command wrote",
+    "evaluation/open_run.py": "what this command wrote",
     "evaluation/processes/work_folder.py": "what this command wrote",
     "config/yaml_text/read_file.py": "/dev/stdin and a shell's <(…), which have a writer",
     "plan/hardware/probe.py": "/proc and /sys",
@@ -59,7 +59,7 @@ OWN = {
     "data/prepare/epoch_lengths.py": "what this run's own start wrote",
     "data/prepare/main.py": "what this run's own start wrote",
     "data/dataset_store.py": "prepared data, which Paceline wrote",
-    "data/tokenizer/load.py": "Paceline's own templates, and a template that is seen to be a file",
+    "data/chat_template/template_texts.py": "Paceline's own templates, and a template that is a file",
 }
 
 

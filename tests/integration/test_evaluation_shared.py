@@ -12,7 +12,7 @@ from support import Run, run_process, write_rows, write_tokenizer
 
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.evaluation.answers_file import generate_rows
-from paceline.evaluation.inputs.checks import checked
+from paceline.evaluation.job_checks import checked
 from paceline.evaluation.processes import ranks
 from paceline.evaluation.processes.job import EvaluationJob
 from paceline.evaluation.processes.sharded_model import check_shareable

@@ -23,7 +23,7 @@ SPEC = replace(FOCAL, rows="own_rows:KIND", implementation="own_algorithm:Weight
 """
 ROWS = """
 from dataclasses import replace
-from paceline.data.rows.kinds.documents import Documents
+from paceline.data.rows.kinds.base import Documents
 
 class Weighed(Documents):
     columns = ("weight",)

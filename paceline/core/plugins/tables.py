@@ -106,7 +106,7 @@ class Chooser:
 CHOOSERS = {c.name: c for c in (Chooser("auto", frozenset({"fsdp", "deepspeed"})), Chooser("fastest"))}
 #: Kinds of data rows; an algorithm's spec names one.
 ROW_KINDS = {
-    "documents": "paceline.data.rows.kinds.documents:DOCUMENTS",
+    "documents": "paceline.data.rows.kinds.base:DOCUMENTS",
     "pairs": "paceline.data.rows.kinds.preference_pairs:PAIRS",
     "labelled": "paceline.data.rows.kinds.labelled_answers:LABELLED",
     "classified": "paceline.data.rows.kinds.classified:CLASSIFIED",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, JsonObject
 from paceline.core.security import resource_limits
 from paceline.data.chat_template.dropped_content import LeftOut
-from paceline.data.chat_template.jinja_syntax import name_for, named_templates
-from paceline.data.chat_template.message_form import ChatForm, form_of
 from paceline.data.chat_template.render import Chat, ChatTemplate
+from paceline.data.chat_template.template_texts import name_for, named_templates
 from paceline.data.rows.formats import Example
+from paceline.data.rows.messages import Message
 from paceline.data.rows.values import RowError
 
 T = TypeVar("T")
@@ -74,3 +77,136 @@ class Renderers:
         if name not in self._made:
             self._made[name] = Renderer(self.templates[name], self._tokens)
         return self._made[name]
+
+
+_TOOL, _KEY, _VALUE = "paceline_tool", "paceline_key", "paceline_value"
+
+
+@dataclass(frozen=True)
+class ChatForm:
+    """``as_object``: arguments of calls are objects; ``no_content``: a turn of calls alone has content None;
+    ``developer``: the template has this role (otherwise such turns are the system's); ``parts``: contents are
+    lists of parts.
+    """
+
+    as_object: bool = True
+    no_content: bool = False
+    developer: bool = True
+    parts: bool = False
+
+    def chat(self, example: Example, *, ids: bool = False) -> Chat:
+        """Return the conversation for the template; ``ids``: calls and results without an id get one."""
+        made = Chat(
+            [self._message(message) for message in example.messages],
+            example.tools,
+            example.documents,
+            example.template_kwargs,
+        )
+        if ids:
+            _number(made.messages)
+        return made
+
+    def _message(self, message: Message) -> JsonObject:
+        role = message["role"]
+        if role == "developer" and not self.developer:
+            role = "system"
+        content: Json = message["content"]
+        if self.parts:
+            content = [{"type": "text", "text": content}] if content else []
+        made: JsonObject = {"role": role, "content": content}
+        # gpt-oss reads reasoning as "thinking"; Transformers gives both names, and so do we
+        if "reasoning_content" in message:
+            made |= {
+                "reasoning_content": message["reasoning_content"],
+                "thinking": message["reasoning_content"],
+            }
+        if message.get("tool_calls"):
+            made["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
+            if self.no_content and not message["content"].strip():
+                made["content"] = None
+        for name, value in (("name", message.get("name")), ("tool_call_id", message.get("tool_call_id"))):
+            if value is not None:
+                made[name] = value
+        return made
+
+    def _call(self, call: JsonObject) -> JsonObject:
+        function = call["function"]
+        assert isinstance(function, dict)
+        arguments: Json = function["arguments"]
+        if self.as_object and isinstance(arguments, str):
+            arguments = _object(arguments)
+        elif not self.as_object and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _object(text: str) -> Json:
+    """Return the object in a text; the text where there is none (a model may write a wrong call)."""
+    try:
+        value: Json = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _number(messages: Sequence[JsonObject]) -> None:
+    """Give calls without an id one of nine digits, and the results that follow them the same ones."""
+    numbers = itertools.count(1)
+    waiting: list[Json] = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            waiting = []
+            for call in calls:
+                assert isinstance(call, dict)
+                waiting.append(call.setdefault("id", f"{next(numbers):09d}"))
+        elif message["role"] == "tool" and waiting:
+            message.setdefault("tool_call_id", waiting.pop(0))
+
+
+def _wants_parts(template: ChatTemplate) -> bool:
+    """Whether the template writes texts only from lists of parts, as those of models with a tower may."""
+    if "text" not in template.text:
+        return False
+    question = Example(messages=({"role": "user", "content": _VALUE},))
+    for parts in (False, True):
+        try:
+            if _VALUE in template.render(ChatForm(parts=parts).chat(question), prompt=True):
+                return parts
+        except RowError:
+            continue
+    return False
+
+
+def form_of(template: ChatTemplate) -> ChatForm:
+    """Return the form of calls that the template renders rightly; the first one where none is."""
+    plain = ChatForm(developer="developer" in template.text, parts=_wants_parts(template))
+    if "tool" not in template.text:
+        return plain
+    call: JsonObject = {"name": _TOOL, "arguments": {_KEY: _VALUE}}
+    messages: tuple[Message, ...] = (
+        {"role": "user", "content": "a"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "id": "000000001", "function": call}],
+        },
+        {"role": "tool", "content": "b", "name": _TOOL, "tool_call_id": "000000001"},
+        {"role": "assistant", "content": "c"},
+    )
+    schema: JsonObject = {
+        "name": "other",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {}},
+    }
+    probe = Example(messages=messages, tools=({"type": "function", "function": schema},))
+    for no_content, as_object in itertools.product((False, True), (True, False)):
+        form = replace(plain, as_object=as_object, no_content=no_content)
+        try:
+            text = template.render(form.chat(probe))
+        except RowError:
+            continue
+        written = _TOOL in text and _KEY in text and _VALUE in text
+        if written and f"'{_KEY}'" not in text and f'\\"{_KEY}\\"' not in text:
+            return form
+    return plain

@@ -14,16 +14,23 @@ from paceline.core.security.resource_limits import SpentError, bounded_memory, b
 from paceline.data import codes
 from paceline.data.chat_template.capabilities import facts_of, unopened_header, written_alike
 from paceline.data.chat_template.conversation import Renderer, Renderers
-from paceline.data.chat_template.jinja_syntax import TOOL_USE, name_for, named_templates, templates_in
 from paceline.data.chat_template.options import with_defaults
 from paceline.data.chat_template.render import GENERATION
+from paceline.data.chat_template.template_texts import (
+    TOOL_USE,
+    costly,
+    name_for,
+    named_templates,
+    rendered,
+    template_text,
+    templates_in,
+)
 from paceline.data.preflight.find_sets import LOOKED_AT, DataSet, look
 from paceline.data.rows.examples import Reading, RowReader
 from paceline.data.rows.formats import Example
 from paceline.data.rows.row_errors import Problem, Tally, refusal
 from paceline.data.rows.values import RowError
-from paceline.data.tokenizer.load import template_text, tokenizer_here
-from paceline.data.tokenizer.template_errors import costly, rendered
+from paceline.data.tokenizer.load import tokenizer_here
 
 if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection

@@ -14,7 +14,13 @@ from paceline.core.errors import DataError
 from paceline.core.files import open_file, read_text, special_files
 from paceline.core.git_lfs import pointers_in
 from paceline.data import codes
-from paceline.data.chat_template.jinja_syntax import look_at_template, templates_in
+from paceline.data.chat_template.template_texts import (
+    idle_options,
+    look_at_template,
+    no_template,
+    template_text,
+    templates_in,
+)
 from paceline.data.preflight.chat_template import look_through
 from paceline.data.preflight.find_sets import (
     LOOKED_AT,
@@ -26,15 +32,12 @@ from paceline.data.preflight.find_sets import (
 )
 from paceline.data.rows.examples import Reading, RowReader
 from paceline.data.rows.formats import Example
-from paceline.data.rows.kinds.base import RowKind
-from paceline.data.rows.kinds.documents import DOCUMENTS
+from paceline.data.rows.kinds.base import DOCUMENTS, RowKind
 from paceline.data.rows.kinds.prompts import PROMPTS
 from paceline.data.rows.row_errors import CONVERTED_AWAY, LENGTH_REASONS, Problem, Tally, left_out, refusal
-from paceline.data.sources.compressed_files import is_packed
-from paceline.data.sources.file_kinds import kind_of
+from paceline.data.sources.file_kinds import is_packed, kind_of
 from paceline.data.sources.locate import SAVED, is_own
-from paceline.data.tokenizer.load import template_text, tokenizer_files, tokenizer_folder
-from paceline.data.tokenizer.template_errors import idle_options, no_template
+from paceline.data.tokenizer.load import tokenizer_files, tokenizer_folder
 from paceline.rules import codes as rules_codes
 
 if TYPE_CHECKING:
@@ -323,3 +326,18 @@ def _bad_rows(looked: DatasetHead, reading: Reading) -> tuple[dict[str, Tally], 
             if one.reason not in (*LENGTH_REASONS, CONVERTED_AWAY):
                 found.setdefault(one.reason, Tally()).add(one.where, one.detail)
     return found, usable
+
+
+def check_feeds(num_rows: int, dp_size: int, *, what: str = "training") -> list[Diagnostic]:
+    """Return a finding if there are fewer rows than data-parallel ranks: some would never get a row."""
+    if num_rows >= dp_size:
+        return []
+    return [
+        codes.DATA_TOO_FEW_ROWS(
+            f"{num_rows} {what} row{'s' if num_rows != 1 else ''} cannot be divided among"
+            f" {dp_size} processes: some would never get one",
+            "data.train" if what == "training" else "data.eval",
+            f"{num_rows} rows (documents packed together count as one), {dp_size} processes",
+            f"use at most --nproc {max(num_rows, 1)}, data.packing: false, or more data",
+        )
+    ]

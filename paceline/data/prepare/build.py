@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,10 +18,9 @@ from paceline.data import codes
 from paceline.data.dataset_store import EVAL, TOKENIZER, TOKENS, TRAIN, Store, save_index
 from paceline.data.preflight.find_sets import DataSet
 from paceline.data.prepare.choose_template import settle_template, stop_tokens
-from paceline.data.prepare.dataset_rows import OpenSet, open_set
-from paceline.data.prepare.progress import Meter, PrepareProgress, Report
-from paceline.data.prepare.split import overlap, split_rows
-from paceline.data.prepare.tokenize import Chunk, ChunkResult, Setup, tokenise
+from paceline.data.prepare.tokenize import Chunk, ChunkResult, OpenSet, Setup, open_set, tokenise
+from paceline.data.random_keys import hash_values, stream_key
+from paceline.data.rows.examples import is_harmless
 from paceline.data.rows.kinds.base import RowKind
 from paceline.data.rows.row_errors import (
     ALWAYS_REFUSED,
@@ -31,7 +31,6 @@ from paceline.data.rows.row_errors import (
     refusal,
     refuses,
 )
-from paceline.data.rows.unread_fields import is_harmless
 from paceline.data.sources.readers import total_bytes
 from paceline.data.token_table import TableWriter, TokenTable
 from paceline.data.tokenizer.load import open_tokenizer, pad_token_id, vocab_size
@@ -234,3 +233,91 @@ def _overlap_note(train_keys: NDArray[np.uint64], eval_keys: NDArray[np.uint64])
     return [
         codes.DATA_EVAL_OVERLAP("data.eval", count=count, eval_keys=len(eval_keys), evidence={"count": count})
     ]
+
+
+@dataclass(frozen=True)
+class PrepareProgress:
+    """The state of the preparation.
+
+    ``stage``: fingerprint, waiting (another process prepares the same data), tokenise, write, done.
+    ``fraction``: 0 to 1, None if unknown.
+    """
+
+    stage: str
+    rows: int = 0
+    fraction: float | None = None
+    rows_per_second: float = 0.0
+    eta_seconds: float | None = None
+    tokens: int = 0
+
+
+Report = Callable[[PrepareProgress], None]
+
+
+class Meter:
+    """Turn finished rows and bytes into rates and an ETA. Reports at most ten times per second."""
+
+    def __init__(self, total_bytes: int, report: Report) -> None:
+        self._total = total_bytes
+        self._report = report
+        self._started = self._reported = time.monotonic()
+
+    def update(self, rows: int, consumed: int, tokens: int) -> None:
+        """Report the state after ``rows`` rows."""
+        now = time.monotonic()
+        if now - self._reported < 0.1:
+            return
+        self._reported = now
+        elapsed = now - self._started
+        fraction = min(consumed / self._total, 1.0) if self._total else None
+        eta = elapsed * (1 - fraction) / fraction if fraction else None
+        self._report(PrepareProgress("tokenise", rows, fraction, rows / elapsed, eta, tokens))
+
+
+I64 = NDArray[np.int64]
+
+
+def split_rows(keys: NDArray[np.uint64], wanted: float | int, seed: int) -> tuple[I64, I64]:
+    """Return (train, held out): ascending row indices that together cover every row once.
+
+    ``keys`` uint64 [n]: hashes of the prompts; ``wanted``: a fraction below 1, or a number of rows. Groups of
+    equal prompts are held out in the order of their hash with the seed, as long as they fit; so the split
+    depends on the rows, not on their order. Raises DataError if one side would be empty.
+    """
+    num = len(keys)
+    target = max(1, round(wanted * num)) if wanted < 1 else int(wanted)
+    unique, group_of, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+    if len(unique) < 2 or target >= num:
+        what = (
+            "the rows cannot be split, because all have the same prompt"
+            if len(unique) < 2
+            else "the validation split would leave no training data"
+        )
+        raise DataError(
+            codes.DATA_CANNOT_SPLIT(
+                what,
+                "data.validation_split",
+                f"{target} of {num} rows, {len(unique)} different prompt{'s' if len(unique) != 1 else ''}",
+                "set a smaller validation_split, give more rows, or set data.eval",
+            )
+        )
+    # Hold out whole groups in hashed order while they fit.
+    order = np.argsort(hash_values(stream_key(seed, "split"), unique), kind="stable")
+    held = np.zeros(len(unique), np.bool_)
+    count = 0
+    for group in order.tolist():
+        size = int(sizes[group])
+        if count + size <= target:
+            held[group] = True
+            count += size
+        if count == target:
+            break
+    if count == 0:  # every group is larger than the target
+        held[int(np.argmin(sizes))] = True
+    out = held[group_of]
+    return np.flatnonzero(~out), np.flatnonzero(out)
+
+
+def overlap(train_keys: NDArray[np.uint64], eval_keys: NDArray[np.uint64]) -> int:
+    """Return how many evaluation rows have a prompt that is also trained on."""
+    return int(np.isin(eval_keys, train_keys).sum())

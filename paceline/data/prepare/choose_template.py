@@ -13,11 +13,17 @@ from paceline.core.errors import DataError
 from paceline.core.security.resource_limits import SpentError, bounded_memory, bounded_time, limit_of
 from paceline.data import codes
 from paceline.data.chat_template.encode import CostlyTemplateError, Encoder
-from paceline.data.chat_template.jinja_syntax import named_templates
 from paceline.data.chat_template.options import give_template
+from paceline.data.chat_template.template_texts import (
+    END_MARKS,
+    builtin_template,
+    costly,
+    idle_options,
+    named_templates,
+    no_template,
+    rendered,
+)
 from paceline.data.prepare.tokenize import Setup
-from paceline.data.tokenizer.load import builtin_template
-from paceline.data.tokenizer.template_errors import END_MARKS, costly, idle_options, no_template, rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -25,8 +25,8 @@ from paceline.core.units import human_count, human_seconds
 from paceline.data import codes
 from paceline.data.data_order import epoch_documents
 from paceline.data.packing import best_fit_decreasing, efficiency
+from paceline.data.prepare.build import PrepareProgress
 from paceline.data.prepare.prepare import Prepared, prepare
-from paceline.data.prepare.progress import PrepareProgress
 from paceline.data.rows.kinds.base import RowKind, row_kind
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted, terminal

@@ -16,13 +16,11 @@ from paceline.core.json_types import Json
 from paceline.data import codes
 from paceline.data.dataset_store import EVAL, TOKENIZER, TOKENS, TRAIN, Meta, Store, load_index
 from paceline.data.preflight.find_sets import DataSet, converter_named, find_sets, look
-from paceline.data.prepare.build import build
+from paceline.data.prepare.build import PrepareProgress, Report, build
 from paceline.data.prepare.fingerprint import code_version, definition, fingerprint, located_digest
-from paceline.data.prepare.progress import PrepareProgress, Report
 from paceline.data.prepare.tokenize import Setup
 from paceline.data.rows.examples import Reading
-from paceline.data.rows.kinds.base import RowKind
-from paceline.data.rows.kinds.documents import DOCUMENTS
+from paceline.data.rows.kinds.base import DOCUMENTS, RowKind
 from paceline.data.rows.row_errors import PrepareCounts
 from paceline.data.sources.user_code import converter_digest
 from paceline.data.token_table import TokenTable

@@ -1,4 +1,7 @@
-"""Tokenize chunks of rows, in this process or several; each is a pure function of (setup, chunk)."""
+"""Open the rows of data sets in chunks, and tokenize them in this process or several.
+
+A tokenized chunk is a pure function of (setup, chunk).
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
 from paceline.data import codes
 from paceline.data.chat_template.encode import CostlyTemplateError, Encoded, Encoder
+from paceline.data.preflight.find_sets import DataSet, look
 from paceline.data.random_keys import text_key
 from paceline.data.rows.examples import Reading, RowReader
 from paceline.data.rows.formats import Example, Shape
 from paceline.data.rows.kinds.base import RowKind
 from paceline.data.rows.row_errors import Problem, Tally
-from paceline.data.rows.values import Cell, RowError
+from paceline.data.rows.values import Cell, RawRow, RowError
 from paceline.data.token_table import DocumentBlock, encode_labels
 from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 
@@ -200,3 +205,39 @@ def tokenise(setup: Setup, chunks: Iterable[Chunk], num_proc: int) -> Iterator[C
         raise DataError(codes.DATA_WORKER_DIED("data.num_proc", str(exc))) from exc
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class OpenSet:
+    """A data set whose format was detected; ``notes``: what was assumed."""
+
+    shape: Shape
+    chunks: Iterator[Chunk]
+    notes: tuple[Diagnostic, ...]
+
+
+def open_set(number: int, data_set: DataSet, reading: Reading) -> OpenSet:
+    """Detect the format of a data set and open it. Raises DataError if it has no rows or no known format."""
+    looked = look(data_set, reading)
+    chunks = _chunks(number, looked.shape, looked.rows)
+    return OpenSet(looked.shape, chunks, tuple(_notes(data_set, looked.shape)))
+
+
+def _notes(data_set: DataSet, shape: Shape) -> Iterator[Diagnostic]:
+    path = data_set.section.path
+    if data_set.section.format == "auto":
+        what = f"the rows are read as {shape.format}" + (f": {shape.note}" if shape.note else "")
+        yield codes.DATA_FORMAT(what, path, severity=Severity.NOTE)
+    if data_set.located.note:
+        yield codes.DATA_FILES_LEFT_OUT(data_set.located.note, path, severity=Severity.NOTE)
+    if data_set.section.max_rows is not None:
+        yield codes.DATA_MAX_ROWS(path, max_rows=data_set.section.max_rows)
+
+
+def _chunks(number: int, shape: Shape, rows: Iterator[RawRow]) -> Iterator[Chunk]:
+    counter = itertools.count()
+    while block := list(itertools.islice(rows, CHUNK_ROWS)):
+        numbered = [(next(counter), row) for row in block]
+        usable = [ChunkRow(n, r.where, r.value) for n, r in numbered if r.value is not None]
+        problems = [Problem(r.reason, r.where, r.detail) for r in block if r.value is None]
+        yield Chunk(number, shape, usable, len(block), block[-1].consumed, problems)

@@ -7,12 +7,14 @@ tools become ``tool_calls``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Required, TypedDict
 
 from paceline.core.json_types import JsonObject
-from paceline.data.rows.tool_calls import calls_of, parsed
-from paceline.data.rows.values import Cell, Row, RowError, as_text, is_empty
+from paceline.data.rows.values import Cell, RawRow, Row, RowError, as_json, as_text, is_empty
+from paceline.data.sources.json_rows import parse_row
 
 
 class Message(TypedDict, total=False):
@@ -223,3 +225,125 @@ def is_answer(turn: Cell) -> bool:
 def says_something(message: Message) -> bool:
     """Whether a turn has text, reasoning or calls."""
     return bool(message["content"].strip() or message.get("tool_calls") or message.get("reasoning_content"))
+
+
+_ARGUMENTS = ("arguments", "parameters")
+
+
+def parsed(value: Cell) -> Cell:
+    """Return the JSON in a text, other values as they are. Raises RowError."""
+    if not isinstance(value, str):
+        return value
+    try:
+        found: Cell = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise RowError("bad_tool_call", f"{value.strip()[:60]!r} is not JSON") from error
+    return found
+
+
+def calls_of(value: Cell, number: int) -> list[JsonObject]:
+    """Return the calls of turn ``number`` as ``{"type": "function", "id"?, "function": {"name",
+    "arguments"}}``. Raises RowError.
+    """
+    calls: list[JsonObject] = []
+    for item in value if isinstance(value, list) else [value]:
+        call = parsed(item)
+        if not isinstance(call, Mapping):
+            raise RowError("bad_tool_call", f"turn {number}: {str(call)[:60]!r} is not a call")
+        function = parsed(call.get("function", call))
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RowError("bad_tool_call", f"turn {number}: a call has no name")
+        arguments = as_json(function.get(_given(function), {}), "arguments")
+        made: JsonObject = {
+            "name": str(function["name"]),
+            "arguments": {} if arguments is None else arguments,
+        }
+        one: JsonObject = {"type": "function", "function": made}
+        if call.get("id"):
+            one["id"] = as_text(call["id"], "id")
+        calls.append(one)
+    return calls
+
+
+def unread_in_calls(value: Cell) -> Iterator[str]:
+    """Yield the fields of calls, as ``[].function.strict``, that ``calls_of`` does not read."""
+    try:
+        found = parsed(value)
+        for item in found if isinstance(found, list) else [found]:
+            call = parsed(item)
+            if isinstance(call, Mapping):
+                function = parsed(call.get("function", call))
+                inside = function if isinstance(function, Mapping) else {}
+                own = ("function",) if "function" in call else ("name", _given(inside))
+                typed = call.get("type") in (None, "function")
+                yield from _others(call, (*own, "id", *(("type",) if typed else ())), "[]")
+                if "function" in call:
+                    yield from _others(inside, ("name", _given(inside)), "[].function")
+    except RowError:  # a row whose calls cannot be read is refused
+        return
+
+
+def _given(function: Mapping[str, Cell]) -> str:
+    """Return the field with the arguments: of both, the first that says something."""
+    return next((name for name in _ARGUMENTS if not is_empty(function.get(name))), _ARGUMENTS[0])
+
+
+def _others(fields: Mapping[str, Cell], read: tuple[str, ...], place: str) -> Iterator[str]:
+    yield from (
+        f"{place}.{name}" for name, value in fields.items() if name not in read and not is_empty(value)
+    )
+
+
+#: Columns whose text may be turns.
+_COLUMNS = (
+    *("messages", "conversations", "prompt", "question", "query", "problem", "instruction"),
+    *("completion", "response", "output", "answer", "chosen", "rejected", "rejected_messages"),
+)
+_WRAPPED = ("messages", "conversations")
+_PAIRS = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
+_BEGINS = re.compile(r"""\s*(?:\[\s*)?\{\s*(["'])(?:role|from|content|value|messages|conversations)\1\s*:""")
+_KEY = re.compile(r"""(["'])(role|from|content|value|tool_calls)\1\s*:""")
+
+
+def parsed_turns(rows: Iterable[RawRow], mapping: Mapping[str, str]) -> Iterator[RawRow]:
+    """Yield the rows with turns in place of texts that are turns; one that begins so and is none is named."""
+    names = (*_COLUMNS, *mapping.values())
+    for row in rows:
+        found: dict[str, Cell] = {}
+        try:
+            for name in names:
+                value = _parsed(name, row.value.get(name)) if row.value is not None else None
+                if value is not None:
+                    found[name] = value
+        except RowError as error:
+            yield row._replace(value=None, reason=error.reason, detail=error.detail)
+            continue
+        yield row if row.value is None or not found else row._replace(value={**row.value, **found})
+
+
+def _parsed(name: str, value: Cell) -> Cell:
+    """Return the turns that the text ``value`` holds; None for any other value. Raises RowError."""
+    read = value
+    if isinstance(value, str) and (quote := _BEGINS.match(value)) is not None:
+        try:
+            read = parse_row(value)
+        except (ValueError, RecursionError) as error:
+            keys = {key[2] for key in _KEY.finditer(value)}
+            if not any(pair <= keys for pair in _PAIRS):
+                return None  # an answer that begins with an object of its own: {"value": 5} …
+            python = " (it is Python's notation; write JSON)" if quote[1] == "'" else ""
+            what = f"'{name}' is a text that begins like turns and is not JSON{python}: {value[:40]!r}"
+            raise RowError("bad_messages", what) from error
+    for key in _WRAPPED:
+        if isinstance(read, Mapping) and _are_turns(read.get(key)):
+            what = f"'{name}' is an object with '{key}': write that list as '{name}', and tools as 'tools'"
+            raise RowError("bad_messages", what)
+    return read if read is not value and _are_turns(read if isinstance(read, list) else [read]) else None
+
+
+def _are_turns(value: Cell) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_turn, value))
+
+
+def _is_turn(value: Cell) -> bool:
+    return isinstance(value, Mapping) and any(keys <= set(value) for keys in _PAIRS)

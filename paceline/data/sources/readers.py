@@ -21,12 +21,10 @@ from paceline.core.files import open_file
 from paceline.core.git_lfs import pointers
 from paceline.data import codes
 from paceline.data.rows.values import Cell, RawRow, without_filled
-from paceline.data.sources.compressed_files import is_packed, open_rows, reading
-from paceline.data.sources.disguised_files import disguised, frame_orientation
-from paceline.data.sources.file_kinds import kind_of
+from paceline.data.sources.file_kinds import is_packed, kind_of, open_rows, reading
 from paceline.data.sources.json_rows import DECODER, check_value, parse_row
 from paceline.data.sources.locate import Located
-from paceline.data.sources.malformed import objects_over_lines, wrong_csv
+from paceline.data.sources.malformed import disguised, frame_orientation, objects_over_lines, wrong_csv
 from paceline.data.sources.user_code import own_rows
 
 if TYPE_CHECKING:

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.errors import DataError
 from paceline.core.files import read_text
 from paceline.core.json_types import Json
-from paceline.data.chat_template.jinja_syntax import templates_in
-from paceline.data.tokenizer.load import BUILTIN_TEMPLATES, template_text
-from paceline.data.tokenizer.template_errors import END_MARKS, rendered
+from paceline.data.chat_template.template_texts import (
+    BUILTIN_TEMPLATES,
+    END_MARKS,
+    rendered,
+    template_text,
+    templates_in,
+)
 
 if TYPE_CHECKING:
     from jinja2.nodes import Node

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +12,13 @@ from paceline.core.errors import DataError
 from paceline.core.security.remote_code import check_code
 from paceline.data import codes
 from paceline.data.chat_template.options import give_template
+from paceline.data.chat_template.template_texts import template_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from paceline.config.sections.model import ModelSection
 
-BUILTIN_TEMPLATES = ("chatml", "llama3", "alpaca", "plain")
 _FILES = (
     "tokenizer*",
     "vocab*",
@@ -168,39 +167,6 @@ def open_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
         tokenizer.add_tokens(list(spec.add_special_tokens), special_tokens=True)
     give_template(tokenizer, spec.chat_template, spec.template_options)
     return tokenizer
-
-
-def builtin_template(name: str) -> str:
-    """Return the Jinja text of a built-in template."""
-    return (
-        (Path(__file__).parents[1] / "chat_template" / "templates" / f"{name}.jinja")
-        .read_text("utf-8")
-        .rstrip("\n")
-    )
-
-
-def template_text(value: str | None) -> str | None:
-    """Return the Jinja text of ``model.chat_template``: a built-in name, a path, or the text itself.
-
-    Raises DataError.
-    """
-    if value is None:
-        return None
-    if value in BUILTIN_TEMPLATES:
-        return builtin_template(value)
-    if "{{" in value or "{%" in value:
-        return value
-    path = Path(value).expanduser()
-    if os.path.isfile(path):  # isfile: a text may be longer than any file name
-        return path.read_text("utf-8")
-    raise DataError(
-        codes.DATA_BAD_CHAT_TEMPLATE(
-            "the chat template is not the name of a built-in template, a file or Jinja text",
-            "model.chat_template",
-            value,
-            f"one of {', '.join(BUILTIN_TEMPLATES)}, the path of a .jinja file, or the template itself",
-        )
-    )
 
 
 def vocab_size(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.core.json_types import Json
 from paceline.data.token_table import decode_labels
+from paceline.evaluation.open_run import load_model
 from paceline.evaluation.processes.work_folder import (
     COPIES,
     LOSSES,
@@ -27,7 +28,6 @@ from paceline.evaluation.processes.work_folder import (
     own_batches,
 )
 from paceline.evaluation.scores.row_losses import RowLosses
-from paceline.evaluation.stream_weights import load_model
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.generation.sampling.noise import stream_of

@@ -19,9 +19,9 @@ from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.evaluation import codes
+from paceline.evaluation.open_run import end_where_turns_end
 from paceline.evaluation.processes.work_folder import PartFile, WorkFolder, own_batches
 from paceline.evaluation.scores.row_losses import RowLosses
-from paceline.evaluation.stream_weights import end_where_turns_end
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.run_secret import read_secret
 from paceline.models.factory import HFModelFactory

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.files import read_text
 from paceline.core.json_types import JsonObject
 from paceline.evaluation import codes
 from paceline.evaluation.processes.job import EvaluationJob
-from paceline.evaluation.scores.judge_prompt import judge_prompt
+from paceline.evaluation.processes.rank import Report
 
 FIELDS = ("prompt", "expected", "answer")
 HIGHEST = 10
@@ -37,11 +39,13 @@ def score_in(text: str) -> float | None:
 
 
 def judged(
-    texts: Sequence[tuple[str, str, str]], wheres: Sequence[str], job: EvaluationJob, notes: list[Diagnostic]
+    texts: Sequence[tuple[str, str, str]],
+    wheres: Sequence[str],
+    job: EvaluationJob,
+    notes: list[Diagnostic],
+    generate: Callable[[EvaluationJob, list[Diagnostic], Report], JsonObject],
 ) -> JsonObject:
     """Return the judge's mean score of (prompt, expected, answer), and how many answers have one."""
-    from paceline.evaluation.answers_file import generate_rows
-
     assert job.judge is not None
     template = judge_prompt(job)
     with tempfile.TemporaryDirectory(prefix="paceline-judge-") as folder:
@@ -60,7 +64,7 @@ def judged(
             judge=None,
             to=str(to),
         )
-        generate_rows(own, [], lambda *_: None)
+        generate(own, [], lambda *_: None)
         written = [json.loads(line)["generated"] for line in to.read_text(encoding="utf-8").splitlines()]
     scores = [score_in(one) for one in written]
     known = [one for one in scores if one is not None]
@@ -70,3 +74,34 @@ def judged(
         notes.append(codes.EVALUATION_JUDGE(job.judge, found, missing=len(missing), scores=len(scores)))
     mean = sum(known) / len(known) if known else None
     return {"judge": mean, "judged": len(known)}
+
+
+PROMPT = """Judge how good an answer to a question is.
+
+Question:
+{prompt}
+
+Expected answer (may be empty):
+{expected}
+
+Answer to judge:
+{answer}
+
+Say briefly what is right and wrong, and end with a line "Score: N", where N is a whole number from 0
+(useless) to 10 (as good as it can be)."""
+
+
+def judge_prompt(job: EvaluationJob) -> str:
+    """Return the text that the judge is shown. Raises ConfigError if it lacks the answer."""
+    if job.judge_prompt is None:
+        return PROMPT
+    try:
+        text = read_text(Path(job.judge_prompt).expanduser())
+    except (OSError, UnicodeDecodeError) as error:
+        what = "the judge's prompt cannot be read"
+        raise ConfigError(codes.EVALUATION_JOB(what, "--judge-prompt", str(error), "a text file")) from error
+    if "{answer}" not in text:
+        what = "the judge's prompt does not contain {answer}"
+        hint = "a text with {prompt}, {expected} and {answer}, which ends by asking for a line 'Score: N'"
+        raise ConfigError(codes.EVALUATION_JOB(what, "--judge-prompt", job.judge_prompt, hint))
+    return text

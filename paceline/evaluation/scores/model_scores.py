@@ -14,16 +14,15 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.evaluation import codes
-from paceline.evaluation.inputs.prepare import read_task, settings_of
-from paceline.evaluation.inputs.rows import FileRows
+from paceline.evaluation.answers_file import generate_rows
+from paceline.evaluation.file_rows import FileRows, read_task, settings_of
 from paceline.evaluation.model_folders import NamedModel, config_of
 from paceline.evaluation.processes.job import EvaluationJob
 from paceline.evaluation.processes.rank import Report
 from paceline.evaluation.processes.ranks import compute_on_ranks, number_of_ranks
 from paceline.evaluation.processes.work_folder import ANSWERS, COPIES, LOSSES, WorkFolder, num_batches
 from paceline.evaluation.scores.judge import judged
-from paceline.evaluation.scores.metric_process import Scores, score
-from paceline.evaluation.scores.metrics import pass_at, passes_of
+from paceline.evaluation.scores.metrics import Scores, pass_at, passes_of, score
 
 _LARGEST_EXPONENT = 700.0
 
@@ -112,7 +111,7 @@ def answers_of(
     if job.judge is not None:
         prompts = [(str(row.facts.get("prompt", "")), str(row.facts.get("answer", ""))) for row in answered]
         texts = [(*prompts[at // job.samples], str(one["text"])) for at, one in enumerate(answers)]
-        found |= judged(texts, wheres, job, notes)
+        found |= judged(texts, wheres, job, notes, generate_rows)
     return found
 
 

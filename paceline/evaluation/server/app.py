@@ -21,9 +21,9 @@ from starlette.types import Receive, Scope, Send
 from paceline.core.json_types import JsonObject
 from paceline.evaluation.server.chat import ChatAnswers
 from paceline.evaluation.server.desk import Deltas, Desk, GenerationJob, Served
-from paceline.evaluation.server.errors import RequestError
 from paceline.evaluation.server.requests import ChatRequest, CommonRequest
 from paceline.evaluation.server.responses import ResponseAnswers
+from paceline.evaluation.server.shapes import RequestError
 from paceline.evaluation.server.text import TextAnswers
 
 BODY_BYTES = 8 << 20

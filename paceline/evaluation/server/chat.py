@@ -10,13 +10,20 @@ from dataclasses import replace
 from paceline.core.json_types import Json, JsonObject
 from paceline.data.rows.messages import MESSAGE_ROLES, READ, REASONING_PARTS
 from paceline.data.rows.values import RowError
-from paceline.evaluation.inputs.prompts import RenderedPrompt, explained
-from paceline.evaluation.server.decoding import TokenTexts
+from paceline.evaluation.prompts import RenderedPrompt, explained
+from paceline.evaluation.server.decoding import MessagePart, Parser, TokenTexts, response_template
 from paceline.evaluation.server.desk import Delta, Deltas, Desk, GenerationJob
-from paceline.evaluation.server.errors import RequestError
-from paceline.evaluation.server.parsing import MessagePart, Parser, response_template
 from paceline.evaluation.server.requests import ChatRequest, CommonRequest
-from paceline.evaluation.server.shapes import FINGERPRINT, chunk, floored, head, nulls, ordered, usage
+from paceline.evaluation.server.shapes import (
+    FINGERPRINT,
+    RequestError,
+    chunk,
+    floored,
+    head,
+    nulls,
+    ordered,
+    usage,
+)
 
 _MESSAGE = frozenset({"role", "content", *READ})
 _TEXTS = ("text", "input_text", "output_text", *REASONING_PARTS)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 
 from paceline.core.errors import ConfigError
-from paceline.evaluation.inputs.prompts import PromptRenderer
+from paceline.evaluation.prompts import PromptRenderer
 from paceline.evaluation.server.decoding import Decoder, TextRules
-from paceline.evaluation.server.errors import RequestError
 from paceline.evaluation.server.grammar import Grammars
 from paceline.evaluation.server.requests import CommonRequest
+from paceline.evaluation.server.shapes import RequestError
 from paceline.generation import codes
 from paceline.generation.answer import Sampling
 from paceline.generation.decoding.cache_support import cache_for

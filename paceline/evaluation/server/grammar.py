@@ -17,7 +17,7 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from paceline.evaluation.server.errors import RequestError
+from paceline.evaluation.server.shapes import RequestError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

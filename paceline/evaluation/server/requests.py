@@ -19,8 +19,8 @@ from pydantic import (
 )
 
 from paceline.core.json_types import Json, JsonObject
-from paceline.evaluation.server.errors import RequestError, misread
 from paceline.evaluation.server.grammar import schema_of
+from paceline.evaluation.server.shapes import RequestError, misread
 
 MOST_ANSWERS = 128  # prompts × n of one request
 MOST_LOGPROBS = 20

@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from paceline.core.json_types import Json, JsonObject
 from paceline.data.rows.messages import MESSAGE_ROLES
 from paceline.evaluation.server.chat import ChatAnswers, Talk
+from paceline.evaluation.server.decoding import MessagePart
 from paceline.evaluation.server.desk import Deltas, Desk, GenerationJob
-from paceline.evaluation.server.errors import RequestError
-from paceline.evaluation.server.parsing import MessagePart
 from paceline.evaluation.server.requests import ChatRequest, CommonRequest, JsonValues
-from paceline.evaluation.server.shapes import nulls
+from paceline.evaluation.server.shapes import RequestError, nulls
 
 
 class ResponsesRequest(CommonRequest):

@@ -6,12 +6,20 @@ from collections.abc import AsyncIterator, Sequence
 
 from paceline.core.json_types import Json, JsonObject
 from paceline.data.rows.values import RowError
-from paceline.evaluation.inputs.prompts import explained
+from paceline.evaluation.prompts import explained
 from paceline.evaluation.server.decoding import TokenTexts
 from paceline.evaluation.server.desk import Delta, Deltas, Desk, GenerationJob, PromptScore
-from paceline.evaluation.server.errors import RequestError
 from paceline.evaluation.server.requests import CompletionRequest
-from paceline.evaluation.server.shapes import FINGERPRINT, chunk, floored, head, nulls, ordered, usage
+from paceline.evaluation.server.shapes import (
+    FINGERPRINT,
+    RequestError,
+    chunk,
+    floored,
+    head,
+    nulls,
+    ordered,
+    usage,
+)
 from paceline.generation.decoding.stepwise import TokenScore
 
 _Score = tuple[int, float | None, Sequence[TokenScore]]  # token, log-probability, likeliest

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from paceline.core.errors import ConfigError
 from paceline.generation import codes
-from paceline.generation.decoding.preallocated_cache import preallocated_cache
+from paceline.generation.decoding.key_value_cache import preallocated_cache
 from paceline.models.attention.sparse_indexer import selects_keys
 from paceline.models.recurrent_layers import ByDocument, state_layers
 

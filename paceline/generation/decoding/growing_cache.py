@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.generation.answers_being_written import WrittenAnswers
 from paceline.generation.decoding.cache_support import cache_for
-from paceline.generation.decoding.preallocated_cache import joined, select_rows
+from paceline.generation.decoding.key_value_cache import joined, select_rows
+from paceline.generation.decoding.request_batch import PromptBatch, WrittenAnswers, by_length
 from paceline.generation.engine import Completion, Request, RolloutSampling
-from paceline.generation.prompts import PromptBatch, by_length
 from paceline.generation.sampling.sample import choose
 
 if TYPE_CHECKING:

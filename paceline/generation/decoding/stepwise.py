@@ -23,7 +23,7 @@ from paceline.generation.sampling.noise import gumbel
 from paceline.generation.sampling.sample import keep_likeliest, largest
 
 if TYPE_CHECKING:
-    from paceline.generation.answers_being_written import WrittenAnswers
+    from paceline.generation.decoding.request_batch import WrittenAnswers
     from paceline.generation.local import LocalEngine
 
 GREEDY = 1e-5  # below it a temperature is greedy

@@ -1,1 +1,1 @@
-"""The next token from logits, with noise that depends on stream and position alone."""
+"""The next token from logits, in torch or Triton, with noise that depends on stream and position alone."""

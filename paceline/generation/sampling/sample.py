@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from paceline.generation.engine import RolloutSampling
+from paceline.generation.sampling import kernels
 from paceline.generation.sampling.noise import gumbel
-from paceline.generation.sampling_kernels import operators
 
 
 def choose(
@@ -16,7 +16,7 @@ def choose(
     """Return (tokens int64 [B], log-probabilities [B]) from logits [B, V].
 
     ``streams`` and ``places``, int64 [B], select the noise (see ``noise.gumbel``). ``kernels``: by those of
-    ``sampling_kernels``, if the logits are not fp64.
+    ``kernels``, if the logits are not fp64.
     """
     if kernels and logits.dtype != torch.float64:
         return _by_kernels(logits, sampling, streams, places)
@@ -39,8 +39,8 @@ def _by_kernels(
     temperature, bounds = (sampling.temperature if sampled else 1.0), None
     top_k = sampling.top_k if 0 < sampling.top_k < words else words
     if sampled and (top_k < words or sampling.top_p < 1.0):
-        bounds = operators.nucleus(logits, top_k, sampling.top_p, temperature)
-    return operators.draw(logits, bounds, streams, places, temperature, sampled)
+        bounds = kernels.nucleus(logits, top_k, sampling.top_p, temperature)
+    return kernels.draw(logits, bounds, streams, places, temperature, sampled)
 
 
 def largest(scores: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from paceline.checkpoint.format.untrained_tensors import STATE_KEY
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject, as_object
-from paceline.data.chat_template.jinja_syntax import templates_in
+from paceline.data.chat_template.template_texts import templates_in
 from paceline.data.prepare.prepare import Prepared
 from paceline.models.loading.stored_dtype import weights_folder
 from paceline.models.lora.lora import Adapter

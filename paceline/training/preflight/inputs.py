@@ -23,12 +23,17 @@ from paceline.config.sections.model import ModelSection
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError, PacelineError
+from paceline.data.chat_template.template_texts import rendered
 from paceline.data.preflight.chat_template import Described, describe, other_template, unopened_answers
-from paceline.data.preflight.check_sets import first_examples, look_at_sets, look_at_tokenizer, missing_sets
-from paceline.data.preflight.rows_for_ranks import check_feeds
+from paceline.data.preflight.check_sets import (
+    check_feeds,
+    first_examples,
+    look_at_sets,
+    look_at_tokenizer,
+    missing_sets,
+)
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
-from paceline.data.tokenizer.template_errors import rendered
 from paceline.evaluation.scores.metrics import check_metrics
 from paceline.plan.algorithms.role_models import models_named
 from paceline.plan.algorithms.spec import algorithm_spec

@@ -27,7 +27,7 @@ from paceline.core.errors import CheckpointError, ConfigError, DataError
 from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.data.packed_source import PackedSource
-from paceline.data.preflight.rows_for_ranks import check_feeds
+from paceline.data.preflight.check_sets import check_feeds
 from paceline.data.prepare.prepare import Prepared, check_token_range
 from paceline.data.rows.kinds.base import row_kind
 from paceline.models.heads.sequence_classification import SCALAR_ROLES, Classes

@@ -20,7 +20,7 @@ from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
 from paceline.core.rundir import RunDir
 from paceline.data.prepare.prepare import Prepared, prepare
-from paceline.evaluation.stream_weights import load_model, prepared_without_copy
+from paceline.evaluation.open_run import load_model, prepared_without_copy
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.models.factory import HFModelFactory

@@ -27,7 +27,7 @@ ELSEWHERE = {  # programs with rules of their own
     "paceline/algorithms/rewards/code_reward.py": "ended by who asked it",
     "paceline/simulate/__main__.py": "a part of verify, ended with it",
     "paceline/evaluation/sharded_chat.py": "its inner function is: main leaves after any error at once",
-    "paceline/evaluation/scores/metric_process.py": "a part of evaluate, ended with it",
+    "paceline/evaluation/scores/metrics.py": "a part of evaluate, ended with it",
     "paceline/models/loading/list_parameters.py": "a part of the plan, ended with it",
     "paceline/config/render/reference.py": "documentation",
     "paceline/config/backend_files/docs_page.py": "documentation",

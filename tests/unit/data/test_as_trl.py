@@ -17,8 +17,8 @@ from preference_rows import Row, Writer
 
 from paceline.core.errors import DataError
 from paceline.data.rows.formats import Example
-from paceline.data.rows.json_turns import parsed_turns
 from paceline.data.rows.kinds.preference_pairs import detect_pairs, normalise_pair
+from paceline.data.rows.messages import parsed_turns
 from paceline.data.rows.values import RawRow, RowError
 
 RECORDED = Path(__file__).with_name("trl_pairs.json")

@@ -13,7 +13,7 @@ from data_fixtures import make_tokenizer
 from paceline.data.chat_template.encode import Encoded, Encoder
 from paceline.data.rows.examples import Reading, RowReader
 from paceline.data.rows.formats import Example, Shape
-from paceline.data.rows.kinds.documents import DOCUMENTS
+from paceline.data.rows.kinds.base import DOCUMENTS
 from paceline.data.rows.kinds.preference_pairs import PAIRS
 from paceline.data.rows.messages import turns_of, turns_of_any
 from paceline.data.rows.row_errors import Problem

@@ -22,12 +22,13 @@ from paceline.core.errors import DataError
 from paceline.core.security import resource_limits
 from paceline.data.chat_template import render
 from paceline.data.chat_template.encode import CostlyTemplateError, Encoder
+from paceline.data.chat_template.template_texts import builtin_template
 from paceline.data.preflight.check_sets import look_at_sets
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.formats import Example
-from paceline.data.rows.kinds.documents import DOCUMENTS
+from paceline.data.rows.kinds.base import DOCUMENTS
 from paceline.data.rows.values import RowError
-from paceline.data.tokenizer.load import TokenizerSpec, builtin_template, open_tokenizer
+from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 
 TURNS = ({"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"})
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

@@ -16,9 +16,8 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data.preflight.check_sets import look_at_sets
-from paceline.data.rows.examples import Reading
+from paceline.data.rows.examples import HARMLESS, Reading, is_empty
 from paceline.data.rows.row_errors import FIELDS_NAMED
-from paceline.data.rows.unread_fields import HARMLESS, is_empty
 from paceline.data.sources.readers import RawRow
 
 U, A = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}

@@ -16,7 +16,7 @@ from paceline.data.file_digests import recall, remember
 from paceline.data.prepare.prepare import key_of, sets_of
 from paceline.data.prepare.tokenize import Setup
 from paceline.data.rows.examples import Reading
-from paceline.data.rows.kinds.documents import DOCUMENTS
+from paceline.data.rows.kinds.base import DOCUMENTS
 from paceline.data.rows.kinds.preference_pairs import PAIRS
 from paceline.data.tokenizer.identity import tokenizer_identity
 from paceline.data.tokenizer.load import TokenizerSpec

@@ -12,7 +12,7 @@ import pytest
 from data_fixtures import make_tokenizer, prepared_from
 
 from paceline.core.errors import DataError
-from paceline.data.rows.json_turns import parsed_turns
+from paceline.data.rows.messages import parsed_turns
 from paceline.data.rows.values import RawRow
 
 TURNS = [{"role": "human", "content": "q"}, {"role": "gpt", "content": "a"}]

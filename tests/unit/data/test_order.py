@@ -12,7 +12,7 @@ from data_fixtures import make_table
 from paceline.core.errors import DataError
 from paceline.data.data_order import epoch_documents, positions_for, step_positions, steps_per_epoch
 from paceline.data.packed_source import PackedSource, build_batch
-from paceline.data.preflight.rows_for_ranks import check_feeds
+from paceline.data.preflight.check_sets import check_feeds
 from paceline.data.random_keys import permutation
 from paceline.protocols.batch import IGNORE_INDEX
 

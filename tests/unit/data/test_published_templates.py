@@ -19,8 +19,8 @@ import pytest
 import template_page
 
 from paceline.data.chat_template.assistant_spans import AnswerFinder
+from paceline.data.chat_template.conversation import ChatForm, form_of
 from paceline.data.chat_template.dropped_content import LeftOut
-from paceline.data.chat_template.message_form import ChatForm, form_of
 from paceline.data.chat_template.render import Chat, ChatTemplate, Rendered, Span
 from paceline.data.rows.formats import Example
 from paceline.data.rows.messages import Message, turns_of_any

@@ -12,9 +12,8 @@ from data_fixtures import DataSection, ModelSection, make_tokenizer, prepare, wr
 
 from paceline.data.chat_template.encode import Encoder
 from paceline.data.prepare.prepare import sets_of, setup_of
-from paceline.data.preview import main, row_lines, total_lines
-from paceline.data.preview_rows import show_rows, totals_of
-from paceline.data.rows.kinds.documents import DOCUMENTS
+from paceline.data.preview import main, row_lines, show_rows, total_lines, totals_of
+from paceline.data.rows.kinds.base import DOCUMENTS
 from paceline.data.rows.kinds.preference_pairs import PAIRS
 from paceline.data.tokenizer.load import open_tokenizer
 from paceline.watch.summary_plots import draw_lengths

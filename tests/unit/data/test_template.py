@@ -9,9 +9,10 @@ import pytest
 from data_fixtures import make_tokenizer
 
 from paceline.data.chat_template.encode import Encoded, Encoder
+from paceline.data.chat_template.template_texts import BUILTIN_TEMPLATES, builtin_template
 from paceline.data.rows.formats import Example
 from paceline.data.rows.values import RowError
-from paceline.data.tokenizer.load import BUILTIN_TEMPLATES, TokenizerSpec, builtin_template, open_tokenizer
+from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 
 TURNS = (
     {"role": "system", "content": "Be kind."},

@@ -16,13 +16,13 @@ from paceline.config.schema import Config
 from paceline.data.chat_template.capabilities import EVERYWHERE, LAST, NOWHERE, facts_of, unopened_header
 from paceline.data.chat_template.conversation import Renderer
 from paceline.data.chat_template.render import Chat, ChatTemplate
+from paceline.data.chat_template.template_texts import BUILTIN_TEMPLATES, builtin_template
 from paceline.data.preflight.chat_template import describe, look_through, unopened_answers
 from paceline.data.preflight.check_sets import look_at_sets
 from paceline.data.prepare.prepare import sets_of
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
 from paceline.data.rows.values import RowError
-from paceline.data.tokenizer.load import BUILTIN_TEMPLATES, builtin_template
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {}}}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}

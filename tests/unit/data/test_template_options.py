@@ -14,8 +14,9 @@ from paceline.config.schema import Config
 from paceline.core.errors import DataError
 from paceline.data.chat_template.options import not_read, options_read, with_defaults
 from paceline.data.chat_template.render import Chat, ChatTemplate
+from paceline.data.chat_template.template_texts import builtin_template
 from paceline.data.preflight.check_sets import look_at_tokenizer
-from paceline.data.tokenizer.load import TokenizerSpec, builtin_template, open_tokenizer
+from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 
 TURNS: list[Any] = [{"role": "user", "content": "How warm?"}, {"role": "assistant", "content": "Four."}]
 VALUES = [True, False, None, 3, -1.5, 'it\'s "so"\n\\', "四 😀", ["a", {"b": None}], {"k": [1, True]}]
@@ -200,13 +201,13 @@ def test_strict_refuses_fields_that_nothing_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("guide", ["guide.md", "guide.zh-CN.md"])
 def test_the_guides_list_what_is_refused_and_what_is_set_aside(guide: str) -> None:
-    from paceline.data.rows import unread_fields
+    from paceline.data.rows import examples
 
     text = (Path(__file__).resolve().parents[3] / "docs" / guide).read_text("utf-8")
     known = {
-        *unread_fields.REFUSED_OF_ROWS,
-        *unread_fields.REFUSED_OF_TURNS,
-        *unread_fields.REFUSED_PARTS,
-        *unread_fields.HARMLESS,
+        *examples.REFUSED_OF_ROWS,
+        *examples.REFUSED_OF_TURNS,
+        *examples.REFUSED_PARTS,
+        *examples.HARMLESS,
     }
     assert [name for name in sorted(known) if f"`{name}`" not in text] == []

@@ -10,8 +10,9 @@ from data_fixtures import make_tokenizer
 from test_costly_templates import COSTLY
 
 from paceline.config.sections.model import ModelSection
+from paceline.data.chat_template.template_texts import BUILTIN_TEMPLATES, builtin_template
 from paceline.data.tokenizer.file_facts import ends_soon, most_tokens, same_files, unsettled
-from paceline.data.tokenizer.load import BUILTIN_TEMPLATES, builtin_template, load_tokenizer, vocab_size
+from paceline.data.tokenizer.load import load_tokenizer, vocab_size
 
 
 @pytest.mark.parametrize("kind", COSTLY)

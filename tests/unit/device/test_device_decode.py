@@ -13,12 +13,12 @@ from emulated_device import emulated
 from emulated_machine import Machine
 
 from paceline.config.sections.model import ModelSection
-from paceline.generation.answers_being_written import WrittenAnswers
-from paceline.generation.decoding.static_cache import StaticBuffers
+from paceline.generation.decoding.key_value_cache import StaticBuffers
+from paceline.generation.decoding.request_batch import WrittenAnswers
 from paceline.generation.decoding.static_decoding import LOOK, StaticPool
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.local import LocalEngine
-from paceline.generation.sampling.kernel_choice import why_no_kernels
+from paceline.generation.sampling.kernels import why_no_kernels
 from paceline.generation.sampling.noise import stream_of
 from paceline.generation.sampling.sample import choose
 from paceline.models.factory import HFModelFactory

@@ -18,8 +18,8 @@ from paceline.api.evaluating import Evaluation, table
 from paceline.cli.main import dispatch
 from paceline.core.errors import ConfigError, DataError
 from paceline.evaluation.answers_file import generate_rows
-from paceline.evaluation.inputs.checks import checked
-from paceline.evaluation.inputs.rows import FileRows
+from paceline.evaluation.file_rows import FileRows
+from paceline.evaluation.job_checks import checked
 from paceline.evaluation.model_folders import named_models
 from paceline.evaluation.processes.job import EvaluationJob
 from paceline.evaluation.processes.rank import compute
@@ -144,7 +144,7 @@ def test_a_loss_that_is_no_number_is_said_and_the_report_stays_json() -> None:
 
 def work_of(folder: Path, model: Path, rows: Path, **more: Any) -> WorkFolder:
     """The work that ``measure`` writes, in a folder that stays."""
-    from paceline.evaluation.inputs.prepare import read_task, settings_of
+    from paceline.evaluation.file_rows import read_task, settings_of
     from paceline.evaluation.model_folders import config_of
 
     job = job_of(model, rows, overrides=("generation.temperature=1.0", "generation.max_new_tokens=5"), **more)

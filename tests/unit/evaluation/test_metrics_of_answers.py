@@ -10,8 +10,7 @@ import pytest
 from paceline.config.registries.evaluation_metrics import ANSWER_METRICS, written_out
 from paceline.core.errors import ConfigError
 from paceline.evaluation.scores import metrics
-from paceline.evaluation.scores.metric_process import score
-from paceline.evaluation.scores.metrics import METRICS, check_metrics, own_metric, pass_at, passes_of
+from paceline.evaluation.scores.metrics import METRICS, check_metrics, own_metric, pass_at, passes_of, score
 
 PAIRS = [
     ("exact_match", " 4 ", "4", 1.0),

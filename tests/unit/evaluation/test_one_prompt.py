@@ -21,8 +21,8 @@ from paceline.config.sections.data import DataSection  # noqa: E402
 from paceline.config.sections.model import ModelSection  # noqa: E402
 from paceline.core.errors import ConfigError, DataError  # noqa: E402
 from paceline.data.rows.kinds.prompts import PROMPTS  # noqa: E402
-from paceline.evaluation.inputs.prompts import prompts_of  # noqa: E402
-from paceline.evaluation.inputs.rows import read_file  # noqa: E402
+from paceline.evaluation.file_rows import read_file  # noqa: E402
+from paceline.evaluation.prompts import prompts_of  # noqa: E402
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")

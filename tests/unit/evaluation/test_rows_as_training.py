@@ -15,7 +15,7 @@ from paceline.config.sections.model import ModelSection
 from paceline.core.errors import DataError
 from paceline.data.prepare.prepare import prepare
 from paceline.data.rows.kinds.base import row_kind
-from paceline.evaluation.inputs.rows import read_file
+from paceline.evaluation.file_rows import read_file
 
 USER, SAID = {"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Four."}
 LINES: dict[str, Any] = {

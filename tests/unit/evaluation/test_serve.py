@@ -13,7 +13,7 @@ import torch
 from support import write_tokenizer
 
 from paceline.core.errors import ConfigError
-from paceline.evaluation.inputs.prompts import prompts_of
+from paceline.evaluation.prompts import prompts_of
 from paceline.generation.answer import Sampling, answer, load_folder
 
 pytest.importorskip("openai")
@@ -314,7 +314,7 @@ CALL = '<tool_call>{"name": "look", "arguments": {"city": "Rom"}}</tool_call>'
 @pytest.mark.parametrize("piece", [1, 3, 7, 200])
 def test_an_answer_is_read_while_it_comes(text: str, parts: list[tuple[str, str]], piece: int) -> None:
     """As vLLM's parsers: a call that is cut or broken is content, as it was written."""
-    from paceline.evaluation.server.parsing import Parser
+    from paceline.evaluation.server.decoding import Parser
 
     parser = Parser(THINKING, "<|user|>a<|assistant|>", ())
     found = [
@@ -332,9 +332,8 @@ def test_calls_and_reasoning_stand_beside_the_text(client: Any, folder: Path) ->
     from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
     from paceline.evaluation.server.chat import Talk
-    from paceline.evaluation.server.decoding import TokenTexts
+    from paceline.evaluation.server.decoding import Parser, TokenTexts
     from paceline.evaluation.server.desk import Delta
-    from paceline.evaluation.server.parsing import Parser
     from paceline.evaluation.server.requests import ChatRequest
 
     _, tokenizer = load_folder(folder)

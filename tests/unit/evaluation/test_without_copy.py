@@ -15,8 +15,7 @@ from paceline.checkpoint.export.main import choose
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.rundir import RunDir
 from paceline.evaluation.model_folders import NamedModel
-from paceline.evaluation.open_run import model_folder
-from paceline.evaluation.stream_weights import load_model
+from paceline.evaluation.open_run import load_model, model_folder
 from paceline.protocols.shard import Shard
 from paceline.runlog.redact import printable
 
@@ -65,7 +64,7 @@ def test_the_model_is_that_of_an_export_to_the_bit(checkpoint: Path, tmp_path: P
 
 
 def test_what_needs_an_export_is_left_to_it(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.evaluation.stream_weights.is_adapter", lambda reader: True)
+    monkeypatch.setattr("paceline.evaluation.open_run.is_adapter", lambda reader: True)
     named = NamedModel("step-3", checkpoint, RunDir.at(checkpoint.parents[1]), 3)
     with named.folder() as folder:
         assert [one.name for one in folder.glob("*.safetensors")] == ["model.safetensors"]
@@ -86,7 +85,7 @@ def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def expected_answer(checkpoint: Path, to: Path) -> str:
-    from paceline.evaluation.inputs.prompts import prompts_of
+    from paceline.evaluation.prompts import prompts_of
     from paceline.generation.answer import Sampling, answer
 
     export_hf(checkpoint, to)
@@ -137,7 +136,7 @@ def test_what_cannot_be_read_without_a_copy_is_exported_for_chat(
     from paceline.evaluation import chat, open_run
 
     made, export = [], open_run.export_copy
-    monkeypatch.setattr("paceline.evaluation.stream_weights.is_adapter", lambda reader: True)
+    monkeypatch.setattr("paceline.evaluation.open_run.is_adapter", lambda reader: True)
     monkeypatch.setattr(open_run, "export_copy", lambda *given: made.append(given) or export(*given))
     assert chat.main([str(checkpoint), "--prompt", PROMPT, "--max-new-tokens", "8"]) == 0
     assert len(made) == 1 and capsys.readouterr().out.strip()

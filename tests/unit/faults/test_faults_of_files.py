@@ -18,7 +18,7 @@ from fault_jobs import Job, write_safetensors
 
 from paceline.config.schema import field_of
 from paceline.core.errors import ConfigError
-from paceline.data.chat_template import jinja_syntax
+from paceline.data.chat_template import template_texts
 from paceline.launch.preflight.load_config import load
 from paceline.launch.preflight.plan_job import planned
 from paceline.plan.model.files.folder_check import check_adapter_base
@@ -549,13 +549,13 @@ def test_a_judge_that_is_not_there_is_told_once_at_the_key_that_names_it(
 
 
 def test_templates_of_all_tags_are_jinja() -> None:
-    own = Path(jinja_syntax.__file__).parent / "templates"
+    own = Path(template_texts.__file__).parent / "templates"
     for text in (
         "{% generation %}{{ a }}{% endgeneration %}",
         "{% for m in x %}{% break %}{% endfor %}",
         *(f.read_text() for f in own.glob("*.jinja")),
     ):
-        assert jinja_syntax.syntax_error(text) is None
+        assert template_texts.syntax_error(text) is None
 
 
 @pytest.mark.parametrize("key", PATHS)

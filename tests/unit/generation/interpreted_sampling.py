@@ -10,8 +10,8 @@ from itertools import product
 
 import torch
 
+from paceline.generation.sampling import launch, reference
 from paceline.generation.sampling.noise import stream_of
-from paceline.generation.sampling_kernels import launch, reference
 
 CUTS = (
     (0, 1.0, 1.0),

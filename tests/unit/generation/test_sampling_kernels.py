@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from paceline.generation.engine import RolloutSampling
+from paceline.generation.sampling import kernels
 from paceline.generation.sampling.noise import stream_of
 from paceline.generation.sampling.sample import choose
-from paceline.generation.sampling_kernels import operators
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(__file__).with_name("interpreted_sampling.py")
@@ -46,7 +46,7 @@ def test_an_operator_has_the_shapes_of_its_reference() -> None:
     logits, keys = torch.randn(3, 20), torch.arange(3)
     for name, args in (
         ("nucleus", (logits, 4, 0.5, 1.0)),
-        ("draw", (logits, operators.nucleus(logits, 4, 0.5, 1.0), keys, keys, 1.0, True)),
+        ("draw", (logits, kernels.nucleus(logits, 4, 0.5, 1.0), keys, keys, 1.0, True)),
         ("draw", (logits, None, keys, keys, 1.0, False)),
     ):
         torch.library.opcheck(
@@ -88,7 +88,7 @@ def test_the_kernels_compile_for_a_card(capability: int) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from paceline.generation.sampling_kernels import launch, triton_source
+    from paceline.generation.sampling import launch, triton_source
 
     longs, floats = ("bounds", "streams", "places", "tokens"), ("scores", "highest", "sums", "logprobs")
     kinds: dict[str, str] = {

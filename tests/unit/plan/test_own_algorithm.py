@@ -182,7 +182,7 @@ def test_a_misspelt_name_is_refused_and_an_own_one_keeps_its_case() -> None:
 
 
 KIND = """
-from paceline.data.rows.kinds.documents import Documents
+from paceline.data.rows.kinds.base import Documents
 
 class Mine(Documents):
     columns = ("weight",)

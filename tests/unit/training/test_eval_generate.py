@@ -19,7 +19,7 @@ import torch
 from paceline.config.registries.evaluation_metrics import evaluation_metrics
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
-from paceline.evaluation.scores.metric_process import score
+from paceline.evaluation.scores.metrics import score
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.training.evaluation import AnswersMeasured, expected_answers
 from paceline.training.preflight.inputs import look

@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 
 from paceline.core.errors import ConfigError
 from paceline.data.chat_template.encode import Encoded, Encoder
+from paceline.data.chat_template.template_texts import template_text
 from paceline.data.rows.formats import Example
 from paceline.data.rows.messages import Message
-from paceline.data.tokenizer.load import template_text
 from paceline.generation.engine import Completion
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role

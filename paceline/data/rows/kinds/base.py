@@ -1,4 +1,6 @@
-"""``RowKind``: how rows of one kind are detected and read, and which documents and numbers they give."""
+"""``RowKind``: how rows of one kind are detected and read, and which documents and numbers they give; and
+``Documents``, the plainest kind.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.plugins.registry import load_attr
 from paceline.core.plugins.tables import ROW_KINDS
 from paceline.data.file_digests import sha256_of
-from paceline.data.rows.formats import Example, Shape
+from paceline.data.rows.formats import Example, Shape, detect, normalise
 from paceline.data.rows.values import Row
 
 if TYPE_CHECKING:
@@ -88,3 +90,22 @@ def row_kind(name: str) -> RowKind:
     found = load_attr(ROW_KINDS.get(name, name))
     assert isinstance(found, RowKind), f"{name} is not a RowKind"
     return found
+
+
+class Documents(RowKind):
+    """One document per row."""
+
+    stored_name = "documents"
+    words = "documents"
+    conversations = frozenset({"messages", "sharegpt"})
+
+    def detect(
+        self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None
+    ) -> Shape:
+        return detect(rows, where=where, requested=requested, mapping=mapping)
+
+    def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
+        return (normalise(row, shape),)
+
+
+DOCUMENTS = Documents()

@@ -1,27 +1,34 @@
-"""The rows of a file as tokens, in its order: whole conversations with labels, or prompts."""
+"""The rows of a file as tokens, in its order, and the settings by which processes compute them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.config.schema import Config
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
+from paceline.core.files import read_text
 from paceline.core.json_types import JsonObject
 from paceline.data.preflight.find_sets import find_sets
 from paceline.data.prepare.choose_template import settle_template, stop_tokens
-from paceline.data.prepare.dataset_rows import OpenSet, open_set
 from paceline.data.prepare.prepare import setup_of
-from paceline.data.prepare.tokenize import ChunkResult, Setup, tokenise_chunk
-from paceline.data.rows.kinds.base import RowKind
+from paceline.data.prepare.tokenize import ChunkResult, OpenSet, Setup, open_set, tokenise_chunk
+from paceline.data.rows.kinds.base import DOCUMENTS, RowKind
+from paceline.data.rows.kinds.prompts import PROMPTS
 from paceline.data.rows.row_errors import Tally, left_out, refusal, refuses
 from paceline.data.tokenizer.load import open_tokenizer, pad_token_id
+from paceline.evaluation import codes
+from paceline.evaluation.processes.job import EvaluationJob
+from paceline.evaluation.processes.work_folder import ANSWERS, WorkSettings
 
 
 @dataclass
@@ -99,3 +106,50 @@ def _add(rows: FileRows, result: ChunkResult, inputs: dict[int, JsonObject]) -> 
     for problem in result.skipped:
         for one in problem.each():
             rows.skipped.setdefault(one.reason, Tally()).add(one.where, one.detail)
+
+
+_LONGEST = 1 << 24  # tokens of a prompt: the model's positions are what limits it
+
+
+def read_task(task: str, config: Config, notes: list[Diagnostic], *, keep_inputs: bool = False) -> FileRows:
+    """Read the rows of a file for a task: prompts may be as long as they like, short of the positions."""
+    data = config.data
+    if task == ANSWERS:
+        data = data.model_copy(update={"max_length": _LONGEST})
+    rows = read_file(data, config.model, PROMPTS if task == ANSWERS else DOCUMENTS, keep_inputs=keep_inputs)
+    notes += rows.notes
+    return rows
+
+
+def settings_of(
+    job: EvaluationJob, config: Config, files: Mapping[str, FileRows], folder: Path, tasks: tuple[str, ...]
+) -> WorkSettings:
+    """Return how a model's rows are computed."""
+    rows = next(iter(files.values()))
+    generation = config.generation
+    if ANSWERS in files:
+        _check_room(folder, files[ANSWERS])
+    return WorkSettings(
+        tasks,
+        str(folder),
+        job.dtype,
+        job.batch_size,
+        rows.pad_id,
+        rows.stop_ids,
+        generation.max_new_tokens,
+        generation.temperature,
+        generation.top_p,
+        generation.top_k,
+        job.samples,
+        job.seed,
+        job.strategy,
+    )
+
+
+def _check_room(folder: Path, rows: FileRows) -> None:
+    positions = json.loads(read_text(folder / "config.json")).get("max_position_embeddings")
+    longest = max(range(len(rows.documents)), key=lambda at: len(rows.documents[at]))
+    length = len(rows.documents[longest])
+    if isinstance(positions, int) and length >= positions:
+        where = f"--data, row {rows.numbers[longest] + 1}"
+        raise DataError(codes.EVALUATION_NO_ROOM(where, f"{length:,} tokens", positions=positions))

@@ -1,5 +1,5 @@
 """The kernels as torch operators ``paceline::…``: Triton on a device, ``reference`` on a CPU, shapes alone on
-meta tensors.
+meta tensors; whether they are used is tried once a device.
 """
 
 from __future__ import annotations
@@ -7,8 +7,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.generation.sampling_kernels import launch, reference
+from paceline.generation.sampling import launch, reference
+from paceline.runtime.device.device import device_capability, triton_missing
 
+CAPABILITY = 7.0  # what the kernels are compiled for in tests, and later
 _LIBRARY = torch.library.Library("paceline", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
@@ -64,3 +66,21 @@ for _schema, _on_device, _on_cpu, _shapes in (
     _LIBRARY.define(_schema)  # type: ignore[no-untyped-call]
     for _key, _function in (("CUDA", _on_device), ("CPU", _on_cpu), ("Meta", _shapes)):
         _LIBRARY.impl(_schema.partition("(")[0], _function, _key)  # type: ignore[no-untyped-call]
+
+
+def why_no_kernels(device: torch.device) -> str | None:
+    """Return why sampling on ``device`` takes torch's operations in place of Triton kernels, or None."""
+    capability = device_capability(device)
+    if capability is None:
+        return f"there are none for {device.type}"
+    if capability < CAPABILITY:
+        return f"they need compute capability {CAPABILITY}"
+    if missing := triton_missing(device):
+        return missing
+    try:
+        zeros = torch.zeros(1, dtype=torch.int64, device=device)
+        logits = torch.zeros(1, 8, device=device)
+        draw(logits, nucleus(logits, 4, 0.5, 1.0), zeros, zeros, 1.0, True)
+    except Exception as error:  # noqa: BLE001  (of a compiler, a linker, a driver: torch's operations sample)
+        return f"the first one failed: {type(error).__name__}: {error}"[:200]
+    return None

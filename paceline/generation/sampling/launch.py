@@ -13,7 +13,7 @@ PARTS = 32  # of a row, at most
 
 def nucleus(logits: Tensor, top_k: int, top_p: float, temperature: float) -> Tensor:
     """See ``reference.nucleus``. One kernel."""
-    from paceline.generation.sampling_kernels import triton_source
+    from paceline.generation.sampling import triton_source
 
     logits = logits.contiguous()
     rows, words = logits.shape
@@ -26,7 +26,7 @@ def draw(
     logits: Tensor, bounds: Tensor | None, streams: Tensor, places: Tensor, temperature: float, sampled: bool
 ) -> tuple[Tensor, Tensor]:
     """See ``reference.draw``. Two kernels."""
-    from paceline.generation.sampling_kernels import triton_source
+    from paceline.generation.sampling import triton_source
 
     logits, streams = logits.contiguous(), streams.contiguous()
     rows, words = logits.shape

@@ -1,19 +1,54 @@
-"""Check the syntax of a chat template without running it or importing Transformers."""
+"""Chat templates as texts: where they are found and what is wrong with them, without running one."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Iterable, Mapping, Set
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
 from paceline.core.files import read_text
 from paceline.core.json_types import Json
 from paceline.data import codes
+from paceline.data.chat_template.options import not_read, options_read
+from paceline.data.rows.row_errors import ALWAYS_REFUSED, REASONS
 
+BUILTIN_TEMPLATES = ("chatml", "llama3", "alpaca", "plain")
+END_MARKS = ("<|im_end|>", "<|eot_id|>")  # end-of-turn tokens in the templates of most model families
 # Transformers' names
 DEFAULT, TOOL_USE = "default", "tool_use"
 ADDITIONAL = "additional_chat_templates"  # the folder of the others
+
+
+def builtin_template(name: str) -> str:
+    """Return the Jinja text of a built-in template."""
+    return (Path(__file__).parent / "templates" / f"{name}.jinja").read_text("utf-8").rstrip("\n")
+
+
+def template_text(value: str | None) -> str | None:
+    """Return the Jinja text of ``model.chat_template``: a built-in name, a path, or the text itself.
+
+    Raises DataError.
+    """
+    if value is None:
+        return None
+    if value in BUILTIN_TEMPLATES:
+        return builtin_template(value)
+    if "{{" in value or "{%" in value:
+        return value
+    path = Path(value).expanduser()
+    if os.path.isfile(path):  # isfile: a text may be longer than any file name
+        return path.read_text("utf-8")
+    raise DataError(
+        codes.DATA_BAD_CHAT_TEMPLATE(
+            "the chat template is not the name of a built-in template, a file or Jinja text",
+            "model.chat_template",
+            value,
+            f"one of {', '.join(BUILTIN_TEMPLATES)}, the path of a .jinja file, or the template itself",
+        )
+    )
 
 
 def syntax_error(template: str) -> str | None:
@@ -89,3 +124,33 @@ def look_at_template(given: str | None, folder: Path | None) -> Diagnostic | Non
     found = (f"{place}{wrong}" for place, text in texts.items() if (wrong := syntax_error(text)) is not None)
     wrong = next(found, None)
     return None if wrong is None else codes.DATA_BAD_CHAT_TEMPLATE(what, "model.chat_template", wrong, hint)
+
+
+def rendered(formats: Set[str]) -> frozenset[str]:
+    """Return those of the row formats that need a chat template."""
+    return frozenset(formats) - {"text"}
+
+
+def no_template(tokenizer: str) -> Diagnostic:
+    """Return the error for conversations with a tokenizer that has no chat template."""
+    others = ", ".join(name for name in BUILTIN_TEMPLATES if name != "chatml")
+    return codes.DATA_NO_CHAT_TEMPLATE("model.chat_template", tokenizer, others=others)
+
+
+def costly(where: str, found: str) -> Diagnostic:
+    """Return the error for a template that takes too much time or memory."""
+    code, what, hint = REASONS[ALWAYS_REFUSED]
+    return code(what, where, found, hint)
+
+
+def idle_options(templates: Iterable[str], options: Mapping[str, Json]) -> Diagnostic | None:
+    """Return the error for options that none of the valid templates of a tokenizer reads."""
+    texts = list(templates)
+    idle = [name for name in options if all(name in not_read(text, options) for text in texts)]
+    if not idle:
+        return None
+    read = frozenset[str]().union(*map(options_read, texts))
+    reads = ", ".join(sorted(read - set(options))) or "no options"
+    return codes.DATA_TEMPLATE_OPTION(
+        "model.chat_template_kwargs", f"the template reads {reads}", idle=", ".join(idle)
+    )

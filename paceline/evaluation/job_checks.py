@@ -15,7 +15,7 @@ from paceline.evaluation.model_folders import NamedModel, check_model, config_of
 from paceline.evaluation.processes.job import EvaluationJob
 from paceline.evaluation.processes.ranks import number_of_ranks
 from paceline.evaluation.processes.work_folder import COPIES, SHARED
-from paceline.evaluation.scores.judge_prompt import judge_prompt
+from paceline.evaluation.scores.judge import judge_prompt
 from paceline.evaluation.scores.metrics import check_metrics
 
 DTYPES = ("float32", "bfloat16", "float16")
