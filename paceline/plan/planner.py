@@ -98,7 +98,7 @@ def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
         raise ConfigError(*(replace(d, hint="; or ".join(fits) or d.hint) for d in problems), *own_keys)
     slow = _warnings([*step_limit_warning(plan, hardware)])
     decisions = (*plan.decisions, *nvme_decisions(plan), *room_decisions(plan, hardware, room), *slow)
-    return with_snapshot(replace(plan, decisions=decisions), hardware, room)
+    return with_snapshot(replace(plan, decisions=decisions), hardware, (room.states_host if room else None) or 0)
 
 
 def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Plan:

@@ -9,8 +9,7 @@ from paceline.config.keys.nearest import nearest
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.patterns import is_pattern
 from paceline.core.security.remote_code import COMMIT, unpinned
-from paceline.plan.activation_checkpointing import KEY as KEPT
-from paceline.plan.activation_checkpointing import KINDS
+from paceline.plan.activation_checkpointing import KEEP, KEPT_KINDS
 from paceline.plan.hardware.device_kinds import CPU, MPS
 from paceline.plan.model.moe_config import config_coefficient
 from paceline.plan.model.read_config import text_part
@@ -129,16 +128,16 @@ def _kept(c: Context, value: object) -> Iterator[Diagnostic]:
     """config.value, train.recompute_compiled"""
     kinds = value if isinstance(value, (list, tuple)) else (value,)
     key = "training.gradient_checkpointing_kwargs"
-    if not kinds or any(kind not in KINDS for kind in kinds):
+    if not kinds or any(kind not in KEPT_KINDS for kind in kinds):
         yield c.problem(
             config_codes.CONFIG_VALUE,
-            f"{KEPT} names kinds of operators whose outputs are kept",
+            f"{KEEP} names kinds of operators whose outputs are kept",
             key,
             found=str(value),
-            hint=f"{KEPT}: [{', '.join(KINDS)}], or one of them",
+            hint=f"{KEEP}: [{', '.join(KEPT_KINDS)}], or one of them",
         )
     if c.config.training.torch_compile:
-        yield c.at(codes.TRAIN_RECOMPUTE_COMPILED(kept=KEPT), key, "training.torch_compile")
+        yield c.at(codes.TRAIN_RECOMPUTE_COMPILED(kept=KEEP), key, "training.torch_compile")
 
 
 def recompute(c: Context) -> Iterator[Diagnostic]:
@@ -150,7 +149,7 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
     unknown = [
         key
         for key in options
-        if key not in (KEPT, "use_reentrant", "preserve_rng_state", "determinism_check", "debug")
+        if key not in (KEEP, "use_reentrant", "preserve_rng_state", "determinism_check", "debug")
     ]
     if unknown:
         yield c.problem(
@@ -158,10 +157,10 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
             "gradient_checkpointing_kwargs has no such option",
             "training.gradient_checkpointing_kwargs",
             found=", ".join(unknown),
-            hint=f"use_reentrant, {KEPT}",
+            hint=f"use_reentrant, {KEEP}",
         )
-    if KEPT in options:
-        yield from _kept(c, options[KEPT])
+    if KEEP in options:
+        yield from _kept(c, options[KEEP])
     # Set twice, or given while it is off
     if options and not t.gradient_checkpointing:
         yield c.at(

@@ -18,7 +18,7 @@ from paceline.models.fused_layers import rms_norm, swiglu
 from paceline.models.heads import chunked_cross_entropy
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.head_chunk import LEAST
+from paceline.plan.model.head_chunk import LEAST_CHUNK
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.replicated import SINGLE
 from paceline.plan.strategies.spec import Simulated, StrategySpec, strategy_spec
@@ -33,7 +33,7 @@ from paceline.strategies.registry import make_strategy
 from paceline.strategies.strategy import Strategy
 
 
-def simulate(plan: Plan, config: Mapping[str, Json], chunk_bytes: int = LEAST) -> JsonObject:
+def simulate(plan: Plan, config: Mapping[str, Json], chunk_bytes: int = LEAST_CHUNK) -> JsonObject:
     """Simulate one step; return bytes of ``states``, ``activations``, ``head`` and ``gathered`` (weights that
     are whole when the backward begins), and ``collectives``.
 

@@ -11,7 +11,7 @@ from paceline.config.schema import Config, field_of
 from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_scale import Parallelism
-from paceline.plan.activation_checkpointing import KINDS
+from paceline.plan.activation_checkpointing import KEPT_KINDS
 from paceline.plan.hardware.device_kinds import CPU, CUDA, is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import Mesh
@@ -72,7 +72,7 @@ def compute_decisions(plan: Plan) -> Iterator[Decision]:
     """Yield what is said of recomputation and of torch.compile."""
     if plan.recompute:
         kept = plan.recompute_keeps
-        named = " and ".join(KINDS[kind] for kind in kept)
+        named = " and ".join(KEPT_KINDS[kind] for kind in kept)
         yield Decision(
             "training.gradient_checkpointing",
             "on" if not kept else f"on, keeps {', '.join(kept)}",

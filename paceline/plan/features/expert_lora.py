@@ -13,7 +13,7 @@ from paceline.plan.plan import Decision
 from paceline.plan.plan_sections import AdapterSpec
 from paceline.plan.specs.feature_combination import Combination
 
-KEY = "lora.target_parameters"
+TARGETS_KEY = "lora.target_parameters"
 
 
 def adapted_experts(shape: ModelShape, adapter: AdapterSpec) -> Iterator[Parameter]:
@@ -68,7 +68,7 @@ def check_expert_adapters(run: Combination, shape: ModelShape | None) -> Iterato
     if shape is not None and (shape.mixture is None or (listed and not any(adapted_experts(shape, adapter)))):
         yield codes.PLAN_ADAPTER_EXPERTS(
             f"models of type '{shape.model_type}' have no tensor of fused experts of this name",
-            KEY,
+            TARGETS_KEY,
             found,
             "target_parameters: [mlp.experts.gate_up_proj, mlp.experts.down_proj]",
         )
@@ -86,7 +86,7 @@ def expert_decisions(shape: ModelShape | None, adapter: AdapterSpec | None) -> I
         f"{size}; computed on the routed tokens, never as a product of a whole expert; files have peft's"
         " names, a merged export the model's own"
     )
-    yield Decision(KEY, ", ".join(adapter.target_parameters), why)
+    yield Decision(TARGETS_KEY, ", ".join(adapter.target_parameters), why)
 
 
 def expert_parameters(shape: ModelShape, adapter: AdapterSpec) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Decision
 
-SUBJECT, WAITING = "experts", "one product an expert"
+PRODUCTS, PRODUCT_AN_EXPERT = "experts", "one product an expert"
 #: torch has one kernel for all experts of a layer in bfloat16 on these, by the capability's major number
 #: (torch 2.13, ``aten/src/ATen/native/cuda/GroupedBlas.cpp``: ``_grouped_mm_cuda``)
 ONE_KERNEL_ON, ONE_KERNEL_IN = (9, 10), "bfloat16"
@@ -31,6 +31,6 @@ def grouped_decisions(shape: ModelShape | None, capability: float | None, comput
             f" here ({compute}, {capability:.1f}) the host waits for the number of each expert's tokens, in"
             " every layer"
         )
-        yield Decision(SUBJECT, WAITING, why)
+        yield Decision(PRODUCTS, PRODUCT_AN_EXPERT, why)
     else:
-        yield Decision(SUBJECT, "one grouped product", "torch's kernel for all experts of a layer at once")
+        yield Decision(PRODUCTS, "one grouped product", "torch's kernel for all experts of a layer at once")

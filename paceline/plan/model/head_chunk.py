@@ -4,8 +4,8 @@ device.
 
 from __future__ import annotations
 
-LEAST, MOST = 64 * 2**20, 512 * 2**20
-_SHARE = 96
+LEAST_CHUNK, MOST_CHUNK = 64 * 2**20, 512 * 2**20
+_CHUNK_SHARE = 96
 
 
 def head_chunk_bytes(memory_bytes: float) -> int:
@@ -14,5 +14,5 @@ def head_chunk_bytes(memory_bytes: float) -> int:
     Each chunk reads and writes the head's whole gradient [V, H] in fp32 once: 64 MiB chunks of 16 k tokens
     and 128 k words are 94 passes, 512 MiB 12.
     """
-    share = int(memory_bytes) // _SHARE
-    return min(MOST, max(LEAST, 1 << share.bit_length() - 1)) if share else LEAST
+    share = int(memory_bytes) // _CHUNK_SHARE
+    return min(MOST_CHUNK, max(LEAST_CHUNK, 1 << share.bit_length() - 1)) if share else LEAST_CHUNK

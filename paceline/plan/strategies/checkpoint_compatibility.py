@@ -23,8 +23,8 @@ class StateForm:
     loss_scale: str
 
 
-TORCH = StateForm(_PLAIN, "torch's GradScaler")
-DEEPSPEED = StateForm(_PLAIN, "DeepSpeed's loss scaler")
+TORCH_FORM = StateForm(_PLAIN, "torch's GradScaler")
+DEEPSPEED_FORM = StateForm(_PLAIN, "DeepSpeed's loss scaler")
 
 
 def why_unreadable(saved: StateForm, reads: StateForm, *, fp16: bool) -> str:

@@ -12,7 +12,7 @@ from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan, Precision
 from paceline.plan.plan_sections import ModelStates
-from paceline.plan.strategies.checkpoint_compatibility import TORCH
+from paceline.plan.strategies.checkpoint_compatibility import TORCH_FORM
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.spec import Simulated, StrategySpec
 from paceline.plan.strategy_options import EngineOptions, ThreadOptions
@@ -74,7 +74,7 @@ SINGLE = Replicated(
     one_process=True,
     bf16_masters=True,
     fp8=True,
-    state_form=TORCH,
+    state_form=TORCH_FORM,
     simulated=Simulated.ALL,
 )
 DATA_PARALLEL = Threads(
@@ -84,7 +84,7 @@ DATA_PARALLEL = Threads(
     multi_device=True,
     whole_rows=False,
     quantised_base=False,
-    state_form=TORCH,
+    state_form=TORCH_FORM,
 )
 DDP = Averaged(
     "ddp",
@@ -96,7 +96,7 @@ DDP = Averaged(
     bf16_masters=True,
     fp8=True,
     gradient_buffers=True,
-    state_form=TORCH,
+    state_form=TORCH_FORM,
     simulated=Simulated.MODULE_AND_STATES,
     not_simulated="DDP's reducer reads real memory: its communication is computed by formula",
 )
@@ -149,7 +149,7 @@ ZERO_REDUNDANCY = ZeroRedundancySpec(
     training_keys=DDP.training_keys | {"parameters_as_bucket_view"},
     alone=DDP.alone,
     state_split=StateSplit.TENSORS,
-    state_form=TORCH,
+    state_form=TORCH_FORM,
     gradient_buffers=True,
     simulated=Simulated.MODULE,
     not_simulated=(

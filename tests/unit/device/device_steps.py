@@ -22,7 +22,7 @@ from paceline.algorithms.algorithm import Algorithm, algorithm_class
 from paceline.config.schema import Config
 from paceline.data.packed_source import build_batch
 from paceline.models.factory import HFModelFactory
-from paceline.plan.features.grouped_gemm import SUBJECT, WAITING
+from paceline.plan.features.grouped_gemm import PRODUCTS, PRODUCT_AN_EXPERT
 from paceline.plan.hardware.compiler import triton_obstacle
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.plan import Plan
@@ -87,7 +87,7 @@ class Trained:
 
 def waits_for_experts(plan: Plan) -> bool:
     """Whether a plan says so."""
-    return any((d.subject, d.choice) == (SUBJECT, WAITING) for d in plan.decisions)
+    return any((d.subject, d.choice) == (PRODUCTS, PRODUCT_AN_EXPERT) for d in plan.decisions)
 
 
 def planned(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.config.schema import Config
-from paceline.plan.features.grouped_gemm import SUBJECT, WAITING
+from paceline.plan.features.grouped_gemm import PRODUCTS, PRODUCT_AN_EXPERT
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
@@ -29,10 +29,10 @@ MIXTURE = {
     [
         ("H100", "bf16", "one grouped product"),
         ("B200", "bf16", "one grouped product"),
-        ("H100", "fp16", WAITING),
-        ("H100", "no", WAITING),
-        ("A100", "bf16", WAITING),
-        ("T4", "fp16", WAITING),
+        ("H100", "fp16", PRODUCT_AN_EXPERT),
+        ("H100", "no", PRODUCT_AN_EXPERT),
+        ("A100", "bf16", PRODUCT_AN_EXPERT),
+        ("T4", "fp16", PRODUCT_AN_EXPERT),
     ],
 )
 @pytest.mark.parametrize("experts", [4, 0])
@@ -50,6 +50,6 @@ def test_the_plan_says_where_the_host_waits_for_the_experts_tokens(
     )
     hardware = cluster_of(f"1x{card}").hardware()
     plan = make_plan(Job(config, hardware, world_size=1, launcher="single", run_dir="none"))
-    found = [d for d in plan.decisions if d.subject == SUBJECT]
+    found = [d for d in plan.decisions if d.subject == PRODUCTS]
     assert [d.choice for d in found] == ([choice] if experts else [])
-    assert all(("the host waits" in d.reason) == (choice == WAITING) for d in found)
+    assert all(("the host waits" in d.reason) == (choice == PRODUCT_AN_EXPERT) for d in found)

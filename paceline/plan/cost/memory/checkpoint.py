@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline.core.units import human_bytes
-from paceline.plan.cost.memory.fits import Room
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Decision, Plan
@@ -37,7 +36,7 @@ def _of_model(plan: Plan, shape: ModelShape | None) -> int | None:
     )
 
 
-def with_snapshot(plan: Plan, hardware: Hardware, room: Room | None) -> Plan:
+def with_snapshot(plan: Plan, hardware: Hardware, held: int) -> Plan:
     """Return ``plan`` with the decision whether checkpoints are saved beside training, if that is asked for.
 
     Each rank copies what it saves: over a node's ranks about its share of a checkpoint. That must fit beside
@@ -55,7 +54,6 @@ def with_snapshot(plan: Plan, hardware: Hardware, room: Room | None) -> Plan:
     if whole is not None:
         node = whole // plan.num_nodes
         each = node // (plan.world_size // plan.num_nodes)
-        held = (room.states_host if room is not None else None) or 0
         copy = f"{human_bytes(each)} a process, {human_bytes(node)} a node"
         if host and held + node > host:
             reason = (

@@ -14,7 +14,7 @@ from paceline.core.units import human_bytes
 from paceline.plan.activation_checkpointing import ATTENTION, MATMUL
 from paceline.plan.cost.coefficients import MemoryCoefficients
 from paceline.plan.model.attention_kernel import SCORE_BYTES
-from paceline.plan.model.head_chunk import LEAST, head_chunk_bytes
+from paceline.plan.model.head_chunk import LEAST_CHUNK, head_chunk_bytes
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.workload.step_spec import OWN_LAYERS, StageSize, StepSpec
 
@@ -284,7 +284,7 @@ def head_chunks(work: StepSpec) -> float:
     """Return the bytes of the logits that the head holds at a time: three chunks, or as many as there are."""
     chunk = chunk_of(work)
     whole = 4.0 * work.tokens * work.shape.vocab / work.tp
-    return 3.0 * min(chunk, max(LEAST, whole))
+    return 3.0 * min(chunk, max(LEAST_CHUNK, whole))
 
 
 def chunk_of(work: StepSpec) -> int:

@@ -25,7 +25,7 @@ def stored(folder: Path) -> tuple[str, frozenset[str]]:
     Raises OSError, and ValueError for a file that is no safetensors.
     """
     kinds, names = dtypes(folder)
-    return _one(kinds), names
+    return _float_dtype(kinds), names
 
 
 def dtypes(folder: Path) -> tuple[frozenset[str], frozenset[str]]:
@@ -36,7 +36,7 @@ def dtypes(folder: Path) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(tensors.values()), frozenset(tensors)
 
 
-def _one(kinds: frozenset[str]) -> str:
+def _float_dtype(kinds: frozenset[str]) -> str:
     return _SMALL.get(next(iter(kinds)), "float32") if len(kinds) == 1 else "float32"
 
 
@@ -89,7 +89,7 @@ def with_stored(shape: ModelShape, folder: Path, config: Mapping[str, Json], own
         return shape
     twice = shape.tied and _HEAD in names  # whether both are equal is known when both are read
     shape = replace(shape, in_files=bool(kinds) and kinds <= FLOATS and not twice)
-    kind = _one(kinds)
+    kind = _float_dtype(kinds)
     if kind != "float32" and not shape.family.read_wide:
         return replace(shape, stored=kind, stored_score=SCORE in names)
     return replace(shape, stored="float32", stored_score=SCORE in names) if kinds == {"F32"} else shape

@@ -12,8 +12,7 @@ from paceline.plan.strategy_options import DeepSpeedOptions
 from paceline.plan.workload.local_tensors import pieces_of
 from paceline.plan.workload.state_bytes import SIZES, moment_bytes
 
-SMALLEST = 2**20  # ``MIN_AIO_BYTES`` of DeepSpeed 0.19.8 (runtime/swap_tensor/utils.py)
-SUB_GROUP = 1_000_000_000
+LEAST_MOVED = 2**20  # ``MIN_AIO_BYTES`` of DeepSpeed 0.19.8 (runtime/swap_tensor/utils.py)
 
 
 def nvme_decisions(plan: Plan) -> Iterator[Decision]:
@@ -31,7 +30,7 @@ def nvme_decisions(plan: Plan) -> Iterator[Decision]:
         return
     ranks, low = plan.mesh.dp_shard * plan.mesh.cp, SIZES[plan.precision.compute]
     block = as_object(plan.engine.config.get("aio")).get("block_size")
-    least = max(SMALLEST, block if isinstance(block, int) else 0)
+    least = max(LEAST_MOVED, block if isinstance(block, int) else 0)
     if "offload_param" in requested:
         parts = [low * -(-p.numel // ranks) for p in pieces]
         yield _decision(

@@ -11,7 +11,7 @@ from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan, Precision
 from paceline.plan.plan_sections import ModelStates
-from paceline.plan.strategies.checkpoint_compatibility import DEEPSPEED as FORM
+from paceline.plan.strategies.checkpoint_compatibility import DEEPSPEED_FORM
 from paceline.plan.strategies.deepspeed.options import deepspeed_engine, deepspeed_mesh
 from paceline.plan.strategies.deepspeed.zero_states import zero_states
 from paceline.plan.strategies.job import Findings, Job
@@ -149,7 +149,7 @@ def _zero(name: str, stage: int | None, sharding: str) -> DeepSpeedSpec:
         needs_group=True,
         simulated=Simulated.MODULE,
         not_simulated=_ENGINE,
-        state_form=FORM,
+        state_form=DEEPSPEED_FORM,
     )
 
 

@@ -15,7 +15,7 @@ from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan, Precision
 from paceline.plan.plan_sections import ModelStates
 from paceline.plan.specs.job_to_check import JobToCheck
-from paceline.plan.strategies.checkpoint_compatibility import TORCH
+from paceline.plan.strategies.checkpoint_compatibility import TORCH_FORM
 from paceline.plan.strategies.fsdp.resolved_options import fsdp_engine, fsdp_mesh
 from paceline.plan.strategies.fsdp.user_options import read_fsdp
 from paceline.plan.strategies.job import Findings, Job
@@ -199,6 +199,6 @@ FSDP = Fsdp(
     state_split=StateSplit.SHARDS,
     adapter_axes=frozenset({"tp"}),
     score_axes=frozenset({"tp"}),
-    state_form=TORCH,
+    state_form=TORCH_FORM,
     simulated=Simulated.ALL,
 )

@@ -10,7 +10,7 @@ from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan, Precision
 from paceline.plan.plan_sections import ModelStates
-from paceline.plan.strategies.checkpoint_compatibility import TORCH
+from paceline.plan.strategies.checkpoint_compatibility import TORCH_FORM
 from paceline.plan.strategies.fsdp.resolved_options import fsdp_mesh
 from paceline.plan.strategies.fsdp.spec import SHARDED
 from paceline.plan.strategies.job import Findings, Job
@@ -83,6 +83,6 @@ PIPELINE = PipelineSpec(
     stages=True,
     loss_scale=False,
     quantised_base=False,
-    state_form=TORCH,
+    state_form=TORCH_FORM,
     not_simulated="a pipeline schedule needs the outputs of the other stages",
 )
