@@ -23,7 +23,7 @@ from paceline.algorithms.moe_balance_loss import Balanced
 from paceline.algorithms.supervised.sft import SFT
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.list_parameters import ClassRequest
-from paceline.plan.features.moe_balance_loss import RouterLoss
+from paceline.plan.features.experts import RouterLoss
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Role
 

@@ -58,7 +58,7 @@ OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("launch/launchers/deepspeed.py", "('deepspeed', f"): "a program",
     ("launch/launchers/registry.py", ""): "a launcher",
     ("plan/planner.py", "role in"): "a role",
-    ("plan/strategy_choice/fastest.py", "('parallelism', "): "keys of training",
+    ("plan/layout_search.py", "('parallelism', "): "keys of training",
     ("verify/sides.py", "'distributed_strategy': against"): "keys of training",
     ("plan/hardware/probe.py", "'bitsandbytes'"): "packages",
     ("plan/cost/report.py", "'bubble'"): "parts of a step's time",
@@ -74,20 +74,20 @@ EDGES: Mapping[str, str] = {
     **dict.fromkeys(
         (
             "plan/model/class_listing_process.py",
-            "plan/model/multimodal.py",
+            "plan/model/family.py",
             "plan/model/read_config.py",
             "plan/model/moe_config.py",
             "plan/model/quantized_weights.py",
             "plan/model/shrink.py",
-            "plan/model/families/supported.py",
+            "plan/model/supported.py",
             "plan/model/files/unusual_config.py",
-            "plan/model/vocabulary.py",
+            "plan/model/read_config.py",
             "training/preflight/named_models.py",
         ),
         "a model's config.json",
     ),
     **dict.fromkeys(
-        ("plan/model/files/folder_check.py", "plan/model/safetensors_headers.py"),
+        ("plan/model/files/folder_check.py", "plan/model/files/safetensors_headers.py"),
         "headers and indices of safetensors files",
     ),
     "plan/features/peft_settings.py": "peft's adapter_config.json",
@@ -100,10 +100,8 @@ EDGES: Mapping[str, str] = {
             for name in (
                 "compile_config",
                 "options",
-                "nvme",
                 "spec",
                 "zero_states",
-                "user_config",
                 "zero_block",
             )
         ),
@@ -112,7 +110,7 @@ EDGES: Mapping[str, str] = {
     "strategies/deepspeed/config.py": "DeepSpeed's JSON",
     "strategies/deepspeed/start_engine.py": "DeepSpeed's JSON",
     "strategies/deepspeed/partition_views.py": "mappings that DeepSpeed leaves on its parameters",
-    "plan/strategies/fsdp/user_options.py": "fsdp_config, by Transformers' and Accelerate's keys",
+    "plan/strategies/fsdp_options.py": "fsdp_config, by Transformers' and Accelerate's keys",
     **dict.fromkeys(
         (
             "strategies/optimizers/muon.py",

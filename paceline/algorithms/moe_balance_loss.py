@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.algorithms.algorithm import Algorithm
 from paceline.core.json_types import JsonObject
-from paceline.plan.features.moe_balance_loss import DOCUMENT, RouterLoss
+from paceline.plan.features.experts import DOCUMENT, RouterLoss
 from paceline.protocols.algorithm import RoleModel
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role

@@ -179,7 +179,7 @@ def _plan_config(
     """Plan a config for this machine or the named hardware, and print the warnings."""
     from paceline.api.planning import planned_run
     from paceline.plan.hardware.device_catalogue import cluster_of
-    from paceline.plan.specs.user_code import own_code
+    from paceline.plan.user_code import own_code
 
     loaded = (
         load(path, overrides, options.flags())

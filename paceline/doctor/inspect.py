@@ -17,7 +17,7 @@ from paceline.launch.preflight.facts import infiniband, memlock_unlimited
 from paceline.plan.hardware.choose_devices import Choice, choose
 from paceline.plan.hardware.probe import cpu_count, host_memory_bytes, look
 from paceline.plan.hardware.probe_results import Sights
-from paceline.plan.requirements.torch_abi import MadeFor, made_for_another_torch
+from paceline.plan.packages import MadeFor, made_for_another_torch
 
 #: Packages that a run may use, by the name that pip knows.
 _NAMES = (

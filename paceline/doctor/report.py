@@ -10,9 +10,8 @@ from paceline.core.json_types import Json
 from paceline.core.units import human_bytes
 from paceline.doctor.inspect import Inspection
 from paceline.plan.hardware.device_kinds import is_accelerator
-from paceline.plan.hardware.probe_results import SeenDevice, SmiAnswer
-from paceline.plan.hardware.visible_devices import taken_bytes
-from paceline.plan.model.attention_kernel import AttentionCall, attention_kernel
+from paceline.plan.hardware.probe_results import SeenDevice, SmiAnswer, taken_bytes
+from paceline.plan.model.kernels import AttentionCall, attention_kernel
 from paceline.plan.plan_json import to_json
 
 GIB = 2**30

@@ -54,10 +54,10 @@ from paceline.models.recurrent_layers import keep_documents_apart
 from paceline.models.role_module import RoleModule
 from paceline.models.special_tokens import forget_defaults
 from paceline.models.stream_to_device import arrive
-from paceline.plan.model.families.supported import separated
-from paceline.plan.model.head_chunk import head_chunk_bytes
-from paceline.plan.model.multimodal import text_part
+from paceline.plan.model.family import text_part
+from paceline.plan.model.kernels import head_chunk_bytes
 from paceline.plan.model.quantized_weights import plain_config
+from paceline.plan.model.supported import separated
 from paceline.plan.plan_sections import AdapterSpec
 from paceline.protocols.model import WHOLE, BuildOptions, Slices
 from paceline.protocols.roles import Role

@@ -7,7 +7,7 @@ import textwrap
 from paceline.core.units import human_bytes, human_count
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.cost.memory.peak import state_summary
-from paceline.plan.model.parameter_counts import tally_of
+from paceline.plan.model.parameter_list import tally_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Plan
 

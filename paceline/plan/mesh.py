@@ -1,4 +1,4 @@
-"""The device mesh: named axes whose product is the world size."""
+"""How a job is divided over ranks: the mesh of named axes, and the global batch that its data ranks split."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from paceline.config.sections.training_scale import Parallelism
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
 from paceline.plan import codes
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -97,3 +98,63 @@ def tp_inside_node(per_node: int, size: int, key: str, why: str = "") -> Diagnos
     if per_node % size == 0:
         return None
     return codes.PAR_TP_NODE(per_node=per_node, size=size, hint=f"{key}: {math.gcd(per_node, size)}{why}")
+
+
+@dataclass(frozen=True)
+class BatchSplit:
+    """``global_batch`` rows per step = ``micro_batch`` × ``accumulation`` × ``data_parallel_size``."""
+
+    micro_batch: int
+    accumulation: int
+    data_parallel_size: int
+    global_batch: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.global_batch} rows per step = {self.micro_batch} per micro-batch ×"
+            f" {self.accumulation} micro-steps × {self.data_parallel_size} ranks"
+        )
+
+
+def split_batch(micro_batch: int, accumulation: int, data_parallel_size: int) -> BatchSplit:
+    """Return the split that the config sets; the config rules refuse numbers below 1."""
+    return BatchSplit(
+        micro_batch, accumulation, data_parallel_size, micro_batch * accumulation * data_parallel_size
+    )
+
+
+def legal_pairs(global_batch: int, data_parallel_size: int) -> list[tuple[int, int]]:
+    """Return all (micro_batch, accumulation) that give ``global_batch``; empty if it does not divide."""
+    if global_batch % data_parallel_size:
+        return []
+    rows = global_batch // data_parallel_size
+    return [(micro, rows // micro) for micro in divisors(rows)]
+
+
+def resplit(global_batch: int, data_parallel_size: int, prefer_micro: int) -> BatchSplit:
+    """Split the same global batch over another number of ranks (on resume).
+
+    Takes the largest micro-batch not above ``prefer_micro``. The first run fixes the global batch, so that
+    the order of samples and the schedule stay the same. Raises ConfigError, with the nearest possible numbers
+    of ranks, if it does not divide.
+    """
+    pairs = legal_pairs(global_batch, data_parallel_size)
+    if not pairs:
+        legal = divisors(global_batch)
+        below = max(d for d in legal if d <= data_parallel_size)
+        above = [d for d in legal if d > data_parallel_size][:1]
+        raise ConfigError(
+            codes.PLAN_BATCH_WORLD(
+                "training.per_device_train_batch_size × gradient_accumulation_steps × ranks",
+                str(data_parallel_size),
+                global_batch=global_batch,
+                data_parallel_size=data_parallel_size,
+                hint=f"start {' or '.join(map(str, [below, *above]))} processes (legal: {_shorten(legal)})",
+            )
+        )
+    micro, accumulation = max((pair for pair in pairs if pair[0] <= prefer_micro), default=pairs[0])
+    return BatchSplit(micro, accumulation, data_parallel_size, global_batch)
+
+
+def _shorten(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:12])) + (", …" if len(numbers) > 12 else "")

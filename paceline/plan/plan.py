@@ -11,11 +11,9 @@ from paceline.config.schema import Config
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.units import human_count
 from paceline.plan import plan_json
-from paceline.plan.activation_checkpointing import kept_kinds
-from paceline.plan.batch import BatchSplit
-from paceline.plan.mesh import Mesh
+from paceline.plan.mesh import BatchSplit, Mesh
 from paceline.plan.model.read_config import ModelShape
-from paceline.plan.plan_sections import AdapterSpec, DdpOptions, Memory, OptimizerSpec, OtherModel
+from paceline.plan.plan_sections import AdapterSpec, DdpOptions, Memory, OptimizerSpec, OtherModel, kept_kinds
 from paceline.plan.strategy_options import NO_OPTIONS, EngineOptions, options_from_json
 from paceline.plan.timeouts import WaitLimits
 

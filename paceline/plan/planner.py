@@ -10,20 +10,21 @@ from dataclasses import replace
 
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
+from paceline.core.units import human_seconds
 from paceline.core.version import PACKAGE_VERSION
 from paceline.plan import codes
 from paceline.plan.algorithms.rollout import (
     RolloutSizes,
     decoding_decision,
+    evaluation_decision,
     gathered_problems,
     rollout_decision,
     with_generation,
 )
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.plan.cost.memory.checkpoint import with_snapshot
+from paceline.plan.choose_strategy import StrategyChoice, choose_strategy
 from paceline.plan.cost.memory.fits import room_decisions, room_of, room_problems, rows_problems
-from paceline.plan.cost.memory.model_states import memory_of
-from paceline.plan.cost.step_limit import step_limit_warning
+from paceline.plan.cost.memory.model_states import memory_of, with_snapshot
 from paceline.plan.features.attention import choose_attention, choose_packing, selection_decisions
 from paceline.plan.features.compute_options import (
     choose_backend,
@@ -32,23 +33,24 @@ from paceline.plan.features.compute_options import (
     option_decisions,
     row_kernel_decisions,
 )
-from paceline.plan.features.eval_generation import evaluation_decision
-from paceline.plan.features.expert_lora import expert_decisions
-from paceline.plan.features.fp8 import fp8_decisions
-from paceline.plan.features.grouped_gemm import grouped_decisions
+from paceline.plan.features.experts import (
+    RouterOptions,
+    expert_decisions,
+    grouped_decisions,
+    router_decisions,
+)
 from paceline.plan.features.lora import adapter_decisions
-from paceline.plan.features.moe_balance_loss import RouterOptions, router_decisions
 from paceline.plan.features.optimizer import optimizer_decision
+from paceline.plan.features.precision import fp8_decisions
 from paceline.plan.hardware.device_kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_config import ModelShape, scoring
 from paceline.plan.plan import WARNING, Decision, Plan
 from paceline.plan.plan_sections import OtherModel
 from paceline.plan.resolve import Resolved, attempt, resolve
-from paceline.plan.strategies.deepspeed.nvme import nvme_decisions
+from paceline.plan.strategies.deepspeed.zero_states import nvme_decisions
 from paceline.plan.strategies.job import Job
-from paceline.plan.strategy_choice.choose import StrategyChoice, choose_strategy
-from paceline.plan.timeouts import WaitLimits
+from paceline.plan.timeouts import STEP_KEY, WaitLimits
 
 
 def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
@@ -70,7 +72,7 @@ def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
     chosen = attempt(lambda: choose_strategy(job), found)
     if chosen is None or not chosen.by_size or errors(found):
         return made(chosen)
-    from paceline.plan.strategy_choice.auto import plan_auto  # with the search, which few plans need
+    from paceline.plan.layout_search import plan_auto  # with the search, which few plans need
 
     return plan_auto(chosen, job.hardware, made)
 
@@ -92,13 +94,15 @@ def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
     problems = room_problems(plan, hardware, room)
     own_keys = [*rows_problems(plan, hardware), *gathered_problems(plan, hardware)]
     if needed and (problems or own_keys):
-        from paceline.plan.strategy_choice.what_fits import what_fits
+        from paceline.plan.layout_search import what_fits
 
         fits = what_fits(plan, hardware) if problems else []
         raise ConfigError(*(replace(d, hint="; or ".join(fits) or d.hint) for d in problems), *own_keys)
     slow = _warnings([*step_limit_warning(plan, hardware)])
     decisions = (*plan.decisions, *nvme_decisions(plan), *room_decisions(plan, hardware, room), *slow)
-    return with_snapshot(replace(plan, decisions=decisions), hardware, (room.states_host if room else None) or 0)
+    return with_snapshot(
+        replace(plan, decisions=decisions), hardware, (room.states_host if room else None) or 0
+    )
 
 
 def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Plan:
@@ -247,3 +251,20 @@ def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Dia
             )
         )
     return found
+
+
+def step_limit_warning(plan: Plan, hardware: Hardware) -> Iterator[Diagnostic]:
+    """Yield a warning if a step is predicted to last longer than ``step_timeout``: no rank would be late."""
+    limit = plan.config.training.step_timeout
+    if limit is None or plan.world_size == 1:
+        return
+    from paceline.plan.cost.from_plan import predicted_step
+
+    seconds = predicted_step(plan, hardware)
+    if seconds is not None and seconds > limit:
+        yield codes.PLAN_STEP_TIMEOUT(
+            STEP_KEY,
+            f"step_timeout: {limit} s",
+            human_seconds=human_seconds(seconds),
+            hint=f"set step_timeout: {max(60, round(5 * seconds))}, or leave it empty",
+        )

@@ -16,28 +16,31 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.core.plugins.tables import CHOOSERS
 from paceline.plan.algorithms.rollout import RolloutSizes, check_rollout, rollout_sizes
-from paceline.plan.batch import BatchSplit, split_batch
-from paceline.plan.features.expert_lora import check_expert_adapters
-from paceline.plan.features.fp8 import check_fp8
-from paceline.plan.features.lora import adapter_of, check_adapter
-from paceline.plan.features.moe_balance_loss import (
+from paceline.plan.choose_strategy import StrategyChoice, check_chosen
+from paceline.plan.features.experts import (
     RouterOptions,
+    check_expert_adapters,
     check_router,
     check_router_loss,
     router_options,
 )
+from paceline.plan.features.lora import adapter_of, check_adapter
 from paceline.plan.features.optimizer import check_targets
-from paceline.plan.features.precision import check_full_eval, choose_precision
-from paceline.plan.features.pure_bf16 import check_bf16_weights, rounds
-from paceline.plan.mesh import Mesh
-from paceline.plan.model.families.parallelism import check_family
+from paceline.plan.features.precision import (
+    check_bf16_weights,
+    check_fp8,
+    check_full_eval,
+    choose_precision,
+    rounds,
+)
+from paceline.plan.job_to_check import Combination
+from paceline.plan.mesh import BatchSplit, Mesh, split_batch
 from paceline.plan.model.parameter_list import targets_of
+from paceline.plan.model.supported import check_family
 from paceline.plan.plan import Decision, Precision
 from paceline.plan.plan_sections import AdapterSpec, OptimizerSpec
-from paceline.plan.specs.feature_combination import Combination
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.spec import strategy_spec
-from paceline.plan.strategy_choice.choose import StrategyChoice, check_chosen
 from paceline.plan.strategy_options import EngineOptions
 
 T = TypeVar("T")

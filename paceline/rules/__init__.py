@@ -15,12 +15,10 @@ from paceline.rules.backend import BACKEND_RULES
 from paceline.rules.batch import BATCH_RULES
 from paceline.rules.data import DATA_RULES
 from paceline.rules.device import DEVICE_RULES
-from paceline.rules.eval_generate import EVAL_GENERATE_RULES
 from paceline.rules.model import MODEL_RULES
 from paceline.rules.optimizer import OPTIMISATION_RULES
 from paceline.rules.parallel import PARALLEL_RULES
 from paceline.rules.precision import PRECISION_RULES
-from paceline.rules.preference import PREFERENCE_RULES
 from paceline.rules.rollout import ROLLOUT_RULES
 from paceline.rules.rule import Context, Facts, Rule
 from paceline.rules.save import SAVE_RULES
@@ -35,10 +33,8 @@ RULES: tuple[Rule, ...] = (
     *PARALLEL_RULES,
     *STRATEGY_RULES,
     *ALGORITHM_RULES,
-    *PREFERENCE_RULES,
     *ROLLOUT_RULES,
     *SAVE_RULES,
-    *EVAL_GENERATE_RULES,
     *DATA_RULES,
     *MODEL_RULES,
 )

@@ -1,4 +1,4 @@
-"""Options of a user-defined algorithm, and the checks of the algorithm's spec."""
+"""Rules for the algorithm: its options and sections, its spec's own checks, and strategies that split it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.rules import codes
-from paceline.rules.parallel import whole_heads
-from paceline.rules.rule import Context, Rule, checked
-from paceline.rules.user_options import wrong_options
+from paceline.rules.parallel import in_words, places, sharding_axes, sharding_keys, whole_heads
+from paceline.rules.rule import Context, Rule, checked, wrong_options
 
 _KEY, _ALGORITHM = "training.algorithm_options", "training.algorithm"
 
@@ -30,4 +29,34 @@ def of_the_spec(c: Context) -> Iterable[Diagnostic]:
     return () if wrong else checked(c, c.algorithm, _ALGORITHM)
 
 
-ALGORITHM_RULES: tuple[Rule, ...] = (options, of_the_spec, whole_heads)
+def whole_answers(c: Context) -> Iterator[Diagnostic]:
+    """strategy.pairs"""
+    if not c.algorithm.scores_answers:
+        return
+    wrong = sharding_keys(c, sharding_axes(c, scores=c.algorithm.scalar_head))
+    if wrong:
+        tp = "" if c.algorithm.scalar_head else ", with tp_size"
+        yield c.at(
+            codes.STRATEGY_PAIRS(name=c.algorithm.name, in_words=in_words(wrong), tp=tp),
+            "training.algorithm",
+            *places(wrong),
+        )
+
+
+def sections(c: Context) -> Iterator[Diagnostic]:
+    """train.algorithm_section"""
+    t, own = c.config.training, c.algorithm
+    others = (spec.name for spec in c.algorithms if not spec.on_policy and spec.name != own.name)
+    for name in others:
+        if getattr(t, name, None) is not None:
+            yield c.problem(
+                codes.TRAIN_ALGORITHM_SECTION,
+                f"training.{name} configures algorithm: {name}, but this run's algorithm is {t.algorithm}",
+                f"training.{name}",
+                "training.algorithm",
+                hint=f"set algorithm: {name}, or remove the section",
+                severity=Severity.WARNING,
+            )
+
+
+ALGORITHM_RULES: tuple[Rule, ...] = (options, of_the_spec, whole_heads, whole_answers, sections)

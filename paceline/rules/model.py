@@ -9,10 +9,10 @@ from paceline.config.keys.nearest import nearest
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.patterns import is_pattern
 from paceline.core.security.remote_code import COMMIT, unpinned
-from paceline.plan.activation_checkpointing import KEEP, KEPT_KINDS
 from paceline.plan.hardware.device_kinds import CPU, MPS
 from paceline.plan.model.moe_config import config_coefficient
 from paceline.plan.model.read_config import text_part
+from paceline.plan.plan_sections import KEEP, KEPT_KINDS
 from paceline.rules import codes
 from paceline.rules.rule import Context, Rule
 

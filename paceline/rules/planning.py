@@ -70,7 +70,7 @@ def try_plan(
     try:
         chooser = CHOOSERS.get(job.training.distributed_strategy)
         if chooser is not None and chooser.searches and not errors(ruled):
-            from paceline.plan.strategy_choice.fastest import plan_fastest
+            from paceline.plan.layout_search import plan_fastest
 
             plan = plan_fastest(job, lambda written: resolved_plan(written, ruled=rules(written.config)))
         else:

@@ -1,8 +1,9 @@
-"""The type of a rule, and the context it receives."""
+"""The type of a rule, the context it receives, and checks that several rules share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -14,8 +15,8 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.core.plugins.tables import CHOOSERS
 from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec, algorithm_specs
+from paceline.plan.choose_strategy import by_sections
 from paceline.plan.strategies.spec import StrategySpec, declared_spec, strategy_spec
-from paceline.plan.strategy_choice.choose import by_sections
 
 #: A value of the config: of a section, or a section itself.
 Value: TypeAlias = "Section | Json"
@@ -184,6 +185,36 @@ def _plain(value: Value) -> Json:
     if isinstance(value, Section):
         return value.model_dump(mode="json", exclude_unset=True)
     return list(value) if isinstance(value, tuple) else value
+
+
+def wrong_options(
+    c: Context, code: Code, name: str, key: str, declared: Mapping[str, Json]
+) -> Iterator[Diagnostic]:
+    """Yield an error for each option under ``key`` that is not ``declared`` (option -> default) by the spec
+    ``name``, or not of its default's type.
+    """
+    given = c.value(key)
+    assert isinstance(given, Mapping)
+    for option, value in given.items():
+        found, path = f"{option}: {value!r}", f"{key}.{option}"
+        if option not in declared:
+            near = difflib.get_close_matches(option, declared, n=1)
+            known = f"one of {', '.join(declared) or 'none: it has none'}"
+            hint = f"did you mean '{near[0]}'?" if near else known
+            yield c.problem(code, f"{name} has no such option", path, found=found, hint=hint)
+        elif not _fits(value, declared[option]):
+            what, hint = (
+                f"{name} expects another type of value there",
+                f"such as {option}: {declared[option]!r}",
+            )
+            yield c.problem(code, what, path, found=found, hint=hint)
+
+
+def _fits(value: Json, default: Json) -> bool:
+    """Whether ``value`` has the type of ``default``; an int fits a float, and anything fits None."""
+    if default is None or (isinstance(default, float) and type(value) is int):
+        return True
+    return type(value) is type(default)
 
 
 Rule = Callable[[Context], Iterable[Diagnostic]]

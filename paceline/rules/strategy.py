@@ -12,8 +12,7 @@ from paceline.core.json_types import JsonObject, as_object
 from paceline.plan import codes as plan_codes
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.rules import codes
-from paceline.rules.rule import Context, Rule, checked
-from paceline.rules.user_options import wrong_options
+from paceline.rules.rule import Context, Rule, checked, wrong_options
 
 _STRATEGY, _OPTIONS = "training.distributed_strategy", "training.strategy_options"
 

@@ -17,7 +17,7 @@ from paceline.core.json_types import Json
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.materialize import kernels_of, replace_tensors, swap_kernel
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.plan.model.head_chunk import LEAST_CHUNK
+from paceline.plan.model.kernels import LEAST_CHUNK
 from paceline.plan.model.shrink import shrunk
 from paceline.plan.plan import Plan
 from paceline.protocols.model import WHOLE, BuildOptions, RootModule

@@ -18,7 +18,7 @@ from paceline.models.fused_layers import rms_norm, swiglu
 from paceline.models.heads import chunked_cross_entropy
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.head_chunk import LEAST_CHUNK
+from paceline.plan.model.kernels import LEAST_CHUNK
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.replicated import SINGLE
 from paceline.plan.strategies.spec import Simulated, StrategySpec, strategy_spec

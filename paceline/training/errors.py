@@ -16,11 +16,10 @@ from paceline.core.errors import ExitCode, PacelineError
 from paceline.core.os_errors import refusal_of
 from paceline.core.units import human_bytes
 from paceline.plan.cost.from_plan import cluster_of_hardware, planned_candidate, search_spec_of
-from paceline.plan.hardware.data_sheet_peaks import peak_flops
 from paceline.plan.hardware.device_kinds import is_accelerator
-from paceline.plan.hardware.probe import Hardware, probe_hardware
+from paceline.plan.hardware.probe import Hardware, peak_flops, probe_hardware
+from paceline.plan.layout_search import what_fits
 from paceline.plan.plan import Plan
-from paceline.plan.strategy_choice.what_fits import what_fits
 from paceline.runtime.device.device import device_memory, device_name, memory_bytes
 from paceline.runtime.failures.root_cause import is_cascade
 from paceline.runtime.process_group.world import World

@@ -20,7 +20,7 @@ from paceline.launch.preflight.once_per_node import once_a_node
 from paceline.launch.preflight.plan_job import found_for_ranks, with_files
 from paceline.launch.process_spec import Cluster
 from paceline.launch.processes import MARK
-from paceline.plan.algorithms.role_models import named_shapes
+from paceline.plan.algorithms.spec import named_shapes
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.model.read_config import shape_of
 from paceline.plan.plan import Plan

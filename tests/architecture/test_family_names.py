@@ -9,7 +9,7 @@ import ast
 from sources import sources
 
 from paceline.config.registries.optimizers import BUILT
-from paceline.plan.model.families.family import composites, families
+from paceline.plan.model.family import composites, families
 
 #: File → the names of families that stand in it, and why.
 NOT_ASKED: dict[str, tuple[set[str], str]] = {
@@ -22,7 +22,7 @@ NOT_ASKED: dict[str, tuple[set[str], str]] = {
     "config/keys/nearest.py": ({"opt"}, "a part of a key's name"),
     "demo/scaling.py": ({"llama"}, "the config of the model that it trains"),
     "plan/model/model_catalogue.py": ({"gpt2"}, "the name of a model, which an error suggests"),
-    "plan/model/families/family.py": ({"llama"}, "the layout that a family has by default"),
+    "plan/model/family.py": ({"llama"}, "the layout that a family has by default"),
 }
 #: One entry a family that is written as GGUF, with functions of tensors: the format's own table.
 TABLE = "checkpoint/export/gguf/families.py"

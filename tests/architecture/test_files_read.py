@@ -51,7 +51,7 @@ OWN = {
     "plan/model/class_listing_process.py": "what it kept itself",
     "plan/model/model_catalogue.py": "Paceline's own table",
     "plan/hardware/device_catalogue.py": "Paceline's own table",
-    "plan/model/families/family.py": "Paceline's own table",
+    "plan/model/family.py": "Paceline's own table",
     "plan/model/parameter_list.py": "Paceline's own table",
     "plan/cost/coefficients.py": "Paceline's own table",
     "plan/cost/measured_runs.py": "Paceline's own ledger",

@@ -24,8 +24,7 @@ from tiny_parts import MemoryReader, TinyObjective, make_batch
 
 from paceline.models.factory import HFModelFactory
 from paceline.models.lora.lora import plain_name
-from paceline.plan.batch import split_batch
-from paceline.plan.mesh import Mesh
+from paceline.plan.mesh import Mesh, split_batch
 from paceline.plan.plan import Precision
 from paceline.plan.plan_json import from_json
 from paceline.plan.plan_sections import AdapterSpec, DdpOptions

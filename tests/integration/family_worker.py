@@ -30,9 +30,8 @@ from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
-from paceline.plan.batch import split_batch
-from paceline.plan.mesh import Mesh
-from paceline.plan.model.families.family import families
+from paceline.plan.mesh import Mesh, split_batch
+from paceline.plan.model.family import families
 from paceline.plan.plan import Precision
 from paceline.plan.plan_sections import DdpOptions
 from paceline.protocols.optimizer import OptimizerSpec

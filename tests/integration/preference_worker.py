@@ -19,8 +19,7 @@ from lora_worker import LR, SOURCE, gathered, parameters
 
 from paceline.core.plugins.tables import ALGORITHMS
 from paceline.models.factory import HFModelFactory
-from paceline.plan.batch import split_batch
-from paceline.plan.mesh import Mesh
+from paceline.plan.mesh import Mesh, split_batch
 from paceline.plan.plan import Precision
 from paceline.plan.plan_json import from_json
 from paceline.plan.plan_sections import AdapterSpec, DdpOptions

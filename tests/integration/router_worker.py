@@ -17,9 +17,8 @@ from tiny_parts import make_batch
 from paceline.algorithms.moe_balance_loss import TERM, Balanced
 from paceline.algorithms.supervised.sft import SFT
 from paceline.models.factory import HFModelFactory
-from paceline.plan.batch import split_batch
-from paceline.plan.features.moe_balance_loss import RouterLoss
-from paceline.plan.mesh import Mesh
+from paceline.plan.features.experts import RouterLoss
+from paceline.plan.mesh import Mesh, split_batch
 from paceline.plan.plan import Precision
 from paceline.plan.plan_sections import AdapterSpec, DdpOptions
 from paceline.protocols.batch import Batch

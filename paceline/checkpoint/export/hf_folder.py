@@ -27,7 +27,7 @@ from paceline.core.rundir import RunDir
 from paceline.models.loading.multimodal import WholeModel, whole_model
 from paceline.models.persistent_buffers import persistent_buffers
 from paceline.models.special_tokens import listed
-from paceline.plan.model.multimodal import composite_of
+from paceline.plan.model.family import composite_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

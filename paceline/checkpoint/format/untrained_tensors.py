@@ -13,7 +13,7 @@ from pathlib import Path
 from paceline.checkpoint.format.safetensors_file import Slot, read_header
 from paceline.core.files import open_file
 from paceline.core.json_types import JsonObject
-from paceline.plan.model.safetensors_headers import weights_of
+from paceline.plan.model.files.safetensors_headers import weights_of
 
 STATE_KEY = "carried"  # in a checkpoint's state
 _BLOCK_BYTES = 64 * 2**20

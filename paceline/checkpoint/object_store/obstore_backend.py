@@ -17,7 +17,7 @@ from paceline.config.registries.object_store_url import ObjectUrl
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.launch.environment.guide_variables import current
-from paceline.plan.requirements.packages import missing_object_store
+from paceline.plan.packages import missing_object_store
 
 if TYPE_CHECKING:
     from obstore.auth.boto3 import Boto3CredentialProvider

@@ -73,9 +73,9 @@ STRATEGIES = Table(
             "paceline.plan.strategies.replicated:ZERO_REDUNDANCY",
             "paceline.strategies.zero_redundancy:ZeroRedundancy",
         ),
-        "fsdp": Row("paceline.plan.strategies.fsdp.spec:FSDP", "paceline.strategies.fsdp.strategy:FSDP"),
+        "fsdp": Row("paceline.plan.strategies.fsdp:FSDP", "paceline.strategies.fsdp.strategy:FSDP"),
         "pipeline": Row(
-            "paceline.plan.strategies.pipeline.spec:PIPELINE",
+            "paceline.plan.strategies.pipeline:PIPELINE",
             "paceline.strategies.pipeline.strategy:Pipeline",
         ),
         "deepspeed": Row(f"{_DEEPSPEED}:DEEPSPEED", _ENGINE),

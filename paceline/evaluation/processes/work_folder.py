@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.json_types import Json
-from paceline.plan.strategies.fsdp.spec import FSDP
+from paceline.plan.strategies.fsdp import FSDP
 
 LOSSES, ANSWERS = "losses", "answers"
 COPIES, SHARED = "copies", ("tp", FSDP.name)

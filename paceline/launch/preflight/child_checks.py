@@ -70,7 +70,7 @@ def beforehand(
     ``elsewhere``: the run is planned for another machine, so this machine's files and packages say little
     about it: findings become notes.
     """
-    from paceline.plan.requirements.needs_trial import MODEL, things_to_try
+    from paceline.plan.needs_trial import MODEL, things_to_try
 
     tries = things_to_try(config, plan, os.environ)
     if elsewhere and not (imports and tries):  # this machine's files and packages are not the run's

@@ -18,8 +18,8 @@ from paceline.launch.environment.guide_variables import started_by
 from paceline.plan.cost.memory.optimizer_bytes import OptimizerStates
 from paceline.plan.features.lora import adapter_of, adapter_parameters
 from paceline.plan.hardware.device_kinds import CUDA
-from paceline.plan.model.families.source_keys import family_words
 from paceline.plan.model.read_config import pretrained_dtype
+from paceline.plan.model.source_keys import family_words
 from paceline.rules.planning import facts_of
 from paceline.rules.rule import Facts
 

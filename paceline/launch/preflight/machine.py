@@ -35,7 +35,7 @@ def of_machine(
     their rendezvous address.
     """
     from paceline.launch.preflight.hub import hub_findings
-    from paceline.plan.requirements.packages import check_packages
+    from paceline.plan.packages import check_packages
 
     config = loaded.config
     found = [

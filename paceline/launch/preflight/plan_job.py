@@ -86,7 +86,7 @@ def _planned(
     from paceline.launch.preflight.child_checks import beforehand
     from paceline.launch.preflight.facts import facts
     from paceline.launch.preflight.machine import code_sandbox
-    from paceline.plan.model.files.named_folders import wrong_folders
+    from paceline.plan.model.files.folder_check import wrong_folders
     from paceline.plan.model.model_catalogue import known_shape
     from paceline.plan.plan import Decision
     from paceline.plan.strategies.job import Job
@@ -297,7 +297,7 @@ def _shape(config: Config, exactly: bool) -> tuple[ModelShape | None, list[Diagn
 
 def _others(config: Config, exactly: bool) -> tuple[dict[str, ModelShape | None], list[Diagnostic]]:
     """Return the shapes of the other models that the config names, and what is wrong with their folders."""
-    from paceline.plan.algorithms.role_models import named_shapes
+    from paceline.plan.algorithms.spec import named_shapes
 
     try:
         return named_shapes(config, os.environ, exactly=exactly), []

@@ -27,7 +27,7 @@ from paceline.models.attention.reference_attention import (
 )
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.compute_dtype import product_dtype
-from paceline.plan.model.attention_kernel import (
+from paceline.plan.model.kernels import (
     DOCUMENT_FLASH,
     FLEX,
     PADDED_SDPA,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.plan.model.attention_kernel import LABELS
+from paceline.plan.model.kernels import LABELS
 
 
 def activate_flash(version: str) -> str:

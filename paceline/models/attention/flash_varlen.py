@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.typed_autograd import Function, FunctionContext
-from paceline.plan.model.attention_kernel import flash_width
+from paceline.plan.model.kernels import flash_width
 
 
 def documents_varlen(

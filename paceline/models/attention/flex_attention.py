@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.models.attention.flex_block_mask import BLOCK, VisibleKeys
-from paceline.plan.model.attention_kernel import FLEX_MIN_WIDTH
+from paceline.plan.model.kernels import FLEX_MIN_WIDTH
 
 
 class FlexCall(Protocol):

@@ -9,8 +9,15 @@ from torch.distributed.tensor import DTensor
 from paceline.models.attention import flex_attention
 from paceline.models.attention.flash_backend import active_flash
 from paceline.models.triton_kernels import operators
-from paceline.plan.model.attention_kernel import VARLEN_FLASH, AttentionCall, attention_kernel
-from paceline.plan.model.rowwise_kernels import ATEN, EAGER, TRITON, row_kernels
+from paceline.plan.model.kernels import (
+    ATEN,
+    EAGER,
+    TRITON,
+    VARLEN_FLASH,
+    AttentionCall,
+    attention_kernel,
+    row_kernels,
+)
 from paceline.runtime.device.device import device_capability, triton_missing
 
 

@@ -42,8 +42,8 @@ from paceline.models.attention.sequence_info import (
     sequence_info_of,
 )
 from paceline.models.compute_dtype import product_dtype
-from paceline.plan.model.attention_kernel import DOCUMENT_FLASH, FLEX, PADDED_SDPA, VARLEN_FLASH
-from paceline.plan.model.families.supported import obstacle
+from paceline.plan.model.kernels import DOCUMENT_FLASH, FLEX, PADDED_SDPA, VARLEN_FLASH
+from paceline.plan.model.supported import obstacle
 
 PACKED_ATTENTION = "paceline"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.typed_autograd import Function, FunctionContext
-from paceline.plan.model.attention_kernel import FLASH_MULTIPLE
+from paceline.plan.model.kernels import FLASH_MULTIPLE
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

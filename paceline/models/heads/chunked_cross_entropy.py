@@ -17,7 +17,7 @@ from paceline.models.attention.kernel_choice import RowKernels
 from paceline.models.compute_dtype import activation_dtype, compute_copy, keeps_fp32_sums, product_dtype
 from paceline.models.triton_kernels import operators
 from paceline.models.typed_autograd import Function, FunctionContext
-from paceline.plan.model.head_chunk import head_chunk_bytes
+from paceline.plan.model.kernels import head_chunk_bytes
 
 CHUNK_BYTES = head_chunk_bytes(0)  # on a CPU; a device's own by its memory (``factory``)
 CACHE_BYTES = 2**20  # bytes of ``accum_dtype`` logits per block of elementwise work on a CPU

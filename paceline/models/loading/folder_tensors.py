@@ -16,7 +16,7 @@ from paceline.models.loading.multimodal import WholeModel
 from paceline.models.loading.quantized_folder import QuantisedFolder
 from paceline.models.loading.stored_dtype import weights_folder
 from paceline.plan import codes as plan_codes
-from paceline.plan.model.safetensors_headers import weights_of
+from paceline.plan.model.files.safetensors_headers import weights_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,7 +14,7 @@ import torch
 
 from paceline.models.loading.loading_report import Account, account
 from paceline.models.loading.quantized_folder import QuantisedFolder, load_dequantised
-from paceline.plan.model.families.family import composites
+from paceline.plan.model.family import composites
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

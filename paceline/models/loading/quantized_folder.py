@@ -24,9 +24,8 @@ from paceline.models.loading.loading_report import listed
 from paceline.models.loading.model_source import ModelSource, raw_config
 from paceline.models.loading.safetensors_files import OpenedFiles, StoredSlice, TensorFiles
 from paceline.models.loading.stored_dtype import weights_folder
-from paceline.plan.model.quantized_names import PackedNames, packed_names
-from paceline.plan.model.quantized_weights import settings_of
-from paceline.plan.model.safetensors_headers import weights_of
+from paceline.plan.model.files.safetensors_headers import weights_of
+from paceline.plan.model.quantized_weights import PackedNames, packed_names, settings_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

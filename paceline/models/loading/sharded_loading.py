@@ -28,7 +28,7 @@ from paceline.models.loading.quantized_folder import QuantisedFiles, QuantisedFo
 from paceline.models.loading.resize_embeddings import new_rows
 from paceline.models.loading.safetensors_files import OpenedFiles, TensorFiles
 from paceline.models.persistent_buffers import persistent_buffers
-from paceline.plan.model.safetensors_headers import weights_of
+from paceline.plan.model.files.safetensors_headers import weights_of
 from paceline.protocols.model import Slices
 
 if TYPE_CHECKING:

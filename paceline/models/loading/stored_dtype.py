@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.models.loading.materialize import skeleton
-from paceline.plan.model.files.stored_dtype import stored
+from paceline.plan.model.files.safetensors_headers import stored
 
 if TYPE_CHECKING:
     from torch import nn

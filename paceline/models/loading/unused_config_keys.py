@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from paceline.core.json_types import Json
-from paceline.plan.model.families.source_keys import family_words
+from paceline.plan.model.source_keys import family_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -43,7 +43,7 @@ from paceline.models.lora.initialization import MERGED, decompose, remainder
 from paceline.models.lora.trainable_targets import out_of_reach
 from paceline.models.stream_to_device import shapes_standing_in, standing_in
 from paceline.plan.features.peft_settings import names_module, no_adapter_in, rank_of, scale_of, untied
-from paceline.plan.model.multimodal import text_name
+from paceline.plan.model.family import text_name
 from paceline.plan.plan_sections import AdapterSpec
 from paceline.runtime.random_seed import seed_for
 

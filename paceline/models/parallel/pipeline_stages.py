@@ -27,7 +27,7 @@ from paceline.models.heads.lm_head import Head
 from paceline.models.loading.materialize import name_trunk
 from paceline.models.role_module import RoleModule
 from paceline.plan.model.shrink import shrunk
-from paceline.plan.strategies.pipeline.options import no_stages
+from paceline.plan.strategies.pipeline import no_stages
 from paceline.plan.workload.local_tensors import layer_ranges
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output

@@ -32,7 +32,7 @@ from paceline.models.parallel.tp_regions import TP_AXIS, block_of
 from paceline.models.recurrent_layers import ByDocument
 from paceline.models.role_module import RoleModule
 from paceline.plan import codes as plan_codes
-from paceline.plan.model.families.family import family_of
+from paceline.plan.model.family import family_of
 from paceline.protocols.model import RootModule
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from paceline.config.schema import Config
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.types import Section
@@ -16,11 +17,11 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.core.plugins.registry import load_attr
 from paceline.core.plugins.tables import ALGORITHMS, ROW_KINDS
 from paceline.plan import codes
-from paceline.plan.model.read_config import ModelShape, scoring
+from paceline.plan.job_to_check import JobToCheck
+from paceline.plan.model.read_config import ModelShape, scoring, shape_of
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.plan_sections import AdapterSpec, OtherModel, decomposes
-from paceline.plan.specs.job_to_check import JobToCheck
-from paceline.plan.specs.user_spec import guarded
+from paceline.plan.user_code import guarded
 
 Training = TrainingSection
 Adapter = AdapterSpec | None
@@ -282,3 +283,49 @@ def switched_off(adapter: Adapter, named: str | None) -> bool:
     if adapter is None or named or adapter.start or decomposes(adapter):
         return False
     return not adapter.modules_to_save and adapter.bias == "none"
+
+
+def models_named(training: TrainingSection) -> dict[str, str]:
+    """Return model name → config key for the algorithm's roles other than the trained model's."""
+    spec = algorithm_spec(training.algorithm)
+    found: dict[str, str] = {}
+    for role in spec.named_roles():
+        name = spec.model_named(training, role)
+        if name is not None:
+            found.setdefault(name, key_of_model(training, role))
+    return found
+
+
+def key_of_model(training: TrainingSection, role: str) -> str:
+    """Return the config key that names the role's model: its own option, else the rewards."""
+    spec = algorithm_spec(training.algorithm)
+    key = spec.named.get(role, "")
+    of_its_own = spec.options_of(training).get(key) is not None
+    return f"{spec.key}.{key}" if of_its_own else "training.rollout.rewards"
+
+
+def named_shapes(
+    config: Config, environ: Mapping[str, str] | None = None, *, exactly: bool = False
+) -> dict[str, ModelShape | None]:
+    """Return the shapes of the named models (``make_plan``'s ``others``); None if not downloaded yet.
+
+    ``exactly``: as in ``shape_of``.
+
+    Raises ConfigError for a missing folder.
+    """
+    found: dict[str, ModelShape | None] = {}
+    wrong: list[Diagnostic] = []
+    for name, key in models_named(config.training).items():
+        try:
+            found[name] = shape_of(
+                config.model.model_copy(update={"name_or_path": name, "config": None, "revision": None}),
+                environ,
+                exactly=exactly,
+            )
+        except ConfigError as error:
+            wrong += (
+                replace(d, where=key) if d.where == "model.name_or_path" else d for d in error.diagnostics
+            )
+    if wrong:
+        raise ConfigError(*wrong)
+    return found

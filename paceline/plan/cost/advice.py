@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.core.units import human_count, human_seconds
+from paceline.plan.choose_strategy import chain_from, size_rule
 from paceline.plan.cost.search import (
     GIB,
     MARGIN,
@@ -16,7 +17,6 @@ from paceline.plan.cost.search import (
     layouts,
     near_rows,
 )
-from paceline.plan.size_rule import chain_from, size_rule
 
 #: Per card: Llama 3 405B had 419 interruptions in 54 days on 16,384 cards (arXiv:2407.21783).
 HOURS_BETWEEN_FAILURES = 50_000.0

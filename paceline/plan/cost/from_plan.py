@@ -19,11 +19,16 @@ from paceline.plan.plan import Plan
 from paceline.plan.plan_sections import AdapterSpec, decomposes
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.workload.local_tensors import pieces_of
-from paceline.plan.workload.muon_work import orthogonal
 from paceline.plan.workload.startup_memory import start_of
-from paceline.plan.workload.state_bytes import SIZES
-from paceline.plan.workload.step_spec import AdapterSize, Machine, RolloutSpec, StepSpec
-from paceline.plan.workload.strategy_layout import Storage, StrategyLayout
+from paceline.plan.workload.state_bytes import SIZES, orthogonal
+from paceline.plan.workload.step_spec import (
+    AdapterSize,
+    Machine,
+    RolloutSpec,
+    StepSpec,
+    Storage,
+    StrategyLayout,
+)
 
 CORE_FLOPS, CORE_BYTES = 40e9, 10e9  # rough figures of one CPU core: fp32 FLOP/s, memory bytes/s
 PROCESS = 0.45 * 2**30  # resident bytes of an interpreter with torch and Transformers, before any tensor

@@ -18,12 +18,10 @@ from paceline.plan.hardware.device_catalogue import AcceleratorCluster
 from paceline.plan.mesh import Mesh, divisors
 from paceline.plan.model.read_config import ModelShape
 from paceline.plan.strategies.spec import strategy_spec, strategy_specs
-from paceline.plan.workload.muon_work import Orthogonal
 from paceline.plan.workload.startup_memory import ModelBytes as Held
 from paceline.plan.workload.startup_memory import card_peak, host_peak, start_of
-from paceline.plan.workload.state_bytes import SIZES
-from paceline.plan.workload.step_spec import AdapterSize, RolloutSpec, StepSpec, why_not_run
-from paceline.plan.workload.strategy_layout import StrategyLayout
+from paceline.plan.workload.state_bytes import SIZES, Orthogonal
+from paceline.plan.workload.step_spec import AdapterSize, RolloutSpec, StepSpec, StrategyLayout, why_not_run
 
 FITS = 0.95  # a layout fits if its predicted peak is below this share of the card's memory …
 MARGIN = 0.90  # … and may be chosen below this share

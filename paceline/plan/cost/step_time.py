@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.plan.activation_checkpointing import ATTENTION, MATMUL
 from paceline.plan.cost.coefficients import SpeedCoefficients
-from paceline.plan.cost.collectives import Group, latency, pass_time
-from paceline.plan.workload.step_spec import StageSize, StepSpec
+from paceline.plan.plan_sections import ATTENTION, MATMUL
+from paceline.plan.workload.step_spec import Machine, StageSize, StepSpec
 
 # A layer's step of decoding in a captured graph: the kernels that a fused layer has (tests/unit/device holds
 # it to 12), each 3.4 µs at least, however little it computes (A. Gray, "Getting Started with CUDA Graphs",
@@ -313,3 +312,50 @@ def _generation(work: StepSpec, c: SpeedCoefficients) -> float:
     layer = GRAPH_LAYER if rollout.captured else c.launch * 1e-3 / 3
     whole = rollout.answer * max(a_token, layer * shape.layers)
     return rollout.share * whole / (rollout.windows * rollout.passes)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group: ``size`` ranks, ``stride`` apart, on nodes of ``Machine.node`` devices."""
+
+    size: int
+    stride: int
+
+    def members_in_node(self, machine: Machine) -> int:
+        """Number of the group's ranks in one node."""
+        return max(1, min(self.size, machine.node // self.stride if self.stride < machine.node else 1))
+
+    def nodes(self, machine: Machine) -> int:
+        """Number of nodes that the group spans."""
+        return -(-self.size // self.members_in_node(machine))
+
+
+def bandwidth(group: Group, machine: Machine, c: SpeedCoefficients) -> float:
+    """Return a ring's bus bandwidth over the group, in bytes per second.
+
+    Inside a node this is NVLink; between nodes the network adapters of the group's ranks in a node, less on
+    more nodes. The fall with the number of nodes is fitted: measured all-gathers over 1 to 64 nodes (HF's
+    cluster) fall from 250 to 11 GB/s.
+    """
+    nodes = group.nodes(machine)
+    inside = machine.inside * c.link_inside
+    if nodes == 1:
+        return inside
+    outside = machine.outside * group.members_in_node(machine) * c.link_outside / nodes**c.link_fall
+    return min(inside, outside)
+
+
+def latency(group: Group, machine: Machine, c: SpeedCoefficients) -> float:
+    """Return the seconds before the first byte: a base plus one hop per ring step.
+
+    After NCCL's model (src/graph/tuning.cc).
+    """
+    nodes = group.nodes(machine)
+    return 8.4e-6 + (group.size - nodes) * 3.4e-6 + (nodes - 1) * 14e-6 * c.hop
+
+
+def pass_time(group: Group, count: float, machine: Machine, c: SpeedCoefficients) -> float:
+    """Return the seconds of one all-gather or reduce-scatter of ``count`` bytes (the whole tensor)."""
+    if group.size <= 1:
+        return 0.0
+    return latency(group, machine, c) + count * (group.size - 1) / group.size / bandwidth(group, machine, c)

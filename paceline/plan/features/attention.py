@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.core.units import human_bytes
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.attention_kernel import (
+from paceline.plan.model.kernels import (
     DOCUMENT_SCORES,
     LABELS,
     SCORE_BYTES,

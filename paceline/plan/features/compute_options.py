@@ -11,13 +11,12 @@ from paceline.config.schema import Config, field_of
 from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_scale import Parallelism
-from paceline.plan.activation_checkpointing import KEPT_KINDS
 from paceline.plan.hardware.device_kinds import CPU, CUDA, is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.rowwise_kernels import row_kernels
+from paceline.plan.model.kernels import row_kernels
 from paceline.plan.plan import Decision, Plan
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan_sections import KEPT_KINDS, AdapterSpec
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.timeouts import WaitLimits
 

@@ -16,7 +16,7 @@ from paceline.core.files import MAX_CONFIG_BYTES, read_text
 from paceline.core.json_types import as_object
 from paceline.core.units import human_count
 from paceline.plan import codes
-from paceline.plan.features.expert_lora import expert_parameters
+from paceline.plan.features.experts import expert_parameters
 from paceline.plan.features.peft_settings import ALL_LINEAR, is_target, rank_of, with_settings
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.files.shape_check import linears

@@ -12,7 +12,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject, as_number
 from paceline.core.patterns import is_pattern
 from paceline.plan import codes
-from paceline.plan.model.multimodal import text_name
+from paceline.plan.model.family import text_name
 from paceline.plan.plan_sections import AdapterSpec
 
 ALL_LINEAR = "all-linear"

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.config.registries.optimizers import BUILT, supports
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
+from paceline.plan.hardware.device_kinds import CUDA
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.plan import Precision
-from paceline.plan.specs.feature_combination import Combination
+from paceline.plan.job_to_check import Combination
+from paceline.plan.plan import Decision, Plan, Precision
+from paceline.plan.strategies.spec import strategy_spec
 
 _DTYPES = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -80,3 +83,93 @@ def check_full_eval(run: Combination) -> Iterator[Diagnostic]:
                 dtypes=_DTYPES[word],
                 word=word,
             )
+
+
+FP8_CAPABILITY = 8.9  # the first with FP8 tensor cores (Ada; then Hopper, 9.0)
+_FP8, _WITHOUT_FP8 = "training.fp8", "set fp8: false"
+
+
+def check_fp8(run: Combination, hardware: Hardware) -> Iterator[Diagnostic]:
+    """Refuse fp8 where it has no products, or would act on other weights than those that are trained."""
+    precision, strategy, mesh = run.precision, run.strategy, run.mesh
+    if not precision.fp8:
+        return
+    found, name = hardware.capability, hardware.device_name
+    if hardware.device != CUDA.name or found is None or found < FP8_CAPABILITY:
+        has = f"{name} has {found}" if found else f"this run is on {name}"
+        what = f"fp8 needs an NVIDIA device of compute capability {FP8_CAPABILITY} or higher: {has}"
+        yield codes.PREC_FP8(what, _FP8, "fp8: true", _WITHOUT_FP8)
+    if precision.compute != "bfloat16":
+        what = f"all but fp8's products is computed in bfloat16, but training computes in {precision.compute}"
+        yield codes.PREC_FP8(what, "training.mixed_precision", precision.compute, "set mixed_precision: bf16")
+    if run.adapter is not None:
+        what = "fp8 converts layers that are trained in full; LoRA's layers stay as they are"
+        yield codes.PREC_FP8(what, _FP8, "fp8: true", _WITHOUT_FP8)
+    if strategy is not None and not strategy_spec(strategy).fp8:
+        what = (
+            f"fp8 is not supported under {strategy}, whose engine reads or casts the layers' weights itself"
+        )
+        yield codes.PREC_FP8(
+            what, _FP8, "fp8: true", f"distributed_strategy: single, ddp or fsdp; or {_WITHOUT_FP8}"
+        )
+    elif mesh is not None and (mesh.tp, mesh.pp) != (1, 1):
+        axes = ", ".join(f"{n}_size: {v}" for n in ("tp", "pp") if (v := getattr(mesh, n)) > 1)
+        what = "fp8 needs whole layers, each on one rank"
+        yield codes.PREC_FP8(what, "training.parallelism", axes, f"remove {axes}; or {_WITHOUT_FP8}")
+
+
+def fp8_decisions(plan: Plan) -> Iterator[Decision]:
+    """Yield what fp8 means for speed and memory."""
+    if not plan.precision.fp8:
+        return
+    speed = (
+        "torch.compile joins the scaling with what is around it"
+        if plan.compile
+        else "without torch_compile the passes that scale may cost more than the products save"
+    )
+    why = (
+        "linear layers of the decoder whose sides are multiples of 16, by torchao, a scale a tensor; head,"
+        " embedding, norms and attention stay in bfloat16; masters, gradients and moments are as large as in"
+        f" bf16; MLP and attention are not fused; {speed}"
+    )
+    yield Decision(_FP8, "on", why)
+
+
+_OPTIM, _PURE = "training.optim", "training.pure_bf16"
+
+
+def rounds(name: str) -> bool:
+    """Whether the optimizer ``name`` keeps the weights in bfloat16 alone."""
+    return name in BUILT and BUILT[name].rounds
+
+
+def check_bf16_weights(run: Combination) -> Iterator[Diagnostic]:
+    """Refuse what would compute in another dtype, or has masters of its own."""
+    optimizer, precision, strategy, mesh = run.optimizer, run.precision, run.strategy, run.mesh
+    by_optimizer = rounds(optimizer.name)
+    if not by_optimizer and not run.pure_bf16:
+        return
+    who = optimizer.name if by_optimizer else "pure_bf16"
+    where, value = (_OPTIM, optimizer.name) if by_optimizer else (_PURE, "pure_bf16: true")
+    instead = "optim: adamw_torch_fused" if by_optimizer else "pure_bf16: false"
+    if precision.compute != "bfloat16":
+        what = f"{who} keeps the weights in bfloat16, but training computes in {precision.compute}"
+        other = "model.dtype: float32" if precision.compute == "float64" else "mixed_precision: bf16"
+        hint = f"set {other} (the device must compute it), or {instead}"
+        yield codes.PREC_BF16_WEIGHTS(what, "training.mixed_precision", precision.compute, hint)
+    if run.adapter is not None:
+        what = f"{who} is for weights trained in full; LoRA's are few, and stay in float32"
+        yield codes.PREC_BF16_WEIGHTS(what, where, value, f"set {instead}")
+    if not by_optimizer and optimizer.name in BUILT and BUILT[optimizer.name].averaged:
+        what = f"{optimizer.name} averages the weights, and bfloat16 alone loses what each step adds"
+        yield codes.PREC_BF16_WEIGHTS(what, where, value, f"set {instead}, or optim: adamw_bf16_rounding")
+    if strategy is not None and not strategy_spec(strategy).bf16_masters:
+        if not by_optimizer or supports(optimizer.name, strategy_spec(strategy).state_split):  # else refused
+            what = f"{who} has no float32 masters, which {strategy} trains with"
+            hint = f"set distributed_strategy: single, ddp or fsdp, or {instead}"
+            yield codes.PREC_BF16_WEIGHTS(what, where, value, hint)
+    elif mesh is not None and (mesh.tp, mesh.cp, mesh.pp) != (1, 1, 1):
+        axes = ", ".join(f"{n}_size: {v}" for n in ("tp", "cp", "pp") if (v := getattr(mesh, n)) > 1)
+        what = f"{who} shards over data-parallel ranks only"
+        hint = f"remove {axes}, or set {instead}"
+        yield codes.PREC_BF16_WEIGHTS(what, "training.parallelism", axes, hint)

@@ -9,8 +9,9 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.plan import codes
 from paceline.plan.hardware import unusable_reasons
 from paceline.plan.hardware.device_kinds import CPU, CUDA, KINDS, UNDRIVEN, DeviceKind
-from paceline.plan.hardware.probe_results import SeenDevice, Sights
-from paceline.plan.hardware.visible_devices import (
+from paceline.plan.hardware.probe_results import (
+    SeenDevice,
+    Sights,
     best_set,
     computes_bf16,
     runs_on,

@@ -15,9 +15,8 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
 from paceline.core.json_types import Json
 from paceline.plan import codes
-from paceline.plan.hardware.data_sheet_peaks import peak_flops
 from paceline.plan.hardware.device_kinds import CPU, CUDA
-from paceline.plan.hardware.probe import Hardware
+from paceline.plan.hardware.probe import Hardware, peak_flops
 from paceline.plan.plan_json import from_json
 from paceline.plan.workload.step_spec import Machine
 

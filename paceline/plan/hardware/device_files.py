@@ -1,12 +1,14 @@
-"""Device files and the installed torch's own files: what can be known without starting anything."""
+"""Device files, the installed torch's own files, compilers: what is known without starting anything."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
 import platform
+import shutil
 import sys
-from importlib import metadata
+import sysconfig
+from importlib import metadata, util
 from pathlib import Path
 
 from paceline.plan.hardware.probe_results import Nodes, Wheel
@@ -92,3 +94,23 @@ def _assignments(path: Path) -> dict[str, str]:
         if isinstance(target, ast.Name) and isinstance(value, ast.Constant) and isinstance(value.value, str):
             found[target.id] = value.value
     return found
+
+
+def triton_obstacle() -> str:
+    """Return why Triton's kernels cannot be compiled by this Python on this machine; empty if they can."""
+    if util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if not any(map(shutil.which, ("gcc", "clang", "cc"))):
+        return "there is no C compiler"
+    headers = Path(sysconfig.get_path("include")) / "Python.h"
+    return "" if headers.is_file() else "Python.h is missing"
+
+
+def flash_packages() -> tuple[str, ...]:
+    """Return torch's names of the flash kernels whose packages are installed here, without importing them."""
+    found = ["FA3"] if util.find_spec("flash_attn_interface") is not None else []
+    spec = util.find_spec("flash_attn")
+    folders = (spec.submodule_search_locations or ()) if spec is not None else ()
+    if any((Path(folder) / "cute" / "interface.py").is_file() for folder in folders):
+        found.append("FA4")
+    return tuple(found)

@@ -1,8 +1,11 @@
-"""What this machine's accelerators look like to each witness: torch, the driver's tool, ``/dev``."""
+"""This machine's accelerators as torch, the driver's tool and ``/dev`` see them, and which can be used."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from paceline.plan.hardware.device_kinds import CUDA, DeviceKind
 
 
 @dataclass(frozen=True)
@@ -112,3 +115,116 @@ class Sights:
     def of_tools(self) -> tuple[SeenDevice, ...]:
         """What the driver's tools list."""
         return tuple(card for tool in (self.nvidia, self.amd) if tool for card in tool.devices)
+
+
+TAKEN_BYTES = 2**30  # below it, what is taken of a card may be the driver's own
+BF16_CAPABILITY = 8.0
+
+
+def visible_cards(cards: Sequence[SeenDevice], environ: Mapping[str, str]) -> tuple[SeenDevice, ...]:
+    """Return which of the tool's cards a process sees, as CUDA (HIP) reads ``CUDA_VISIBLE_DEVICES``.
+
+    The list ends at the first unknown name. Of a card in MIG mode a process sees one slice: the one that is
+    named, else the first.
+    """
+    whole = [card for card in cards if not card.of]
+    slices = [card for card in cards if card.of]
+    # AMD's runtime reads its own variables as well
+    amd = bool(cards) and not cards[0].uuid.startswith(("GPU-", "MIG-"))
+    own = CUDA.visible[1:] if amd else ()
+    names = next((environ[name] for name in (*own, CUDA.visible[0]) if name in environ), None)
+    chosen: list[SeenDevice] = []
+    if names is None:
+        chosen = list(whole)
+    else:
+        for name in (part.strip() for part in names.split(",")):
+            found = [
+                card
+                for i, card in enumerate(whole)
+                if name == str(i) or (name.startswith("GPU-") and _bare(card.uuid).startswith(_bare(name)))
+            ] or [card for card in slices if name.startswith("MIG-") and card.uuid.startswith(name)]
+            if not found:
+                break
+            chosen.append(found[0])
+    parts = [
+        one for card in chosen for one in ([card] if card.of else [s for s in slices if s.of == card.uuid])
+    ]
+    if parts:
+        return tuple(parts[:1])
+    return tuple(card for card in chosen if not card.mig)
+
+
+def with_tool_memory(devices: Sequence[SeenDevice], sights: Sights) -> tuple[SeenDevice, ...]:
+    """Take free memory from the driver's tool where it lists the same card.
+
+    It looked before torch did, whose own context is not free any more; and a kept answer has none.
+    """
+    free = {_bare(card.uuid): card.free_bytes for card in sights.of_tools if card.uuid and not card.mig}
+    return tuple(
+        replace(device, free_bytes=there) if (there := free.get(_bare(device.uuid))) is not None else device
+        for device in devices
+    )
+
+
+def taken_bytes(device: SeenDevice) -> int:
+    """Return what other processes hold of a device's memory; 0 if it is unknown or the driver's own."""
+    if device.total_bytes is None or device.free_bytes is None:
+        return 0
+    taken = device.total_bytes - device.free_bytes
+    return taken if taken > TAKEN_BYTES else 0
+
+
+def usable_bytes(device: SeenDevice) -> int | None:
+    """Return the device's memory less what other processes hold; None if it is unknown."""
+    return None if device.total_bytes is None else device.total_bytes - taken_bytes(device)
+
+
+def computes_bf16(device: SeenDevice, kind: DeviceKind) -> bool:
+    """Whether a device has bf16 products in hardware."""
+    if device.capability is not None:
+        return device.capability >= BF16_CAPABILITY
+    if device.arch.startswith("gfx"):
+        major, rest = device.arch[3:-2], device.arch[-2:]
+        return major.isdigit() and (int(major) >= 11 or (major == "9" and int(rest, 16) >= 0x08))
+    return bool(device.bf16)
+
+
+def runs_on(device: SeenDevice, arch_list: Sequence[str]) -> bool:
+    """Whether torch has kernels for a device: compiled ones of its generation, or code compiled on first use.
+
+    Machine code of capability X.Y runs on X.Z with Z ≥ Y (CUDA C++ programming guide, "Compute capability").
+    """
+    if not arch_list or (device.capability is None and not device.arch):
+        return True
+    if device.capability is None:
+        return any(one.partition(":")[0] == device.arch for one in arch_list)
+    major, minor = divmod(round(device.capability * 10), 10)
+    for arch in arch_list:
+        form, _, number = arch.rstrip("af").partition("_")
+        if number.isdigit():
+            has_major, has_minor = divmod(int(number), 10)
+            machine_code = (
+                form == "sm" and not arch.endswith("a") and has_major == major and has_minor <= minor
+            )
+            exact = form == "sm" and (has_major, has_minor) == (major, minor)
+            if machine_code or exact or (form == "compute" and int(number) <= major * 10 + minor):
+                return True
+    return False
+
+
+def best_set(devices: Sequence[SeenDevice], able: Sequence[int]) -> tuple[int, ...]:
+    """Return which of the ``able`` devices train together: the weakest of a set decides for all of it.
+
+    GPUs within a processor are left out beside cards, and cards without bf16 beside cards that have it; then
+    the set with the most memory in all, counting each card as its smallest one.
+    """
+    cards = [i for i in able if not devices[i].shared] or list(able)
+    modern = [i for i in cards if (devices[i].capability or 9.0) >= BF16_CAPABILITY]
+    among = modern or cards
+    floors = {usable_bytes(devices[i]) or 0 for i in among}
+    sets = [tuple(i for i in among if (usable_bytes(devices[i]) or 0) >= floor) for floor in sorted(floors)]
+    return max(sets, key=lambda one: len(one) * min(usable_bytes(devices[i]) or 0 for i in one))
+
+
+def _bare(uuid: str) -> str:
+    return uuid.removeprefix("GPU-").removeprefix("MIG-").removeprefix("0x")

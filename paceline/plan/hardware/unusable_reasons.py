@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.hardware.device_kinds import CUDA, KINDS, NPU
-from paceline.plan.hardware.probe_results import SeenDevice, Sights
-from paceline.plan.hardware.visible_devices import visible_cards
+from paceline.plan.hardware.probe_results import SeenDevice, Sights, visible_cards
 
 OR_CPU = "or set training.use_cpu: true"
 SLOW_DRIVER = (

@@ -24,7 +24,7 @@ from paceline.core.cache import cache_folder
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.package import ROOT
 from paceline.plan.model.class_listing import Listing
-from paceline.plan.model.parameter_counts import with_counts
+from paceline.plan.model.parameter_list import with_counts
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan_json import from_json, to_json
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.plan import codes
-from paceline.plan.model.families.family import family_of
+from paceline.plan.model.family import family_of
 
 # Names of the same number across families; a folder may use any of them.
 COUNT = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")

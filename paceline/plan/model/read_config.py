@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.core.files import MAX_CONFIG_BYTES, read_text
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.plan import codes
-from paceline.plan.model.attention_kernel import has_dropout, has_softcap
 from paceline.plan.model.class_listing_process import counted
-from paceline.plan.model.families.family import SIZE_NAMES, family_of, supported
-from paceline.plan.model.families.supported import obstacle, unsupported
+from paceline.plan.model.family import SIZE_NAMES, composite_of, family_of, supported, text_part
+from paceline.plan.model.files.safetensors_headers import (
+    read_json,
+    weights_findings,
+    with_carried,
+    with_quantised,
+    with_stored,
+)
 from paceline.plan.model.files.shape_check import other_sizes
-from paceline.plan.model.files.stored_dtype import with_carried, with_quantised, with_stored
+from paceline.plan.model.kernels import has_dropout, has_softcap
 from paceline.plan.model.moe_config import config_coefficient, latent_of, mixture_of
-from paceline.plan.model.multimodal import composite_of, text_part
-from paceline.plan.model.parameter_counts import with_counts
+from paceline.plan.model.parameter_list import with_counts
 from paceline.plan.model.quantized_weights import plain_config, quantised_base
-from paceline.plan.model.safetensors_headers import read_json, weights_findings
 from paceline.plan.model.shape import PACKED, PADDED, ModelShape
-from paceline.plan.model.vocabulary import with_vocabulary
+from paceline.plan.model.supported import obstacle, unsupported
 
 if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection
@@ -409,3 +412,52 @@ def pretrained_dtype(model: ModelSection, environ: Mapping[str, str]) -> str | N
     inner = text if isinstance(text, dict) else {}
     found = next((c[key] for c in (config, inner) for key in ("dtype", "torch_dtype") if c.get(key)), None)
     return str(found).removeprefix("torch.") if found else None
+
+
+if TYPE_CHECKING:
+    from paceline.config.sections.model import ModelSection
+
+_MOST_BYTES = 64 << 20  # the largest tokenizer.json of the hub's known models has 35 MB
+
+
+def with_vocabulary(config: JsonObject, model: ModelSection, folder: Path | None) -> JsonObject:
+    """Return ``config`` with the ``vocab_size`` that the run will have (``models.factory``).
+
+    Its own where the tokenizer is not here, fits, or must not resize it. A drawn model whose config names no
+    size takes the tokenizer's. ``folder``: that of a tokenizer's files.
+    """
+    need = None if folder is None else tokenizer_rows(folder, (*model.add_tokens, *model.add_special_tokens))
+    inner = as_object(config["text_config"]) if isinstance(config.get("text_config"), dict) else config
+    have = inner.get("vocab_size", 0 if model.config is not None else None)
+    if need is None or not isinstance(have, int) or need <= have or model.resize_embeddings == "never":
+        return config
+    multiple = max(1, model.embedding_multiple)
+    rows: JsonObject = {"vocab_size": -(-need // multiple) * multiple}
+    return {**config, **rows} if inner is config else {**config, "text_config": {**inner, **rows}}
+
+
+def tokenizer_rows(folder: Path, added: tuple[str, ...]) -> int | None:
+    """Return the largest token id + 1 with ``added`` tokens; None without a readable ``tokenizer.json``."""
+    try:
+        tokenizer = as_object(read_json(folder / "tokenizer.json", _MOST_BYTES))
+        known = _ids(as_object(tokenizer["model"])["vocab"])
+        own = tokenizer.get("added_tokens") or []
+        for entry in own if isinstance(own, list) else ():
+            known[str(as_object(entry)["content"])] = as_number(as_object(entry)["id"])
+    except (OSError, ValueError, KeyError, ConfigError):
+        return None
+    return int(max(known.values(), default=-1)) + 1 + len(set(added) - set(known))
+
+
+def _ids(vocabulary: Json) -> dict[str, float]:
+    """Return token → id of a ``vocab``: an object, or Unigram's pairs of token and score in their order."""
+    if isinstance(vocabulary, dict):
+        return {token: as_number(number) for token, number in vocabulary.items()}
+    if not isinstance(vocabulary, list):
+        raise ValueError("no vocabulary")
+    return {str(pair[0]): float(at) for at, pair in enumerate(vocabulary) if isinstance(pair, list)}
+
+
+def is_here(tokenizer: str | None) -> bool:
+    """Whether a tokenizer's rows are known: it is a local folder whose ``tokenizer.json`` can be read."""
+    return tokenizer is not None and tokenizer_rows(Path(tokenizer).expanduser(), ()) is not None

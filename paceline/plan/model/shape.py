@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.plan.model.class_listing import Listing
-from paceline.plan.model.families.family import Family, family_of
+from paceline.plan.model.family import Family, family_of
 from paceline.plan.model.moe_config import Latent, Mixture
 from paceline.plan.plan_json import UNLESS_DEFAULT
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.core.json_types import Json, JsonObject
-from paceline.plan.model.families.family import SIZE_NAMES, family_of
-from paceline.plan.model.multimodal import text_part
+from paceline.plan.model.family import SIZE_NAMES, family_of, text_part
 
 HEAD_DIM = 16
 EXPERTS = 4

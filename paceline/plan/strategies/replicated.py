@@ -7,20 +7,17 @@ from dataclasses import dataclass, replace
 
 from paceline.config.registries.optimizers import StateSplit
 from paceline.core.json_types import JsonObject
-from paceline.plan.batch import BatchSplit
 from paceline.plan.hardware.device_kinds import is_accelerator
-from paceline.plan.mesh import Mesh
+from paceline.plan.mesh import BatchSplit, Mesh
 from paceline.plan.plan import Plan, Precision
 from paceline.plan.plan_sections import ModelStates
-from paceline.plan.strategies.checkpoint_compatibility import TORCH_FORM
 from paceline.plan.strategies.job import Findings, Job
-from paceline.plan.strategies.spec import Simulated, StrategySpec
+from paceline.plan.strategies.spec import TORCH_FORM, Simulated, StrategySpec
 from paceline.plan.strategy_options import EngineOptions, ThreadOptions
 from paceline.plan.workload.local_tensors import Piece, tp_share
 from paceline.plan.workload.startup_memory import ARRIVES, LoadingSpec
 from paceline.plan.workload.state_bytes import group_of, piece_counters, piece_moments, whole_states
-from paceline.plan.workload.step_spec import StepSpec
-from paceline.plan.workload.strategy_layout import WHOLE, StrategyLayout
+from paceline.plan.workload.step_spec import WHOLE, StepSpec, StrategyLayout
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,15 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.core.plugins.registry import is_assigned, load_attr
 from paceline.core.plugins.tables import STRATEGIES
 from paceline.plan import codes
-from paceline.plan.batch import BatchSplit
 from paceline.plan.hardware.probe import OPTIONAL_PACKAGES, Hardware
-from paceline.plan.mesh import Mesh, mesh_for
+from paceline.plan.job_to_check import JobToCheck
+from paceline.plan.mesh import BatchSplit, Mesh, mesh_for
 from paceline.plan.plan import Plan, Precision
-from paceline.plan.specs.job_to_check import JobToCheck
-from paceline.plan.specs.user_spec import guarded
-from paceline.plan.strategies.checkpoint_compatibility import StateForm
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategy_options import EngineOptions
+from paceline.plan.user_code import guarded
 from paceline.plan.workload.startup_memory import LoadingSpec
-from paceline.plan.workload.strategy_layout import StrategyLayout
+from paceline.plan.workload.step_spec import StrategyLayout
 
 if TYPE_CHECKING:
     from paceline.plan.plan_sections import ModelStates
@@ -242,3 +240,35 @@ def missing_package(spec: StrategySpec, hardware: Hardware) -> str:
     probed = (p for p in spec.requires if p in OPTIONAL_PACKAGES and p not in hardware.packages)
     others = (p for p in spec.requires if p not in OPTIONAL_PACKAGES and util.find_spec(p) is None)
     return next(chain(probed, others), "")
+
+
+_PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class StateForm:
+    """A checkpoint format.
+
+    ``tensors``: ``plain`` means blocks of whole tensors under the model's own names, readable by every
+    strategy with this format, however it shards them. ``loss_scale``: which scaler holds fp16's loss scale;
+    their states are incompatible.
+    """
+
+    tensors: str
+    loss_scale: str
+
+
+TORCH_FORM = StateForm(_PLAIN, "torch's GradScaler")
+DEEPSPEED_FORM = StateForm(_PLAIN, "DeepSpeed's loss scaler")
+
+
+def why_unreadable(saved: StateForm, reads: StateForm, *, fp16: bool) -> str:
+    """Return why a run that ``reads`` one format cannot resume from ``saved``; empty if it can."""
+    if saved.tensors != reads.tensors:
+        return "state in an engine's own format can be read only by the strategy that wrote it"
+    if fp16 and saved.loss_scale != reads.loss_scale:
+        return (
+            f"fp16 resumes with its loss scale, but {saved.loss_scale} stores other values than"
+            f" {reads.loss_scale}"
+        )
+    return ""

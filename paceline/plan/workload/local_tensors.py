@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-from paceline.plan.features.expert_lora import expert_factors, is_adapted
+from paceline.plan.features.experts import expert_factors, is_adapted
 from paceline.plan.features.peft_settings import is_saved, is_target, rank_of
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.parameter_list import SCORE, Parameter, is_linear, is_transposed, parameters_of

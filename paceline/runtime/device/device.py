@@ -15,7 +15,7 @@ import torch
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
-from paceline.plan.hardware.compiler import triton_obstacle
+from paceline.plan.hardware.device_files import triton_obstacle
 from paceline.plan.hardware.device_kinds import CPU, CUDA, KINDS, UNDRIVEN, is_accelerator, kind_of
 from paceline.runtime import codes
 

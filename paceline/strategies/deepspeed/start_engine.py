@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.json_types import Json, JsonObject, as_object
-from paceline.plan.strategies.deepspeed.user_config import whole
+from paceline.plan.strategies.deepspeed.zero_block import whole
 from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
 from paceline.strategies.deepspeed.autotp import unsharded

@@ -17,14 +17,13 @@ from paceline.core.safetensors_header import STORED_DTYPES
 from paceline.core.units import human_bytes
 from paceline.plan.algorithms.rollout import updates_per_pass
 from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec
-from paceline.plan.batch import resplit
+from paceline.plan.mesh import resplit
 from paceline.plan.model.parameter_list import SCORE
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan import Plan
 from paceline.plan.plan_json import to_json
 from paceline.plan.plan_sections import OptimizerSpec
-from paceline.plan.strategies.checkpoint_compatibility import why_unreadable
-from paceline.plan.strategies.spec import state_form, strategy_spec
+from paceline.plan.strategies.spec import state_form, strategy_spec, why_unreadable
 from paceline.training import codes
 from paceline.training.loop.train_state import TrainState
 

@@ -35,14 +35,13 @@ from paceline.data.preflight.check_sets import (
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
 from paceline.evaluation.scores.metrics import check_metrics
-from paceline.plan.algorithms.role_models import models_named
-from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.plan.algorithms.spec import algorithm_spec, models_named
 from paceline.plan.model.files.folder_check import (
     check_adapter_base,
     check_adapter_folder,
     check_model_folder,
+    classes_of_head,
 )
-from paceline.plan.model.files.named_folders import classes_of_head
 from paceline.plan.model.files.shape_check import adapter_sizes
 from paceline.plan.plan import Plan
 from paceline.training import codes

@@ -31,7 +31,7 @@ from paceline.data.prepare.prepare import train_fingerprint_of
 from paceline.data.rows.kinds.base import row_kind
 from paceline.launch.environment.guide_variables import cache_folder
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.plan.model.vocabulary import is_here
+from paceline.plan.model.read_config import is_here
 from paceline.plan.plan import Plan
 from paceline.training import codes
 from paceline.training.checkpointing.resume_compatibility import (

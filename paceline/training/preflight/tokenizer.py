@@ -22,8 +22,8 @@ from paceline.data.rows.kinds.base import row_kind
 from paceline.data.tokenizer.file_facts import most_tokens, same_files, unsettled
 from paceline.data.tokenizer.load import load_tokenizer, open_tokenizer, tokenizer_here
 from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.plan.needs_trial import MODEL, TOKENIZER
 from paceline.plan.plan import Plan
-from paceline.plan.requirements.needs_trial import MODEL, TOKENIZER
 from paceline.training.preflight.named_models import check_reward_model, check_tokens
 
 

@@ -26,8 +26,7 @@ from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.model.read_config import model_config
-from paceline.plan.plan import Plan
-from paceline.plan.requirements.needs_trial import (
+from paceline.plan.needs_trial import (
     ALGORITHM,
     CALLBACKS,
     COMPILE,
@@ -40,6 +39,7 @@ from paceline.plan.requirements.needs_trial import (
     TOKENIZER,
     TRACKERS,
 )
+from paceline.plan.plan import Plan
 from paceline.training import codes
 from paceline.training.preflight.inputs import look, look_in_doubt, reading_of
 from paceline.training.preflight.tokenizer import open_questions

@@ -25,8 +25,8 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.loading.model_source import load_hf_config
 from paceline.models.parallel import pipeline_stages
 from paceline.models.parallel.tensor_parallel import how_cut
+from paceline.plan.algorithms.rollout import any_answers
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.plan.features.eval_generation import any_answers
 from paceline.plan.model.files.unusual_config import impossible, unusual
 from paceline.plan.model.read_config import model_config
 from paceline.plan.model.shrink import shrunk

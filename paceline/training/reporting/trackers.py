@@ -17,7 +17,7 @@ from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.registry import load_attr
 from paceline.plan import codes as plan_codes
-from paceline.plan.requirements.tracker_login import has_key, meant_offline
+from paceline.plan.packages import has_key, meant_offline
 from paceline.training import codes
 from paceline.training.reporting.tracker_backends import ADAPTERS, TrackedRun, Tracker
 

@@ -31,10 +31,10 @@ from paceline.data.preflight.check_sets import check_feeds
 from paceline.data.prepare.prepare import Prepared, check_token_range
 from paceline.data.rows.kinds.base import row_kind
 from paceline.models.heads.sequence_classification import SCALAR_ROLES, Classes
+from paceline.plan.algorithms.rollout import answers_at_evaluation
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.plan.features.eval_generation import answers_at_evaluation
-from paceline.plan.features.moe_balance_loss import router_options
-from paceline.plan.model.files.named_folders import classes_of_head
+from paceline.plan.features.experts import router_options
+from paceline.plan.model.files.folder_check import classes_of_head
 from paceline.plan.model.moe_config import config_coefficient
 from paceline.plan.model.read_config import text_part
 from paceline.plan.plan import Plan

@@ -16,7 +16,7 @@ from paceline.checkpoint.export.gguf.families import FAMILIES
 from paceline.checkpoint.export.gguf.tokenizer import known_splits, tokenizer_of
 from paceline.checkpoint.export.gguf.writer import FILE, check_gguf, write_gguf
 from paceline.core.errors import CheckpointError, ConfigError
-from paceline.plan.model.families.family import families
+from paceline.plan.model.family import families
 
 VOCAB = 330  # more rows than the byte-level tokenizer has tokens
 SIZES: dict[str, Any] = {

@@ -24,7 +24,7 @@ from paceline.doctor.inspect import Inspection, parse_holders, parse_pairs
 from paceline.doctor.report import as_json, text
 from paceline.plan.hardware.choose_devices import choose
 from paceline.plan.hardware.probe_results import Nodes, SeenDevice, Sights, SmiAnswer, TorchAnswer, Wheel
-from paceline.plan.requirements.torch_abi import MadeFor
+from paceline.plan.packages import MadeFor
 
 CARDS = tuple(SeenDevice("NVIDIA L4", 22 << 30, 21 << 30, 8.9, f"GPU-{i}") for i in range(2))
 SIGHTS = Sights(

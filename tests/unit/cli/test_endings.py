@@ -31,7 +31,7 @@ ELSEWHERE = {  # programs with rules of their own
     "paceline/models/loading/list_parameters.py": "a part of the plan, ended with it",
     "paceline/config/render/reference.py": "documentation",
     "paceline/config/backend_files/docs_page.py": "documentation",
-    "paceline/plan/model/families/docs_page.py": "documentation",
+    "paceline/plan/model/families_page.py": "documentation",
 }
 
 PROGRAM = """

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from paceline.cli.main import application_of
 from paceline.config.load import load_config
 from paceline.launch.preflight.plan_job import planned
-from paceline.plan.specs.user_code import own_code
+from paceline.plan.user_code import own_code
 
 
 def config(folder: Path, **training: object) -> Path:

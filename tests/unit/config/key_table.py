@@ -352,7 +352,7 @@ TABLE: dict[str, Key | Read] = {
         early_stopping_patience=3,
         early_stopping_threshold=0.5,
     ),
-    "training.eval_generate": Read("plan/features/eval_generation.py", "answers_at_evaluation", ANSWERS),
+    "training.eval_generate": Read("plan/algorithms/rollout.py", "answers_at_evaluation", ANSWERS),
     "training.eval_metrics": Read("training/evaluation.py", "answers_measured", ANSWERS),
     "training.eval_generate_rows": Read("training/evaluation.py", "answers_measured", ANSWERS),
     "training.eval_on_start": Key(p.trainer, True, {"data.eval": [{"path": "e.jsonl"}]}),
@@ -393,7 +393,7 @@ TABLE: dict[str, Key | Read] = {
     "training.profile.ranks": Read("training/profiling/recorder.py", "profile_of", PROFILE),
     "training.profile.memory": Read("training/profiling/recorder.py", "profile_of", PROFILE),
     "training.exporters": Read(
-        "plan/requirements/needs_trial.py", "things_to_try", "tests/unit/checkpoint/test_exporters.py"
+        "plan/needs_trial.py", "things_to_try", "tests/unit/checkpoint/test_exporters.py"
     ),
     "training.callbacks": Read("training/reporting/observers.py", "begin", CALLBACKS),
     "training.callbacks[].name": Read("training/reporting/observers.py", "begin", CALLBACKS),

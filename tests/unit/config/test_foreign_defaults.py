@@ -233,7 +233,7 @@ def test_fsdp_without_settings_is_the_plugins(
     accelerate_plan: Any, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     plugin_class = pytest.importorskip("accelerate.utils.dataclasses").FullyShardedDataParallelPlugin
-    from paceline.plan.strategies.fsdp.user_options import read_fsdp
+    from paceline.plan.strategies.fsdp_options import read_fsdp
 
     plugin = plugin_class(fsdp_version=version)
     t = accelerate_plan(

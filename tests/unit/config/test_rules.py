@@ -1107,7 +1107,7 @@ def test_a_missing_package_of_object_storage_is_refused_before_a_start(monkeypat
         return codes(_t(**training), Facts(), True).get("save.objects_package")
 
     assert found(checkpoint_url="s3://bucket/run") is None
-    monkeypatch.setattr("paceline.plan.requirements.packages.installed", lambda name: None)
+    monkeypatch.setattr("paceline.plan.packages.installed", lambda name: None)
     assert found(checkpoint_url="s3://bucket/run") is Severity.ERROR
     assert found(resume_from_checkpoint="s3://bucket/run") is Severity.ERROR
     assert found(resume_from_checkpoint="auto") is None

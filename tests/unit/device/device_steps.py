@@ -22,9 +22,9 @@ from paceline.algorithms.algorithm import Algorithm, algorithm_class
 from paceline.config.schema import Config
 from paceline.data.packed_source import build_batch
 from paceline.models.factory import HFModelFactory
-from paceline.plan.features.grouped_gemm import PRODUCTS, PRODUCT_AN_EXPERT
-from paceline.plan.hardware.compiler import triton_obstacle
+from paceline.plan.features.experts import PRODUCT_AN_EXPERT, PRODUCTS
 from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.hardware.device_files import triton_obstacle
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.batch import Batch

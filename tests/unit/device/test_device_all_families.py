@@ -13,7 +13,7 @@ from device_steps import train
 sys.path.append(str(Path(__file__).parents[1] / "models"))
 from tiny_families import tiny_config  # noqa: E402
 
-from paceline.plan.model.families.supported import supported  # noqa: E402
+from paceline.plan.model.supported import supported  # noqa: E402
 
 CLOSE = 5e-4  # of losses near 5
 #: Every twelfth in the fast tier; ``test_device_families`` has those with kernels of their own.

@@ -23,7 +23,7 @@ from paceline.models.attention.flash_varlen import documents_varlen
 from paceline.models.attention.flex_attention import documents_flex
 from paceline.models.attention.reference_attention import documents_generic, documents_padded
 from paceline.models.attention.sequence_info import PackedSequenceInfo
-from paceline.plan.model.attention_kernel import DOCUMENT_SCORES, FLEX, SCORE_BYTES, VARLEN_FLASH
+from paceline.plan.model.kernels import DOCUMENT_SCORES, FLEX, SCORE_BYTES, VARLEN_FLASH
 
 sys.path.append(str(Path(__file__).parents[1] / "models"))
 from model_families import FAMILIES  # noqa: E402

@@ -11,7 +11,7 @@ from emulated_device import emulated
 
 from paceline.generation.sampling.noise import gumbel
 from paceline.models.heads.chunked_cross_entropy import CHUNK_BYTES, FusedNll, HeadShape
-from paceline.plan.model.head_chunk import head_chunk_bytes
+from paceline.plan.model.kernels import head_chunk_bytes
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Role
 from paceline.runtime.device.device import device_memory

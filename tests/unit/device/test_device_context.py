@@ -22,7 +22,7 @@ from paceline.models.attention import kernel_choice
 from paceline.models.attention.packed_attention import document_attention
 from paceline.models.attention.reference_attention import documents_generic
 from paceline.models.attention.sequence_info import PackedSequenceInfo
-from paceline.plan.model.attention_kernel import DOCUMENT_SCORES, FLEX, PADDED_SDPA, VARLEN_FLASH
+from paceline.plan.model.kernels import DOCUMENT_SCORES, FLEX, PADDED_SDPA, VARLEN_FLASH
 
 RANKS = 3
 

@@ -15,7 +15,7 @@ from support import swept
 from paceline.models.attention.kernel_choice import AttentionKernels
 from paceline.models.attention.packed_attention import document_attention
 from paceline.models.attention.sequence_info import PackedSequenceInfo
-from paceline.plan.model.attention_kernel import (
+from paceline.plan.model.kernels import (
     DOCUMENT_SCORES,
     DOCUMENT_SDPA,
     FLEX,

@@ -16,7 +16,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.utils._device import _device_constructors
 
 from paceline.models.attention.sequence_info import PackedSequenceInfo
-from paceline.plan.features.grouped_gemm import experts_wait
+from paceline.plan.features.experts import experts_wait
 from paceline.plan.hardware.device_kinds import XPU
 from paceline.protocols.batch import Batch
 

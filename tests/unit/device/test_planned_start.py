@@ -24,7 +24,7 @@ from paceline.models.loading.materialize import skeleton
 from paceline.models.loading.stored_dtype import buffers_keep_dtype
 from paceline.plan.cost.memory.fits import Room, room_of
 from paceline.plan.hardware.device_catalogue import cluster_of
-from paceline.plan.model.families.family import families
+from paceline.plan.model.family import families
 from paceline.plan.model.read_config import shape_of
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job

@@ -18,7 +18,7 @@ from device_steps import LLAMA, train
 
 from paceline.models.attention import kernel_choice
 from paceline.models.triton_kernels import launch, operators, reference
-from paceline.plan.model.rowwise_kernels import EAGER, TRITON, row_kernels
+from paceline.plan.model.kernels import EAGER, TRITON, row_kernels
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"

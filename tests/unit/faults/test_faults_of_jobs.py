@@ -18,7 +18,7 @@ from paceline.core.rundir import RunDir
 from paceline.launch.claim_run_dir import check_claim
 from paceline.launch.preflight import child_checks
 from paceline.launch.preflight.load_config import load
-from paceline.plan.requirements.packages import check_packages
+from paceline.plan.packages import check_packages
 
 CPU_FP16 = {"training.mixed_precision": "fp16", "launch.nproc": 2}
 TP = {"launch.nproc": 2, "training.distributed_strategy": "fsdp", "training.parallelism": {"tp_size": 2}}

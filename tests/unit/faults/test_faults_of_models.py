@@ -14,7 +14,7 @@ from fault_jobs import GPT2, LLAMA, Job, tried_here, write_weights
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
 from paceline.core.security.remote_code import read_code
-from paceline.plan.model.families.family import families, family_of
+from paceline.plan.model.family import families, family_of
 from paceline.plan.model.files.unusual_config import unusual
 
 Settings = dict[str, Any]

@@ -13,7 +13,7 @@ import pytest
 from fault_jobs import Job, tried_here
 from test_faults_of_rollouts import SCORES, rollout
 
-from paceline.plan.requirements.needs_trial import DATASETS, TOKENIZER
+from paceline.plan.needs_trial import DATASETS, TOKENIZER
 
 Settings = dict[str, Any]
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

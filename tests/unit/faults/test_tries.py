@@ -14,7 +14,7 @@ from fault_jobs import Job, tried_here, write_weights
 
 from paceline.config.load import load_config
 from paceline.launch.preflight import child_checks
-from paceline.plan.requirements.needs_trial import (
+from paceline.plan.needs_trial import (
     ALGORITHM,
     CALLBACKS,
     COMPILE,

@@ -26,7 +26,7 @@ from tiny_families import tiny_config
 
 from paceline.checkpoint.export.hf_export import export_hf
 from paceline.models.factory import HFModelFactory
-from paceline.plan.model.families.family import family_of
+from paceline.plan.model.family import family_of
 
 EXTRA = {
     "unheard_of.weight": torch.full((3,), float("nan")),

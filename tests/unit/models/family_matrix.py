@@ -35,7 +35,7 @@ from torch import Tensor
 from paceline.core.errors import PacelineError
 from paceline.models.factory import HFModelFactory
 from paceline.models.role_module import RoleModule
-from paceline.plan.model.families.family import composites, families
+from paceline.plan.model.family import composites, families
 from paceline.plan.plan_sections import AdapterSpec
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output

@@ -43,8 +43,8 @@ from paceline.models.attention.sparse_indexer import selectors
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.sharded_loading import FolderSlices
 from paceline.models.role_module import RoleModule
-from paceline.plan.model.families import family as family_records
-from paceline.plan.model.families.family import SIZE_NAMES, Family, families
+from paceline.plan.model import family as family_records
+from paceline.plan.model.family import SIZE_NAMES, Family, families
 from paceline.plan.model.moe_config import READ
 from paceline.plan.model.read_config import shape_from_config
 from paceline.protocols.batch import IGNORE_INDEX, Batch

@@ -18,7 +18,7 @@ from paceline.models.attention.compiled_attention import document_flash, documen
 from paceline.models.attention.reference_attention import CpuDocuments, documents_generic
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.role_module import RoleModule
-from paceline.plan.model.attention_kernel import PADDED_SDPA
+from paceline.plan.model.kernels import PADDED_SDPA
 from paceline.plan.plan_sections import AdapterSpec
 from paceline.protocols.roles import Output, Role
 

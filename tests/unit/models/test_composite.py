@@ -23,7 +23,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.loading.multimodal import class_of_whole
 from paceline.models.lora.lora import Adapter
 from paceline.plan.features.lora import adapter_of
-from paceline.plan.model.families.family import composites
+from paceline.plan.model.family import composites
 from paceline.plan.model.read_config import shape_of
 from paceline.plan.plan_json import to_json
 from paceline.plan.plan_sections import AdapterSpec

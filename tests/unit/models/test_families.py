@@ -14,8 +14,8 @@ import pytest
 import transformers
 from family_sweep import examine, miscounted, registered
 
-from paceline.plan.model.families.docs_page import page
-from paceline.plan.model.families.family import families, verdicts_of
+from paceline.plan.model.families_page import page
+from paceline.plan.model.family import families, verdicts_of
 
 # one a kind of thing that went wrong: a router's buffer, experts under released names, a trunk reached into,
 # a window of one layer's alone, ALiBi, rope
@@ -78,5 +78,5 @@ def test_parameters_are_counted_as_transformers_does(kind: str) -> None:
 def test_the_page_is_the_table_s() -> None:
     file = Path(__file__).parents[3] / "docs/families.md"
     assert file.read_text(encoding="utf-8") == page(), (
-        "python -m paceline.plan.model.families.docs_page > docs/families.md"
+        "python -m paceline.plan.model.families_page > docs/families.md"
     )

@@ -14,7 +14,7 @@ from tiny_families import tiny_config
 
 from paceline.generation import local
 from paceline.models.factory import HFModelFactory
-from paceline.plan.model.families.family import supported
+from paceline.plan.model.family import supported
 
 LEAST = {"time_step_min": 0.5}
 BOTH = {"time_step_limit": [0.5, 0.8]}

@@ -16,7 +16,7 @@ from tiny_families import tiny_config
 from torch import nn
 
 from paceline.models.factory import HFModelFactory
-from paceline.plan.model.families.family import families
+from paceline.plan.model.family import families
 
 FEW = {"olmo": {"clip_qkv": 0.5}, "gemma4_text": {"enable_moe_block": True, "num_experts": 4}}
 FEW["gemma4_text"] |= {"top_k_experts": 2, "moe_intermediate_size": 16}

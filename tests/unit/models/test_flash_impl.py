@@ -11,7 +11,7 @@ from torch.nn.attention import _registry
 
 from paceline.models.attention.flash_backend import activate_flash, active_flash
 from paceline.models.attention.kernel_choice import AttentionKernels
-from paceline.plan.model.attention_kernel import PADDED_SDPA, VARLEN_FLASH
+from paceline.plan.model.kernels import PADDED_SDPA, VARLEN_FLASH
 
 
 class Handle:

@@ -21,8 +21,8 @@ from paceline.algorithms.supervised.sft import SFT
 from paceline.models.activation_checkpointing import enable_recompute
 from paceline.models.factory import HFModelFactory
 from paceline.models.role_module import RoleModule
-from paceline.plan.features.moe_balance_loss import RouterLoss
-from paceline.plan.model.families.family import families
+from paceline.plan.features.experts import RouterLoss
+from paceline.plan.model.family import families
 from paceline.plan.model.moe_config import config_coefficient
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role

@@ -18,7 +18,7 @@ from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.models.attention.sparse_indexer import selectors
 from paceline.models.factory import HFModelFactory
-from paceline.plan.model.families.family import families
+from paceline.plan.model.family import families
 from paceline.plan.plan_sections import AdapterSpec
 from paceline.protocols.roles import Output
 

@@ -22,7 +22,7 @@ from paceline.models.factory import PACKED, READ_IN_PARTS, HFModelFactory
 from paceline.models.loading.materialize import choices_of
 from paceline.models.loading.multimodal import class_of_whole
 from paceline.models.loading.sharded_loading import FolderSlices
-from paceline.plan.model.families.family import composites, families
+from paceline.plan.model.family import composites, families
 from paceline.plan.model.read_config import shape_of
 from paceline.plan.plan_sections import AdapterSpec, Quantization
 from paceline.protocols.model import BuildOptions

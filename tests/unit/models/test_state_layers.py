@@ -20,7 +20,7 @@ from paceline.models.attention.padded_documents import DocumentsByLength, groupe
 from paceline.models.factory import HFModelFactory
 from paceline.models.recurrent_layers import has_state, state_layers
 from paceline.models.role_module import RoleModule
-from paceline.plan.model.families.family import families
+from paceline.plan.model.family import families
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output
 

@@ -15,7 +15,7 @@ from paceline.core.errors import ConfigError
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.models.factory import HFModelFactory
-from paceline.plan.model.families.family import families
+from paceline.plan.model.family import families
 
 GREEDY = RolloutSampling(temperature=0.0)
 # by kind of layer: the delta rule, a state space beside attention, without any, and in each layer with it, a

@@ -6,7 +6,7 @@ from typing import Any
 
 from tiny_families import tiny_config
 
-from paceline.plan.model.families.family import composites
+from paceline.plan.model.family import composites
 
 _TOWER = {
     **dict.fromkeys(("hidden_size", "embed_dim", "vision_output_dim", "num_position_embeddings"), 16),

@@ -13,16 +13,16 @@ import pytest
 from paceline.config.schema import Config
 from paceline.plan.cost.from_plan import predicted_plan
 from paceline.plan.features.attention import choose_kernel
-from paceline.plan.hardware import compiler
+from paceline.plan.hardware import device_files
 from paceline.plan.hardware.device_catalogue import cluster_of
-from paceline.plan.model.attention_kernel import (
+from paceline.plan.model.family import families
+from paceline.plan.model.kernels import (
     PADDED_SDPA,
     VARLEN_FLASH,
     AttentionCall,
     flash_version,
     has_dropout,
 )
-from paceline.plan.model.families.family import families
 from paceline.plan.model.model_catalogue import named_config
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan import Plan, Precision
@@ -53,27 +53,27 @@ def test_a_newer_flash_kernel_needs_its_package_and_its_card(
 
 
 def test_packages_are_found_without_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compiler.flash_packages() == ()
+    assert device_files.flash_packages() == ()
     fails = "raise ImportError\n"
     (tmp_path / "flash_attn_interface.py").write_text(fails)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert compiler.flash_packages() == ("FA3",)
+    assert device_files.flash_packages() == ("FA3",)
     (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
     (tmp_path / "flash_attn" / "__init__.py").write_text(fails)
-    assert compiler.flash_packages() == ("FA3",)
+    assert device_files.flash_packages() == ("FA3",)
     (tmp_path / "flash_attn" / "cute" / "interface.py").write_text(fails)
-    assert compiler.flash_packages() == ("FA3", "FA4")
+    assert device_files.flash_packages() == ("FA3", "FA4")
 
 
 @pytest.mark.parametrize("missing", ["triton", "compiler", "headers", ""])
 def test_what_triton_lacks_is_named(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "Python.h").write_text("")
-    monkeypatch.setattr(compiler.util, "find_spec", lambda name: None if missing == "triton" else name)
-    monkeypatch.setattr(compiler.shutil, "which", lambda name: None if missing == "compiler" else name)
+    monkeypatch.setattr(device_files.util, "find_spec", lambda name: None if missing == "triton" else name)
+    monkeypatch.setattr(device_files.shutil, "which", lambda name: None if missing == "compiler" else name)
     where = tmp_path / "none" if missing == "headers" else tmp_path
-    monkeypatch.setattr(compiler.sysconfig, "get_path", lambda name: str(where))
+    monkeypatch.setattr(device_files.sysconfig, "get_path", lambda name: str(where))
     words = {"triton": "Triton", "compiler": "compiler", "headers": "Python.h", "": ""}
-    said = compiler.triton_obstacle()
+    said = device_files.triton_obstacle()
     assert words[missing] in said and bool(said) == bool(missing)
 
 

@@ -10,6 +10,7 @@ import pytest
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import STRATEGIES
+from paceline.plan.choose_strategy import CHAIN, size_rule
 from paceline.plan.cost.advice import escalated
 from paceline.plan.cost.search import SearchSpec, search
 from paceline.plan.hardware.device_catalogue import cluster_of
@@ -17,7 +18,6 @@ from paceline.plan.hardware.probe import Hardware, probe_hardware
 from paceline.plan.model.model_catalogue import known_models
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan import Plan
-from paceline.plan.size_rule import CHAIN, size_rule
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 

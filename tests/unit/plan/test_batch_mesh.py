@@ -4,8 +4,7 @@ import pytest
 
 from paceline.config.sections.training_scale import Parallelism
 from paceline.core.errors import ConfigError
-from paceline.plan.batch import BatchSplit, legal_pairs, resplit, split_batch
-from paceline.plan.mesh import Mesh, mesh_for
+from paceline.plan.mesh import BatchSplit, Mesh, legal_pairs, mesh_for, resplit, split_batch
 from paceline.plan.plan_json import from_json, to_json
 
 

@@ -11,10 +11,9 @@ import pytest
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients
-from paceline.plan.cost.collectives import Group, latency, pass_time
 from paceline.plan.cost.memory.peak import peak_of
 from paceline.plan.cost.search import Candidate, SearchSpec, search
-from paceline.plan.cost.step_time import speed_of
+from paceline.plan.cost.step_time import Group, latency, pass_time, speed_of
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.model_catalogue import known_models, model_shape
 from paceline.plan.plan import Plan

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import pytest
 
-from paceline.plan.model.families.source_keys import family_words
+from paceline.plan.model.source_keys import family_words
 
 FAMILIES = [
     "llama",
@@ -52,7 +52,7 @@ def test_what_has_no_config_class_is_not_known(name: str) -> None:
 
 def test_nothing_is_imported_for_it() -> None:
     code = (
-        "import sys; from paceline.plan.model.families.source_keys import family_words;"
+        "import sys; from paceline.plan.model.source_keys import family_words;"
         " assert family_words('llama'); print({'torch', 'transformers'} & set(sys.modules))"
     )
     assert (

@@ -12,18 +12,25 @@ import pytest
 from paceline.core.plugins.registry import source_of
 from paceline.plan.hardware import probe as hardware
 from paceline.plan.hardware import torch_probe as ask
-from paceline.plan.hardware.data_sheet_peaks import peak_flops
 from paceline.plan.hardware.device_files import device_nodes
 from paceline.plan.hardware.probe import (
     Hardware,
     cpu_count,
     cpu_flags,
     host_memory_bytes,
+    peak_flops,
     probe_hardware,
 )
-from paceline.plan.hardware.probe_results import Nodes, SeenDevice, TorchAnswer, Wheel
+from paceline.plan.hardware.probe_results import (
+    Nodes,
+    SeenDevice,
+    TorchAnswer,
+    Wheel,
+    best_set,
+    runs_on,
+    visible_cards,
+)
 from paceline.plan.hardware.vendor_smi import parse_nvidia
-from paceline.plan.hardware.visible_devices import best_set, runs_on, visible_cards
 from paceline.plan.plan_json import from_json, to_json
 
 ROWS = """NVIDIA A100-SXM4-80GB, 81920, 81000, 8.0, GPU-aaaa-1, 580.95.05, Disabled

@@ -12,7 +12,7 @@ import pytest
 from paceline.plan.hardware import vendor_smi
 from paceline.plan.hardware.choose_devices import choose
 from paceline.plan.hardware.probe_results import Nodes, SeenDevice, Sights, SmiAnswer, TorchAnswer, Wheel
-from paceline.plan.model.attention_kernel import AttentionCall, attention_kernel
+from paceline.plan.model.kernels import AttentionCall, attention_kernel
 
 GIB = 2**30
 ONE_NVIDIA = Nodes(nvidia=1)

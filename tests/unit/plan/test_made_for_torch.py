@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.config.schema import Config
-from paceline.plan.requirements.packages import check_packages
-from paceline.plan.requirements.torch_abi import made_for_another_torch
+from paceline.plan.packages import check_packages, made_for_another_torch
 
 RELEASE = ".".join(metadata.version("torch").split("+")[0].split(".")[:2])
 

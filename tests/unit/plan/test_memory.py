@@ -16,7 +16,7 @@ import torch
 from paceline.config.load import load_config
 from paceline.models import compute_dtype
 from paceline.models.factory import HFModelFactory
-from paceline.plan.algorithms.role_models import named_shapes
+from paceline.plan.algorithms.spec import named_shapes
 from paceline.plan.cost.from_plan import cluster_of_cpu, planned_candidate, search_spec_of
 from paceline.plan.cost.memory.model_states import memory_of, model_states
 from paceline.plan.explain import WIDTH, explain

@@ -11,7 +11,7 @@ import pytest
 from paceline.config.schema import Config
 from paceline.config.sections.algorithms.classification import ClassificationOptions
 from paceline.core.errors import DataError
-from paceline.plan.model.files.named_folders import classes_of_head, wrong_folders
+from paceline.plan.model.files.folder_check import classes_of_head, wrong_folders
 from paceline.training.preflight.class_counts import class_numbers, with_head
 
 CLASSES = {"0": "zz", "1": "aa", "2": "mm"}

@@ -8,9 +8,8 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.plan.cost.from_plan import of_length, search_spec_of
-from paceline.plan.cost.report import forecast, text
+from paceline.plan.cost.report import forecast, outlook, text
 from paceline.plan.cost.search import Candidate, SearchSpec, search
-from paceline.plan.cost.whole_run import outlook
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.model_catalogue import known_models, model_shape
 from paceline.plan.plan import Plan

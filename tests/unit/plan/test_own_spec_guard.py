@@ -17,9 +17,9 @@ from paceline.core.errors import ConfigError
 from paceline.launch.preflight.plan_job import planned
 from paceline.plan.algorithms.spec import AlgorithmSpec
 from paceline.plan.hardware.device_catalogue import cluster_of
-from paceline.plan.specs.user_spec import guarded
 from paceline.plan.strategies.replicated import DDP
 from paceline.plan.strategies.spec import StrategySpec, strategy_spec
+from paceline.plan.user_code import guarded
 from paceline.rules import check
 from paceline.rules.rule import Facts
 

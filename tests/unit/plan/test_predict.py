@@ -10,7 +10,6 @@ import pytest
 from paceline.core.errors import ConfigError
 from paceline.plan.cost.advice import advice
 from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients, spread
-from paceline.plan.cost.collectives import Group, bandwidth, latency, pass_time
 from paceline.plan.cost.memory.peak import Peak, in_flight, peak_of, worst_peak
 from paceline.plan.cost.report import forecast, text
 from paceline.plan.cost.search import (
@@ -23,14 +22,23 @@ from paceline.plan.cost.search import (
     ranked,
     search,
 )
-from paceline.plan.cost.step_time import GRAPH_LAYER, offload_seconds, speed_of, token_flops
+from paceline.plan.cost.step_time import (
+    GRAPH_LAYER,
+    Group,
+    bandwidth,
+    latency,
+    offload_seconds,
+    pass_time,
+    speed_of,
+    token_flops,
+)
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.model_catalogue import model_shape
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan_sections import OptimizerSpec
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.workload.local_tensors import Piece
-from paceline.plan.workload.muon_work import Orthogonal, orthogonal
+from paceline.plan.workload.state_bytes import Orthogonal, orthogonal
 from paceline.plan.workload.step_spec import AdapterSize, RolloutSpec, StepSpec, Storage, why_not_run
 
 C = memory_coefficients()

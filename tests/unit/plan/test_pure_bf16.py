@@ -13,9 +13,9 @@ from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
 from paceline.plan.cost.advice import advice
 from paceline.plan.cost.from_plan import cluster_of_hardware, planned_candidate, search_spec_of
-from paceline.plan.cost.memory.checkpoint import checkpoint_bytes
+from paceline.plan.cost.memory.model_states import checkpoint_bytes
+from paceline.plan.cost.report import outlook
 from paceline.plan.cost.search import SearchSpec, search
-from paceline.plan.cost.whole_run import outlook
 from paceline.plan.features.precision import choose_precision
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.read_config import shape_from_config

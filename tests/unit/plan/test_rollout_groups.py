@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.plan.algorithms.rollout import RolloutSizes, rollout_decision
-from paceline.plan.batch import BatchSplit
+from paceline.plan.mesh import BatchSplit
 
 
 @pytest.mark.parametrize(

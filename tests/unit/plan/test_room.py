@@ -13,12 +13,11 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.plan.cost.memory.fits import room_decisions, room_of
-from paceline.plan.cost.memory.startup_reads import bytes_a_node
+from paceline.plan.cost.memory.fits import bytes_a_node, room_decisions, room_of
 from paceline.plan.cost.search import SearchSpec, layouts, search
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.hardware.probe import Hardware, probe_hardware
-from paceline.plan.model.files.stored_dtype import with_stored
+from paceline.plan.model.files.safetensors_headers import with_stored
 from paceline.plan.model.model_catalogue import known_models
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan import Plan

@@ -7,7 +7,7 @@ from typing import Any
 
 from test_room import CPU, GIB, plan_of
 
-from paceline.plan.cost.memory.checkpoint import checkpoint_bytes
+from paceline.plan.cost.memory.model_states import checkpoint_bytes
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.plan import Decision, Plan
 

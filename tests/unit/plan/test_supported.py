@@ -13,14 +13,13 @@ import pytest
 
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
-from paceline.plan.model import safetensors_headers
-from paceline.plan.model.families.family import supported
-from paceline.plan.model.families.supported import unsupported
-from paceline.plan.model.files.stored_dtype import with_carried
+from paceline.plan.model.family import supported
+from paceline.plan.model.files import safetensors_headers
+from paceline.plan.model.files.safetensors_headers import weights_findings, with_carried
 from paceline.plan.model.quantized_weights import quantised_base
 from paceline.plan.model.read_config import shape_from_config, shape_of, trained_shape
-from paceline.plan.model.safetensors_headers import weights_findings
 from paceline.plan.model.shape import ModelShape
+from paceline.plan.model.supported import unsupported
 from paceline.plan.plan_json import from_json, to_json
 
 LLAMA = {

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paceline.plan.hardware.visible_devices import runs_on
+from paceline.plan.hardware.probe_results import runs_on
 from paceline.runtime.device import probe
 
 GIB = 2**30

@@ -28,8 +28,8 @@ from paceline.plan.cost.from_plan import planned_candidate, search_spec_of
 from paceline.plan.cost.memory.peak import chunk_of, peak_of
 from paceline.plan.cost.simulation_check import compare
 from paceline.plan.hardware.device_catalogue import cluster_of
-from paceline.plan.model.families import family
-from paceline.plan.model.families.family import families
+from paceline.plan.model import family
+from paceline.plan.model.family import families
 from paceline.plan.model.model_catalogue import known_models, named_config
 from paceline.simulate.run import simulate
 

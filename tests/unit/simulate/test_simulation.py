@@ -18,7 +18,7 @@ from paceline.plan.cost.from_plan import planned_candidate, search_spec_of
 from paceline.plan.cost.memory.peak import chunk_of
 from paceline.plan.cost.simulation_check import Compared, compare, partly, table, why_not
 from paceline.plan.hardware.device_catalogue import cluster_of
-from paceline.plan.model.families.family import families
+from paceline.plan.model.family import families
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.plan.strategy_options import FsdpOptions

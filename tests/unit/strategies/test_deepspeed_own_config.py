@@ -16,9 +16,8 @@ from torch import nn
 
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.models.compute_dtype import ComputeLinear
-from paceline.plan.batch import split_batch
-from paceline.plan.mesh import Mesh
-from paceline.plan.model.families.family import families
+from paceline.plan.mesh import Mesh, split_batch
+from paceline.plan.model.family import families
 from paceline.plan.plan import Precision
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.strategy_options import DeepSpeedOptions

@@ -12,12 +12,10 @@ import pytest
 
 from paceline.core.errors import CheckpointError
 from paceline.core.plugins.tables import STRATEGIES
-from paceline.plan.batch import BatchSplit
-from paceline.plan.mesh import Mesh
+from paceline.plan.mesh import BatchSplit, Mesh
 from paceline.plan.plan import Precision
 from paceline.plan.plan_sections import OptimizerSpec
-from paceline.plan.strategies.checkpoint_compatibility import why_unreadable
-from paceline.plan.strategies.spec import state_form, strategy_specs
+from paceline.plan.strategies.spec import state_form, strategy_specs, why_unreadable
 from paceline.training.checkpointing.resume import same_training
 from paceline.training.checkpointing.resume_compatibility import (
     keep_global_batch,

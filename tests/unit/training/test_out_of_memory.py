@@ -16,10 +16,10 @@ from accelerate.utils.memory import should_reduce_batch_size
 from paceline.config.schema import Config
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.hardware.probe import Hardware, probe_hardware
+from paceline.plan.layout_search import what_fits
 from paceline.plan.model.model_catalogue import known_models
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
-from paceline.plan.strategy_choice.what_fits import what_fits
 from paceline.rules.planning import make_plan
 from paceline.runtime.process_group.world import World
 from paceline.training import errors

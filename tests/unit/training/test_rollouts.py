@@ -28,7 +28,7 @@ from paceline.core.errors import ConfigError
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.plan.algorithms.rollout import check_rollout, rollout_sizes
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.plan.batch import BatchSplit
+from paceline.plan.mesh import BatchSplit
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import RolloutAnswers

@@ -11,8 +11,8 @@ import torch
 
 import paceline.training.loop.throughput as metrics
 from paceline.plan.cost.step_time import speed_of
-from paceline.plan.hardware.data_sheet_peaks import peak_flops
 from paceline.plan.hardware.device_catalogue import cards, data_sheet_peak
+from paceline.plan.hardware.probe import peak_flops
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.workload.step_spec import Machine, StepSpec
 from paceline.runlog.events import Step

@@ -29,7 +29,7 @@ from paceline.checkpoint.format.safetensors_file import TensorEntry
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.json_types import Json, JsonObject
-from paceline.plan.model.families.family import family_of
+from paceline.plan.model.family import family_of
 
 FILE = "model.gguf"
 #: Keys of a config that say nothing of what the model computes.

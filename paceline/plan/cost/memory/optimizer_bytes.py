@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from paceline.config.registries.optim_args import parse_optim_args
 from paceline.config.registries.optimizers import BUILT, supports
 from paceline.config.sections.training import TrainingSection
-from paceline.plan.features.pure_bf16 import rounds
+from paceline.plan.features.precision import rounds
 from paceline.plan.model.parameter_list import targets_of
 from paceline.plan.model.read_config import ModelShape
 from paceline.plan.plan_sections import AdapterSpec, OptimizerSpec
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.workload.local_tensors import Piece, pieces_of
 from paceline.plan.workload.state_bytes import piece_moments
-from paceline.plan.workload.strategy_layout import Storage, StrategyLayout
+from paceline.plan.workload.step_spec import Storage, StrategyLayout
 
 _ADAM = 8.0  # bytes of AdamW's moments a parameter, which the layouts' tables have
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from paceline.core.units import human_bytes
-from paceline.plan.activation_checkpointing import ATTENTION, MATMUL
 from paceline.plan.cost.coefficients import MemoryCoefficients
-from paceline.plan.model.attention_kernel import SCORE_BYTES
-from paceline.plan.model.head_chunk import LEAST_CHUNK, head_chunk_bytes
+from paceline.plan.model.kernels import LEAST_CHUNK, SCORE_BYTES, head_chunk_bytes
 from paceline.plan.model.shape import ModelShape
+from paceline.plan.plan_sections import ATTENTION, MATMUL
 from paceline.plan.workload.step_spec import OWN_LAYERS, StageSize, StepSpec
 
 BUCKET = 25 * 2**20  # DDP's default bucket size

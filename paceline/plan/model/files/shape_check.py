@@ -10,9 +10,9 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.safetensors_header import FLOATS, StoredTensor, header_of
 from paceline.plan import codes
 from paceline.plan.features.peft_settings import names_module, rank_of, untied
-from paceline.plan.model.multimodal import beside_text
+from paceline.plan.model.family import beside_text
+from paceline.plan.model.files.safetensors_headers import weights_of
 from paceline.plan.model.parameter_list import is_linear, parameters_of
-from paceline.plan.model.safetensors_headers import weights_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan_sections import AdapterSpec
 

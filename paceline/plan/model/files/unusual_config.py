@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeGuard
 
 from paceline.core.json_types import Json
-from paceline.plan.model.families.family import SIZE_NAMES
+from paceline.plan.model.family import SIZE_NAMES
 
 _ACTIVATIONS = frozenset(
     {"silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu", "swish", "relu2", "quick_gelu"}

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING
 from paceline.config.backend_files.deepspeed.key_verdicts import OPTIMIZERS, SCHEDULES
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
-from paceline.plan.batch import BatchSplit
-from paceline.plan.mesh import Mesh
+from paceline.plan.mesh import BatchSplit, Mesh
 from paceline.plan.plan import Precision
-from paceline.plan.strategies.deepspeed.user_config import KEY
-from paceline.plan.strategies.deepspeed.zero_block import zero_optimization
+from paceline.plan.strategies.deepspeed.zero_block import KEY, zero_optimization
 
 if TYPE_CHECKING:
     from paceline.plan.strategies.job import Findings, Job

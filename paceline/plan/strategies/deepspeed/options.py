@@ -9,11 +9,10 @@ from dataclasses import replace
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
-from paceline.plan.batch import BatchSplit
-from paceline.plan.mesh import Mesh, cp_heads, tp_heads, tp_inside_node
+from paceline.plan.mesh import BatchSplit, Mesh, cp_heads, tp_heads, tp_inside_node
 from paceline.plan.plan import Precision
 from paceline.plan.strategies.deepspeed.compile_config import compile_config
-from paceline.plan.strategies.deepspeed.user_config import (
+from paceline.plan.strategies.deepspeed.zero_block import (
     KEY,
     asked_stage,
     offload_device,

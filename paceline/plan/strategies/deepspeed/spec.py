@@ -7,21 +7,18 @@ from dataclasses import dataclass, replace
 
 from paceline.config.registries.optimizers import StateSplit
 from paceline.core.json_types import JsonObject, as_object
-from paceline.plan.batch import BatchSplit
-from paceline.plan.mesh import Mesh
+from paceline.plan.mesh import BatchSplit, Mesh
 from paceline.plan.plan import Plan, Precision
 from paceline.plan.plan_sections import ModelStates
-from paceline.plan.strategies.checkpoint_compatibility import DEEPSPEED_FORM
 from paceline.plan.strategies.deepspeed.options import deepspeed_engine, deepspeed_mesh
 from paceline.plan.strategies.deepspeed.zero_states import zero_states
 from paceline.plan.strategies.job import Findings, Job
-from paceline.plan.strategies.spec import Simulated, StrategySpec
+from paceline.plan.strategies.spec import DEEPSPEED_FORM, Simulated, StrategySpec
 from paceline.plan.strategy_options import DeepSpeedOptions, EngineOptions
 from paceline.plan.workload.local_tensors import Piece, tp_share
 from paceline.plan.workload.startup_memory import CARD, CUT, FLAT, LoadingSpec
 from paceline.plan.workload.state_bytes import whole_states
-from paceline.plan.workload.step_spec import StepSpec
-from paceline.plan.workload.strategy_layout import WHOLE, Storage, StrategyLayout
+from paceline.plan.workload.step_spec import WHOLE, StepSpec, Storage, StrategyLayout
 
 # 16-bit weights, sums in fp32, fp32 masters and moments
 ZERO = Storage(weight=2.0, gradient=4.0, optimizer=12.0)

@@ -1,4 +1,4 @@
-"""The ``zero_optimization`` block: fill "auto" sizes from the model, translate old keys, check offloading."""
+"""The user's DeepSpeed settings, and their ``zero_optimization`` block as DeepSpeed 0.19 takes it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from paceline.config import codes as config_codes
+from paceline.config.sections.training import TrainingSection
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
-from paceline.plan.strategies.deepspeed.user_config import KEY, zero_block
 
 if TYPE_CHECKING:
     from paceline.plan.strategies.job import Findings, Job
@@ -207,3 +207,43 @@ def _second_copy(block: JsonObject, stage: int, job: Job, findings: Findings) ->
 def _number(value: Json) -> Json:
     """Convert floats such as 1e9 from JSON to int: DeepSpeed's counts are integers."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) >= 1000 else value
+
+
+KEY = "training.deepspeed"
+
+
+def user_config(training: TrainingSection) -> JsonObject:
+    """Return the user's DeepSpeed settings; empty if none are given (short forms zero1, zero2, zero3)."""
+    return dict(training.deepspeed) if isinstance(training.deepspeed, dict) else {}
+
+
+def zero_block(user: Mapping[str, Json]) -> JsonObject:
+    """Return ``zero_optimization`` as a dict; DeepSpeed's oldest form (true) means stage 1."""
+    block = user.get("zero_optimization")
+    if isinstance(block, bool):
+        return {"stage": 1 if block else 0}
+    return dict(block) if isinstance(block, dict) else {}
+
+
+def whole(block: Mapping[str, Json], key: str, default: int) -> int:
+    """Return a whole number of the file; ``default`` if it is missing or no number."""
+    value = block.get(key)
+    return int(value) if isinstance(value, (int, float)) else default
+
+
+def asked_stage(user: Mapping[str, Json]) -> int:
+    """Return the file's ZeRO stage; DeepSpeed's default is 0."""
+    stage = zero_block(user).get("stage", 0)
+    return int(stage) if isinstance(stage, (int, float)) and not isinstance(stage, bool) else 0
+
+
+def offload_device(zero: Mapping[str, Json], part: str) -> str:
+    """Return the device (none, cpu or nvme) of ``offload_optimizer`` or ``offload_param``."""
+    block = zero.get(part)
+    if isinstance(block, dict):
+        return str(block.get("device", "none")).lower()
+    old = {
+        "offload_optimizer": ("cpu_offload",),
+        "offload_param": ("cpu_offload_param", "cpu_offload_params"),
+    }[part]
+    return "cpu" if any(zero.get(name) is True for name in old) else "none"

@@ -1,4 +1,4 @@
-"""Supported model families, and whether documents can be packed: results of the family sweep. No torch.
+"""Supported model families, what they are refused, and whether documents can be packed. No torch.
 
 The sweep is ``tests/unit/models/family_sweep.py``.
 """
@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json
 from paceline.plan import codes
-from paceline.plan.model.families.family import families, family_of, supported, usual
-from paceline.plan.model.multimodal import composite_of, text_part
+from paceline.plan.mesh import Mesh
+from paceline.plan.model.family import composite_of, families, family_of, supported, text_part, usual
+from paceline.plan.model.shape import PADDED, ModelShape
 
 LIST = "docs/families.md"
 _TOWERS = ("vision", "audio", "image", "speech", "visual", "vq", "vit", "perceiver", "qformer")
@@ -122,3 +123,40 @@ def _balance(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
                 "true",
                 "set output_router_logits: false",
             )
+
+
+def check_family(shape: ModelShape | None, mesh: Mesh) -> Iterator[Diagnostic]:
+    """Yield problems of a model family with the mesh.
+
+    Context parallelism with padded documents, a state passed from token to token, or length-dependent rotary
+    embeddings; a pipeline with buffers.
+    """
+    if shape is None:
+        return
+    cp, kind = "training.parallelism.cp_size", shape.model_type
+    if mesh.cp > 1 and shape.rows == PADDED:
+        what = (
+            f"context parallelism shards packed rows, but models of type '{kind}' get one padded"
+            " row per document"
+        )
+        yield codes.PLAN_FAMILY_STRATEGY(what, cp, str(mesh.cp), "cp_size: 1")
+    elif mesh.cp > 1 and shape.carries:
+        what = (
+            f"models of type '{kind}' have layers that pass a state from token to token, but context"
+            " parallelism gives a rank only a part of each document"
+        )
+        yield codes.PLAN_FAMILY_STRATEGY(what, cp, str(mesh.cp), "cp_size: 1")
+    elif mesh.cp > 1 and shape.rope_by_length:
+        what = (
+            "this model's rotary embedding depends on the length of the complete document (dynamic"
+            " or longrope), but context parallelism gives a rank only a part of it"
+        )
+        yield codes.PLAN_FAMILY_STRATEGY(what, cp, str(mesh.cp), "cp_size: 1")
+    if mesh.pp > 1 and shape.buffers:
+        what = (
+            f"models of type '{kind}' have state other than their parameters (buffers), which"
+            " pipeline stages do not save"
+        )
+        yield codes.PLAN_FAMILY_STRATEGY(
+            what, "training.distributed_strategy", f"pipeline of {mesh.pp}", "distributed_strategy: fsdp"
+        )

@@ -10,22 +10,18 @@ from paceline.config.registries.optimizers import StateSplit
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import JsonObject
 from paceline.plan import codes
-from paceline.plan.batch import BatchSplit
-from paceline.plan.mesh import Mesh
+from paceline.plan.job_to_check import JobToCheck
+from paceline.plan.mesh import BatchSplit, Mesh
 from paceline.plan.plan import Plan, Precision
 from paceline.plan.plan_sections import ModelStates
-from paceline.plan.specs.job_to_check import JobToCheck
-from paceline.plan.strategies.checkpoint_compatibility import TORCH_FORM
-from paceline.plan.strategies.fsdp.resolved_options import fsdp_engine, fsdp_mesh
-from paceline.plan.strategies.fsdp.user_options import read_fsdp
+from paceline.plan.strategies.fsdp_options import fsdp_engine, fsdp_mesh, read_fsdp
 from paceline.plan.strategies.job import Findings, Job
-from paceline.plan.strategies.spec import Simulated, StrategySpec
+from paceline.plan.strategies.spec import TORCH_FORM, Simulated, StrategySpec
 from paceline.plan.strategy_options import EngineOptions, FsdpOptions
 from paceline.plan.workload.local_tensors import Piece, pieces_of, tp_share
 from paceline.plan.workload.startup_memory import FIRST, HOST, LoadingSpec
 from paceline.plan.workload.state_bytes import by_muon, sharded_states
-from paceline.plan.workload.step_spec import StepSpec
-from paceline.plan.workload.strategy_layout import WHOLE, Gathering, Storage, StrategyLayout
+from paceline.plan.workload.step_spec import WHOLE, Gathering, StepSpec, Storage, StrategyLayout
 
 SHARDED = Storage(weight=4.0, gradient=4.0, optimizer=8.0)  # fp32 shards, gathered in 16 bit
 _LAYER = re.compile(r"\.(layers|h)\.\d+\.")

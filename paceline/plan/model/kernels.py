@@ -1,6 +1,4 @@
-"""Which kernel computes the attention of packed documents: a function of device, dtype and model, which the
-plan asks beforehand and the model at each call.
-"""
+"""Which kernels compute a model's work, by device, dtype and model: plan and model ask the same functions."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.core.json_types import Json
 from paceline.plan.hardware.device_kinds import kind_of
-from paceline.plan.model.families.family import family_of
+from paceline.plan.model.family import family_of
 
 VARLEN_FLASH = "varlen_flash"  # one flash call over all documents of a row
 FLEX = "flex"  # torch's flex_attention, compiled by Triton: one call over all documents of a row
@@ -151,3 +149,39 @@ def flash_version(capability: float | None, installed: Sequence[str], call: Atte
         if name in installed and capability is not None and int(capability) in cards and width <= largest:
             return name
     return ""
+
+
+LEAST_CHUNK, MOST_CHUNK = 64 * 2**20, 512 * 2**20
+_CHUNK_SHARE = 96
+
+
+def head_chunk_bytes(memory_bytes: float) -> int:
+    """Return the bytes of one chunk on a device with so much memory (0: a CPU, or unknown): a power of two.
+
+    Each chunk reads and writes the head's whole gradient [V, H] in fp32 once: 64 MiB chunks of 16 k tokens
+    and 128 k words are 94 passes, 512 MiB 12.
+    """
+    share = int(memory_bytes) // _CHUNK_SHARE
+    return min(MOST_CHUNK, max(LEAST_CHUNK, 1 << share.bit_length() - 1)) if share else LEAST_CHUNK
+
+
+TRITON = "triton"  # one Triton kernel each, see ``paceline.models.triton_kernels``
+ATEN = "aten"  # torch's own fused kernel; norms only
+EAGER = "eager"  # several of torch's operations each
+
+TRITON_CAPABILITY = 7.0  # what the kernels are compiled for in tests, and later
+
+
+def row_kernels(device: str, capability: float | None, uncompiled: str) -> tuple[str, str]:
+    """Return ``TRITON`` or ``EAGER`` and the reason.
+
+    ``capability``: CUDA's compute capability, None elsewhere or if unknown; ``uncompiled``: why
+    Triton's kernels cannot be compiled there (``plan.hardware.toolchain``), empty if they can.
+    """
+    if capability is None:
+        return EAGER, f"Paceline's Triton kernels are for NVIDIA devices, and this is {device}"
+    if capability < TRITON_CAPABILITY:
+        return EAGER, f"Triton needs compute capability {TRITON_CAPABILITY} (this device: {capability})"
+    if uncompiled:
+        return EAGER, f"Triton's kernels cannot be compiled: {uncompiled}"
+    return TRITON, "one Triton kernel each for norms, gated activations, rotary embedding and loss"

@@ -1,22 +1,24 @@
-"""Check optional packages and tools that a config needs, without importing them."""
+"""Check packages, compilers and logins that a config needs, without importing anything."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from importlib import util
+from dataclasses import dataclass
+from importlib import metadata, util
+from netrc import NetrcParseError, netrc
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from paceline.config.registries.object_store_url import EXTRA, PACKAGE
 from paceline.config.registries.optimizers import BUILT
-from paceline.config.registries.trackers import ALL, TRACKERS, names_of
+from paceline.config.registries.trackers import ALL, TRACKERS, TrackerFacts, names_of
 from paceline.config.schema import Config
 from paceline.config.source import DEFAULTS, Source
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.plan import codes
-from paceline.plan.hardware.compiler import triton_obstacle
-from paceline.plan.requirements.torch_abi import made_for_another_torch
-from paceline.plan.requirements.tracker_login import has_key, meant_offline
+from paceline.plan.hardware.device_files import triton_obstacle
 
 _ATTENTION = {
     "flash_attention_2": ("flash_attn", "pip install flash-attn"),
@@ -137,3 +139,78 @@ def _missing(what: str, where: str, package: str, hint: str) -> Diagnostic:
 def missing_object_store(where: str) -> Diagnostic | None:
     """Return that the package of object storage is not installed; None if it is."""
     return None if installed(PACKAGE) else codes.SAVE_OBJECTS_PACKAGE(where, PACKAGE, extra=EXTRA)
+
+
+_OFF = ("offline", "disabled", "local")
+
+
+def has_key(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether the tracker ``name`` has the key of its server here, or needs none."""
+    facts = TRACKERS[name]
+    return not facts.key or bool(environ.get(facts.key)) or _has_login(facts, environ)
+
+
+def meant_offline(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether the tracker's own variable says that it is not to send anything."""
+    mode = TRACKERS[name].mode
+    return bool(mode) and environ.get(mode, "").lower() in _OFF
+
+
+def _has_login(facts: TrackerFacts, environ: Mapping[str, str]) -> bool:
+    given = environ.get("NETRC") if facts.host else None
+    home = environ.get("HOME", "~")
+    path = Path(given or facts.login.replace("~", home, 1)).expanduser()
+    address = environ.get("WANDB_BASE_URL", "") if facts.host else ""
+    host = urlsplit(address).hostname or facts.host
+    try:
+        hosts = netrc(str(path)).hosts
+    except (OSError, NetrcParseError, UnicodeError):
+        return False
+    return host in hosts if host else bool(hosts)
+
+
+#: those that Transformers imports and that name their torch
+IMPORTED = ("torchvision",)
+_PINNED = re.compile(r"torch\s*\(?==\s*([0-9][\w.]*)")
+
+
+@dataclass(frozen=True)
+class MadeFor:
+    """A package, its version, the torch that it names, and the torch that is installed."""
+
+    package: str
+    version: str
+    wants: str
+    torch: str
+
+    def finding(self) -> Diagnostic:
+        """Return what is wrong, and what to do."""
+        return codes.PLAN_OTHER_TORCH(
+            self.package,
+            f"torch {self.torch}",
+            package=self.package,
+            version=self.version,
+            wants=self.wants,
+            release=_release(self.torch),
+        )
+
+
+def made_for_another_torch() -> Iterator[MadeFor]:
+    """Yield what was made for another minor release: its operators do not load."""
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return
+    for package in IMPORTED:
+        try:
+            version, requirements = metadata.version(package), metadata.requires(package) or []
+        except metadata.PackageNotFoundError:
+            continue
+        wants = next((found[1] for line in requirements if (found := _PINNED.match(line))), "")
+        if wants and _release(wants) != _release(torch):
+            yield MadeFor(package, version, wants, torch)
+
+
+def _release(version: str) -> str:
+    """``2.13`` of ``2.13.0+cu130``: patches keep the interface."""
+    return ".".join(version.split("+")[0].split(".")[:2])

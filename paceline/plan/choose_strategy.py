@@ -1,4 +1,4 @@
-"""Choose the strategy: the size rule for ``auto``, and what this machine can start."""
+"""Choose the strategy: the size rule for ``auto``, its fallbacks, and what this machine can start."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from paceline.core.plugins.tables import CHOOSERS
 from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.hardware.probe import OPTIONAL_PACKAGES, Hardware
+from paceline.plan.job_to_check import Combination
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.size_rule import size_rule
-from paceline.plan.specs.feature_combination import Combination
+from paceline.plan.strategies.deepspeed.spec import ZERO2, ZERO3
+from paceline.plan.strategies.fsdp import FSDP
 from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.replicated import DDP
 from paceline.plan.strategies.spec import StrategySpec, missing_package, strategy_spec
 
 KEY = "training.distributed_strategy"
@@ -141,3 +143,22 @@ def _not_installed(spec: StrategySpec, package: str) -> Diagnostic:
             f", or distributed_strategy: {strategy} with {strategy}: {sharding}, which shards the same states"
         )
     return codes.PLAN_DEEPSPEED_MISSING(KEY, spec.name, name=spec.name, package=package, hint=hint)
+
+
+#: Each strategy shards more than the one before; the last never holds the whole model on a card at startup.
+CHAIN = (DDP.name, ZERO2.name, ZERO3.name, FSDP.name)
+SMALL, MEDIUM = 1_000_000_000, 7_000_000_000
+
+
+def size_rule(num_parameters: int) -> tuple[str, str]:
+    """Return (strategy, reason): DDP below 1B parameters, ZeRO-2 from 1B to 7B, ZeRO-3 above."""
+    if num_parameters < SMALL:
+        return DDP.name, "below 1B: replicate the model and average the gradients"
+    if num_parameters <= MEDIUM:
+        return ZERO2.name, "from 1B to 7B: ZeRO-2"
+    return ZERO3.name, "above 7B: ZeRO-3"
+
+
+def chain_from(strategy: str) -> tuple[str, ...]:
+    """Return ``strategy`` and its fallbacks."""
+    return CHAIN[CHAIN.index(strategy) :]

@@ -1,12 +1,16 @@
-"""``JobToCheck``: what strategy and algorithm specs see of a job when they check it."""
+"""What checks see of a job: before it is planned (``JobToCheck``), and its choices (``Combination``)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.config.schema import Config
 from paceline.config.sections.types import Section
 from paceline.core.diagnostics import Code, Diagnostic, Severity
+from paceline.plan.mesh import Mesh
+from paceline.plan.plan import Precision
+from paceline.plan.plan_sections import AdapterSpec, OptimizerSpec
 
 
 class JobToCheck(Protocol):
@@ -44,3 +48,21 @@ class JobToCheck(Protocol):
     def at(self, finding: Diagnostic, *paths: str) -> Diagnostic:
         """Return a finding with the place and, where it has no ``found``, the values of some keys."""
         ...
+
+
+@dataclass(frozen=True)
+class Combination:
+    """The choices for a run. ``strategy`` and ``mesh`` are None where they could not be chosen.
+
+    ``compiled``: by torch.compile; ``full_eval``: dtypes (``bf16``, ``fp16``) requested for evaluation;
+    ``pure_bf16``: weights in bfloat16 alone are requested.
+    """
+
+    precision: Precision
+    optimizer: OptimizerSpec
+    adapter: AdapterSpec | None
+    compiled: bool
+    full_eval: tuple[str, ...] = ()
+    strategy: str | None = None
+    mesh: Mesh | None = None
+    pure_bf16: bool = False

@@ -1,1 +1,0 @@
-"""What is known of each family of models: one record."""

@@ -1,1 +1,0 @@
-"""Packages, logins and trials that a config needs before it starts."""

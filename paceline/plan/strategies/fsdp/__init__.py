@@ -1,1 +1,0 @@
-"""FSDP2 (``fully_shard``) in the plan: spec and options."""

@@ -1,1 +1,0 @@
-"""Pipeline parallelism in the plan: spec and stages."""

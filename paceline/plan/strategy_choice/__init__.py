@@ -1,1 +1,0 @@
-"""Which strategy: the size rule, ``auto``, ``fastest``, and what would fit."""
