@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from paceline.protocols.batch import Batch as Batch
     from paceline.protocols.roles import Output as Output
     from paceline.protocols.roles import Role as Role
+    from paceline.strategies.data_parallel import ParallelInference as ParallelInference
     from paceline.strategies.ddp import DDP as DDP
-    from paceline.strategies.replicas import ParallelInference as ParallelInference
     from paceline.strategies.strategy import Strategy as Strategy
     from paceline.training.base_trainer import BaseTrainer as BaseTrainer
     from paceline.training.reporting.callbacks import LossWatchdog as LossWatchdog
@@ -49,7 +49,7 @@ _HOMES = {
     "GenerationEngine": "paceline.generation.engine:GenerationEngine",
     "LossWatchdog": "paceline.training.reporting.callbacks:LossWatchdog",
     "Output": "paceline.protocols.roles:Output",
-    "ParallelInference": "paceline.strategies.replicas:ParallelInference",
+    "ParallelInference": "paceline.strategies.data_parallel:ParallelInference",
     "Role": "paceline.protocols.roles:Role",
     "RowKind": "paceline.data.rows.kinds.base:RowKind",
     "Sample": "paceline.algorithms.rewards.builtin:Sample",

@@ -34,7 +34,7 @@ from paceline.generation import codes
 from paceline.generation.answer import load_folder
 from paceline.models.heads.sequence_classification import auto_class
 from paceline.models.loading.materialize import from_config
-from paceline.models.persistent_buffers import persistent_buffers
+from paceline.models.module_tensors import persistent_buffers
 from paceline.models.special_tokens import end_tokens
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import BUFFER, PARAM

@@ -22,19 +22,28 @@ from paceline.models.attention.packed_attention import choose_attention, registe
 from paceline.models.attention.rope_per_document import rope_by_document
 from paceline.models.attention.sparse_indexer import freeze_selectors, use_compressors
 from paceline.models.compute_dtype import head_of, low_alone
-from paceline.models.fused_layers.probe_values import stand_in_values
+from paceline.models.expert_routing import freeze_routers
 from paceline.models.fused_layers.qkv_rotary import fuse_attention
 from paceline.models.fused_layers.rms_norm import fuse_norms
 from paceline.models.fused_layers.swiglu import fuse_mlps
 from paceline.models.heads.sequence_classification import HEAD, SCALAR_ROLES, Classes, auto_class
-from paceline.models.loading.empty_weights import Unread, draw, empty_model, give_storage, unread
 from paceline.models.loading.folder_tensors import FolderTensors, folder_tensors
 from paceline.models.loading.loading_report import NOTHING, refusals, untied
-from paceline.models.loading.materialize import from_config, name_trunk, skeleton
+from paceline.models.loading.materialize import (
+    Unread,
+    draw,
+    empty_model,
+    from_config,
+    give_storage,
+    name_trunk,
+    skeleton,
+    unread,
+)
 from paceline.models.loading.model_source import (
     ModelSource,
     cannot_load,
     code_options,
+    config_keys,
     load_hf_config,
     raw_config,
 )
@@ -43,17 +52,13 @@ from paceline.models.loading.quantized_folder import load_dequantised, quantised
 from paceline.models.loading.resize_embeddings import resize_embeddings, vocabulary_names
 from paceline.models.loading.sharded_loading import FolderSlices, folder_slices, read_rest
 from paceline.models.loading.stored_dtype import buffers_keep_dtype, stored_dtype
-from paceline.models.loading.unused_config_keys import config_keys
 from paceline.models.lora.expert_lora import compute_in_float64
 from paceline.models.lora.lora import Adapter, add_adapter, base_fingerprint, plain_name
-from paceline.models.low_precision.bitsandbytes_4bit import check_quantisable, empty_layers, quantise
-from paceline.models.low_precision.fp8_linear import convert_to_fp8
-from paceline.models.moe.routers import freeze_routers
-from paceline.models.persistent_buffers import persistent_buffers
+from paceline.models.module_tensors import arrive, persistent_buffers, stand_in_values
+from paceline.models.quantized_linear import check_quantisable, convert_to_fp8, empty_layers, quantise
 from paceline.models.recurrent_layers import keep_documents_apart
 from paceline.models.role_module import RoleModule
 from paceline.models.special_tokens import forget_defaults
-from paceline.models.stream_to_device import arrive
 from paceline.plan.model.family import text_part
 from paceline.plan.model.kernels import head_chunk_bytes
 from paceline.plan.model.quantized_weights import plain_config

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.models.attention.sequence_info import PackedSequenceInfo, sequence_info_of
-from paceline.models.replace_forward import own_class, replace_forward
+from paceline.models.replace_forward import class_behind, replace_forward
 
 _STATE = "cache_params"  # the parameter by which Transformers' layers take states of earlier tokens
 _HIDDEN = ("hidden_states", "input_states")
@@ -100,7 +100,7 @@ def how_kept_apart(hf: nn.Module) -> str:
 
 def class_of(layer: nn.Module) -> str:
     """Return the name of a layer's own class, also of a swapped one."""
-    return own_class(type(layer), ByDocument).__name__
+    return class_behind(type(layer), ByDocument).__name__
 
 
 def has_state(module: nn.Module) -> bool:

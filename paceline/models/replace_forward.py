@@ -1,9 +1,17 @@
-"""Change a module's class: its parameters, submodules and names stay, its forward changes."""
+"""Change a module's class: its parameters, submodules and names stay, its forward changes, or reads others.
+
+``ReadsCopies`` keeps a module's own forward (fused experts, routers, norms, attention with sinks) and hands
+it low-precision copies of its parameters, and its input in their dtype, as in a model that was loaded in it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
+
+from torch import Tensor, nn
 
 T = TypeVar("T")
 
@@ -20,7 +28,7 @@ def replace_base(kind: type[T], base: type) -> type[T]:
     return _joined(base.__name__, (kind, base))
 
 
-def own_class(kind: type, front: type) -> type:
+def class_behind(kind: type, front: type) -> type:
     """Return the class that ``replace_forward`` put ``front`` before, also where others lie on top; ``kind``
     itself if it has none.
     """
@@ -31,3 +39,87 @@ def own_class(kind: type, front: type) -> type:
 @cache
 def _joined(name: str, bases: tuple[type, ...]) -> type:
     return type(name, bases, {})
+
+
+#: a copy of a parameter for the forward: its argument is the parameter
+Copied = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class KeptForward:
+    """How a module's own forward computes in low precision.
+
+    copies   it reads low-precision copies; else its fp32 parameters
+    input    its first argument is given in the dtype of what it reads
+    output   its result, a tensor, is returned in the dtype of its argument
+    """
+
+    copies: bool = True
+    input: bool = True
+    output: bool = True
+
+
+_KEPT, _COPIED = "_paceline_kept_forward", "_paceline_copied"
+_KNOWN = ("transformers.", "torch.")
+_SINKS = frozenset({"sinks"})
+_AFFINE = frozenset({"weight", "bias"})
+
+
+def kept_forward(module: nn.Module) -> KeptForward | None:
+    """Return how a module's forward is kept; None where it is not known to compute in the dtype of what it
+    reads.
+    """
+    if isinstance(module, ReadsCopies):
+        known: KeptForward = vars(module)[_KEPT]
+        return known
+    if not type(module).__module__.startswith(_KNOWN):  # code from the hub may mean something else by a name
+        return None
+    name = type(module).__name__
+    own = {key for key, value in module.named_parameters(recurse=False) if value is not None}
+    if hasattr(module, "_apply_gate") or name.endswith("Experts"):  # the former marks what has several forms
+        return KeptForward()
+    if own == _SINKS:
+        return KeptForward(input=False, output=False)
+    if not own <= _AFFINE:
+        return None
+    if "Router" in name:
+        return KeptForward(output=False)
+    if "Norm" in name and "Gated" not in name:
+        return KeptForward(copies=False)
+    return KeptForward() if isinstance(module, nn.Linear) else None
+
+
+class ReadsCopies(nn.Module):
+    """Put in front of a module's class (``keep_forward``): hands its forward the copies."""
+
+    def forward(self, *args: Tensor, **named: Tensor) -> object:
+        """The arguments and the result of the module's own forward."""
+        kept: KeptForward = vars(self)[_KEPT]
+        copied: Copied = vars(self)[_COPIED]
+        own = {name: p for name, p in self._parameters.items() if p is not None}
+        read = {name: copied(p) if kept.copies else p for name, p in own.items()}
+        came = args[0].dtype if args and isinstance(args[0], Tensor) else None
+        if kept.input and came is not None and came.is_floating_point:
+            args = (args[0].to(next(iter(read.values())).dtype), *args[1:])
+        # An attribute of the instance is found before the parameter of that name
+        shadows = {name: value for name, value in read.items() if value is not own[name]}
+        vars(self).update(shadows)
+        try:
+            found = super().forward(*args, **named)
+        finally:
+            for name in shadows:
+                del vars(self)[name]
+        return found.to(came) if kept.output and came is not None and isinstance(found, Tensor) else found
+
+
+def own_class(module: nn.Module) -> type[nn.Module]:
+    """Return the class whose forward a module computes: its own, also where it was swapped."""
+    return class_behind(type(module), ReadsCopies)
+
+
+def keep_forward(module: nn.Module, kept: KeptForward, copied: Copied) -> list[nn.Parameter]:
+    """Have the forward of ``module`` read ``copied`` of its parameters; return those that need a copy."""
+    if not isinstance(module, ReadsCopies):
+        module.__class__ = replace_forward(ReadsCopies, type(module))
+    vars(module).update({_KEPT: kept, _COPIED: copied})
+    return list(module.parameters(recurse=False)) if kept.copies else []

@@ -17,14 +17,13 @@ from paceline.models.attention.rope_per_document import DocumentRope
 from paceline.models.attention.sequence_info import AttentionContext, PackedSequenceInfo
 from paceline.models.compile_layers import CompiledLayers
 from paceline.models.compute_dtype import LowPrecisionCopies, head_of
+from paceline.models.expert_routing import RouterLoad, RouterSums
 from paceline.models.heads.chunked_cross_entropy import CHUNK_BYTES
 from paceline.models.heads.distillation_divergence import Comparison, LentHead
 from paceline.models.heads.lm_head import Head, Vocabulary
 from paceline.models.heads.sequence_classification import SCALAR_ROLES, ScalarHead
 from paceline.models.lora.lora import Adapter, switched_off
-from paceline.models.moe.balance_sums import RouterSums
-from paceline.models.moe.expert_load import RouterLoad
-from paceline.models.persistent_buffers import persistent_buffers
+from paceline.models.module_tensors import persistent_buffers
 from paceline.models.recurrent_layers import has_state, how_kept_apart
 from paceline.models.shared_prefix import SharedPrompts, draws_at_random
 from paceline.protocols.batch import Batch

@@ -1,12 +1,14 @@
-"""Accurate sums of squares of gradients."""
+"""The norm of a step's gradients, and a step that clips by it or is left out for it on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from paceline.plan.hardware.device_kinds import CUDA
 from paceline.runtime.device.device import sum_dtype
 
 CHUNK = 1 << 16  # elements summed in the gradient's own dtype; the partial sums are added in float64
@@ -34,3 +36,43 @@ def _square(flat: Tensor) -> Tensor:
     if flat.numel() <= CHUNK or flat.dtype == torch.float64:
         return flat.dot(flat).double()
     return torch.stack([part.dot(part) for part in torch.split(flat, CHUNK)]).double().sum()
+
+
+def skips_on_device(optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
+    """Whether ``optimizer`` takes a tensor that says whether to step: torch's fused ones do.
+
+    On a CPU reading the norm costs nothing, and decides before the clipping.
+    """
+    return norm.device.type != "cpu" and getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+@contextmanager
+def clipping_and_skipping(
+    optimizer: torch.optim.Optimizer, norm: Tensor, max_norm: float | None
+) -> Iterator[None]:
+    """Inside the context ``optimizer.step()`` changes nothing if ``norm`` is inf or nan (torch's
+    ``found_inf``), and steps by gradients clipped to ``max_norm``. Fused kernels of CUDA clip on the way
+    (``grad_scale``, by which they divide), without a pass over the gradients; torch's GradScaler gives them
+    both. Other devices' kernels are not known to read it: there gradients are clipped before.
+    """
+    optimizer.found_inf = (~torch.isfinite(norm)).to(torch.float32)  # type: ignore[attr-defined]
+    on_the_way = max_norm and norm.device.type == CUDA.name
+    if on_the_way:  # as ``torch.nn.utils.clip_grads_with_norm_``
+        assert max_norm
+        excess = ((norm + 1e-6) / max_norm).clamp(min=1.0)
+        optimizer.grad_scale = excess.to(torch.float32)  # type: ignore[attr-defined]
+    elif max_norm:
+        gradients = [p for group in optimizer.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grads_with_norm_(gradients, max_norm, norm)
+    try:
+        yield
+    finally:
+        del optimizer.found_inf  # type: ignore[attr-defined]
+        if on_the_way:
+            del optimizer.grad_scale  # type: ignore[attr-defined]
+
+
+def scale_of(scaler: torch.amp.GradScaler, like: Tensor) -> Tensor:
+    """Return the scale for the next window as ``like``, without reading it."""
+    scale: Tensor = scaler._get_scale_async()  # type: ignore[assignment]
+    return scale.to(like)

@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from paceline.models.compute_dtype import compute_copy
-from paceline.models.low_precision.bitsandbytes_4bit import scales_of
+from paceline.models.quantized_linear import scales_of
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
-from paceline.strategies.optimizers.bitsandbytes_state import TABLES
+from paceline.strategies.optimizers.quantized_state import TABLES
 from paceline.strategies.optimizers.schedule_free import averaged
 
 

@@ -1,14 +1,18 @@
-"""State of whole (replicated) parameters as shards under plain names, and back, bit for bit."""
+"""State of whole (replicated) parameters as shards under plain names, and back, bit for bit; read once for
+all ranks that hold it alike.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.core.errors import CheckpointError
 from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
+from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.optimizers import quantized_state, schedule_free
@@ -250,3 +254,46 @@ def check(reader: ShardReader, role: str, name: str, kind: str, shape: tuple[int
                 hint="use the model (and vocabulary) that was saved",
             )
         )
+
+
+class ReadOnce:
+    """A ShardReader of ranks that make the same calls in the same order: all, or those of ``group``.
+
+    They take turns with reading, so a checkpoint is read once for all of them. Collective.
+    """
+
+    def __init__(self, reader: ShardReader, world: World, group: dist.ProcessGroup | None = None) -> None:
+        self._reader = reader
+        self._world = world
+        self._group = group
+        self._ranks = list(range(world.world_size)) if group is None else dist.get_process_group_ranks(group)
+        self._turn = 0
+
+    def has(self, role: str, name: str, kind: str) -> bool:
+        return self._reader.has(role, name, kind)
+
+    def kinds(self, role: str, name: str) -> tuple[str, ...]:
+        return self._reader.kinds(role, name)
+
+    def shape(self, role: str, name: str, kind: str) -> tuple[int, ...]:
+        return self._reader.shape(role, name, kind)
+
+    def dtype(self, role: str, name: str, kind: str) -> torch.dtype:
+        return self._reader.dtype(role, name, kind)
+
+    def read(self, role: str, name: str, kind: str) -> Tensor:
+        """Return the whole tensor on the CPU."""
+        shape = self.shape(role, name, kind)
+        return self.read_block(role, name, kind, (0,) * len(shape), shape)
+
+    def read_block(
+        self, role: str, name: str, kind: str, offsets: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Tensor:
+        """Return the block of ``shape`` at ``offsets``, on the CPU."""
+        source = self._ranks[self._turn % len(self._ranks)]
+        self._turn += 1
+        if source == self._world.rank:
+            tensor = self._reader.read_block(role, name, kind, offsets, shape).contiguous()
+        else:
+            tensor = torch.empty(shape, dtype=self.dtype(role, name, kind))
+        return self._world.send_tensor(tensor, source, self._group)

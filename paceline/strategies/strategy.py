@@ -1,4 +1,4 @@
-"""Strategy: how models are trained on the mesh. A runner (``strategies.runner``) calls it for each window."""
+"""Strategy: how models are trained on the mesh, called by a runner for each window; and with one process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
+from paceline.plan.plan import Plan
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
@@ -22,12 +24,11 @@ from paceline.protocols.shard import Shard, ShardReader
 from paceline.protocols.window import EvalSums, StepOutcome, UnreadResult
 from paceline.runtime.device.device import sum_dtype
 from paceline.runtime.process_group.world import World
-from paceline.strategies import replicated_state
-from paceline.strategies.broadcast_read import ReadOnce
-from paceline.strategies.grad_norm import squares
+from paceline.strategies import codes, replicated_state
+from paceline.strategies.grad_norm import clipping_and_skipping, scale_of, skips_on_device, squares
 from paceline.strategies.model_handle import Handle, Handles
-from paceline.strategies.nonfinite_steps import clipping_and_skipping, scale_of, skips_on_device
 from paceline.strategies.optimizers.build import build_optimizer, set_learning_rate
+from paceline.strategies.replicated_state import ReadOnce
 
 if TYPE_CHECKING:
     from paceline.plan.plan import Plan
@@ -232,3 +233,18 @@ def evaluating(root: nn.Module) -> Iterator[None]:
             yield
     finally:
         root.train(was_training)
+
+
+class Single(Strategy):
+    """Training in one process, without communication: the reference for every other strategy."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        if world.world_size != 1:
+            raise ConfigError(
+                codes.STRATEGY_SINGLE_WORLD("training.distributed_strategy", f"{world.world_size} processes")
+            )
+        super().__init__(world, plan)
+
+    def wrap(self, role: Role, root: RootModule) -> nn.Module:
+        """Return the root itself."""
+        return root

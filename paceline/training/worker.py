@@ -39,7 +39,7 @@ from paceline.launch.processes import MARK
 from paceline.launch.redacted_output import lost_output, terminal
 from paceline.launch.run_secret import read_secret, unsigned
 from paceline.launch.supervision.worker_channel import Line, Word
-from paceline.models.attention.flash_backend import activate_flash
+from paceline.models.attention.kernel_choice import activate_flash
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.explain import explain
 from paceline.plan.plan import Plan

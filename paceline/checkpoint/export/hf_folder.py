@@ -25,7 +25,7 @@ from paceline.core.files import MAX_CONFIG_BYTES, read_bytes
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.rundir import RunDir
 from paceline.models.loading.multimodal import WholeModel, whole_model
-from paceline.models.persistent_buffers import persistent_buffers
+from paceline.models.module_tensors import persistent_buffers
 from paceline.models.special_tokens import listed
 from paceline.plan.model.family import composite_of
 

@@ -23,8 +23,8 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.heads.sequence_classification import Classes
 from paceline.models.loading.sharded_loading import FolderSlices
 from paceline.models.lora.lora import Step, base_fingerprint, merging
-from paceline.models.low_precision.bitsandbytes_4bit import packed_weights, rounded
-from paceline.models.persistent_buffers import persistent_buffers
+from paceline.models.module_tensors import persistent_buffers
+from paceline.models.quantized_linear import packed_weights, rounded
 from paceline.plan.plan_json import from_json
 from paceline.plan.plan_sections import AdapterSpec, Quantization
 from paceline.protocols.model import BuildOptions

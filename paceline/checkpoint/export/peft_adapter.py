@@ -30,7 +30,7 @@ from paceline.core.errors import CheckpointError
 from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import JsonObject, as_object
 from paceline.models.lora.lora import WEIGHTS, adapted_modules, peft_key
-from paceline.models.stream_to_device import shapes_standing_in
+from paceline.models.module_tensors import shapes_standing_in
 
 _OF_WHOLE_MODELS = ("config.json", "generation_config.json")
 

@@ -64,14 +64,14 @@ STRATEGIES = Table(
     "strategy",
     codes.STRATEGY_UNKNOWN,
     {
-        "single": Row(f"{_REPLICATED}:SINGLE", "paceline.strategies.single:Single"),
+        "single": Row(f"{_REPLICATED}:SINGLE", "paceline.strategies.strategy:Single"),
         "data_parallel": Row(
             f"{_REPLICATED}:DATA_PARALLEL", "paceline.strategies.data_parallel:DataParallel"
         ),
         "ddp": Row(f"{_REPLICATED}:DDP", "paceline.strategies.ddp:DDP"),
         "zero_redundancy": Row(
             "paceline.plan.strategies.replicated:ZERO_REDUNDANCY",
-            "paceline.strategies.zero_redundancy:ZeroRedundancy",
+            "paceline.strategies.ddp:ZeroRedundancy",
         ),
         "fsdp": Row("paceline.plan.strategies.fsdp:FSDP", "paceline.strategies.fsdp.strategy:FSDP"),
         "pipeline": Row(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.models.attention.context_parallel import ContextBatch, ContextParallel
-from paceline.models.attention.flex_block_mask import VisibleKeys
+from paceline.models.attention.flex_attention import VisibleKeys
 from paceline.models.attention.kernel_choice import AttentionKernels, RowKernels
 from paceline.models.attention.padded_documents import DocumentsByLength, PaddedRows
 from paceline.models.shared_prefix import SharedPrompts

@@ -24,9 +24,8 @@ from paceline.models.compute_dtype import (
     traced_linear,
     weight_gradient,
 )
-from paceline.models.fused_layers.probe_values import stand_in_values
+from paceline.models.module_tensors import stand_in_values, widened
 from paceline.models.replace_forward import replace_forward
-from paceline.models.stream_to_device import widened
 from paceline.models.triton_kernels import operators
 from paceline.models.typed_autograd import Function, FunctionContext
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.models.attention.sequence_info import row_kernels_of
-from paceline.models.fused_layers.probe_values import stand_in_values
+from paceline.models.module_tensors import stand_in_values
 from paceline.models.replace_forward import replace_forward
 from paceline.models.triton_kernels import launch, operators
 from paceline.models.typed_autograd import Function, FunctionContext

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.models import codes
-from paceline.models.persistent_buffers import persistent_buffers
+from paceline.models.module_tensors import persistent_buffers
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,9 +1,10 @@
-"""A role's model as the config names it: its Hugging Face config, and the folder's own ``config.json``."""
+"""A role's model as the config names it: its Hugging Face config, the folder's own ``config.json``."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.core.diagnostics import Diagnostic
@@ -12,6 +13,7 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.core.security.remote_code import check_code
 from paceline.models import codes
 from paceline.plan.model.quantized_weights import quantised_base
+from paceline.plan.model.source_keys import family_words
 from paceline.rules import codes as rules_codes
 
 if TYPE_CHECKING:
@@ -141,10 +143,6 @@ def first_lines(error: Exception) -> str:
     return " ".join(lines[:2]) if lines else type(error).__name__
 
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
-
 def refuse_hub_attention(config: PreTrainedConfig | None, name: str) -> None:
     """Raise ConfigError ``sec.attention_kernel`` if the Hugging Face ``config`` of model ``name`` names an
     attention as ``org/repository``, which Transformers would download and run.
@@ -168,3 +166,38 @@ def _kernel_names(config: PreTrainedConfig | None) -> Iterator[str]:
     for inner in getattr(config, "sub_configs", None) or ():
         if getattr(config, inner, None) is not None:
             yield from _kernel_names(getattr(config, inner))
+
+
+SHOWN = 8  # names in the message
+
+
+def config_keys(raw: Mapping[str, Json], config: PreTrainedConfig) -> str:
+    """Return one line for the log: how many keys ``raw``, a language model's part of ``config.json``, has;
+    which of ``config``'s class it leaves out; and which are unknown to the family's code.
+    """
+    from transformers import PreTrainedConfig
+
+    general, own = _fields(PreTrainedConfig), _fields(type(config))
+    names = dict(getattr(config, "attribute_map", None) or {})
+    given = {names.get(key, key) for key in raw if not key.startswith("_")}
+    given |= {"rope_parameters"} if given & {"rope_theta", "rope_scaling"} else set()
+    words = family_words(str(config.model_type))
+    known = (words.words if words else frozenset()) | own | {"torch_dtype", "auto_map"}
+    out, unread = sorted(own - general - given), sorted(given - known)
+    parts = [f"{len(raw)} keys"]
+    if out:
+        parts.append(f"{len(out)} left out, at the defaults of {type(config).__name__}: {_listed(out)}")
+    if unread:
+        parts.append(f"{len(unread)} that nothing in its code reads: {_listed(unread)}")
+    return "; ".join(parts)
+
+
+def _fields(kind: type) -> frozenset[str]:
+    """Return the names of a config class's fields; none if it is not a dataclass."""
+    found = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return frozenset(field.name for field in found)
+
+
+def _listed(names: Collection[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(list(names)[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -27,7 +27,7 @@ from paceline.models.loading.model_source import cannot_load
 from paceline.models.loading.quantized_folder import QuantisedFiles, QuantisedFolder
 from paceline.models.loading.resize_embeddings import new_rows
 from paceline.models.loading.safetensors_files import OpenedFiles, TensorFiles
-from paceline.models.persistent_buffers import persistent_buffers
+from paceline.models.module_tensors import persistent_buffers
 from paceline.plan.model.files.safetensors_headers import weights_of
 from paceline.protocols.model import Slices
 

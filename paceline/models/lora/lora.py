@@ -32,6 +32,7 @@ from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
 from paceline.models import codes
 from paceline.models.attention.sparse_indexer import selectors
+from paceline.models.lora.base_weights import MERGED, decompose, remainder
 from paceline.models.lora.expert_lora import (
     experts_parameter,
     is_experts,
@@ -39,9 +40,8 @@ from paceline.models.lora.expert_lora import (
     merge_experts,
     route_adapters,
 )
-from paceline.models.lora.initialization import MERGED, decompose, remainder
-from paceline.models.lora.trainable_targets import out_of_reach
-from paceline.models.stream_to_device import shapes_standing_in, standing_in
+from paceline.models.lora.targets import out_of_reach
+from paceline.models.module_tensors import shapes_standing_in, standing_in
 from paceline.plan.features.peft_settings import names_module, no_adapter_in, rank_of, scale_of, untied
 from paceline.plan.model.family import text_name
 from paceline.plan.plan_sections import AdapterSpec

@@ -326,9 +326,6 @@ def _refusal(hf: HFModel, why: str) -> Diagnostic:
     return no_stages(f"{type(hf).__name__}: {why}")
 
 
-if TYPE_CHECKING:
-    from paceline.protocols.model import HFModel
-
 _SEED = 0
 _MISFITS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, ImportError)
 

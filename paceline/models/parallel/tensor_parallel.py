@@ -24,10 +24,8 @@ from paceline.core.errors import ConfigError
 from paceline.models import codes
 from paceline.models.fused_layers.rms_norm import fuse_norms
 from paceline.models.heads.vocab_parallel import VocabularyPart
-from paceline.models.moe import tensor_parallel_experts
-from paceline.models.moe.tensor_parallel_experts import EXPERTS
-from paceline.models.parallel import tensor_parallel_families, tensor_parallel_layers, tensor_parallel_lora
-from paceline.models.parallel.tensor_parallel_layers import Forward, Tensors
+from paceline.models.parallel import tensor_parallel_layers, tensor_parallel_lora
+from paceline.models.parallel.tensor_parallel_layers import EXPERTS, Forward, Tensors
 from paceline.models.parallel.tp_regions import TP_AXIS, block_of
 from paceline.models.recurrent_layers import ByDocument
 from paceline.models.role_module import RoleModule
@@ -60,7 +58,7 @@ def tensor_parallel_plan(config: PreTrainedConfig) -> dict[str, str]:
     text = config.get_text_config()
     plan: Mapping[str, str] = getattr(text, "base_model_tp_plan", None) or {}
     plan = plan or family_of(text.model_type).tp_plan
-    if why := tensor_parallel_families.why_not(text):
+    if why := tensor_parallel_layers.plan_obstacle(text):
         raise _refused(
             plan_codes.MODELS_TP_STYLE,
             "this model's class does not compute with shards of its weights",
@@ -74,7 +72,7 @@ def tensor_parallel_plan(config: PreTrainedConfig) -> dict[str, str]:
             f"model_type {text.model_type}",
             "fsdp without tp_size shards any model; llama, qwen2, qwen3, mistral, gemma, phi3, … have a plan",
         )
-    plan = tensor_parallel_experts.without_parts(plan)
+    plan = tensor_parallel_layers.plan_without_experts(plan)
     unknown = {pattern: style for pattern, style in plan.items() if style not in STYLES}
     if unknown:
         pattern, style = next(iter(unknown.items()))
@@ -117,8 +115,8 @@ def apply_tensor_parallel(
         block = trunk.get_submodule(name)
         if not sharded and (read := _read_by_block(block, name, cut.styled)):
             _set_forward(block, tensor_parallel_layers.with_local_children(block, read, tensors))
-        if tensor_parallel_families.counts_heads(block):
-            _set_forward(block, tensor_parallel_families.own_heads(block, tensors))
+        if tensor_parallel_layers.counts_heads(block):
+            _set_forward(block, tensor_parallel_layers.own_alibi_heads(block, tensors))
         _set_forward(
             block,
             (tensor_parallel_layers.sharded_block if sharded else tensor_parallel_layers.replicated_block)(
@@ -224,7 +222,7 @@ def _check_experts(trunk: nn.Module, styled: Mapping[str, str], size: int, seque
     """Raise ConfigError for experts that cannot be shared, and for tokens shared between them."""
     for name in (name for name, style in styled.items() if style == EXPERTS):
         module = trunk.get_submodule(name)
-        if why := tensor_parallel_experts.why_not(module, size):
+        if why := tensor_parallel_layers.experts_obstacle(module, size):
             raise _refused(
                 plan_codes.MODELS_TP_STYLE,
                 "the experts of this model cannot be divided among tensor-parallel ranks",
@@ -294,7 +292,7 @@ def _apply_style(module: nn.Module, name: str, style: str, tensors: Tensors, sha
     if style == EXPERTS:
         for parameter in module._parameters:
             shares.take(module, parameter, 0, name)
-        _set_forward(module, tensor_parallel_experts.some_experts(module, tensors))
+        _set_forward(module, tensor_parallel_layers.local_experts_forward(module, tensors))
         return
     _take_linear(module, name, style, shares)
     if style in COLWISE:

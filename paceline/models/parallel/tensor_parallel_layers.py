@@ -8,16 +8,19 @@ outside of a packed micro-batch (generation, one token at a time).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from torch import Tensor, nn
 
 from paceline.models.attention.sequence_info import sequence_info_of
+from paceline.models.lora.expert_lora import Experts
 from paceline.models.parallel.tp_regions import (
     Group,
+    block_of,
     copy_to_tp,
     gather,
     local,
@@ -25,6 +28,10 @@ from paceline.models.parallel.tp_regions import (
     reduce_scatter,
     split,
 )
+from paceline.models.replace_forward import own_class
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 _TOKENS, _FEATURES = 1, -1  # dims of [1, T, H]
 Forward = Callable[..., Any]
@@ -239,5 +246,91 @@ def _then(forward: Callable[P, R], change: Callable[[R], R]) -> Callable[P, R]:
 
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         return change(forward(*args, **kwargs))
+
+    return run
+
+
+def plan_obstacle(config: PreTrainedConfig) -> str:
+    """Return what in a model's config keeps the plan above from being followed; empty if nothing does."""
+    exact = getattr(config, "slow_but_exact", False) and getattr(config, "pretraining_tp", 1) > 1
+    return "slow_but_exact reads the weights in pieces of its own" if exact else ""
+
+
+def counts_heads(block: nn.Module) -> bool:
+    """Return whether an attention computes with a number of heads that it keeps, and with biases of all
+    heads that it is given.
+    """
+    return own_class(block).__name__ == "BloomAttention"
+
+
+def own_alibi_heads(attention: nn.Module, tensors: Tensors) -> Forward:
+    """Forward of this rank's heads: it counts those alone, and takes their part of ALiBi's biases
+    [rows × heads, 1, keys].
+    """
+    held = vars(attention)
+    heads: int = held["num_heads"]
+    held["num_heads"] = heads // tensors.group.size()
+
+    def own(alibi: Tensor) -> Tensor:
+        return block_of(alibi.view(-1, heads, *alibi.shape[1:]), tensors.group, 1).flatten(0, 1)
+
+    return with_argument(attention, "alibi", own)
+
+
+EXPERTS = "moe_tp_experts"
+_ARGUMENTS = ("hidden_states", "top_k_index", "top_k_weights")
+
+
+def plan_without_experts(plan: Mapping[str, str]) -> dict[str, str]:
+    """Return a family's plan without what it says of the experts' own tensors, which are shared whole.
+
+    Transformers' plans cut every expert by columns. Gate and up lie in one tensor there, so that blocks of it
+    would not be columns of both; whole experts are contiguous blocks, which FSDP2, optimizers and checkpoints
+    take as any other, and every rank computes the same share of the tokens' products on average.
+    """
+    experts = tuple(f"{pattern}." for pattern, style in plan.items() if style == EXPERTS)
+    return {pattern: style for pattern, style in plan.items() if not pattern.startswith(experts)}
+
+
+def experts_obstacle(module: nn.Module, size: int) -> str:
+    """Return why a module of experts cannot be shared over ``size`` ranks; empty if it can."""
+    kind = own_class(module)
+    named = tuple(inspect.signature(inspect.unwrap(kind.forward)).parameters)[1:4]
+    if not hasattr(kind, "_apply_gate") or named != _ARGUMENTS:
+        return f"{kind.__name__} does not take the experts of each token"
+    count = cast(Experts, module).num_experts
+    held = list(module.parameters())
+    if not held or len(held) != len(module._parameters) or any(p.shape[0] != count for p in held):
+        return f"{kind.__name__} has parameters that are not the experts'"
+    return f"{count} experts cannot be split into {size} equal parts" if count % size else ""
+
+
+@contextmanager
+def _counting(module: nn.Module, mine: int) -> Iterator[None]:
+    """Inside the context the module has ``mine`` experts; outside its routers are counted over all."""
+    count = vars(module)["num_experts"]
+    vars(module)["num_experts"] = mine
+    try:
+        yield
+    finally:
+        vars(module)["num_experts"] = count
+
+
+def local_experts_forward(module: nn.Module, tensors: Tensors) -> Forward:
+    """Forward of this rank's experts: replicated hidden states, choices and weights of all tokens; the sum
+    over the group is every expert's.
+    """
+    forward, layer, group = own_forward(module), cast(Experts, module), tensors.group
+    mine = layer.num_experts // group.size()
+    first = group.rank() * mine
+    vars(module)["_is_expert_parallel"] = True  # then Transformers skips tokens of experts beyond the last
+
+    def run(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        hidden, weights = (copy_to_tp(x, group) for x in (hidden_states, top_k_weights))
+        own = top_k_index - first
+        others = (own < 0) | (own >= mine)
+        with local_parameters(module, group), _counting(module, mine):
+            out: Tensor = forward(hidden, own.masked_fill(others, mine), weights.masked_fill(others, 0.0))
+        return reduce_from_tp(out, group)
 
     return run

@@ -1,5 +1,5 @@
-"""A model's values under DeepSpeed, given to it as they are kept: in the dtype in which the engine trains,
-each rank's part from its own part of the model's files.
+"""The root module that DeepSpeed's engine takes: built without storage, then given its values as they are
+kept, in the dtype in which the engine trains, each rank's part from its own part of the model's files.
 
 DeepSpeed partitions a parameter that every rank holds whole, after a broadcast from rank 0. Under ZeRO-3 it
 gets one here whose memory is reserved, but written only where this rank's partition lies: pages that are
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -19,12 +21,21 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.json_types import JsonObject
-from paceline.models.loading.materialize import Read, fill, replace_tensors
+from paceline.models.loading.materialize import Read, build_on_meta, fill, replace_tensors
+from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
 from paceline.runtime.process_group.world import World
+from paceline.strategies.deepspeed.autotp import prepare_root
 from paceline.strategies.deepspeed.partition_views import ParameterSlice, is_managed
-from paceline.strategies.deepspeed.start_engine import opened, refusals, sequence_groups
+from paceline.strategies.deepspeed.start_engine import (
+    engine_dtype,
+    offload_devices,
+    opened,
+    refusals,
+    sequence_groups,
+)
 
 if TYPE_CHECKING:
+    from paceline.plan.plan import Plan
     from paceline.protocols.model import RootModule
     from paceline.strategies.deepspeed.engine_types import Partitioner
 
@@ -158,3 +169,38 @@ def flat_block(read: Read, shape: Sequence[int], start: int, count: int) -> Tens
     first, end = start // width, -(-(start + count) // width)
     rows = read((first, *(0,) * (len(shape) - 1)), (end - first, *shape[1:]))
     return rows.reshape(-1)[start - first * width :][:count]
+
+
+Fill = Callable[[], None]
+
+
+def built_root(
+    build: ModelFactory, plan: Plan, world: World, config: JsonObject, stage: int, frozen: bool = False
+) -> tuple[RootModule, Fill | None]:
+    """Return the model without storage, and what fills it as the engine keeps it: in its low precision, and
+    this rank's part of it. Collective, as is the call.
+
+    The model is whole, and there is nothing to call, at stage 0, for a base packed in 4 bits, and where
+    AutoTP meets parameters on a drive, which DeepSpeed partitions first.
+    """
+    mesh, low = plan.mesh, plan.precision.compute in ("bfloat16", "float16")
+    options = BuildOptions(fused=stage < 3 and mesh.tp == 1, engine_casts=low and stage > 0)
+    packed = plan.adapter is not None and plan.adapter.quantization is not None
+    drive = mesh.tp > 1 and offload_devices(config)["offload_param"] == "nvme"
+    if not stage or packed or drive:
+        root = build(options).to(world.device)
+        fill = None
+    else:
+        root, source = build_on_meta(build, replace(options, device=torch.device("cpu")), world)
+        without_storage(root, world.device, engine_dtype(config))
+        if mesh.tp > 1:
+            fill = partial(fill_shards, root, source, world, mesh.coordinates(world.rank).tp)
+        elif stage == 3:
+            fill = partial(fill_partitions, root, source, world, config, mesh.cp)
+        else:
+            fill = partial(fill_whole, root, source, world)
+    if frozen:
+        root.requires_grad_(False)
+    if mesh.tp > 1:
+        prepare_root(root, stage)
+    return root, fill

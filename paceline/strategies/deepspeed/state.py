@@ -22,7 +22,6 @@ from paceline.plan.mesh import Mesh
 from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
 from paceline.runtime.process_group.world import World
 from paceline.strategies import codes, replicated_state
-from paceline.strategies.broadcast_read import ReadOnce
 from paceline.strategies.deepspeed.partition_views import (
     ParameterSlice,
     Part,
@@ -31,9 +30,10 @@ from paceline.strategies.deepspeed.partition_views import (
     local_parts,
 )
 from paceline.strategies.model_handle import Handle, storage_bytes
+from paceline.strategies.replicated_state import ReadOnce
 
 if TYPE_CHECKING:
-    from paceline.strategies.deepspeed.engine_types import Engine
+    from paceline.strategies.deepspeed.engine_types import Engine, FlatOptimizer, PartitionedOptimizer
 
 STEP = "step"
 SCALER_KINDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -275,10 +275,6 @@ def _read_scaler(role: str, engine: Engine, reader: ShardReader) -> None:
     for kind in SCALER_KINDS:
         value = float(reader.read(role, replicated_state.SCALER, kind))
         setattr(scaler, kind, value if kind == SCALER_KINDS[0] else int(value))
-
-
-if TYPE_CHECKING:
-    from paceline.strategies.deepspeed.engine_types import Engine, FlatOptimizer, PartitionedOptimizer
 
 
 def parameter_bytes(engine: Engine) -> int:

@@ -30,7 +30,7 @@ from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
 from paceline.strategies.deepspeed import flops_profiler, state, zero3
 from paceline.strategies.deepspeed.config import asking_config, averages_gradients, engine_config, options_of
-from paceline.strategies.deepspeed.empty_root import built_root
+from paceline.strategies.deepspeed.fill_partitions import built_root
 from paceline.strategies.deepspeed.start_engine import start_engine
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.optimizers.build import build_optimizer

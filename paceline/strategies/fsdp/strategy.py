@@ -16,8 +16,8 @@ from paceline.config.registries.optimizers import StateSplit, supports
 from paceline.core.errors import ConfigError
 from paceline.models.attention.context_parallel import batch_sharder, check_context_parallel
 from paceline.models.loading.materialize import build_on_meta, fill
-from paceline.models.low_precision.bitsandbytes_4bit import packing
 from paceline.models.parallel.tensor_parallel import apply_tensor_parallel
+from paceline.models.quantized_linear import packing
 from paceline.plan.plan import Plan
 from paceline.plan.strategy_options import FsdpOptions
 from paceline.protocols.batch import Batch
@@ -29,13 +29,13 @@ from paceline.runtime.device.device import sum_dtype
 from paceline.runtime.process_group.device_mesh import device_mesh, sharding_mesh
 from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
-from paceline.strategies.broadcast_read import ReadOnce
 from paceline.strategies.fsdp import state
 from paceline.strategies.fsdp.state import ShardedHandle, blocks_of
 from paceline.strategies.fsdp.wrapping import Dtypes, Units, shard
 from paceline.strategies.grad_norm import squares
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.optimizers.build import build_optimizer
+from paceline.strategies.replicated_state import ReadOnce
 from paceline.strategies.strategy import Strategy, evaluating
 
 

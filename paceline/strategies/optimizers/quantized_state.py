@@ -15,9 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from paceline.protocols.shard import BUFFER, PARAM, ShardReader
-from paceline.strategies.optimizers import bitsandbytes_state, torchao_state
-from paceline.strategies.optimizers.bitsandbytes_state import BitsAndBytes
-from paceline.strategies.optimizers.torchao_state import TorchAO
 
 _AT = "@"
 Shape = tuple[int, ...]
@@ -52,9 +49,9 @@ def codec_of(optimizer: torch.optim.Optimizer | None) -> Codec | None:
     inner = getattr(optimizer, "optim", optimizer)
     libraries = {cls.__module__.partition(".")[0] for cls in type(inner).__mro__}
     if "torchao" in libraries:
-        return TorchAO(cast(torchao_state.AoOptimizer, inner))
+        return TorchAO(cast(AoOptimizer, inner))
     if "bitsandbytes" in libraries and inner.args.optim_bits == 8:  # type: ignore[union-attr]
-        return BitsAndBytes(cast(bitsandbytes_state.BnbOptimizer, inner))
+        return BitsAndBytes(cast(BnbOptimizer, inner))
     return None
 
 
@@ -121,3 +118,154 @@ def _overlap(at: Shape, shape: Shape, saved_at: Shape, saved_shape: Shape) -> tu
         tuple(slice(lo - a, hi - a) for lo, hi, a in zip(low, high, at, strict=True)),
         tuple(slice(lo - b, hi - b) for lo, hi, b in zip(low, high, saved_at, strict=True)),
     )
+
+
+_CODES, _SCALE = ".codes", ".scale"
+_SIGNED = "exp_avg"  # the first moment; squares have no sign
+
+
+class Quantised(Protocol):
+    """What the codec uses of ``OptimState8bit`` and ``OptimState4bit``."""
+
+    codes: Tensor
+    scale: Tensor
+
+    def dequantize(self, output_dtype: torch.dtype) -> Tensor: ...
+
+
+class AoOptimizer(Protocol):
+    """What the codec uses of ``torchao.optim.adam._AdamBase``."""
+
+    param_groups: list[dict[str, list[nn.Parameter]]]
+
+    def _new_buffer(self, p: Tensor, signed: bool) -> Tensor: ...
+
+    def _subclass_zeros(self, p: Tensor, signed: bool, block_size: int) -> Quantised: ...
+
+
+class TorchAO:
+    """The codec of ``torchao.optim``: tensor subclasses of codes, a scale per block, and a lookup table."""
+
+    def __init__(self, optimizer: AoOptimizer) -> None:
+        self.optimizer = optimizer
+
+    def parts(self, state: Mapping[str, object]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, value in state.items():
+            if hasattr(value, "codes") and hasattr(value, "scale"):
+                found |= {name + _CODES: value.codes, name + _SCALE: value.scale}
+            elif isinstance(value, Tensor) and name != "step":
+                found[name] = value
+        return found
+
+    def values(self, parts: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
+        found = {}
+        for name, value in parts.items():
+            if name.endswith(_CODES):
+                moment, scale = name.removesuffix(_CODES), parts[name.removesuffix(_CODES) + _SCALE]
+                block = torch.Size(shape).numel() // scale.numel()
+                made = self.optimizer._subclass_zeros(torch.empty(shape), moment == _SIGNED, block)
+                made.codes.copy_(value)
+                made.scale.copy_(scale)
+                found[moment] = made.dequantize(torch.float32).view(shape)
+            elif not name.endswith(_SCALE):
+                found[name] = value.float()
+        return found
+
+    def fill(self, parameter: nn.Parameter, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        state = self._empty(parameter)
+        for name, value in parts.items():
+            moment, _, part = name.partition(".")
+            (getattr(state[moment], part) if part else state[moment]).copy_(value)
+        return state
+
+    def quantise(self, parameter: nn.Parameter, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        state = self._empty(parameter)
+        for name, value in values.items():
+            state[name].copy_(value.to(parameter.device))
+        return state
+
+    def _empty(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        group = next(g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"]))
+        moments = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
+        return {name: self.optimizer._new_buffer(parameter, name == _SIGNED) for name in moments}
+
+
+_BLOCK = 256
+#: moment → (its scales, its lookup table, the table's name in the optimizer)
+_MOMENTS = {"state1": ("absmax1", "qmap1", "dynamic"), "state2": ("absmax2", "qmap2", "udynamic")}
+TABLES = frozenset(table for _, table, _ in _MOMENTS.values())  # a KiB each, for all tensors together
+
+
+class BnbOptimizer(Protocol):
+    """What the codec uses of ``bitsandbytes.optim.optimizer.Optimizer8bit``."""
+
+    param_groups: list[dict[str, list[nn.Parameter]]]
+    state: dict[nn.Parameter, dict[str, Tensor]]
+    name2qmap: dict[str, Tensor]
+
+    def init_state(
+        self, group: dict[str, list[nn.Parameter]], p: nn.Parameter, gindex: int, pindex: int
+    ) -> None: ...
+
+
+class BitsAndBytes:
+    """The codec of ``bitsandbytes.optim`` with ``optim_bits=8``: codes in a tensor of the parameter's shape,
+    and a scale per 256 elements (Dettmers et al. 2022, arXiv:2110.02861).
+    """
+
+    def __init__(self, optimizer: BnbOptimizer) -> None:
+        self.optimizer = optimizer
+
+    def parts(self, state: Mapping[str, object]) -> dict[str, Tensor]:
+        kept = {name for moment, (scales, _, _) in _MOMENTS.items() for name in (moment, scales)}
+        return {name: v for name, v in state.items() if name in kept and isinstance(v, Tensor)}
+
+    def values(self, parts: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
+        from bitsandbytes.functional import dequantize_blockwise
+
+        found = {}
+        for moment, (scales, _, table) in _MOMENTS.items():
+            codes = parts.get(moment)
+            if codes is not None and codes.dtype == torch.uint8:
+                found[moment] = dequantize_blockwise(
+                    codes, absmax=parts[scales], code=self._table(table, codes.device), blocksize=_BLOCK
+                ).view(shape)
+            elif codes is not None:
+                found[moment] = codes
+        return found
+
+    def fill(self, parameter: nn.Parameter, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        state = self._empty(parameter)
+        for name, value in parts.items():
+            state[name].copy_(value)
+        return state
+
+    def quantise(self, parameter: nn.Parameter, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        from bitsandbytes.functional import quantize_blockwise
+
+        state = self._empty(parameter)
+        for moment, value in values.items():
+            scales, table, _ = _MOMENTS[moment]
+            if state[moment].dtype != torch.uint8:
+                state[moment].copy_(value)
+                continue
+            codes, made = quantize_blockwise(value.to(parameter.device), code=state[table], blocksize=_BLOCK)
+            state[moment].copy_(codes.view_as(state[moment]))
+            state[scales].copy_(made.absmax)
+        return state
+
+    def _empty(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return the state that the library itself makes before the first step."""
+        at = [
+            (g, i) for g, group in enumerate(self.optimizer.param_groups)
+            for i, p in enumerate(group["params"]) if p is parameter
+        ]  # fmt: skip
+        (group, index), groups = at[0], self.optimizer.param_groups
+        self.optimizer.state[parameter] = {}
+        self.optimizer.init_state(groups[group], parameter, group, index)
+        found = self.optimizer.state.pop(parameter)
+        return {name: value for name, value in found.items() if name != "step"}
+
+    def _table(self, name: str, device: torch.device) -> Tensor:
+        return self.optimizer.name2qmap[name].to(device)

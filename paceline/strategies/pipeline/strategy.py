@@ -33,11 +33,10 @@ from paceline.strategies.fsdp.state import blocks_of
 from paceline.strategies.fsdp.strategy import FSDP
 from paceline.strategies.fsdp.wrapping import Units, shard
 from paceline.strategies.model_handle import Handle, Handles
-from paceline.strategies.pipeline.schedules import Running, StageLayout, Wire
+from paceline.strategies.pipeline.schedules import MULTIPLE, FixedShape, Running, StageLayout, Wire
 from paceline.strategies.pipeline.stage_modules import PipelineRoot, ScheduleInput
 from paceline.strategies.pipeline.state import PipelineHandle, exchange, sum_gradients, whole_blocks
 from paceline.strategies.strategy import Strategy
-from paceline.strategies.window.fixed_shape import MULTIPLE, FixedShape
 from paceline.strategies.window.runner import WindowRunner
 from paceline.strategies.window.weights import Scale
 

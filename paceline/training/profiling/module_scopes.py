@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
-from paceline.models.low_precision.own_forward_modules import own_class
+from paceline.models.replace_forward import own_class
 from paceline.protocols.model import RootModule
 from paceline.training.profiling.breakdown import LAYER
 

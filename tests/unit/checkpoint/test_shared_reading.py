@@ -249,7 +249,7 @@ def test_any_range_is_read_right_and_known_by_its_leaves(tmp_path: Path, seed: i
 
 def test_replicas_read_a_tensor_on_one_rank(run: RunDir, counted: list[int]) -> None:
     """What all ranks hold alike, they take turns to read, and send."""
-    from paceline.strategies.broadcast_read import ReadOnce
+    from paceline.strategies.replicated_state import ReadOnce
 
     path = saved(run, 2)
 

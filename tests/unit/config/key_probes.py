@@ -365,7 +365,7 @@ def ddp(tree: Tree) -> Any:
 
 @calls("strategies.zero_redundancy.ZeroRedundancyOptimizer")
 def zero_redundancy(tree: Tree) -> None:
-    from paceline.strategies.zero_redundancy import ZeroRedundancy
+    from paceline.strategies.ddp import ZeroRedundancy
 
     world = SimpleNamespace(**{**vars(WORLD), "world_size": 2})
     root = SimpleNamespace(plain_named_parameters=lambda: [("w", torch.nn.Parameter(torch.zeros(1)))])
@@ -413,7 +413,7 @@ def device(tree: Tree) -> Any:
 
 
 def options_of_own_strategy(tree: Tree) -> Any:
-    from paceline.strategies.single import Single
+    from paceline.strategies.strategy import Single
 
     return Single(WORLD, plan_of(Config.from_json(plain(tree)))).options  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ from emulated_flex import BLOCK
 from emulated_tensor import DeviceTensor
 from torch import Tensor
 
-from paceline.models.attention.flex_block_mask import VisibleKeys
+from paceline.models.attention.flex_attention import VisibleKeys
 
 
 def flex_flops(name: str, args: Any) -> float:

@@ -30,7 +30,7 @@ from roofline_flex import visible_and_counted
 
 from paceline.algorithms.algorithm import algorithm_class
 from paceline.config.schema import Config
-from paceline.models.attention.flex_block_mask import VisibleKeys
+from paceline.models.attention.flex_attention import VisibleKeys
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.model_catalogue import named_config
 from paceline.plan.plan import Plan

@@ -11,8 +11,7 @@ from device_steps import LLAMA, micro_batches, planned, prepared
 from emulated_device import emulated
 
 from paceline.runtime.device.async_copy import CopiedToHost
-from paceline.strategies.window.prefetch_to_device import CopiedAhead
-from paceline.strategies.window.runner import make_runner
+from paceline.strategies.window.runner import CopiedAhead, make_runner
 
 FIELDS = {"sft": 5, "reward": 6, "dpo": 6}  # ids, labels, positions, documents, places of labels; margins
 MAPS = {"sft": 1, "reward": 4, "dpo": 9}  # boundaries; maps of shared prompts, also for the reference

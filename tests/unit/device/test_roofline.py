@@ -21,8 +21,7 @@ from roofline import (
 from roofline_flex import blocks_of, visible_and_counted
 from torch.nn.attention.varlen import varlen_attn
 
-from paceline.models.attention.flex_attention import documents_flex
-from paceline.models.attention.flex_block_mask import VisibleKeys
+from paceline.models.attention.flex_attention import VisibleKeys, documents_flex
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 
 #: milliseconds of an H100 by the roofline, and kernels, as of November 2026: a smaller number is written here

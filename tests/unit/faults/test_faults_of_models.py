@@ -223,9 +223,9 @@ def test_what_the_table_settles_is_so(kind: str) -> None:
     from transformers import AutoConfig
 
     from paceline.generation.decoding.growing_cache import cache_for
+    from paceline.models import quantized_linear
     from paceline.models.activation_checkpointing import enable_recompute
     from paceline.models.factory import HFModelFactory
-    from paceline.models.low_precision import bitsandbytes_4bit
     from paceline.models.parallel.tensor_parallel import how_cut
     from paceline.plan.model.shrink import shrunk
     from paceline.protocols.model import BuildOptions
@@ -240,7 +240,7 @@ def test_what_the_table_settles_is_so(kind: str) -> None:
     assert root.attention.layout == "packed"
     enable_recompute(root.hf, root.slot)
     cache_for(root.hf, 1)
-    assert bool(list(bitsandbytes_4bit.frozen_linears(root.hf, frozen=False))) == (not family_of(kind).conv1d)
+    assert bool(list(quantized_linear.frozen_linears(root.hf, frozen=False))) == (not family_of(kind).conv1d)
     uncut = None
     try:
         how_cut(root, 2, sequence_parallel=True)

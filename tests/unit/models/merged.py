@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.models.lora.lora import merging
-from paceline.models.low_precision.bitsandbytes_4bit import packed_weights, rounded
+from paceline.models.quantized_linear import packed_weights, rounded
 from paceline.plan.plan_sections import AdapterSpec, Quantization
 
 

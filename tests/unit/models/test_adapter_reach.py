@@ -14,7 +14,7 @@ from tiny_families import tiny_config
 
 from paceline.models.factory import HFModelFactory
 from paceline.models.lora.lora import trunk_linears
-from paceline.models.lora.trainable_targets import READ_BY_PARENT, out_of_reach
+from paceline.models.lora.targets import READ_BY_PARENT, out_of_reach
 from paceline.plan.model.family import families
 from paceline.plan.plan_sections import AdapterSpec
 

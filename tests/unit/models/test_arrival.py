@@ -15,9 +15,9 @@ from paceline.models import compute_dtype, factory
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.materialize import kernels_of
 from paceline.models.loading.stored_dtype import stored_dtype
-from paceline.models.low_precision.bitsandbytes_4bit import scales_of
+from paceline.models.module_tensors import arrive, standing_in
+from paceline.models.quantized_linear import scales_of
 from paceline.models.role_module import RoleModule
-from paceline.models.stream_to_device import arrive, standing_in
 from paceline.plan.plan_sections import AdapterSpec, Quantization
 
 LORA = AdapterSpec(4, 8.0, target_modules=("all-linear",))

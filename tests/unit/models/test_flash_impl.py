@@ -9,8 +9,7 @@ from unittest import mock
 import pytest
 from torch.nn.attention import _registry
 
-from paceline.models.attention.flash_backend import activate_flash, active_flash
-from paceline.models.attention.kernel_choice import AttentionKernels
+from paceline.models.attention.kernel_choice import AttentionKernels, activate_flash, active_flash
 from paceline.plan.model.kernels import PADDED_SDPA, VARLEN_FLASH
 
 

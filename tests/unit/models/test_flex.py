@@ -17,8 +17,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention as torch_flex
 
 from paceline.models.attention.context_parallel_attention import tail_mask
-from paceline.models.attention.flex_attention import compiled_flex, documents_flex
-from paceline.models.attention.flex_block_mask import BLOCK, VisibleKeys
+from paceline.models.attention.flex_attention import BLOCK, VisibleKeys, compiled_flex, documents_flex
 from paceline.models.attention.reference_attention import documents_generic, scores_attention
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.models import factory
+from paceline.models import factory, quantized_linear
 from paceline.models.factory import HFModelFactory
-from paceline.models.low_precision import fp8_linear
 from paceline.models.role_module import RoleModule
 from paceline.plan.cost.from_plan import predicted_plan
 from paceline.plan.hardware.device_catalogue import cluster_of
@@ -42,7 +41,7 @@ def test_a_layer_multiplies_what_is_rounded_to_8_bits() -> None:
         {"proj": nn.Linear(64, 32, bias=False), "odd": nn.Linear(64, 30), "gate": nn.Linear(64, 16)}
     )
     weight = trunk["proj"].weight
-    assert fp8_linear.convert_to_fp8(trunk, emulate=True) == 1
+    assert quantized_linear.convert_to_fp8(trunk, emulate=True) == 1
     assert trunk["proj"].weight is weight
     assert type(trunk["odd"]) is type(trunk["gate"]) is nn.Linear
     x = torch.randn(37, 64).bfloat16().requires_grad_()
@@ -63,7 +62,7 @@ def test_a_layer_multiplies_what_is_rounded_to_8_bits() -> None:
 
 
 def built(monkeypatch: pytest.MonkeyPatch, **options: Any) -> RoleModule:
-    monkeypatch.setattr(factory, "convert_to_fp8", partial(fp8_linear.convert_to_fp8, emulate=True))
+    monkeypatch.setattr(factory, "convert_to_fp8", partial(quantized_linear.convert_to_fp8, emulate=True))
     return HFModelFactory(Source(config=LLAMA), compute_dtype=torch.bfloat16, **options)()
 
 

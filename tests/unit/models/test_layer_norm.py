@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.models.low_precision import layer_norm
-from paceline.models.low_precision.layer_norm import ComputeLayerNorm
+from paceline.models import compute_dtype
+from paceline.models.compute_dtype import ComputeLayerNorm
 from paceline.plan.hardware.device_kinds import CPU, CUDA
 
 
@@ -26,7 +26,7 @@ def _made(bias: bool, affine: bool) -> ComputeLayerNorm:
 def _gradients(norm: ComputeLayerNorm, x: Tensor, kind: Any) -> tuple[Tensor, list[Tensor | None]]:
     for tensor in (x, *norm.parameters()):
         tensor.grad = None
-    with mock.patch.object(layer_norm, "kind_of", lambda _: kind):
+    with mock.patch.object(compute_dtype, "kind_of", lambda _: kind):
         out = norm(x)
     (out.float() * torch.linspace(-1, 2, 24)).sum().backward()
     return out, [x.grad, *(p.grad for p in norm.parameters())]
@@ -61,7 +61,7 @@ def test_what_is_kept_for_the_backward_has_the_size_of_the_input_in_16_bits() ->
     norm, x = _made(True, True), torch.randn(5, 24, dtype=torch.bfloat16, requires_grad=True)
     kept: list[Tensor] = []
     with (
-        mock.patch.object(layer_norm, "kind_of", lambda _: CUDA),
+        mock.patch.object(compute_dtype, "kind_of", lambda _: CUDA),
         torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
     ):
         norm(x)
@@ -71,5 +71,5 @@ def test_what_is_kept_for_the_backward_has_the_size_of_the_input_in_16_bits() ->
 def test_weights_in_the_dtype_of_the_input_are_torch_s_own_layer_norm() -> None:
     norm = _made(True, True).to(torch.bfloat16)
     x = torch.randn(3, 24, dtype=torch.bfloat16)
-    with mock.patch.object(layer_norm, "kind_of", lambda _: CUDA):
+    with mock.patch.object(compute_dtype, "kind_of", lambda _: CUDA):
         assert torch.equal(norm(x), F.layer_norm(x, (24,), norm.weight, norm.bias, norm.eps))

@@ -16,7 +16,7 @@ from paceline.config.sections.lora import LoraSection
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.list_parameters import parameter_kinds
 from paceline.models.loading.materialize import build_on_meta, fill
-from paceline.models.low_precision.bitsandbytes_4bit import packing, scales_of
+from paceline.models.quantized_linear import packing, scales_of
 from paceline.plan.features.lora import adapter_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.class_listing import LINEAR

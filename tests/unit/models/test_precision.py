@@ -13,8 +13,8 @@ from tiny_families import tiny_config
 
 from paceline.models.compute_dtype import ComputeLinear, compute_copy, product_dtype
 from paceline.models.factory import HFModelFactory
-from paceline.models.low_precision.own_forward_modules import ReadsCopies, kept_forward
-from paceline.models.moe.tensor_parallel_experts import why_not
+from paceline.models.parallel.tensor_parallel_layers import experts_obstacle
+from paceline.models.replace_forward import ReadsCopies, kept_forward
 from paceline.plan.plan_sections import AdapterSpec
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
@@ -152,8 +152,8 @@ def test_experts_that_read_copies_are_still_shared_over_ranks(kind: str, engine_
     module = factory(BuildOptions(engine_casts=engine_casts))
     experts = [m for m in module.modules() if hasattr(m, "_apply_gate")]
     assert experts and all(isinstance(m, ReadsCopies) for m in experts)
-    assert [why_not(m, 2) for m in experts] == [""] * len(experts)
-    assert "Experts" in why_not(experts[0], 3) or "3 equal parts" in why_not(experts[0], 3)
+    assert [experts_obstacle(m, 2) for m in experts] == [""] * len(experts)
+    assert "Experts" in experts_obstacle(experts[0], 3) or "3 equal parts" in experts_obstacle(experts[0], 3)
 
 
 def test_weights_that_a_class_keeps_in_fp32_are_read_in_fp32() -> None:

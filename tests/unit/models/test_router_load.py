@@ -11,10 +11,10 @@ from model_families import Source, make_batch, spread_out
 from tiny_families import tiny_config
 
 from paceline.core.errors import ConfigError
+from paceline.models.expert_routing import routers
 from paceline.models.factory import HFModelFactory
-from paceline.models.moe.routers import routers
 from paceline.protocols.roles import Output
-from paceline.strategies.window.summary import spread_of, tokens_by_expert
+from paceline.strategies.window.weights import spread_of, tokens_by_expert
 
 NLL = frozenset({Output.NLL})
 

@@ -23,7 +23,7 @@ from paceline.models.parallel.pipeline_stages import (
 )
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
-from paceline.strategies.window.fixed_shape import FixedShape
+from paceline.strategies.pipeline.schedules import FixedShape
 
 ASK = frozenset({Output.NLL, Output.CORRECT, Output.LOGPROBS})
 CUT = (

@@ -21,11 +21,9 @@ from paceline.plan.strategy_options import ThreadOptions
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import World
-from paceline.strategies.data_parallel import DataParallel
+from paceline.strategies.data_parallel import DataParallel, ParallelInference, scatter, side_by_side
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.replicas import ParallelInference, scatter, side_by_side
-from paceline.strategies.single import Single
-from paceline.strategies.strategy import Strategy
+from paceline.strategies.strategy import Single, Strategy
 from paceline.strategies.window.runner import make_runner
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -7,8 +7,7 @@ import torch
 from tiny_parts import make_batch
 
 from paceline.core.errors import ConfigError
-from paceline.strategies.pipeline.schedules import StageLayout
-from paceline.strategies.window.fixed_shape import FixedShape
+from paceline.strategies.pipeline.schedules import FixedShape, StageLayout
 
 
 def test_stages_of_ranks() -> None:

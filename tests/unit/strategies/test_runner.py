@@ -21,8 +21,7 @@ from paceline.protocols.roles import Output, Role
 from paceline.runtime.process_group.world import World
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.registry import make_strategy, strategy_class
-from paceline.strategies.single import Single
-from paceline.strategies.strategy import Strategy
+from paceline.strategies.strategy import Single, Strategy
 from paceline.strategies.window.runner import WindowRunner, blank_batch, make_runner
 
 MOST = 14

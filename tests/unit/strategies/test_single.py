@@ -18,8 +18,7 @@ from paceline.strategies.ddp import DDP
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.replicated_state import assign, export_state, import_state
-from paceline.strategies.single import Single
-from paceline.strategies.strategy import Strategy
+from paceline.strategies.strategy import Single, Strategy
 from paceline.strategies.window.runner import make_runner
 
 SPEC = OptimizerSpec(name="sgd", learning_rate=0.1)

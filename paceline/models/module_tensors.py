@@ -1,8 +1,4 @@
-"""A model arrives on its device tensor by tensor, each in the dtype that is kept there.
-
-Moved whole and cast afterwards, a frozen model of 8 B parameters that stays there in 16 GB of bf16 would
-first need 32 GB.
-"""
+"""Walk the tensors of a module in place: move them, list them, let others stand in for them."""
 
 from __future__ import annotations
 
@@ -30,6 +26,7 @@ def arrive(
     in 4 bits already stay as they are: a cast would read their bytes as numbers. Trained weights on the host
     leave the file that they are mapped from (``_of_its_own``).
     """
+    # Moved whole and cast afterwards, 8 B frozen parameters that stay in 16 GB of bf16 would need 32 GB.
     places: dict[int, list[tuple[Table, str]]] = {}
     for module in root.modules():
         if not hasattr(module, "quant_state"):
@@ -127,3 +124,45 @@ def widened(module: nn.Module) -> Iterator[None]:
     finally:
         for parameter, data in kept:
             parameter.data = data
+
+
+def persistent_buffers(hf: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the buffers that a state dict holds, under their plain names: a router's load-balancing bias."""
+    for prefix, module in hf.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+_STEPS = 251  # a prime: neighbouring rows and columns differ
+
+
+@contextmanager
+def stand_in_values(
+    module: nn.Module, on: bool = True, rows: int | None = None, every: bool = False
+) -> Iterator[None]:
+    """Inside the context the parameters of ``module`` that are on meta (``every``: all) have values on the
+    host, as spread as weights usually are; at most ``rows`` of each. Does nothing unless ``on``.
+    """
+    kept = [
+        (part._parameters, name, parameter)
+        for part in module.modules()
+        for name, parameter in part._parameters.items()
+        if on and parameter is not None and (every or parameter.is_meta)
+    ]
+    for table, name, parameter in kept:
+        table[name] = nn.Parameter(_values(parameter[:rows]), requires_grad=False)
+    try:
+        yield
+    finally:
+        for table, name, parameter in kept:
+            table[name] = parameter
+
+
+def _values(like: Tensor) -> Tensor:
+    """Return values in [-1, 1), divided by the square root of the inputs. Not random: that takes seconds for
+    a large layer.
+    """
+    steps = torch.arange(like.numel(), dtype=torch.int32).remainder_(_STEPS).to(torch.float32)
+    inputs = like.shape[-1] if like.ndim > 1 else 1
+    return steps.div_(_STEPS / 2).sub_(1.0).mul_(inputs**-0.5).view(like.shape).to(like.dtype)
