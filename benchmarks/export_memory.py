@@ -33,7 +33,7 @@ from large_models import GIB, LLAMA, MIB, WIDE, Source, Values, layers_for, memo
 from torch import Tensor
 
 from paceline.checkpoint.checkpointer import Checkpointer
-from paceline.checkpoint.format.untrained_tensors import carried_state
+from paceline.checkpoint.export.untrained_tensors import carried_state
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory

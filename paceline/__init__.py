@@ -14,17 +14,17 @@ from paceline.core.plugins import moved
 from paceline.core.version import PACKAGE_VERSION
 
 if TYPE_CHECKING:
+    from paceline.api.arguments import JobConfig as JobConfig
+    from paceline.api.arguments import load_config as load_config
     from paceline.api.evaluating import Evaluation as Evaluation
     from paceline.api.evaluating import evaluate as evaluate
-    from paceline.api.given import JobConfig as JobConfig
-    from paceline.api.given import load_config as load_config
-    from paceline.api.models import export as export
-    from paceline.api.models import generate as generate
+    from paceline.api.evaluating import generate as generate
     from paceline.api.planning import PlannedRun as PlannedRun
     from paceline.api.planning import plan as plan
     from paceline.api.run import Checkpoint as Checkpoint
     from paceline.api.run import Run as Run
     from paceline.api.run import checkpoints as checkpoints
+    from paceline.api.run import export as export
     from paceline.api.training import train as train
     from paceline.api.verifying import verify as verify
     from paceline.core.diagnostics import Diagnostic as Diagnostic
@@ -41,15 +41,15 @@ _HOMES = {
     "DataError": "paceline.core.errors",
     "Diagnostic": "paceline.core.diagnostics",
     "Evaluation": "paceline.api.evaluating",
-    "JobConfig": "paceline.api.given",
+    "JobConfig": "paceline.api.arguments",
     "PacelineError": "paceline.core.errors",
     "PlannedRun": "paceline.api.planning",
     "Run": "paceline.api.run",
     "checkpoints": "paceline.api.run",
     "evaluate": "paceline.api.evaluating",
-    "export": "paceline.api.models",
-    "generate": "paceline.api.models",
-    "load_config": "paceline.api.given",
+    "export": "paceline.api.run",
+    "generate": "paceline.api.evaluating",
+    "load_config": "paceline.api.arguments",
     "plan": "paceline.api.planning",
     "train": "paceline.api.training",
     "verify": "paceline.api.verifying",

@@ -15,8 +15,7 @@ from paceline.core.plugins.tables import ALGORITHMS
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.protocols.algorithm import RoleModel, WindowMeans
 from paceline.protocols.batch import Batch
-from paceline.protocols.divergence import Divergence
-from paceline.protocols.roles import Output, Role
+from paceline.protocols.roles import Divergence, Output, Role
 from paceline.protocols.window import Window
 
 

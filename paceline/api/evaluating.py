@@ -11,12 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from paceline.api import codes
-from paceline.api.given import as_json
-from paceline.api.own_parts import importable_name
-from paceline.api.rows import Rows, dataset_setting
+from paceline.api.arguments import Rows, as_json, dataset_setting, importable_name
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import Json, JsonObject
@@ -24,7 +22,10 @@ from paceline.core.text_columns import aligned
 from paceline.launch.environment.guide_variables import cache_folder
 from paceline.launch.process_spec import import_path, module_argv
 
-Model = str | PathLike[str]
+if TYPE_CHECKING:
+    from paceline.generation.answer import Message
+
+Model = str | PathLike[str]  # a ``Run`` is a path, too
 _OWN = ("name", "path", "step", "rows", "tokens", "loss", "perplexity", "token_accuracy")
 
 
@@ -104,6 +105,46 @@ def evaluate(
     }
     found = _report("evaluate", job, quiet)
     return [Evaluation.of(one) for one in cast("list[JsonObject]", found["evaluations"])]
+
+
+def generate(
+    model: Model,
+    prompts: Sequence[str | Sequence[Message]],
+    *,
+    system: str | None = None,
+    max_new_tokens: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    batch_size: int = 64,
+) -> list[str]:
+    """Return the model's answer to each prompt, in order.
+
+    ``model``: a run, one of its checkpoints, or a Hugging Face folder. A prompt is a text, which becomes a
+    user's message behind ``system``, or a whole conversation. What is not given is as the run's
+    ``generation:`` section has it; temperature 0 is greedy. Raises ConfigError.
+    """
+    from paceline.evaluation.open_run import opened
+    from paceline.evaluation.prompts import prompts_of
+    from paceline.generation.answer import answer
+    from paceline.generation.settings import sampling_of
+
+    path = Path(model)
+    given: Mapping[str, float | None] = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+    }
+    sampling = sampling_of(path, given)
+    hf, tokenizer = opened(path)
+    hf.generation_config.max_length = None
+    opening: list[Message] = [{"role": "system", "content": system}] if system else []
+    conversations = [
+        [*opening, {"role": "user", "content": one}] if isinstance(one, str) else [*opening, *one]
+        for one in prompts
+    ]
+    return answer(hf, tokenizer, prompts_of(tokenizer, conversations), sampling, batch_size=batch_size)
 
 
 def data_of(data: Rows) -> JsonObject:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.api.given import ConfigLike, read, source_of
+from paceline.api.arguments import ConfigLike, read, source_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import JsonObject
 

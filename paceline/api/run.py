@@ -47,6 +47,47 @@ class Checkpoint:
     problem: Diagnostic | None = None
 
 
+def export(
+    run: str | PathLike[str],
+    to: str | PathLike[str],
+    *,
+    checkpoint: str = "result",
+    dtype: str = "float32",
+    role: str = "policy",
+    merge: bool = False,
+    overwrite: bool = False,
+    exporters: Sequence[Exporter] | None = None,
+    max_shard_size: str = "5GB",
+) -> Path:
+    """Write the model of a run, or of one checkpoint, as a Hugging Face folder, and return the folder.
+
+    ``checkpoint``: latest, best, step-N, or the one that the run's result names; ``dtype``: float32, bfloat16
+    or float16; ``role``: which model of the run; ``merge``: merge an adapter into its base; ``overwrite``:
+    replace a folder that is not empty; ``exporters``: names or functions of the folder, in place of the run's
+    training.exporters; ``max_shard_size``: of a file of weights (500MB, 2GiB). Raises ConfigError and
+    CheckpointError.
+    """
+    from paceline.checkpoint.export.exporters import exporters_of
+    from paceline.checkpoint.export.hf_export import export_hf
+    from paceline.checkpoint.export.main import choose, shard_bytes
+
+    notes: list[Diagnostic] = []
+    found = choose(Path(run), checkpoint, notes)
+    target = Path(to).expanduser().absolute()
+    also = exporters_of(exporters, found)
+    return export_hf(
+        found,
+        target,
+        dtype,
+        role=role,
+        overwrite=overwrite,
+        merge=merge,
+        exporters=also,
+        max_shard_bytes=shard_bytes(max_shard_size),
+        verified=True,
+    ).path
+
+
 class Run:
     """A run directory, finished or still going; each property reads what is there when it is first asked."""
 
@@ -169,22 +210,7 @@ class Run:
         """Return the run's checkpoints, oldest first."""
         return checkpoints(self.path)
 
-    def export(
-        self,
-        to: str | PathLike[str],
-        *,
-        checkpoint: str = "result",
-        dtype: str = "float32",
-        role: str = "policy",
-        merge: bool = False,
-        overwrite: bool = False,
-        exporters: Sequence[Exporter] | None = None,
-    ) -> Path:
-        """Write the run's model as a Hugging Face folder: ``paceline.export``."""
-        from paceline.api.models import export
-
-        how = {"checkpoint": checkpoint, "dtype": dtype, "role": role}
-        return export(self.path, to, **how, merge=merge, overwrite=overwrite, exporters=exporters)
+    export = export
 
     def __repr__(self) -> str:
         steps = self.history.last_step

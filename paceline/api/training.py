@@ -10,10 +10,18 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from paceline.api import codes
-from paceline.api.given import ConfigLike, GivenConfig, read, source_of
-from paceline.api.listening import Hearing, OnEvent
-from paceline.api.own_parts import Part, importable_name, named_parts, split_callbacks
-from paceline.api.rows import Rows, dataset_setting
+from paceline.api.arguments import (
+    ConfigLike,
+    GivenConfig,
+    Part,
+    Rows,
+    dataset_setting,
+    importable_name,
+    named_parts,
+    read,
+    source_of,
+)
+from paceline.api.callbacks import Hearing, OnEvent, split_callbacks
 from paceline.api.run import Run
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import BusyError, ConfigError, ExitCode, PacelineError

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.api import codes
-from paceline.api.given import ConfigLike, read, source_of
+from paceline.api.arguments import ConfigLike, read, source_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import JsonObject, as_object

@@ -14,9 +14,16 @@ from paceline.checkpoint.format.durable_files import CrashPoint, make_folder, ne
 from paceline.checkpoint.format.folder_layout import Found, read_hint
 from paceline.checkpoint.node_local.publish import NodesPublisher
 from paceline.checkpoint.node_local.shared_disks import Disks
-from paceline.checkpoint.save.rank_file import Written, manifest_of
 from paceline.checkpoint.save.retention import Noted, RetentionRule, discard, prune
-from paceline.checkpoint.save.staging import Contents, Stage, complete_after, contents_of, open_stage
+from paceline.checkpoint.save.staging import (
+    Contents,
+    Stage,
+    Written,
+    complete_after,
+    contents_of,
+    manifest_of,
+    open_stage,
+)
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json

@@ -18,8 +18,7 @@ from paceline.checkpoint.format.durable_files import make_folder, named_errors
 from paceline.checkpoint.format.folder_layout import is_step_name, scan
 from paceline.checkpoint.format.manifest import MANIFEST
 from paceline.checkpoint.load.list_checkpoints import as_table, list_checkpoints
-from paceline.checkpoint.save.last_verified import mark_verified
-from paceline.checkpoint.save.retention import RetentionRule, being_read
+from paceline.checkpoint.save.retention import RetentionRule, being_read, mark_verified
 from paceline.config.registries.object_store_url import STORES, is_url
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import BusyError, CheckpointError, ConfigError, ExitCode, PacelineError
@@ -46,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     if is_url(args.run):
-        from paceline.checkpoint.object_store.list_and_verify import list_stored
+        from paceline.checkpoint.object_store.commands import list_stored
         from paceline.checkpoint.object_store.obstore_backend import open_store
 
         url = url_of(args.run)
@@ -92,7 +91,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _verify_stored(args: argparse.Namespace) -> int:
-    from paceline.checkpoint.object_store.list_and_verify import verdicts
+    from paceline.checkpoint.object_store.commands import verdicts
     from paceline.checkpoint.object_store.obstore_backend import open_store
 
     url, found = url_of(args.run), []
@@ -156,7 +155,7 @@ def _fetch(args: argparse.Namespace) -> int:
 
 
 def _upload(args: argparse.Namespace) -> int:
-    from paceline.checkpoint.object_store.upload_stopped_run import send
+    from paceline.checkpoint.object_store.commands import send
 
     url, run, notes = url_of(args.url), RunDir.at(args.run), list[Diagnostic]()
     if url.step is not None:

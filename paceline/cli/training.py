@@ -174,8 +174,7 @@ def sweep(
     All configs are checked before the first run. The same command goes on: runs that are complete are not
     repeated, stopped ones are resumed. A value with commas of its own is written in brackets, as a list.
     """
-    from paceline.api.several_runs import facts_below, table
-    from paceline.api.sweeping import planned_runs
+    from paceline.api.several_runs import facts_below, planned_runs, table
 
     folder = to or Path("outputs") / f"{config.stem}-sweep"
     wanted = planned_runs(config, settings, folder)

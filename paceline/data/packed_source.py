@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from paceline.data.data_order import ORDER_ALGORITHM, epoch_bins, epoch_documents
 from paceline.data.packing import Bins, efficiency
 from paceline.data.token_table import TokenTable, decode_labels
-from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.protocols.prefixes import with_prefixes
+from paceline.protocols.batch import IGNORE_INDEX, Batch, with_prefixes
 
 _EPOCHS_KEPT = 2  # the current epoch and the one of evaluation or prefetching
 
 
 class PackedSource:
-    """A ``protocols.data.RowSource`` over a token table: rows are bins of documents or single documents.
+    """A ``protocols.batch.RowSource`` over a token table: rows are bins of documents or single documents.
 
     Bins with ``packing``. The documents of a group (``TokenTable.group``: both halves of a preference pair)
     are adjacent in one row. ``seq_len``: maximum tokens of a row (for pairs of each half: rows have room for

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.checkpoint.format.tensor_names import TensorName
+from paceline.checkpoint.format.tensor_index import TensorName
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir

@@ -14,14 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.checkpoint.convert.tensor_names import read_config
-from paceline.checkpoint.export.hf_folder import (
-    check_names,
-    config_of,
-    gives_scores,
-    is_known,
-    whole_of,
-    write_side_files,
-)
+from paceline.checkpoint.export.architecture import check_names, gives_scores, is_known, whole_of
+from paceline.checkpoint.export.hf_folder import config_of, write_side_files
 from paceline.checkpoint.export.main import choose
 from paceline.checkpoint.export.peft_adapter import is_adapter
 from paceline.checkpoint.export.untrained_tensors import carried_entries

@@ -27,9 +27,8 @@ from paceline.models.module_tensors import persistent_buffers
 from paceline.models.recurrent_layers import has_state, how_kept_apart
 from paceline.models.shared_prefix import SharedPrompts, draws_at_random
 from paceline.protocols.batch import Batch
-from paceline.protocols.divergence import Divergence
 from paceline.protocols.model import RootModule
-from paceline.protocols.roles import Output, Role
+from paceline.protocols.roles import Divergence, Output, Role
 
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel

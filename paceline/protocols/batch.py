@@ -1,9 +1,10 @@
-"""A micro-batch: documents concatenated without padding, with their boundaries."""
+"""A micro-batch: documents concatenated without padding, and the rows that it is built of."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -143,3 +144,49 @@ class Batch:
         }
         tokens = {name: value.to(device, non_blocking=True) for name, value in self.tokens.items()}
         return replace(self, **moved, extras=extras, tokens=tokens)
+
+
+class RowSource(Protocol):
+    """An ordered set of rows (bins when packed), addressable by position (contract 4).
+
+    ``num_rows(epoch)`` rows; ``batch(epoch, positions)`` builds the micro-batch of the rows at those
+    positions of the epoch's order; a position of -1 or beyond the end gives a filler. Stateless: the position
+    in training is two integers, epoch and position.
+    """
+
+    def num_rows(self, epoch: int) -> int: ...
+
+    def batch(self, epoch: int, positions: list[int]) -> Batch: ...
+
+    def mismatched(self, epoch: int, positions: list[int], among: range) -> Batch:
+        """Return the same rows with each prompt's answer replaced by that of the previous document among the
+        rows at ``among`` (the last one's for the first).
+        """
+        ...
+
+    def document_ids(self, epoch: int, positions: list[int]) -> list[int]: ...
+
+
+MIN_SHARED_TOKENS = 8  # tokens; sharing a shorter prefix saves nothing
+
+
+def with_prefixes(batch: Batch) -> Batch:
+    """Return ``batch`` with ``Batch.shared`` set: each document is compared with the last one before it that
+    shares no prefix.
+    """
+    ids, bounds = batch.input_ids[0], batch.cu_seqlens.tolist()
+    found: list[int] = []
+    owner = 0
+    for document, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        first = slice(bounds[owner], bounds[owner + 1])
+        common = common_prefix(ids[first], ids[start:end]) if document else 0
+        found.append(common if common >= MIN_SHARED_TOKENS else 0)
+        owner = owner if found[-1] else document
+    return replace(batch, shared=tuple(found) if any(found) else ())
+
+
+def common_prefix(one: Tensor, other: Tensor) -> int:
+    """Return the length of the common prefix of two int64 [n], [m]."""
+    size = min(len(one), len(other))
+    differ = (one[:size] != other[:size]).nonzero()
+    return int(differ[0]) if len(differ) else size

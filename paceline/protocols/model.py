@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.json_types import Json
-from paceline.protocols.divergence import Divergence
-from paceline.protocols.roles import Role
+from paceline.protocols.roles import Divergence, Role
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, TextStreamer

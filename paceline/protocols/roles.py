@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -34,7 +35,7 @@ class Output(str, Enum):
                teacher, for ``DIVERGENCE`` of the student.
     DIVERGENCE ``divergence``: fp32 scalar, SUM over labelled positions of the divergence from the teacher's
                next-token distribution; its hidden states are the field ``teacher`` of ``Batch.tokens`` (see
-               ``protocols.divergence``).
+               ``protocols.roles``).
     ROUTER     ``router``: fp32 [2, D, E], of a mixture of E experts by document: how often its tokens chose
                each expert (no gradient), and the probabilities that the routers gave it; summed over the
                document's tokens and all layers.
@@ -50,3 +51,20 @@ class Output(str, Enum):
     HIDDEN = "hidden"
     DIVERGENCE = "divergence"
     ROUTER = "router"
+
+
+# the field of ``Batch.tokens`` with the teacher's hidden states, [1, T, H] of its own width
+TEACHER = "teacher"
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The generalized Jensen-Shannon divergence of Agarwal et al. 2023 (arXiv:2306.13649, eq. 1 and 2).
+
+    With q the teacher's distribution and p the student's, both softmax(logits / ``temperature``), and m = β q
+    + (1 - β) p: D(q ‖ p) = β KL(q ‖ m) + (1 - β) KL(p ‖ m) for 0 < β < 1. β = 0 means the forward KL(q ‖ p),
+    β = 1 the reverse KL(p ‖ q), as in TRL's GKDTrainer.
+    """
+
+    beta: float = 0.5
+    temperature: float = 1.0

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from paceline.core.errors import ConfigError
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.plan import Plan
+from paceline.plan.plan_sections import OptimizerSpec
 from paceline.plan.strategy_options import ThreadOptions
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.shard import ShardReader
 from paceline.protocols.window import StepOutcome

@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.plan.hardware.device_kinds import CUDA, is_accelerator
 from paceline.plan.plan import Plan
+from paceline.plan.plan_sections import OptimizerSpec
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import RootModule
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard, ShardReader
 from paceline.runtime.process_group.world import World

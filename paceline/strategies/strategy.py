@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 from paceline.plan.plan import Plan
+from paceline.plan.plan_sections import OptimizerSpec
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import ModelFactory, RootModule
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.shard import Shard, ShardReader
 from paceline.protocols.window import EvalSums, StepOutcome, UnreadResult

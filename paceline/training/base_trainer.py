@@ -22,8 +22,8 @@ from paceline.data.tokenizer.load import load_tokenizer
 from paceline.launch.program import importable_program
 from paceline.models.factory import HFModelFactory
 from paceline.plan.plan import Plan
+from paceline.plan.plan_sections import OptimizerSpec
 from paceline.protocols.model import ModelFactory, RootModule
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import World
 from paceline.strategies.ddp import DDP

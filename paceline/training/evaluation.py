@@ -33,8 +33,7 @@ from paceline.generation.sampling.noise import stream_of
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.protocols.algorithm import Objective
-from paceline.protocols.batch import Batch
-from paceline.protocols.data import RowSource
+from paceline.protocols.batch import Batch, RowSource
 from paceline.runtime.process_group.world import World
 from paceline.strategies.model_handle import Handle, Handles
 from paceline.strategies.strategy import Runner, Strategy

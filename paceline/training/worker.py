@@ -21,7 +21,7 @@ from rich.console import Console
 
 from paceline.checkpoint.node_local.resume import NodesResume
 from paceline.checkpoint.node_local.shared_disks import Disks, find_disks
-from paceline.checkpoint.object_store.upload_deadline import AFTER_STOP_SECONDS, Deadline
+from paceline.checkpoint.object_store.background_upload import AFTER_STOP_SECONDS, Deadline
 from paceline.core.diagnostics import Diagnostic, Severity, print_diagnostics
 from paceline.core.errors import BusyError, CheckpointError, ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject

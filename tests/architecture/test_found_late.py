@@ -24,6 +24,7 @@ OTHER_VERBS = (
     "checkpoint/export/gguf/writer.py",
     "checkpoint/export/merge_lora.py",
     "checkpoint/export/gguf/tokenizer.py",
+    "checkpoint/export/architecture.py",
     "checkpoint/export/hf_folder.py",
     "checkpoint/export/reload_check.py",
     "checkpoint/export/main.py",

@@ -27,9 +27,8 @@ from paceline.models.lora.lora import plain_name
 from paceline.plan.mesh import Mesh, split_batch
 from paceline.plan.plan import Precision
 from paceline.plan.plan_json import from_json
-from paceline.plan.plan_sections import AdapterSpec, DdpOptions
+from paceline.plan.plan_sections import AdapterSpec, DdpOptions, OptimizerSpec
 from paceline.protocols.batch import Batch
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
 from paceline.runtime.process_group.world import RankEnv, World, environment

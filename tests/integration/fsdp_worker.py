@@ -25,9 +25,8 @@ from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Precision
-from paceline.plan.plan_sections import DdpOptions
+from paceline.plan.plan_sections import DdpOptions, OptimizerSpec
 from paceline.protocols.batch import Batch
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
 from paceline.runtime.process_group.world import RankEnv, World, environment

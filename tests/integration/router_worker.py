@@ -20,9 +20,8 @@ from paceline.models.factory import HFModelFactory
 from paceline.plan.features.experts import RouterLoss
 from paceline.plan.mesh import Mesh, split_batch
 from paceline.plan.plan import Precision
-from paceline.plan.plan_sections import AdapterSpec, DdpOptions
+from paceline.plan.plan_sections import AdapterSpec, DdpOptions, OptimizerSpec
 from paceline.protocols.batch import Batch
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.strategies.registry import make_strategy

@@ -11,8 +11,7 @@ from paceline.algorithms.algorithm import Algorithm
 from paceline.config.sections.algorithms.distillation import DistillationOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
-from paceline.protocols.divergence import TEACHER, Divergence
-from paceline.protocols.roles import Output, Role
+from paceline.protocols.roles import TEACHER, Divergence, Output, Role
 
 TERM, SFT_TERM = "divergence", "nll"
 
@@ -22,7 +21,7 @@ class Distillation(Algorithm):
     positions of ALL ranks and micro-batches of a step.
 
     q is the frozen teacher's distribution, p the student's, and D the generalised Jensen-Shannon divergence
-    (``protocols.divergence``: ``beta`` 0 is the forward KL of Hinton et al. 2015, 1 the reverse KL of Gu et
+    (``protocols.roles``: ``beta`` 0 is the forward KL of Hinton et al. 2015, 1 the reverse KL of Gu et
     al. 2024, between them Agarwal et al. 2023, arXiv:2306.13649, eq. 2) at ``temperature``. Its gradient is
     not multiplied by the squared temperature. α is ``alpha``. Evaluation reports that loss, and for the
     student alone the mean of -log p(label) as ``nll`` and ``token_accuracy``.

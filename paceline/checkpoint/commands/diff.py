@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.checkpoint.format.tensor_names import TensorName
+from paceline.checkpoint.format.tensor_index import TensorName
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.json_types import Json, JsonObject
 

@@ -9,8 +9,13 @@ from pathlib import Path
 from paceline.checkpoint import codes
 from paceline.checkpoint.format.folder_layout import BEST, Found, read_hint, scan
 from paceline.checkpoint.format.verify_files import verify
-from paceline.checkpoint.save.last_verified import last_verified, mark_verified
-from paceline.checkpoint.save.retention import RetentionRule, is_being_read, remove
+from paceline.checkpoint.save.retention import (
+    RetentionRule,
+    is_being_read,
+    last_verified,
+    mark_verified,
+    remove,
+)
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject
 

@@ -10,10 +10,10 @@ import torch
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.collective import Alone
-from paceline.checkpoint.export.hf_folder import check_names, is_known
+from paceline.checkpoint.export.architecture import check_names, is_known
 from paceline.checkpoint.export.peft_adapter import is_adapter
 from paceline.checkpoint.format.strict_json import parse_object
-from paceline.checkpoint.format.tensor_names import TensorName
+from paceline.checkpoint.format.tensor_index import TensorName
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError

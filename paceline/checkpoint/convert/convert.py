@@ -10,11 +10,16 @@ from typing import Protocol
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.base_model_files import together
-from paceline.checkpoint.convert.accelerate import is_accelerate_folder, read_accelerate
-from paceline.checkpoint.convert.dcp_training_state import is_dcp_folder, is_fsdp_folder, read_dcp, read_fsdp
+from paceline.checkpoint.convert.dcp import is_dcp_folder, is_fsdp_folder, read_dcp, read_fsdp
 from paceline.checkpoint.convert.deepspeed_universal import is_universal_folder, read_universal
 from paceline.checkpoint.convert.deepspeed_zero import is_deepspeed_folder, read_deepspeed
-from paceline.checkpoint.convert.hf_trainer import ADAPTER_CONFIG, is_trainer_folder, read_trainer
+from paceline.checkpoint.convert.hf_trainer import (
+    ADAPTER_CONFIG,
+    is_accelerate_folder,
+    is_trainer_folder,
+    read_accelerate,
+    read_trainer,
+)
 from paceline.checkpoint.convert.pickle_reader.client import PickleReader
 from paceline.checkpoint.convert.pickle_reader.torch_tensors import MappedFiles
 from paceline.checkpoint.convert.source_state import ForeignState, incomplete, misfit

@@ -24,7 +24,7 @@ from paceline.checkpoint.convert.pickle_reader.client import PickleReader
 from paceline.checkpoint.convert.pickle_reader.torch_tensors import MappedFiles
 from paceline.checkpoint.export.hf_folder import check_destination, check_sources, staged
 from paceline.checkpoint.format.durable_files import named_errors, need_space
-from paceline.checkpoint.format.tensor_names import TensorName
+from paceline.checkpoint.format.tensor_index import TensorName
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.checkpoint.save.retention import being_read
 from paceline.core.errors import CheckpointError

@@ -1,4 +1,4 @@
-"""``checkpoint-*`` of Transformers' Trainer, and so of TRL and LLaMA-Factory: weights, optimizer, place."""
+"""Folders of Transformers' Trainer (also TRL's and LLaMA-Factory's) and of Accelerate's ``save_state``."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def place_of(folder: Path) -> int:
     return step
 
 
-def left_of(folder: Path) -> list[str]:
+def left_of(folder: Path, sentences: Mapping[str, str] = _LEFT) -> list[str]:
     """Return what of the folder is not brought over, one sentence each."""
-    names = sorted(path.name for path in folder.iterdir())
-    return [text for start, text in _LEFT.items() if any(name.startswith(start) for name in names)]
+    names = [path.name for path in folder.iterdir()]
+    return [text for start, text in sentences.items() if any(name.startswith(start) for name in names)]
 
 
 def read_trainer(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool) -> ForeignState:
@@ -232,3 +232,39 @@ def last_step(moments: Iterable[Mapping[str, LazyTensor]]) -> int:
     steps = [kinds["step"] for kinds in moments if "step" in kinds]
     found = [float(step.load()) for step in steps if step.shape == ()]
     return int(max((value for value in found if isfinite(value)), default=0))
+
+
+ACCELERATE_OPTIMIZER = "optimizer.bin"
+_LEFT_BY_ACCELERATE = {
+    "scheduler": "scheduler.bin: the learning rate of a step follows from training.lr_scheduler_type,"
+    " warmup_steps and max_steps; set them as they were",
+    "random_states": "random states: they follow from training.seed and the step; with dropout 0 nothing"
+    " depends on them",
+    "sampler": "sampler.bin: rows are drawn in this run's own order, from this step on",
+    "dl_state_dict": "dl_state_dict.bin: rows are drawn in this run's own order, from this step on",
+    "custom_checkpoint": "custom_checkpoint_*.pkl: objects of the program's own, which are not read",
+}
+
+
+def is_accelerate_folder(folder: Path) -> bool:
+    """Whether a folder is one of ``Accelerator.save_state``."""
+    return (folder / ACCELERATE_OPTIMIZER).is_file() and not (folder / PLACE).is_file()
+
+
+def read_accelerate(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool) -> ForeignState:
+    """Return what the folder holds. Raises CheckpointError."""
+    others = sorted(
+        path.name for path in folder.iterdir() if path.name.startswith(("model_1.", "optimizer_1."))
+    )
+    if others:
+        what, hint = "the folder holds several models or optimizers", "save each model in a folder of its own"
+        raise misfit(what, str(folder), ", ".join(others), hint)
+    state, trained, decaying = state_of(folder, files, names, "a checkpoint of Accelerate")
+    state.left = left_of(folder, _LEFT_BY_ACCELERATE)
+    if moments:
+        optimizer_into(state, files.torch_file(folder / ACCELERATE_OPTIMIZER), trained, decaying)
+    scaler_into(state, folder, files)
+    state.step = last_step(state.moments.values())
+    if not state.step:
+        state.left.append("the step: nothing in the folder says it, so it is 0; give it with --step")
+    return state

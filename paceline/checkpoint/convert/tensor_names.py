@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from paceline.checkpoint.base_model_files import base_files
 from paceline.checkpoint.convert.source_state import incomplete, misfit
-from paceline.checkpoint.export.hf_folder import gives_scores, is_known, text_model_of
+from paceline.checkpoint.export.architecture import gives_scores, is_known, text_model_of
 from paceline.checkpoint.format.strict_json import parse_object
 from paceline.core.files import MAX_CONFIG_BYTES, open_file, read_bytes
 from paceline.core.json_types import JsonObject

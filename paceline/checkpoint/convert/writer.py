@@ -18,7 +18,7 @@ from paceline.checkpoint.format.durable_files import named_errors
 from paceline.checkpoint.format.manifest import CONVERTED, HF_FOLDER, STATE
 from paceline.checkpoint.format.safetensors_file import TensorEntry, in_order, starts_of
 from paceline.checkpoint.format.strict_json import dump_object
-from paceline.checkpoint.format.tensor_names import TensorName
+from paceline.checkpoint.format.tensor_index import TensorName
 from paceline.checkpoint.save.staging import Contents
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.rundir import RunDir

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint import codes
+from paceline.checkpoint.export.architecture import check_names, gives_scores, is_known, whole_of
 from paceline.checkpoint.export.exporters import Exporters, run_exporters
 from paceline.checkpoint.export.folder_reader import FolderReads
 from paceline.checkpoint.export.gguf.writer import check_gguf, write_gguf
@@ -18,32 +19,28 @@ from paceline.checkpoint.export.hf_folder import (
     DTYPES,
     MAX_SHARD_BYTES,
     check_destination,
-    check_names,
     check_sources,
     config_of,
     finite,
-    gives_scores,
-    is_known,
     scoring,
     staged,
-    whole_of,
     write_side_files,
     write_weights,
 )
 from paceline.checkpoint.export.hf_tensor_names import hub_entries
 from paceline.checkpoint.export.merge_lora import merged_entries
-from paceline.checkpoint.export.multimodal_adapter_names import names_in_whole
 from paceline.checkpoint.export.peft_adapter import (
     adapter_entries,
     check_adapter,
     is_adapter,
+    names_in_whole,
     write_adapter_files,
 )
 from paceline.checkpoint.export.reload_check import ExportedTensors, check_load
 from paceline.checkpoint.export.untrained_tensors import carried_entries, carried_files
 from paceline.checkpoint.format.durable_files import named_errors, need_space, write_fresh
 from paceline.checkpoint.format.safetensors_file import TensorEntry, write_tensors
-from paceline.checkpoint.format.tensor_names import TensorName
+from paceline.checkpoint.format.tensor_index import TensorName
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.checkpoint.save.retention import being_read
 from paceline.core.errors import CheckpointError, ConfigError

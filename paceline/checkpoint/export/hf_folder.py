@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.export.score_padding import pad_apart, replace_json
+from paceline.checkpoint.export.architecture import SCORES, gives_scores, text_model_of
 from paceline.checkpoint.format.durable_files import sync_folder, write_fresh
 from paceline.checkpoint.format.manifest import folders_of
 from paceline.checkpoint.format.safetensors_file import TensorEntry, write_tensors
@@ -24,14 +24,10 @@ from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.files import MAX_CONFIG_BYTES, read_bytes
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.rundir import RunDir
-from paceline.models.loading.multimodal import WholeModel, whole_model
-from paceline.models.module_tensors import persistent_buffers
 from paceline.models.special_tokens import listed
-from paceline.plan.model.family import composite_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-    from transformers.models.auto.auto_factory import _BaseAutoModelClass
+    pass
 
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -42,7 +38,6 @@ DTYPES: Mapping[str, torch.dtype] = {
 MAX_SHARD_BYTES = 5_000_000_000
 GENERATION = "generation_config.json"
 ADAPTER_CONFIG = "adapter_config.json"  # next to a model Transformers would look for adapter weights
-SCORES = "ForSequenceClassification"  # suffix of class names that output one score per text
 _PIECE = 1024 * 1024  # values
 
 #: Each folder that an export writes has one of them
@@ -169,101 +164,6 @@ def scoring(config: Mapping[str, Json], reader: CheckpointReader) -> JsonObject:
     return {**config, **one, "architectures": [SCORES]}
 
 
-def is_known(config: Mapping[str, Json]) -> bool:
-    """Whether Transformers has a causal language model of this type, alone or within a composite; others
-    need remote code.
-    """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or composite_of(config) is not None
-
-
-def auto_of(config: Mapping[str, Json]) -> type[_BaseAutoModelClass]:
-    """Return the Auto class that loads this config; a reward model's names sequence classification."""
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
-    return AutoModelForSequenceClassification if gives_scores(config) else AutoModelForCausalLM
-
-
-def gives_scores(config: Mapping[str, Json]) -> bool:
-    """Whether a config names a class with a score head in place of the language-model head."""
-    named = config.get("architectures")
-    return isinstance(named, list) and any(str(name).endswith(SCORES) for name in named)
-
-
-def text_model_of(config: Mapping[str, Json]) -> PreTrainedModel:
-    """Build the architecture, or the language model within it, on the meta device."""
-    from transformers import AutoConfig
-
-    plain = {
-        k: _plain(v) for k, v in config.items() if k not in ("model_type", "auto_map", "transformers_version")
-    }
-    made = AutoConfig.for_model(str(config["model_type"]), **plain)
-    if (whole := whole_model(made)) is not None:
-        made = whole.text
-    with torch.device("meta"):
-        return auto_of(config).from_config(made)  # type: ignore[no-untyped-call]
-
-
-def whole_of(config: Mapping[str, Json]) -> WholeModel | None:
-    """Return the model with all parts of a composite's config; None for a language model's own."""
-    from transformers import AutoConfig
-
-    if composite_of(config) is None:
-        return None
-    plain = {k: _plain(v) for k, v in config.items() if k not in ("model_type", "transformers_version")}
-    return whole_model(AutoConfig.for_model(str(config["model_type"]), **plain))
-
-
-def _plain(value: Json) -> Json:
-    """Decode a ``config.json`` value as Transformers does: ``{"__float__": "Infinity"}`` is a float."""
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    if isinstance(value, dict):
-        return (
-            float(str(value["__float__"]))
-            if set(value) == {"__float__"}
-            else {k: _plain(v) for k, v in value.items()}
-        )
-    return value
-
-
-def check_names(config: JsonObject, shapes: Mapping[str, tuple[int, ...]], where: Path) -> PreTrainedModel:
-    """Check that the tensors are exactly those of the architecture, in their shapes (tied ones once).
-
-    Also sets ``architectures`` in ``config``. Returns the model on the meta device. Raises CheckpointError.
-    """
-    if not is_known(config):
-        what = "Transformers has no causal language model of this type"
-        raise CheckpointError(
-            codes.EXPORT_MODEL_TYPE(what, str(where), f"model_type: {config.get('model_type')!r}")
-        )
-    model = text_model_of(config)
-    if composite_of(config) is None:  # a composite's names the class with all parts
-        config["architectures"] = [type(model).__name__]
-    expected = {n: tuple(t.shape) for n, t in (*model.state_dict().items(), *model.named_buffers())}
-    needed = {n for n, _ in (*model.named_parameters(), *persistent_buffers(model))}
-    wrong = {
-        "missing": sorted(needed - set(shapes)),
-        "unknown": sorted(set(shapes) - set(expected)),
-        "have another shape": sorted(
-            n for n, shape in shapes.items() if n in expected and shape != expected[n]
-        ),
-    }
-    if any(wrong.values()):
-        what = "the checkpoint's tensors do not match its config.json"
-        raise CheckpointError(codes.EXPORT_TENSORS(what, str(where), listed_wrong(wrong)))
-    return model
-
-
-def listed_wrong(wrong: Mapping[str, list[str]]) -> str:
-    return "; ".join(
-        f"{word}: {', '.join(map(str, some[:5]))}{' …' if len(some) > 5 else ''}"
-        for word, some in wrong.items()
-        if some
-    )
-
-
 def write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str, Json], remote: bool) -> None:
     """Write ``config.json``, the generation config and the tokenizer's files; a model that scores texts
     writes none, so it has no generation config.
@@ -335,3 +235,46 @@ def without_progress() -> Iterator[None]:
     finally:
         if shown:
             back()
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
+_MAX_BYTES = 64 << 20
+
+
+def pad_apart(stage: Path, ends: Collection[int]) -> int | None:
+    """Return a token that pads and ends no text, and make the tokenizer of the folder pad with it: its own,
+    else one of its special tokens that no text ends with. None, and nothing changed, if there is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(stage), local_files_only=True, trust_remote_code=False)
+    except Exception:  # noqa: BLE001  (damaged files raise many types, and a class may need its own code)
+        return None
+    chosen = next((one for one in _candidates(tokenizer) if one not in ends), None)
+    if chosen is not None and chosen != tokenizer.pad_token_id:
+        for name in _SETTINGS:
+            if (path := stage / name).is_file():
+                settings = parse_object(path.read_bytes(), str(path), max_bytes=_MAX_BYTES)
+                replace_json(path, {**settings, "pad_token": tokenizer.convert_ids_to_tokens(chosen)})
+    return chosen
+
+
+def _candidates(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return special tokens: the one that pads, what no chat template writes, what begins a text."""
+    written = json.dumps(tokenizer.chat_template or "", ensure_ascii=False)
+    special = {
+        index: token.content for index, token in tokenizer.added_tokens_decoder.items() if token.special
+    }
+    own = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id)
+    unwritten = [index for index, text in special.items() if text not in written and index not in own]
+    return [one for one in (own[0], *unwritten, *own[1:]) if one is not None]
+
+
+def replace_json(path: Path, values: Mapping[str, Json]) -> None:
+    """Write a JSON file of a folder that is not published yet anew."""
+    path.unlink(missing_ok=True)
+    write_fresh(path, [json.dumps(values, indent=2, ensure_ascii=False, sort_keys=True).encode() + b"\n"])

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Protocol
 
+from paceline.checkpoint.export.architecture import gives_scores
 from paceline.checkpoint.export.hf_export import ExportReport
-from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG, gives_scores
+from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG
 from paceline.checkpoint.format.strict_json import parse_object
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.config.render.diff import leaves

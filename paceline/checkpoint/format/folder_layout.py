@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.checkpoint.format.manifest import Manifest
-from paceline.checkpoint.format.step_agreement import check_name
-from paceline.checkpoint.format.verify_files import check_sizes, read_manifest
+from paceline.checkpoint.format.verify_files import check_name, check_sizes, read_manifest
 from paceline.core.errors import CheckpointError
 from paceline.core.files import listed
 

@@ -15,8 +15,7 @@ from paceline.checkpoint.collective import CheckpointWorld, together
 from paceline.checkpoint.errors import damaged
 from paceline.checkpoint.format.manifest import Manifest
 from paceline.checkpoint.format.verify_files import open_part, verify_open, wrong_block
-from paceline.checkpoint.load.hashed_reads import HashedReads
-from paceline.checkpoint.load.open_files import Owners
+from paceline.checkpoint.load.shard_files import HashedReads, Owners
 
 _Known = dict[tuple[int, int], dict[int, bytes]]  # (block's place in the round, disk) → leaf → hash
 LEAVES_A_ROUND = 100_000  # their hashes are gathered: 7 MB from each rank at most

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +11,10 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.errors import skipped
 from paceline.checkpoint.format.folder_layout import LATEST, Found, is_step_name, leftovers, read_hint, scan
 from paceline.checkpoint.format.manifest import MANIFEST, Manifest
-from paceline.checkpoint.format.step_agreement import check_name, check_state, read_state
-from paceline.checkpoint.format.verify_files import read_manifest, verify
+from paceline.checkpoint.format.verify_files import check_name, check_state, read_manifest, read_state, verify
 from paceline.config.registries.object_store_url import is_url, parse_url
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
-from paceline.core.json_types import Json
 from paceline.core.rundir import RunDir
 from paceline.rules import codes as rules_codes
 
@@ -48,7 +46,7 @@ def find_checkpoint(
     notes = notes if notes is not None else []
     if where in (LATEST, AUTO):
         return _newest(run.checkpoints, notes, most_bytes, known, may_be_none=where == AUTO)
-    if is_url(where):  # brought down before the ranks start (checkpoint/object_store/preflight.py)
+    if is_url(where):  # brought down before the ranks start (checkpoint/preflight.py)
         folder, name = place_of(where, run)
         return (
             _newest(folder, notes, most_bytes, known)
@@ -105,51 +103,6 @@ def open_checkpoint(path: Path) -> CheckpointReader:
     from paceline.checkpoint.load.reader import CheckpointReader  # needs torch; finding one does not
 
     return CheckpointReader(path)
-
-
-def same_run(state: Mapping[str, Json], now: Mapping[str, Json], *, override: Collection[str] = ()) -> None:
-    """Raise CheckpointError with every field in which the checkpoint's run differs from this one.
-
-    ``state``: the checkpoint's; ``now``: what this run would save: ``config_digest``, ``data_fingerprint``,
-    ``seed``, ``global_batch``, ``seq_len``, ``packing`` (a field absent from ``now`` is not compared). World
-    size and strategy may change. ``override``: fields that may differ.
-    """
-    found = [
-        codes.CHECKPOINT_OTHER_RUN(
-            field,
-            f"{_short(state.get(field))} in the checkpoint, {_short(now[field])} now",
-            detail=what,
-            hint=hint,
-            evidence={"field": field, "old": state.get(field), "new": now[field]},
-        )
-        for field, (what, hint) in _FIELDS.items()
-        if field in now and field not in override and state.get(field) != now[field]
-    ]
-    if found:
-        raise CheckpointError(*found)
-
-
-_BACK = "use the value it was saved with, or start a new run in another training.output_dir"
-_FIELDS: Mapping[str, tuple[str, str]] = {
-    "data_fingerprint": (
-        "data set, tokenizer, template or length",
-        "use the data it was saved with, or start a new run in another training.output_dir",
-    ),
-    "global_batch": (
-        "global batch (micro-batch × accumulation × data-parallel ranks)",
-        ("choose a micro-batch and accumulation whose product with the number of ranks gives the old value"),
-    ),
-    "seq_len": ("sequence length", _BACK),
-    "packing": ("packing", _BACK),
-    "seed": ("seed", _BACK),
-    "config_digest": (
-        "config",
-        (
-            "use the config it was saved with (config.yaml in the run directory), or start a new"
-            " run in another training.output_dir"
-        ),
-    ),
-}
 
 
 def _newest(
@@ -303,8 +256,3 @@ def _no_such(path: Path) -> Diagnostic:
         "use latest, auto, a run directory, or …/checkpoints/step-00000500",
         evidence={"absent": not path.exists()},
     )
-
-
-def _short(value: Json) -> str:
-    text = "nothing" if value is None else str(value)
-    return text if len(text) <= 24 else text[:12] + "…"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.checkpoint.format.folder_layout import BEST, LATEST, VERIFIED, Found, read_hint, scan
-from paceline.checkpoint.format.step_agreement import read_state
-from paceline.checkpoint.save.last_verified import last_verified
+from paceline.checkpoint.format.verify_files import read_state
+from paceline.checkpoint.save.retention import last_verified
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir

@@ -1,9 +1,9 @@
-"""Read a checkpoint: verify hashes, then read the blocks that are wanted, opening files as they are."""
+"""Read a checkpoint: verify hashes and headers, then read the blocks that are wanted, opening files then."""
 
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 
@@ -14,17 +14,27 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.collective import CheckpointWorld, together
 from paceline.checkpoint.errors import damaged
 from paceline.checkpoint.format.manifest import HF_FOLDER, MANIFEST, STATE, Manifest
-from paceline.checkpoint.format.safetensors_file import DTYPES, Slot, rows_by
-from paceline.checkpoint.format.step_agreement import MAX_STATE_BYTES, check_name, check_state
+from paceline.checkpoint.format.safetensors_file import DTYPE_WORDS, DTYPES, Slot, read_header, rows_by
 from paceline.checkpoint.format.strict_json import parse_object
-from paceline.checkpoint.format.tensor_index import BlockRow, TensorRows
-from paceline.checkpoint.format.tensor_names import TensorName
-from paceline.checkpoint.format.verify_files import check_sizes, open_part, read_manifest, verify_open
+from paceline.checkpoint.format.tensor_index import (
+    BlockRow,
+    TensorName,
+    TensorRows,
+    build_index,
+    decode_place,
+)
+from paceline.checkpoint.format.verify_files import (
+    MAX_STATE_BYTES,
+    check_name,
+    check_sizes,
+    check_state,
+    open_part,
+    read_manifest,
+    verify_open,
+)
 from paceline.checkpoint.format.verify_files import verify as verify_all
 from paceline.checkpoint.load.distributed_verify import Readers, check_blocks, check_whole_files
-from paceline.checkpoint.load.hashed_reads import HashedReads
-from paceline.checkpoint.load.header_check import check_headers, index_of_headers
-from paceline.checkpoint.load.open_files import AT_ONCE, Elsewhere, OpenFiles
+from paceline.checkpoint.load.shard_files import AT_ONCE, Elsewhere, HashedReads, OpenFiles
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject
 from paceline.protocols.shard import PARAM
@@ -279,3 +289,64 @@ class CheckpointReader:
         with open_part(self.path, name) as file:
             verify_open(file, entry, self.path, name)
             return file.read(most)
+
+
+Table = dict[str, tuple[str, tuple[int, ...], BlockRow]]  # encoded name → dtype, whole shape, where it lies
+
+
+def index_of_headers(files: OpenFiles) -> tuple[dict[str, TensorRows], list[int]]:
+    """Return the index that the headers give, and the bytes of each header. Raises CheckpointError."""
+    tables, data = [], []
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for number in range(len(files.names)):
+        table, start = _table(files, number)
+        for encoded, (dtype, whole, _) in table.items():
+            if kinds.setdefault(encoded, (dtype, whole)) != (dtype, whole):
+                what = f"'{encoded}' has another shape or dtype than in another shard"
+                raise damaged(files.path, files.names[number], what)
+        tables.append(table)
+        data.append(start)
+    return build_index(tables), data
+
+
+def check_headers(files: OpenFiles, manifest: Manifest, numbers: Iterable[int]) -> None:
+    """Compare the headers of some shards with the index: whoever reads a shard alone reads the same.
+
+    Raises CheckpointError.
+    """
+    wanted = set(numbers)
+    expected: dict[int, Table] = {number: {} for number in wanted}
+    for encoded, tensor in (manifest.tensors or {}).items():
+        at = [i for i, number in enumerate(tensor.files().tolist()) if number in wanted]
+        for row in tensor.rows(at) if at else ():
+            expected[row.file][encoded] = (tensor.dtype, tensor.shape, row)
+    for number, table in expected.items():
+        name = files.names[number]
+        found, data = _table(files, number)
+        if data != manifest.files[name].data or found != table:
+            differ = sorted(k for k in found.keys() | table.keys() if found.get(k) != table.get(k))
+            raise damaged(
+                files.path,
+                name,
+                f"its header differs from the manifest's index: {', '.join(differ)[:200] or 'its length'}",
+            )
+
+
+def _table(files: OpenFiles, number: int) -> tuple[Table, int]:
+    """Return a shard's tensors by its header, and the header's length. Raises CheckpointError."""
+    name = files.names[number]
+    slots, metadata, data = read_header(files.file(number), files.path, name)
+    files.num_read += data
+    table: Table = {}
+    for encoded, slot in slots.items():
+        try:
+            TensorName.decode(encoded)
+            whole, offsets = decode_place(encoded, metadata, slot.shape)
+        except (ValueError, RecursionError) as exc:
+            raise damaged(files.path, name, str(exc)[:300]) from None
+        table[encoded] = (
+            DTYPE_WORDS[slot.dtype],
+            whole,
+            BlockRow(number, slot.start - data, offsets, slot.shape),
+        )
+    return table, data

@@ -6,7 +6,6 @@ import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.checkpoint import codes
@@ -15,25 +14,13 @@ from paceline.checkpoint.format.block_hashes import Grain
 from paceline.checkpoint.format.durable_files import named_errors, need_space, sync_folder, write_fresh
 from paceline.checkpoint.format.manifest import MANIFEST, MAX_MANIFEST_BYTES, FileEntry, Manifest
 from paceline.checkpoint.format.verify_files import wrong_block
-from paceline.checkpoint.node_local.file_server import Place, RefusedError, asked_for
-from paceline.checkpoint.save.last_verified import manifest_digest
+from paceline.checkpoint.node_local.file_server import Holder, RefusedError, asked_for
+from paceline.checkpoint.save.retention import manifest_digest
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 
 _STAGED = ".fetched-"
 _CANNOT = "a file of the checkpoint cannot be brought from another node"
-
-
-@dataclass(frozen=True)
-class Holder:
-    """A node that has files: its leader's rank and host, and where it gives them."""
-
-    rank: int
-    host: str
-    place: Place
-
-    def __str__(self) -> str:
-        return f"{self.host} (rank {self.rank})"
 
 
 def fetch_manifest(folder: Path, digest: str, holders: Sequence[Holder], key: bytes) -> None:

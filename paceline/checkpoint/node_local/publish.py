@@ -21,10 +21,15 @@ from paceline.checkpoint.format.durable_files import CrashPoint, need_space, rep
 from paceline.checkpoint.format.folder_layout import leftover_hints, staging_name, trash_name, unfinished
 from paceline.checkpoint.node_local.inventory import DiskPart, Survey, parts_in
 from paceline.checkpoint.node_local.shared_disks import Disks
-from paceline.checkpoint.save.last_verified import last_verified, manifest_digest
-from paceline.checkpoint.save.rank_file import Written, manifest_of
-from paceline.checkpoint.save.retention import Noted, RetentionRule, discard, is_being_read
-from paceline.checkpoint.save.staging import Stage
+from paceline.checkpoint.save.retention import (
+    Noted,
+    RetentionRule,
+    discard,
+    is_being_read,
+    last_verified,
+    manifest_digest,
+)
+from paceline.checkpoint.save.staging import Stage, Written, manifest_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir

@@ -25,25 +25,23 @@ from paceline.checkpoint.format.folder_layout import (
 from paceline.checkpoint.format.manifest import Manifest
 from paceline.checkpoint.format.verify_files import open_part, read_manifest, verify_open
 from paceline.checkpoint.load.find_checkpoint import AUTO, find_checkpoint, place_of, save_never_ended
-from paceline.checkpoint.node_local.download import Holder, fetch_file, fetch_manifest, remove_unfinished
+from paceline.checkpoint.node_local.download import fetch_file, fetch_manifest, remove_unfinished
+from paceline.checkpoint.node_local.file_server import FilesGiven, Holder
 from paceline.checkpoint.node_local.inventory import (
     DiskPart,
     Lacking,
+    NodeLook,
     Survey,
     Whole,
     begun_in,
-    files_of,
-    parts_in,
-)
-from paceline.checkpoint.node_local.inventory_messages import (
-    NodeLook,
     chosen_note,
+    files_of,
     names_of,
     no_whole_one,
+    parts_in,
     passed_over,
 )
 from paceline.checkpoint.node_local.shared_disks import Disks
-from paceline.checkpoint.node_local.shared_files import FilesGiven
 from paceline.checkpoint.save.retention import discard, is_being_read
 from paceline.config.registries.object_store_url import is_url
 from paceline.core.diagnostics import Diagnostic

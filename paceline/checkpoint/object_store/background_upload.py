@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -19,7 +20,6 @@ from paceline.checkpoint.format.verify_files import read_manifest
 from paceline.checkpoint.object_store.interface import ObjectStore
 from paceline.checkpoint.object_store.obstore_backend import open_store
 from paceline.checkpoint.object_store.transfer import files_of_rank, upload
-from paceline.checkpoint.object_store.upload_deadline import Deadline
 from paceline.checkpoint.object_store.writer import StoreWriter
 from paceline.checkpoint.save.retention import RetentionRule, being_read
 from paceline.config.registries.object_store_url import ObjectUrl, parse_url
@@ -31,6 +31,25 @@ from paceline.core.units import human_bytes, human_seconds
 
 _WAIT_SECONDS = 1.0
 _LAST_SECONDS = 2.0  # for a commit that is under way when the time is over, and to give the URL back
+
+
+#: Kubernetes and Slurm kill 30 seconds after they have asked, unless they are told otherwise.
+AFTER_STOP_SECONDS = 25.0
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """``seconds`` from a stop on. ``since``: when this rank was asked to stop, by ``time.monotonic``; None as
+    long as it was not.
+    """
+
+    seconds: float = AFTER_STOP_SECONDS
+    since: Callable[[], float | None] = lambda: None
+
+    def left(self) -> float:
+        """Return the seconds that are left; infinity without a stop."""
+        since = self.since()
+        return math.inf if since is None else self.seconds - (time.monotonic() - since)
 
 
 def open_uploads(text: str, run: RunDir, ranks: CheckpointWorld, rule: RetentionRule) -> Uploads:

@@ -1,9 +1,14 @@
-"""Remove old checkpoints: each is renamed first, so that a reader never sees a partial one. No torch."""
+"""Which checkpoints stay, and the removal of the others. No torch.
+
+Each is renamed first, so that a reader never sees a partial one. The last checkpoint whose every byte was
+read and found sound has a mark of its own, and stays.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
@@ -14,11 +19,12 @@ from types import TracebackType
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.errors import incomplete
-from paceline.checkpoint.format.durable_files import CrashPoint, never
-from paceline.checkpoint.format.folder_layout import Found, step_of, trash_name
-from paceline.checkpoint.format.manifest import MANIFEST
-from paceline.checkpoint.save.last_verified import last_verified
+from paceline.checkpoint.format.durable_files import CrashPoint, never, replace_text
+from paceline.checkpoint.format.folder_layout import VERIFIED, Found, is_step_name, step_of, trash_name
+from paceline.checkpoint.format.manifest import MANIFEST, MAX_MANIFEST_BYTES
+from paceline.checkpoint.format.verify_files import open_part
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -146,3 +152,40 @@ class Noted:
 def housekeeping_failed(what: str, where: Path, error: OSError) -> Diagnostic:
     """Return the warning that something beside a sound checkpoint could not be done."""
     return codes.CHECKPOINT_HOUSEKEEPING(what, str(where), str(error), severity=Severity.WARNING)
+
+
+_MOST = 128
+
+
+def mark_verified(checkpoint: Path) -> None:
+    """Record that all of ``checkpoint`` has been verified, if it stands among a run's. Raises OSError."""
+    if not is_step_name(checkpoint.name) or checkpoint.parent.name != "checkpoints":
+        return
+    if (found := _mark_of(checkpoint)) is not None:
+        replace_text(checkpoint.parent / VERIFIED, found)
+
+
+def last_verified(checkpoints: Path) -> str | None:
+    """Return the name of the last verified checkpoint of the folder; None if it was saved again since."""
+    try:
+        with open_part(checkpoints, VERIFIED) as file:
+            text = file.read(_MOST).decode("ascii", "replace")
+    except CheckpointError:
+        return None
+    name = text.partition(" ")[0]
+    return name if is_step_name(name) and _mark_of(checkpoints / name) == text else None
+
+
+def manifest_digest(checkpoint: Path) -> str | None:
+    """Return the sha256 of a checkpoint's manifest, or None if it cannot be read."""
+    try:
+        with open_part(checkpoint, MANIFEST) as file:
+            return hashlib.sha256(file.read(MAX_MANIFEST_BYTES)).hexdigest()
+    except CheckpointError:
+        return None
+
+
+def _mark_of(checkpoint: Path) -> str | None:
+    """Return the name and the manifest's sha256, or None if it cannot be read."""
+    digest = manifest_digest(checkpoint)
+    return None if digest is None else f"{checkpoint.name} {digest}\n"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.checkpoint.export.hf_folder import gives_scores
+from paceline.checkpoint.export.architecture import gives_scores
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json

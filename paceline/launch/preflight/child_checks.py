@@ -163,7 +163,8 @@ def check_bytes(where: str, run: RunDir, *, several: bool = False) -> None:
         answer = Path(folder) / "answer.json"
         several_nodes = ["several"] * several
         child = started_child(
-            "paceline.checkpoint.commands.verify_before_resume",
+            "paceline.checkpoint.preflight",
+            "bytes",
             where,
             str(run.root),
             str(answer),

@@ -47,7 +47,7 @@ def from_object_storage(config: Config, *, leads: bool, several: bool) -> tuple[
     with tempfile.TemporaryDirectory(prefix="paceline-objects-") as folder:
         job, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
         job.write_text(json.dumps(request), encoding="utf-8")
-        child = started_child("paceline.checkpoint.object_store.preflight", str(job), str(answer))
+        child = started_child("paceline.checkpoint.preflight", "object_storage", str(job), str(answer))
         if ended := wait_for_child(child, None):
             what = "object storage could not be looked at before the start"
             raise ConfigError(codes.TRIAL_UNFINISHED(what, key, ended, "run paceline train again"))

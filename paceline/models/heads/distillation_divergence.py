@@ -22,13 +22,13 @@ from paceline.models.heads.chunked_cross_entropy import ChunkedGrads, ChunkedLog
 from paceline.models.heads.lm_head import Head
 from paceline.models.typed_autograd import Function, FunctionContext
 from paceline.protocols.batch import Batch
-from paceline.protocols.divergence import TEACHER, Divergence
+from paceline.protocols.roles import TEACHER, Divergence
 
 _WIDE_TENSORS = 4  # further [r, V] tensors per chunk: chunks have that many times fewer rows
 
 
 def divergence_rows(student: Tensor, teacher: Tensor, how: Divergence) -> tuple[Tensor, Tensor]:
-    """(D [r], dD / d student logits [r, V]) of logits [r, V]; no autograd. See ``protocols.divergence`` for
+    """(D [r], dD / d student logits [r, V]) of logits [r, V]; no autograd. See ``protocols.roles`` for
     D.
 
     With p the student's and q the teacher's distribution at temperature T: forward KL has the gradient (p -

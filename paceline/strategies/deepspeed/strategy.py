@@ -20,9 +20,9 @@ from paceline.config.registries.optimizers import BUILT, StateSplit, supports
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import as_object
 from paceline.models.attention.context_parallel import ULYSSES, ContextParallel, check_context_parallel
+from paceline.plan.plan_sections import OptimizerSpec
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import ModelFactory, RootModule
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard, ShardReader
 from paceline.protocols.window import StepOutcome

@@ -19,10 +19,10 @@ from paceline.models.loading.materialize import build_on_meta, fill
 from paceline.models.parallel.tensor_parallel import apply_tensor_parallel
 from paceline.models.quantized_linear import packing
 from paceline.plan.plan import Plan
+from paceline.plan.plan_sections import OptimizerSpec
 from paceline.plan.strategy_options import FsdpOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard, ShardReader
 from paceline.runtime.device.device import sum_dtype

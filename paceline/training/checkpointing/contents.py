@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from paceline.algorithms.algorithm import Algorithm
 from paceline.checkpoint.base_model_files import base_files, together
-from paceline.checkpoint.export.hf_folder import gives_scores
-from paceline.checkpoint.format.untrained_tensors import STATE_KEY
+from paceline.checkpoint.export.architecture import gives_scores
+from paceline.checkpoint.export.untrained_tensors import STATE_KEY
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject, as_object

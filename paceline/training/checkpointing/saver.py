@@ -9,8 +9,7 @@ from pathlib import Path
 from paceline.checkpoint.async_checkpointer import SavedBeside, SavesBeside
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.format.folder_layout import step_name
-from paceline.checkpoint.object_store.background_upload import Uploads
-from paceline.checkpoint.object_store.upload_deadline import Deadline
+from paceline.checkpoint.object_store.background_upload import Deadline, Uploads
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject

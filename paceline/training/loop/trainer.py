@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from paceline.algorithms.algorithm import Algorithm
-from paceline.checkpoint.object_store.upload_deadline import Deadline
+from paceline.checkpoint.object_store.background_upload import Deadline
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.core.json_types import JsonObject

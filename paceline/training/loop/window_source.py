@@ -20,8 +20,7 @@ from paceline.config.sections.training import TrainingSection
 from paceline.core.json_types import JsonObject
 from paceline.data.data_order import positions_for, step_positions, steps_per_epoch
 from paceline.plan.hardware.device_kinds import kind_of
-from paceline.protocols.batch import MISMATCHED, Batch
-from paceline.protocols.data import RowSource
+from paceline.protocols.batch import MISMATCHED, Batch, RowSource
 from paceline.protocols.shard import Shard
 from paceline.protocols.window import Window
 

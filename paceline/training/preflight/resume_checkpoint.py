@@ -9,16 +9,15 @@ from pathlib import Path
 
 from paceline.checkpoint import codes as checkpoint_codes
 from paceline.checkpoint.format.folder_layout import LATEST, scan
-from paceline.checkpoint.format.step_agreement import read_config, read_state
-from paceline.checkpoint.format.verify_files import read_manifest
+from paceline.checkpoint.format.verify_files import read_config, read_manifest, read_state
 from paceline.checkpoint.load.find_checkpoint import (
     AUTO,
     BEFORE_BYTES,
     at_its_key,
     find_checkpoint,
     lies_elsewhere,
-    same_run,
 )
+from paceline.checkpoint.load.same_run import same_run
 from paceline.config.registries.object_store_url import is_url, parse_url
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, Severity

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.protocols.prefixes import with_prefixes
+from paceline.protocols.batch import IGNORE_INDEX, Batch, with_prefixes
 from paceline.protocols.shard import Shard, ShardReader
 
 

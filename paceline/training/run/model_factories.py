@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from paceline.checkpoint.format.untrained_tensors import carried_state, is_about
+from paceline.checkpoint.export.untrained_tensors import carried_state, is_about
 from paceline.config.schema import Config
 from paceline.config.sections.model import ModelSection
 from paceline.config.sections.rollout import RolloutOptions

@@ -14,7 +14,7 @@ from paceline.algorithms.algorithm import Algorithm, algorithm_class
 from paceline.algorithms.moe_balance_loss import Balanced
 from paceline.checkpoint.async_checkpointer import SavesBeside
 from paceline.checkpoint.checkpointer import Checkpointer
-from paceline.checkpoint.format.untrained_tensors import STATE_KEY
+from paceline.checkpoint.export.untrained_tensors import STATE_KEY
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.checkpoint.node_local.shared_disks import Disks
 from paceline.checkpoint.object_store.background_upload import Uploads, open_uploads

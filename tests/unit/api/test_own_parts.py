@@ -19,7 +19,8 @@ import pytest
 import paceline
 from paceline.algorithms.rewards.builtin import exact_match
 from paceline.algorithms.rewards.scoring import MODEL, REWARDS
-from paceline.api.own_parts import importable_name, named_parts, split_callbacks
+from paceline.api.arguments import importable_name, named_parts
+from paceline.api.callbacks import split_callbacks
 from paceline.config.sections.rollout import BUILT_IN_REWARDS
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.extensions import EXTENSIONS

@@ -12,8 +12,8 @@ import pytest
 from support import instruction_rows
 
 import paceline
+from paceline.api.callbacks import Listener
 from paceline.api.html import loss_curve
-from paceline.api.listening import Listener
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import EventLog
@@ -202,7 +202,7 @@ def test_rows_of_pandas_and_of_datasets_are_the_same_file(tmp_path: Path) -> Non
     import datasets
     import pandas as pd
 
-    from paceline.api.rows import written
+    from paceline.api.arguments import written
 
     rows = instruction_rows(5)
     files = {

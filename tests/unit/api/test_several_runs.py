@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from paceline.api.run import Run
-from paceline.api.several_runs import comparison, config_differences, facts_below, parted, table
-from paceline.api.sweeping import planned_runs, values_of
+from paceline.api.several_runs import (
+    comparison,
+    config_differences,
+    facts_below,
+    parted,
+    planned_runs,
+    table,
+    values_of,
+)
 from paceline.cli.main import dispatch
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir

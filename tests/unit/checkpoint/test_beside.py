@@ -13,10 +13,9 @@ import torch
 from checkpoint_samples import FILES, OneRank, on_ranks, sample_shards, whole
 from test_crash_points import Killed, check, kill_at, points
 
-from paceline.checkpoint.async_checkpointer import SavesBeside
+from paceline.checkpoint.async_checkpointer import SavesBeside, SnapshotMemory
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
-from paceline.checkpoint.save.host_snapshot import SnapshotMemory
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.protocols.shard import Shard
@@ -134,7 +133,7 @@ def test_without_memory_for_a_snapshot_the_save_is_synchronous_and_says_so(
     def none_left(num_bytes: int, *, pinned: bool) -> torch.Tensor:
         raise MemoryError
 
-    monkeypatch.setattr("paceline.checkpoint.save.host_snapshot.allocate_host", none_left)
+    monkeypatch.setattr("paceline.checkpoint.async_checkpointer.allocate_host", none_left)
     weight, saves = torch.ones(8), beside(run)
     saves.start(1, [whole("w", weight)], {}, {})
     assert not saves.is_working, "it had ended when the loop went on"

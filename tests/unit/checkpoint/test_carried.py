@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.export.hf_export import export_hf
-from paceline.checkpoint.format.untrained_tensors import carried_state
+from paceline.checkpoint.export.untrained_tensors import carried_state
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory

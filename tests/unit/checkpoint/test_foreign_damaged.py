@@ -19,8 +19,7 @@ from foreign_samples import write_trainer_folder
 from paceline.checkpoint.convert import convert
 from paceline.checkpoint.convert.pickle_reader.allowed_names import LISTED
 from paceline.checkpoint.convert.pickle_reader.machine import PickleMachine
-from paceline.checkpoint.convert.pickle_reader.value_json import ValueEncoder, decode
-from paceline.checkpoint.convert.pickle_reader.values import Value
+from paceline.checkpoint.convert.pickle_reader.values import Value, ValueEncoder, decode
 from paceline.core.errors import PacelineError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -29,8 +29,7 @@ from paceline.checkpoint.convert.pickle_reader.client import PickleReader
 from paceline.checkpoint.convert.pickle_reader.machine import PickleMachine
 from paceline.checkpoint.convert.pickle_reader.torch_tensors import MappedFiles
 from paceline.checkpoint.convert.pickle_reader.torch_zip import TorchArchive
-from paceline.checkpoint.convert.pickle_reader.value_json import ValueEncoder, decode
-from paceline.checkpoint.convert.pickle_reader.values import Refused, as_dict
+from paceline.checkpoint.convert.pickle_reader.values import Refused, ValueEncoder, as_dict, decode
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.checkpoint.main import main
 from paceline.core.errors import CheckpointError

@@ -21,8 +21,7 @@ from paceline.checkpoint.commands.average import AveragedReader
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.checkpoint.main import main
-from paceline.checkpoint.save.last_verified import last_verified, mark_verified
-from paceline.checkpoint.save.retention import being_read
+from paceline.checkpoint.save.retention import being_read, last_verified, mark_verified
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.plan.features.peft_settings import rank_of, scale_of

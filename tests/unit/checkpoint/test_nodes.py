@@ -18,16 +18,15 @@ from checkpoint_samples import FILES, ThreadRank, on_ranks, sample_shards
 
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.format.block_hashes import Grain
-from paceline.checkpoint.format.step_agreement import read_state
+from paceline.checkpoint.format.verify_files import read_state
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
 from paceline.checkpoint.load.reader import CheckpointReader
-from paceline.checkpoint.node_local import file_server, shared_disks, shared_files
+from paceline.checkpoint.node_local import file_server, shared_disks
 from paceline.checkpoint.node_local import resume as nodes_resume
-from paceline.checkpoint.node_local.file_server import FileServer, RefusedError, asked_for, key_of
+from paceline.checkpoint.node_local.file_server import FileServer, FilesGiven, RefusedError, asked_for, key_of
 from paceline.checkpoint.node_local.inventory import Survey, parts_in
 from paceline.checkpoint.node_local.resume import NodesResume
 from paceline.checkpoint.node_local.shared_disks import Disks, find_disks
-from paceline.checkpoint.node_local.shared_files import FilesGiven
 from paceline.checkpoint.save.retention import being_read
 from paceline.config.registries.object_store_url import parse_url
 from paceline.core.errors import CheckpointError
@@ -266,13 +265,13 @@ def test_who_met_at_its_own_name_listens_where_the_others_reach_it(
     """Rank 0's host has the meeting place's name at 127.0.1.1, as Debian's /etc/hosts has."""
     nodes.save([1])
     listening: dict[int, str] = {}
-    own = shared_files.FileServer
+    own = file_server.FileServer
 
     def served(address: str, key: bytes, opened: Any) -> FileServer:
         listening[opened.__self__._ranks.rank] = address
         return own("127.0.0.1", key, opened)
 
-    monkeypatch.setattr(shared_files, "FileServer", served)
+    monkeypatch.setattr(file_server, "FileServer", served)
 
     def work(rank: ThreadRank) -> int:
         run = nodes.run(rank.rank)

@@ -14,7 +14,7 @@ from paceline.checkpoint.node_local.shared_disks import Disks
 from paceline.checkpoint.object_store.background_upload import open_uploads
 from paceline.checkpoint.object_store.lease import Lease, take_claim
 from paceline.checkpoint.object_store.obstore_backend import open_store
-from paceline.checkpoint.object_store.preflight import main
+from paceline.checkpoint.preflight import check_object_storage
 from paceline.checkpoint.save.retention import RetentionRule
 from paceline.config.registries.object_store_url import parse_url
 from paceline.core.diagnostics import Diagnostic
@@ -42,7 +42,7 @@ class Place:
         request, answer = self.tmp_path / "request.json", self.tmp_path / "answer.json"
         job = {"url": self.url if own else None, "resume": resume, "run": str(self.run.root)}
         request.write_text(json.dumps({**job, "access": "private", "leads": leads, "several": several}))
-        assert main(str(request), str(answer)) == 0
+        check_object_storage(str(request), str(answer))
         return [f"{one['severity']} {one['code']}" for one in json.loads(answer.read_text())]
 
 
@@ -127,7 +127,7 @@ def test_a_large_one_is_left_to_the_ranks_and_one_of_a_newer_paceline_is_refused
 ) -> None:
     place = Place(tmp_path, 1)
     spoil(save(place.run, 1), "flipped")
-    monkeypatch.setattr("paceline.checkpoint.object_store.local_state.BEFORE_BYTES", 0)
+    monkeypatch.setattr("paceline.checkpoint.object_store.download.BEFORE_BYTES", 0)
     assert place.start("auto") == []
     manifest = place.run.checkpoint(1) / "manifest.json"
     data = json.loads(manifest.read_text())
@@ -183,7 +183,7 @@ def test_a_second_writer_is_refused_before_its_first_step(
     monkeypatch.setattr("paceline.checkpoint.object_store.lease.this_process", dict)
     url, slow = parse_url(place.url), Lease(0.5, 0.05)
     take_claim(open_store(url), url, "another run", slow)
-    monkeypatch.setattr("paceline.checkpoint.object_store.preflight.Lease", lambda: slow)
+    monkeypatch.setattr("paceline.checkpoint.preflight.Lease", lambda: slow)
     assert place.start("auto") == ["error objects.in_use"]
     monkeypatch.setattr(
         "paceline.checkpoint.object_store.writer.take_claim", lambda *a: take_claim(*a[:3], slow)

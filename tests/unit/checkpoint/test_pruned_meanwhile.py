@@ -19,8 +19,7 @@ from paceline.checkpoint.format import folder_layout
 from paceline.checkpoint.load import find_checkpoint
 from paceline.checkpoint.load.list_checkpoints import as_table, list_checkpoints
 from paceline.checkpoint.main import main
-from paceline.checkpoint.save.last_verified import last_verified
-from paceline.checkpoint.save.retention import RetentionRule
+from paceline.checkpoint.save.retention import RetentionRule, last_verified
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 

@@ -16,9 +16,8 @@ from checkpoint_samples import FILES, ThreadRank, on_ranks
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.format.block_hashes import BlockHash, Grain, hash_of_block, read_block_hash
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint
-from paceline.checkpoint.load.hashed_reads import HashedReads
-from paceline.checkpoint.load.open_files import OpenFiles
 from paceline.checkpoint.load.reader import CheckpointReader
+from paceline.checkpoint.load.shard_files import HashedReads, OpenFiles
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir

@@ -20,11 +20,10 @@ from object_stores import URL, MemoryStore
 from test_objects import KEEP_ALL, Run, head_of, impatient, save, upload_all, wait_until
 
 from paceline.checkpoint.main import main as verbs
-from paceline.checkpoint.object_store.background_upload import Uploads
+from paceline.checkpoint.object_store.background_upload import Deadline, Uploads
 from paceline.checkpoint.object_store.commits import COMMITS, read_head
 from paceline.checkpoint.object_store.lease import CLAIMS
 from paceline.checkpoint.object_store.obstore_backend import open_store
-from paceline.checkpoint.object_store.upload_deadline import Deadline
 from paceline.checkpoint.object_store.writer import StoreWriter
 from paceline.config.registries.object_store_url import parse_url
 from paceline.core.errors import ExitCode
@@ -137,7 +136,7 @@ def test_a_second_interrupt_ends_the_wait() -> None:
         from pathlib import Path
         from types import SimpleNamespace
         from object_stores import URL, MemoryStore
-        from paceline.checkpoint.object_store.upload_deadline import Deadline
+        from paceline.checkpoint.object_store.background_upload import Deadline
         from paceline.checkpoint.object_store.background_upload import Uploads
         from paceline.checkpoint.object_store.writer import StoreWriter
         from paceline.checkpoint.save.retention import RetentionRule

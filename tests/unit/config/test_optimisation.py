@@ -20,7 +20,7 @@ from paceline.config.sections.training_steps import SCHEDULES
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.registry import load_attr
 from paceline.core.plugins.tables import ALGORITHMS
-from paceline.protocols.optimizer import OptimizerSpec
+from paceline.plan.plan_sections import OptimizerSpec
 from paceline.protocols.roles import Output, Role
 from paceline.training.loop.lr_schedules import BUILDERS, learning_rate_schedule
 

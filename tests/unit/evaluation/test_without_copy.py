@@ -116,7 +116,7 @@ def test_chat_reads_the_checkpoint(
 def test_generate_of_the_library_reads_the_checkpoint(
     checkpoint: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    from paceline.api.models import generate
+    from paceline.api.evaluating import generate
 
     expected = expected_answer(checkpoint, tmp_path / "exported")
     request.getfixturevalue("no_export")

@@ -14,7 +14,7 @@ from whole_models import whole_config
 
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.export.hf_export import export_hf
-from paceline.checkpoint.format.untrained_tensors import carried_state
+from paceline.checkpoint.export.untrained_tensors import carried_state
 from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError

@@ -23,8 +23,7 @@ from paceline.models.heads.distillation_divergence import (
 )
 from paceline.models.role_module import RoleModule
 from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.protocols.divergence import TEACHER, Divergence
-from paceline.protocols.roles import Output
+from paceline.protocols.roles import TEACHER, Divergence, Output
 
 HOW = [
     Divergence(b, t)

@@ -14,8 +14,7 @@ from paceline.config.sections.model import ModelSection
 from paceline.models.factory import HFModelFactory
 from paceline.models.role_module import RoleModule
 from paceline.models.shared_prefix import SharedPrompts
-from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.protocols.prefixes import MIN_SHARED_TOKENS, with_prefixes
+from paceline.protocols.batch import IGNORE_INDEX, MIN_SHARED_TOKENS, Batch, with_prefixes
 from paceline.protocols.roles import Output, Role
 
 VOCAB = 61

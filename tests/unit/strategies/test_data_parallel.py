@@ -17,8 +17,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaModel
 
 from paceline.core.errors import ConfigError
+from paceline.plan.plan_sections import OptimizerSpec
 from paceline.plan.strategy_options import ThreadOptions
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import World
 from paceline.strategies.data_parallel import DataParallel, ParallelInference, scatter, side_by_side

@@ -19,9 +19,9 @@ from paceline.models.compute_dtype import ComputeLinear
 from paceline.plan.mesh import Mesh, split_batch
 from paceline.plan.model.family import families
 from paceline.plan.plan import Precision
+from paceline.plan.plan_sections import OptimizerSpec
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.strategy_options import DeepSpeedOptions
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.runtime.process_group.world import World
 from paceline.strategies.deepspeed.autotp import prepare_root
 from paceline.strategies.deepspeed.config import asking_config, averages_gradients, engine_config, options_of

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.plan.plan_sections import OptimizerSpec
 from paceline.plan.workload.local_tensors import Piece
 from paceline.plan.workload.state_bytes import piece_counters, piece_moments
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.strategies.optimizers.build import build_optimizer
 from paceline.strategies.optimizers.muon import ORTHOGONAL, MuonWithAdamW, orthogonal_update
 

@@ -14,8 +14,8 @@ from paceline.core.errors import ConfigError
 from paceline.models.triton_kernels import reference
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.plan import Plan
+from paceline.plan.plan_sections import OptimizerSpec
 from paceline.plan.strategies.job import Job
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.rules.planning import make_plan
 from paceline.strategies.optimizers.build import build_optimizer
 from paceline.strategies.optimizers.stochastic_rounding_adamw import RoundedAdamW, noise_keys

@@ -13,10 +13,10 @@ import torch
 from tiny_parts import TinyObjective, TinyRoot, make_batch, plan
 
 from paceline.core.errors import ConfigError, PacelineError
+from paceline.plan.plan_sections import OptimizerSpec
 from paceline.plan.strategies.spec import strategy_specs
 from paceline.protocols.algorithm import WindowMeans
 from paceline.protocols.batch import Batch
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Output, Role
 from paceline.runtime.process_group.world import World
 from paceline.strategies.model_handle import Handle

@@ -14,8 +14,7 @@ import torch
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.errors import damaged
 from paceline.checkpoint.load.reader import CheckpointReader
-from paceline.checkpoint.save.last_verified import last_verified
-from paceline.checkpoint.save.retention import is_being_read
+from paceline.checkpoint.save.retention import is_being_read, last_verified
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.checkpointer import Saved
-from paceline.checkpoint.object_store.upload_deadline import Deadline
+from paceline.checkpoint.object_store.background_upload import Deadline
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.training.checkpointing.saver import RunSaves

@@ -11,8 +11,7 @@ import time
 from paceline.checkpoint import codes
 from paceline.checkpoint.convert.pickle_reader.machine import MAX_BYTES
 from paceline.checkpoint.convert.pickle_reader.sandboxed_reader import LENGTH
-from paceline.checkpoint.convert.pickle_reader.value_json import MAX_ANSWER, decode, parse_answer
-from paceline.checkpoint.convert.pickle_reader.values import Refused, Value
+from paceline.checkpoint.convert.pickle_reader.values import MAX_ANSWER, Refused, Value, decode, parse_answer
 from paceline.core.errors import CheckpointError
 from paceline.core.package import ROOT
 

@@ -18,8 +18,7 @@ from collections.abc import Callable
 from paceline.algorithms.rewards.sandbox import isolation, seccomp, syscalls
 from paceline.checkpoint.convert.pickle_reader.allowed_names import LISTED
 from paceline.checkpoint.convert.pickle_reader.machine import MAX_BYTES, PickleMachine
-from paceline.checkpoint.convert.pickle_reader.value_json import ValueEncoder
-from paceline.checkpoint.convert.pickle_reader.values import Refused
+from paceline.checkpoint.convert.pickle_reader.values import Refused, ValueEncoder
 
 MEMORY = 6 << 30
 SECONDS = 3600

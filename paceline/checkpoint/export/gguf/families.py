@@ -25,7 +25,7 @@ from paceline.checkpoint.export.gguf.config_values import (
     rotated_width,
     whole,
 )
-from paceline.checkpoint.export.gguf.tensor_transforms import (
+from paceline.checkpoint.export.gguf.tensors import (
     TensorChange,
     heads_tiled,
     inputs_tiled,

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint import codes
+from paceline.checkpoint.export.architecture import gives_scores
 from paceline.checkpoint.export.gguf.config_values import whole
 from paceline.checkpoint.export.gguf.families import FAMILIES, GGUFFamily, add_config
-from paceline.checkpoint.export.gguf.tensor_map import Folder, Stored, opened, stored
-from paceline.checkpoint.export.gguf.tensor_transforms import ROUNDED
+from paceline.checkpoint.export.gguf.tensors import ROUNDED, Folder, Stored, opened, stored
 from paceline.checkpoint.export.gguf.tokenizer import add_tokenizer, compare_tokenizer, tokenizer_of
-from paceline.checkpoint.export.hf_folder import gives_scores, without_progress
+from paceline.checkpoint.export.hf_folder import without_progress
 from paceline.checkpoint.export.hf_tensor_names import hub_entries
 from paceline.checkpoint.format.safetensors_file import TensorEntry
 from paceline.core.diagnostics import Diagnostic

@@ -1,16 +1,20 @@
-"""Hand the events of a run that goes on to a function, from a thread of its own: it cannot slow the run."""
+"""Hand the events of a run that goes on to functions, each from a thread of its own: none slows the run."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from paceline.api import codes
-from paceline.api.own_parts import LocalCallback
+from paceline.api.arguments import Part, as_json
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
+from paceline.runlog.callback import METHODS, asks_to_stop, deliver, has_methods, read_only
 from paceline.runlog.eventlog import EventTail
 from paceline.runlog.events import Event
 
@@ -18,6 +22,42 @@ POLL_SECONDS = 0.1
 LATE_SECONDS = 30.0  # after the end of the run, for what is still to be heard
 
 OnEvent = Callable[[Event], object]
+
+
+class LocalCallback:
+    """A callback that is an object of this process, for a ``Listener``; ``wants_stop`` is set by its wish."""
+
+    def __init__(self, callback: Any, wants_stop: threading.Event) -> None:
+        self.__qualname__ = getattr(callback, "__qualname__", None) or type(callback).__qualname__
+        self._callback, self._wants_stop = callback, wants_stop
+
+    def __call__(self, event: Event) -> None:
+        if type(event) in METHODS:
+            deliver(self._callback, read_only(event))
+            if asks_to_stop(self._callback):
+                self._wants_stop.set()
+
+
+def split_callbacks(callbacks: Iterable[Part] | None) -> tuple[list[Json] | None, list[Any]]:
+    """Return (those that the config names, objects of this process).
+
+    Raises ConfigError for an object that is no callback, and for a class in place of an object.
+    """
+    if callbacks is None:
+        return None, []
+    names: list[Json] = []
+    objects: list[Any] = []
+    for index, one in enumerate([callbacks] if isinstance(callbacks, (str, Mapping)) else callbacks):
+        where = f"callbacks[{index}]"
+        if isinstance(one, (str, Mapping)):
+            names.append(as_json(one, where))
+        elif isinstance(one, type) or not (has_methods(one) or callable(one)):
+            hint = f"an object with some of {', '.join(METHODS.values())}, a function, or 'module:Class'"
+            what = "a class is given, not an object of it" if isinstance(one, type) else "this is no callback"
+            raise ConfigError(codes.API_ARGUMENT(what, where, repr(one)[:200], hint))
+        else:
+            objects.append(one)
+    return names or None, objects
 
 
 class Listener:

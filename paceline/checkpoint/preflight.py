@@ -1,19 +1,28 @@
-"""Object storage before a start: may this run write there, and the checkpoint to resume from on this disk.
+"""The checkpoint before a start: its bytes, if it is small, and object storage. No torch.
 
-``python -m paceline.checkpoint.object_store.preflight REQUEST ANSWER`` (JSON files). No torch.
+``python -m paceline.checkpoint.preflight bytes WHERE RUN ANSWER [several]``
+``python -m paceline.checkpoint.preflight object_storage REQUEST ANSWER`` (JSON files)
+
+Object storage: may this run write there, and the checkpoint to resume from on this disk.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypedDict
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.format.folder_layout import LATEST, scan
-from paceline.checkpoint.load.find_checkpoint import AUTO
+from paceline.checkpoint.load.find_checkpoint import (
+    AUTO,
+    BEFORE_BYTES,
+    at_its_key,
+    find_checkpoint,
+    lies_elsewhere,
+)
 from paceline.checkpoint.node_local.shared_disks import were_one
 from paceline.checkpoint.object_store.commits import read_head
 from paceline.checkpoint.object_store.download import bring_named, bring_newest
@@ -21,9 +30,8 @@ from paceline.checkpoint.object_store.lease import Lease, check_store, wait_unti
 from paceline.checkpoint.object_store.obstore_backend import open_store
 from paceline.config.registries.object_store_url import is_url, parse_url
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.errors import PacelineError
+from paceline.core.errors import CheckpointError, PacelineError
 from paceline.core.files import read_run_file
-from paceline.core.json_types import Json
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for
 from paceline.launch.exit_handling import ended
@@ -46,10 +54,8 @@ class StartRequest(TypedDict):
     several: bool
 
 
-@ended
-@redacted
-def main(request: str, answer: str) -> int:
-    """Write what was found, notes and errors, to ``ANSWER``. Return the exit code."""
+def check_object_storage(request: str, answer: str) -> None:
+    """Write what was found, notes and errors, to ``ANSWER``."""
     job: StartRequest = json.loads(Path(request).read_text(encoding="utf-8"))
     run, found = RunDir.at(job["run"]), list[Diagnostic]()
     try:
@@ -61,9 +67,7 @@ def main(request: str, answer: str) -> int:
                 found += bring_named(open_store(url), url, run.fetched(url.folder_name)).notes
     except PacelineError as error:
         found += error.diagnostics
-    messages: list[Json] = [finding.to_json() for finding in found]
-    Path(answer).write_text(json.dumps(messages), encoding="utf-8")
-    return 0
+    _write(answer, found)
 
 
 def _own_url(text: str, run: RunDir, job: StartRequest) -> Iterator[Diagnostic]:
@@ -91,6 +95,35 @@ def _own_url(text: str, run: RunDir, job: StartRequest) -> Iterator[Diagnostic]:
             "set training.resume_from_checkpoint: auto to go on with it, or another training.checkpoint_url"
         )
         yield codes.OBJECTS_HOLDS_RUN(what, _URL, found, hint)
+
+
+def check_bytes(where: str, run: str, answer: str, nodes: str = "") -> None:
+    """Verify the checkpoint before the ranks start.
+
+    A large one takes as long to read as to load, so the ranks verify it, as they read it. With several
+    ``nodes`` the others may have what is missing here.
+    """
+    try:
+        find_checkpoint(where, RunDir.at(run), most_bytes=BEFORE_BYTES)
+        found = []
+    except CheckpointError as error:
+        found = [] if nodes and lies_elsewhere(error.diagnostics) else at_its_key(error)
+    _write(answer, found)
+
+
+def _write(answer: str, found: Iterable[Diagnostic]) -> None:
+    Path(answer).write_text(json.dumps([finding.to_json() for finding in found]), encoding="utf-8")
+
+
+CHECKS: Mapping[str, Callable[..., None]] = {"bytes": check_bytes, "object_storage": check_object_storage}
+
+
+@ended
+@redacted
+def main(check: str, *arguments: str) -> int:
+    """Run a check; return the exit code."""
+    CHECKS[check](*arguments)
+    return 0
 
 
 if __name__ == "__main__":

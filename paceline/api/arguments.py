@@ -1,0 +1,252 @@
+"""What a caller gives: a config, rows, parts of one's own; as JSON and names that other processes can read.
+
+A config is a YAML file, a mapping, or ``load_config``'s answer; rows are written to a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from paceline.api import codes
+from paceline.config.source import ARGUMENT
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import NO_UTF8, Json, JsonObject
+
+if TYPE_CHECKING:
+    from paceline.config.load import Loaded
+    from paceline.config.schema import Config
+
+
+@dataclass(frozen=True)
+class GivenConfig:
+    """Where settings come from; ``overrides`` win."""
+
+    path: Path | None
+    tree: JsonObject | None
+    overrides: JsonObject
+
+    def with_overrides(self, more: Mapping[str, Json]) -> GivenConfig:
+        """Return the source with an option's overrides; None: the option was not given."""
+        given = {key: value for key, value in more.items() if value is not None}
+        return GivenConfig(self.path, self.tree, {**self.overrides, **given})
+
+    def settings(self) -> list[str]:
+        """Return the overrides as ``key=value``, as a command line has them."""
+        return [f"{key}={json.dumps(value)}" for key, value in self.overrides.items()]
+
+    @contextmanager
+    def file(self) -> Iterator[Path]:
+        """Yield the config as a file for other processes; a mapping is one only as long as this lasts."""
+        if self.path is not None:
+            yield self.path
+            return
+        with tempfile.TemporaryDirectory(prefix="paceline-config-") as folder:
+            path = Path(folder) / "run.yaml"
+            text = json.dumps(self.tree, indent=1, ensure_ascii=False) + "\n"
+            path.write_bytes(text.encode("utf-8", NO_UTF8))
+            yield path
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """A config as read and checked; every function of the library takes it in place of the file.
+
+    ``config``: every value, validated; ``source``: what was given.
+    """
+
+    config: Config
+    source: GivenConfig
+
+    def __str__(self) -> str:
+        """Return every effective value with the place that set it, as ``paceline config show`` prints it."""
+        from paceline.config.render.effective_values import render_show
+
+        return render_show(read(self.source, ruled=True))
+
+
+ConfigLike = str | PathLike[str] | Mapping[str, object] | JobConfig
+
+
+def source_of(config: ConfigLike, overrides: Mapping[str, object] | None) -> GivenConfig:
+    """Return the source of what a caller gave. Raises ConfigError for anything that is no config."""
+    more = {} if overrides is None else _object(overrides, "overrides")
+    if isinstance(config, JobConfig):
+        return replace(config.source, overrides={**config.source.overrides, **more})
+    if isinstance(config, Mapping):
+        return GivenConfig(None, _object(config, "config"), more)
+    if isinstance(config, (str, PathLike)):
+        return GivenConfig(Path(config), None, more)
+    hint = "the path of a YAML file, a dict with the sections model, data and training, or load_config(…)"
+    raise ConfigError(codes.API_ARGUMENT("this is no config", "config", type(config).__name__, hint))
+
+
+def read(source: GivenConfig, *, ruled: bool) -> Loaded:
+    """Load and check a config; unless ``ruled``, the rules are left for when the machine is known."""
+    from paceline.launch.preflight.load_config import load, load_to_start
+
+    given = source.path, (), source.overrides
+    if ruled:
+        return load(*given, tree=source.tree, flags_from=ARGUMENT)
+    return load_to_start(*given, tree=source.tree, flags_from=ARGUMENT)
+
+
+def load_config(config: ConfigLike, overrides: Mapping[str, object] | None = None) -> JobConfig:
+    """Read and check a config without starting anything.
+
+    ``config``: the path of a YAML file, or a mapping with its sections; ``overrides``: values by dotted key,
+    e.g. ``{"training.learning_rate": 1e-4}``; None is null. Raises ConfigError with every violation at once.
+    """
+    source = source_of(config, overrides)
+    return JobConfig(read(source, ruled=True).config, source)
+
+
+def _object(given: Mapping[str, object], name: str) -> JsonObject:
+    return {str(key): as_json(value, f"{name}[{str(key)!r}]") for key, value in given.items()}
+
+
+def as_json(value: object, where: str) -> Json:
+    """Return ``value`` in JSON types: paths become texts, tuples lists, numpy's numbers Python's.
+
+    Raises ConfigError (``api.argument``) for anything else.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, PathLike):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item, f"{where}[{str(key)!r}]") for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [as_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    tolist = getattr(value, "tolist", None)  # numpy's arrays and numbers, tensors
+    if callable(tolist):
+        return as_json(tolist(), where)
+    hint = "text, a number, true, false, None, a path, a list or a mapping of these"
+    raise ConfigError(codes.API_ARGUMENT("a config has no such value", where, type(value).__name__, hint))
+
+
+_Rows = Iterable[Mapping[str, Any]]
+Rows = str | PathLike[str] | _Rows | Callable[[], _Rows]
+
+
+def dataset_setting(rows: Rows | None, name: str, cache: Path) -> Json:
+    """Return the value of data.train or data.eval: a path is kept, a function becomes its name, rows are
+    written to ``cache``.
+
+    Raises ConfigError (``api.rows``) for what is no row.
+    """
+    if rows is None or isinstance(rows, str):
+        return rows
+    if isinstance(rows, PathLike):
+        return str(rows)
+    if callable(rows):
+        return importable_name(rows, name)
+    return [{"path": str(written(rows, name, cache / "rows"))}]
+
+
+def written(rows: _Rows, name: str, folder: Path) -> Path:
+    """Write rows as JSON lines under the digest of their content, and return the file.
+
+    The same rows always have the same file, so that what was prepared of them is found again.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    digest, count = hashlib.sha256(), 0
+    with tempfile.NamedTemporaryFile("wb", dir=folder, prefix=".rows-", delete=False) as file:
+        try:
+            for count, row in enumerate(_each(rows, name), 1):
+                line = json.dumps(_row(row, f"{name}[{count - 1}]"), ensure_ascii=False).encode() + b"\n"
+                digest.update(line)
+                file.write(line)
+            if not count:
+                hint = "a list of mappings, e.g. [{'prompt': …, 'completion': …}]"
+                raise ConfigError(codes.API_ROWS("there are no rows", name, "", hint))
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    path = folder / f"{digest.hexdigest()[:32]}.jsonl"
+    os.replace(file.name, path)
+    return path
+
+
+def _each(rows: _Rows, name: str) -> Iterator[Mapping[str, Any]]:
+    records = getattr(rows, "to_dict", None)
+    if hasattr(rows, "iterrows") and callable(records):  # a pandas frame
+        yield from records(orient="records")
+        return
+    if isinstance(rows, Mapping):
+        hint = "a list of mappings, one a row"
+        raise ConfigError(codes.API_ROWS("this is one mapping, not rows", name, type(rows).__name__, hint))
+    yield from rows
+
+
+def _row(row: object, where: str) -> dict[str, Json]:
+    if not isinstance(row, Mapping):
+        hint = "a mapping of column names to values"
+        raise ConfigError(codes.API_ROWS("this is not a row", where, type(row).__name__, hint))
+    return {str(key): _value(value, f"{where}[{str(key)!r}]") for key, value in row.items()}
+
+
+def _value(value: object, where: str) -> Json:
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None  # what pandas has in place of nothing
+    if isinstance(value, Mapping):
+        return {str(key): _value(item, f"{where}[{str(key)!r}]") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_value(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    tolist = getattr(value, "tolist", None)  # numpy's arrays and numbers
+    if callable(tolist):
+        return _value(tolist(), where)
+    hint = "texts, numbers, true, false, None, lists and mappings of these"
+    raise ConfigError(codes.API_ROWS("a row cannot hold this", where, type(value).__name__, hint))
+
+
+#: A part of a training: its name, or what the user wrote (a function, a class, a spec).
+Part: TypeAlias = object
+
+
+def named_parts(parts: Sequence[Part] | Part | None, argument: str) -> Json:
+    """Return functions, classes and names as names that the ranks import; None stays None.
+
+    Raises ConfigError (``api.not_importable``) for what no other process can import.
+    """
+    if parts is None:
+        return None
+    given = [parts] if isinstance(parts, (str, Mapping)) or callable(parts) else parts
+    if not isinstance(given, Iterable):
+        what = "this is neither a name nor a function"
+        raise ConfigError(codes.API_ARGUMENT(what, argument, type(given).__name__, "module:function"))
+    return [
+        as_json(one, f"{argument}[{index}]")
+        if isinstance(one, (str, Mapping))
+        else importable_name(one, f"{argument}[{index}]")
+        for index, one in enumerate(given)
+    ]
+
+
+def importable_name(part: Part, where: str) -> str:
+    """Return the ``module:attr`` under which the ranks find an object of this process."""
+    module, name = getattr(part, "__module__", None), getattr(part, "__qualname__", None)
+    if name is None:  # an object without a name of its own, such as an algorithm's spec
+        places = ((m, attr) for m, found in list(sys.modules.items()) for attr in _names_of(part, found))
+        module, name = next(places, (module, None))
+    here = getattr(sys.modules.get(str(module)), str(name), None)
+    if module is None or module in ("__main__", "builtins") or here is not part:
+        raise ConfigError(codes.API_NOT_IMPORTABLE(where, f"{module}:{name or repr(part)[:80]}"))
+    return f"{module}:{name}"
+
+
+def _names_of(part: object, module: object) -> list[str]:
+    held = vars(module) if module is not None and hasattr(module, "__dict__") else {}
+    return [name for name, value in list(held.items()) if value is part and name.isidentifier()]

@@ -1,0 +1,117 @@
+"""The model of a ``config.json``: its class, its tensors on the meta device, their names checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.checkpoint import codes
+from paceline.core.errors import CheckpointError
+from paceline.core.json_types import Json, JsonObject
+from paceline.models.loading.multimodal import WholeModel, whole_model
+from paceline.models.module_tensors import persistent_buffers
+from paceline.plan.model.family import composite_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
+SCORES = "ForSequenceClassification"  # suffix of class names that output one score per text
+
+
+def is_known(config: Mapping[str, Json]) -> bool:
+    """Whether Transformers has a causal language model of this type, alone or within a composite; others
+    need remote code.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or composite_of(config) is not None
+
+
+def auto_of(config: Mapping[str, Json]) -> type[_BaseAutoModelClass]:
+    """Return the Auto class that loads this config; a reward model's names sequence classification."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification if gives_scores(config) else AutoModelForCausalLM
+
+
+def gives_scores(config: Mapping[str, Json]) -> bool:
+    """Whether a config names a class with a score head in place of the language-model head."""
+    named = config.get("architectures")
+    return isinstance(named, list) and any(str(name).endswith(SCORES) for name in named)
+
+
+def text_model_of(config: Mapping[str, Json]) -> PreTrainedModel:
+    """Build the architecture, or the language model within it, on the meta device."""
+    from transformers import AutoConfig
+
+    plain = {
+        k: _plain(v) for k, v in config.items() if k not in ("model_type", "auto_map", "transformers_version")
+    }
+    made = AutoConfig.for_model(str(config["model_type"]), **plain)
+    if (whole := whole_model(made)) is not None:
+        made = whole.text
+    with torch.device("meta"):
+        return auto_of(config).from_config(made)  # type: ignore[no-untyped-call]
+
+
+def whole_of(config: Mapping[str, Json]) -> WholeModel | None:
+    """Return the model with all parts of a composite's config; None for a language model's own."""
+    from transformers import AutoConfig
+
+    if composite_of(config) is None:
+        return None
+    plain = {k: _plain(v) for k, v in config.items() if k not in ("model_type", "transformers_version")}
+    return whole_model(AutoConfig.for_model(str(config["model_type"]), **plain))
+
+
+def _plain(value: Json) -> Json:
+    """Decode a ``config.json`` value as Transformers does: ``{"__float__": "Infinity"}`` is a float."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return (
+            float(str(value["__float__"]))
+            if set(value) == {"__float__"}
+            else {k: _plain(v) for k, v in value.items()}
+        )
+    return value
+
+
+def check_names(config: JsonObject, shapes: Mapping[str, tuple[int, ...]], where: Path) -> PreTrainedModel:
+    """Check that the tensors are exactly those of the architecture, in their shapes (tied ones once).
+
+    Also sets ``architectures`` in ``config``. Returns the model on the meta device. Raises CheckpointError.
+    """
+    if not is_known(config):
+        what = "Transformers has no causal language model of this type"
+        raise CheckpointError(
+            codes.EXPORT_MODEL_TYPE(what, str(where), f"model_type: {config.get('model_type')!r}")
+        )
+    model = text_model_of(config)
+    if composite_of(config) is None:  # a composite's names the class with all parts
+        config["architectures"] = [type(model).__name__]
+    expected = {n: tuple(t.shape) for n, t in (*model.state_dict().items(), *model.named_buffers())}
+    needed = {n for n, _ in (*model.named_parameters(), *persistent_buffers(model))}
+    wrong = {
+        "missing": sorted(needed - set(shapes)),
+        "unknown": sorted(set(shapes) - set(expected)),
+        "have another shape": sorted(
+            n for n, shape in shapes.items() if n in expected and shape != expected[n]
+        ),
+    }
+    if any(wrong.values()):
+        what = "the checkpoint's tensors do not match its config.json"
+        raise CheckpointError(codes.EXPORT_TENSORS(what, str(where), listed_wrong(wrong)))
+    return model
+
+
+def listed_wrong(wrong: Mapping[str, list[str]]) -> str:
+    return "; ".join(
+        f"{word}: {', '.join(map(str, some[:5]))}{' …' if len(some) > 5 else ''}"
+        for word, some in wrong.items()
+        if some
+    )
