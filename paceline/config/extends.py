@@ -46,13 +46,17 @@ def _chain(path: str, tree: Node, above: tuple[str, ...] = ()) -> list[tuple[str
         place = f"{path}:{line}"
         if str(file.resolve()) in mine:
             ring = " -> ".join(Path(step).name for step in (*mine, str(file.resolve())))
-            hint = "remove one of these extends:"
             raise ConfigError(
-                codes.CONFIG_EXTENDS(f"extends: goes round in a circle: {ring}", place, name, hint)
+                codes.CONFIG_EXTENDS(
+                    f"extends: goes round in a circle: {ring}", place, name, "remove one of these extends:"
+                )
             )
         if not file.is_file():
-            hint = f"give a path relative to {Path(path).parent}/"
-            raise ConfigError(codes.CONFIG_EXTENDS(f"{file} does not exist", place, name, hint))
+            raise ConfigError(
+                codes.CONFIG_EXTENDS(
+                    f"{file} does not exist", place, name, f"give a path relative to {Path(path).parent}/"
+                )
+            )
         inner = _parsed(file)
         if inner is None:
             continue
@@ -94,9 +98,13 @@ def _named(path: str, tree: Node) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     for item in items:
         if not isinstance(item.value, str) or not item.value:
-            hint = "extends: base.yaml, or a list of paths"
             raise ConfigError(
-                codes.CONFIG_EXTENDS("extends: names files", f"{path}:{item.line}", item.raw, hint)
+                codes.CONFIG_EXTENDS(
+                    "extends: names files",
+                    f"{path}:{item.line}",
+                    item.raw,
+                    "extends: base.yaml, or a list of paths",
+                )
             )
         found.append((item.value, item.line))
     return found
@@ -120,8 +128,7 @@ def expanded(tree: Node, environ: Mapping[str, str]) -> Node:
     text = _WITH_DEFAULT.sub(lambda found: _value(found, environ), tree.value)
     if text == tree.value:
         return tree
-    whole = _WITH_DEFAULT.fullmatch(tree.value)
-    return replace(tree, value=resolve_plain(text) if whole else text, raw=text)
+    return replace(tree, value=resolve_plain(text) if _WITH_DEFAULT.fullmatch(tree.value) else text, raw=text)
 
 
 def _value(found: re.Match[str], environ: Mapping[str, str]) -> str:

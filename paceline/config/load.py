@@ -214,13 +214,13 @@ def _environment(environ: Mapping[str, str], collector: Collector) -> None:
         parts = tuple(name.removeprefix(_PREFIX).lower().split("__"))
         source = Source(ENVIRONMENT, text=name)
         if parts[0] not in SECTIONS or not all(parts):
-            hint = (
-                "PACELINE_<SECTION>__<KEY>, with one of these sections:"
-                f" {', '.join(s.upper() for s in SECTIONS)}"
-            )
             collector.problems.append(
                 codes.CONFIG_UNKNOWN_VARIABLE(
-                    f"{name} names no section", where=source.place(), found=name, hint=hint
+                    f"{name} names no section",
+                    where=source.place(),
+                    found=name,
+                    hint="PACELINE_<SECTION>__<KEY>, with one of these sections:"
+                    f" {', '.join(s.upper() for s in SECTIONS)}",
                 )
             )
             continue
@@ -276,8 +276,14 @@ def _value(text: str, name: str) -> Node:
     if stripped[:1] in ("[", "{", '"', "'"):
         return parse_yaml(stripped, name) or Node(None, 1)
     if character := in_value(stripped):
-        what = f"{character} is used where a plain character is expected"
-        raise ConfigError(codes.CONFIG_LOOKALIKE(what, name, stripped[:80], plain(stripped)[:80]))
+        raise ConfigError(
+            codes.CONFIG_LOOKALIKE(
+                f"{character} is used where a plain character is expected",
+                name,
+                stripped[:80],
+                plain(stripped)[:80],
+            )
+        )
     return Node(resolve_plain(stripped), 1, raw=stripped)
 
 
@@ -330,8 +336,7 @@ def _provenance(merged: Merged, config: Config) -> dict[str, Source]:
     winners: Mapping[str, Entry] = merged.winners
     found["training.experiment_name"] = Source(DEFAULTS, text="name of the config file")
     for path in fields():
-        section = path.partition(".")[0]
-        if section == "lora" and config.lora is None:
+        if path.partition(".")[0] == "lora" and config.lora is None:
             continue
         parent = path.rpartition(".")[0]
         # A key inside a mapping that was set as a whole has the mapping's source
@@ -350,5 +355,4 @@ def _in_order(problems: Sequence[Diagnostic]) -> list[Diagnostic]:
         file, _, line = item.where.split(" and ")[0].rpartition(":")
         return (file, int(line)) if line.isdigit() else (item.where, 0)
 
-    unique: dict[str, Diagnostic] = {json.dumps([p.code, p.where, p.what, p.found]): p for p in problems}
-    return sorted(unique.values(), key=key)
+    return sorted({json.dumps([p.code, p.where, p.what, p.found]): p for p in problems}.values(), key=key)

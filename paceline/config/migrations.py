@@ -70,12 +70,21 @@ def version_of(tree: Node, name: str) -> int | None:
         return None
     value, place = node.data(), f"{name}:{tree.key_lines[KEY]}" if KEY in tree.key_lines else f"{name} {KEY}"
     if isinstance(value, bool) or not isinstance(value, int) or value < _FIRST:
-        what = "schema_version is a whole number from 1"
-        raise ConfigError(codes.CONFIG_SCHEMA_VERSION(what, place, str(value)[:80], f"{KEY}: {newest()}"))
+        raise ConfigError(
+            codes.CONFIG_SCHEMA_VERSION(
+                "schema_version is a whole number from 1", place, str(value)[:80], f"{KEY}: {newest()}"
+            )
+        )
     if value > newest():
-        what = f"this config is written for a newer Paceline: its schema version is {value}, ours {newest()}"
-        hint = f"update Paceline; or, if it uses nothing newer, {KEY}: {newest()}"
-        raise ConfigError(codes.CONFIG_SCHEMA_VERSION(what, place, f"{KEY}: {value}", hint))
+        raise ConfigError(
+            codes.CONFIG_SCHEMA_VERSION(
+                f"this config is written for a newer Paceline: its schema version is {value}, ours"
+                f" {newest()}",
+                place,
+                f"{KEY}: {value}",
+                f"update Paceline; or, if it uses nothing newer, {KEY}: {newest()}",
+            )
+        )
     return value
 
 

@@ -92,8 +92,14 @@ class Config(Section):
         values = dict(data)
         stated = values.pop(VERSION, None)
         if isinstance(stated, int) and stated > newest():
-            what = f"this config is a newer Paceline's: its schema version is {stated}, ours {newest()}"
-            raise ConfigError(codes.CONFIG_SCHEMA_VERSION(what, VERSION, str(stated), "update Paceline"))
+            raise ConfigError(
+                codes.CONFIG_SCHEMA_VERSION(
+                    f"this config is a newer Paceline's: its schema version is {stated}, ours {newest()}",
+                    VERSION,
+                    str(stated),
+                    "update Paceline",
+                )
+            )
         try:
             return Config.model_validate(values)
         except ValidationError as exc:
@@ -102,9 +108,8 @@ class Config(Section):
 
     def digest(self) -> str:
         """Return the sha256 (hex) of ``deciding``."""
-        data = self.deciding()
         return hashlib.sha256(
-            json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+            json.dumps(self.deciding(), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
         ).hexdigest()
 
     def deciding(self) -> JsonObject:
@@ -129,8 +134,7 @@ def field_of(path: str) -> FieldInfo | None:
     for name in rest.split(".") if rest else ():
         if model is None or name not in model.model_fields:
             return None
-        info = model.model_fields[name]
-        model = nested_model(info)
+        model = nested_model(model.model_fields[name])
     return info
 
 

@@ -20,12 +20,11 @@ def held_secrets(
         for secret in secrets:
             if secret in text:
                 source = next((provenance[p] for p in _upwards(path) if p in provenance), None)
-                names = " or ".join(f"${name}" for name, value in environ.items() if secret in value)
                 yield codes.SEC_SECRET_VALUE(
                     (source.place() if source else path).split("=")[0],
                     "*** (not shown)",
                     path=path,
-                    names=names,
+                    names=" or ".join(f"${name}" for name, value in environ.items() if secret in value),
                 )
                 break
 

@@ -60,8 +60,7 @@ def leaves(node: Node, source: Source, path: tuple[str, ...] = ()) -> Iterator[L
     """Yield every text under ``node``, and every key."""
     if isinstance(node.value, dict):
         for key, child in node.value.items():
-            line = node.key_lines.get(key, node.line)
-            yield (*path, key), key, _place(source, line), True
+            yield (*path, key), key, _place(source, node.key_lines.get(key, node.line)), True
             yield from leaves(child, source, (*path, key))
     elif isinstance(node.value, list):
         for child in node.value:
@@ -100,9 +99,11 @@ def misplaced(found: Iterable[Leaf], layer: str) -> Iterator[Diagnostic]:
         elif "$" in text or "%" in text:
             yield from _variable(name, text, place)
         elif _HOME.match(text) and not _is_text(name, text) and os.path.expanduser(text) == text:
-            what = f"'{name}' begins with the home of a user unknown to this machine"
             yield codes.CONFIG_VARIABLE(
-                what, place, text[:120], f"{name}: an absolute path, or ~/… for your own home"
+                f"'{name}' begins with the home of a user unknown to this machine",
+                place,
+                text[:120],
+                f"{name}: an absolute path, or ~/… for your own home",
             )
 
 
@@ -135,9 +136,12 @@ def _is_of_wandb(name: str) -> bool:
 
 
 def _secret(where: str, kind: str, place: str) -> Diagnostic:
-    what = f"{where} contains {kind} in plain text; it would appear in logs, trackers and saved configs"
-    hint = "remove it, and set the tool's own variable (HF_TOKEN, WANDB_API_KEY) in the environment"
-    return codes.SEC_SECRET_ON_CLI(what, place, "*** (not shown)", hint)
+    return codes.SEC_SECRET_ON_CLI(
+        f"{where} contains {kind} in plain text; it would appear in logs, trackers and saved configs",
+        place,
+        "*** (not shown)",
+        "remove it, and set the tool's own variable (HF_TOKEN, WANDB_API_KEY) in the environment",
+    )
 
 
 def _is_text(name: str, text: str) -> bool:

@@ -12,8 +12,7 @@ def bytes_of(text: str) -> int:
     found = _SIZE.fullmatch(text)
     if found is None or (found[3] and not found[2]):
         raise ValueError(f"{text!r} is no size")
-    power = " KMGT".index(found[2].upper() or " ")
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " "))
 
 
 def human_bytes(num_bytes: float) -> str:

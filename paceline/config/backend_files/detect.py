@@ -46,7 +46,6 @@ def not_a_config(data: Json, name: str) -> Diagnostic | None:
         or (kind == "deepspeed" and "zero_optimization" not in data and not whole_deepspeed(data))
     ):
         return None
-    key = _KEYS[kind]
     return codes.CONFIG_FOREIGN_AS_CONFIG(
-        name, ", ".join(list(data)[:4]), names=_NAMES[kind], key=key, name=name
+        name, ", ".join(list(data)[:4]), names=_NAMES[kind], key=_KEYS[kind], name=name
     )

@@ -92,7 +92,6 @@ def reference() -> str:
         ("optimizer or schedule", "why"),
         ((f"`{name}`", text) for name, text in {**verdicts.NO_OPTIMIZER, **verdicts.NO_SCHEDULE}.items()),
     )
-    granted = {**verdicts.NOT_GRANTED, **verdicts.COMPRESSED}
     parts = [
         _HEAD,
         switched,
@@ -105,7 +104,10 @@ def reference() -> str:
         ),
         optimizers,
         "\n### Replaced by the exact computation, with a warning\n\n",
-        _table(("requested", "what runs"), ((f"`{key}`", text) for key, text in granted.items())),
+        _table(
+            ("requested", "what runs"),
+            ((f"`{key}`", text) for key, text in {**verdicts.NOT_GRANTED, **verdicts.COMPRESSED}.items()),
+        ),
         (
             "\n`torch.compile` is not used under DeepSpeed. Biases and norms have no weight decay, as in"
             " Transformers.\n\n### Dropped, with a note\n\nThe result does not depend on them.\n\n"

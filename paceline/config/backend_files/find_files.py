@@ -61,12 +61,15 @@ def _deepspeed(
     if isinstance(launcher, str):
         place, _, name = launcher.partition("\n")
         if own is not None:
-            what = (
-                f"DeepSpeed is configured by {name}, the file passed to the launcher;"
-                f" {own.place('')} configures it as well"
-            )
             found.notes.append(
-                codes.LAUNCH_OPTION_WINS(what, place, name, "keep one of the two", Severity.WARNING)
+                codes.LAUNCH_OPTION_WINS(
+                    f"DeepSpeed is configured by {name}, the file passed to the launcher;"
+                    f" {own.place('')} configures it as well",
+                    place,
+                    name,
+                    "keep one of the two",
+                    Severity.WARNING,
+                )
             )
         document = _file(name, _WHAT[_DEEPSPEED], Path("."), place, found)
         if document is None:
@@ -84,9 +87,14 @@ def _left_out(path: str, upper: Merged, found: Foreign) -> None:
     if block is None or winner is None:
         return
     place = block.partition("\n")[0] if isinstance(block, str) else block.place("")
-    what = f"{path} at {winner.source.place()} takes precedence; the Accelerate file's setting is ignored"
     found.notes.append(
-        codes.CONFIG_FOREIGN_NOT_TAKEN(what, place, path, "keep one of the two", Severity.WARNING)
+        codes.CONFIG_FOREIGN_NOT_TAKEN(
+            f"{path} at {winner.source.place()} takes precedence; the Accelerate file's setting is ignored",
+            place,
+            path,
+            "keep one of the two",
+            Severity.WARNING,
+        )
     )
 
 
@@ -111,12 +119,15 @@ def read_document(file: Path, what: str, found: Foreign) -> Document:
         data, loose = parse_json(text, name, what, lenient=what == _WHAT[_DEEPSPEED])
         lines = json_lines(text)
         if loose:
-            hint = "plain JSON, which every tool reads"
-            says = (
-                "comments and trailing commas are dropped, as in DeepSpeed (Hjson); Transformers"
-                " would refuse the file"
+            found.notes.append(
+                codes.CONFIG_FOREIGN_NOT_TAKEN(
+                    "comments and trailing commas are dropped, as in DeepSpeed (Hjson); Transformers"
+                    " would refuse the file",
+                    name,
+                    hint="plain JSON, which every tool reads",
+                    severity=Severity.NOTE,
+                )
             )
-            found.notes.append(codes.CONFIG_FOREIGN_NOT_TAKEN(says, name, hint=hint, severity=Severity.NOTE))
     if not isinstance(data, dict):
         raise ConfigError(
             codes.CONFIG_NOT_A_MAPPING(
@@ -209,14 +220,15 @@ def _fsdp(upper: Merged, launcher: Document | str | None, folder: Path, found: F
         upper.values.get("training.distributed_strategy") in _SHARDING or bool(words) or carried is not None
     )
     on = named or (bool(document and "fsdp" in document.data))
-    if not on and words is None and document is not None and not upper.values.get(_DEEPSPEED):
-        parallel = any(path.startswith("training.parallelism") for path in upper.values)
-        if not parallel:
-            found.notes.append(
-                document.note(
-                    "", "fsdp_config without fsdp shards nothing, as in Transformers", "set fsdp: full_shard"
-                )
+    other_engine = upper.values.get(_DEEPSPEED) or any(
+        path.startswith("training.parallelism") for path in upper.values
+    )
+    if not on and words is None and document is not None and not other_engine:
+        found.notes.append(
+            document.note(
+                "", "fsdp_config without fsdp shards nothing, as in Transformers", "set fsdp: full_shard"
             )
+        )
     used = (
         document
         or carried

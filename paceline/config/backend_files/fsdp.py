@@ -237,9 +237,14 @@ class FsdpReader:
                 continue
             written = key.lower().removeprefix("fsdp_")
             if written in _RENAMED or (key.lower() in _RENAMED and written != name):
-                what = f"{key} is read as {name}: {shown(name, value)}"
                 self.found.notes.append(
-                    codes.CONFIG_TRANSLATED(what, self.document.place(path), key, name, Severity.NOTE)
+                    codes.CONFIG_TRANSLATED(
+                        f"{key} is read as {name}: {shown(name, value)}",
+                        self.document.place(path),
+                        key,
+                        name,
+                        Severity.NOTE,
+                    )
                 )
             if name not in KNOWN:
                 near = nearest(name, sorted(KNOWN))
@@ -383,16 +388,12 @@ class FsdpReader:
         # No policy named: size or class decides
         policy = self.options.get("auto_wrap_policy")
         if policy is None and by_size and by_class:
-            what = (
-                "min_num_params and transformer_layer_cls_to_wrap are two ways to wrap the model,"
-                " and exclude each other"
-            )
-            place, found = self.document.place(self._paths["min_num_params"]), "both"
             self._problem(
                 codes.FSDP_VALUE,
-                what,
-                place,
-                found,
+                "min_num_params and transformer_layer_cls_to_wrap are two ways to wrap the model,"
+                " and exclude each other",
+                self.document.place(self._paths["min_num_params"]),
+                "both",
                 "keep one of the two, or set auto_wrap_policy: TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP",
             )
             return
@@ -408,8 +409,13 @@ class FsdpReader:
         for name in unused.get(str(policy or ""), []):
             if self.options.pop(name, None):
                 path = self._paths[name]
-                what = f"{path} has no effect with auto_wrap_policy {policy}, as in accelerate"
-                self.found.notes.append(self.document.note(path, what, "you can remove the line"))
+                self.found.notes.append(
+                    self.document.note(
+                        path,
+                        f"{path} has no effect with auto_wrap_policy {policy}, as in accelerate",
+                        "you can remove the line",
+                    )
+                )
 
     def _problem(self, code: Code, what: str, where: str, found: str, hint: str) -> None:
         self.found.problems.append(code(what, where=where, found=found, hint=hint))

@@ -125,14 +125,22 @@ def _misfit(text: str, name: str, what: str, word: str, says: str) -> ConfigErro
 
 
 def _too_deep(line: int, name: str, what: str) -> ConfigError:
-    says = f"the {what} is nested more than {MAX_DEPTH} levels deep"
-    return _problem(codes.CONFIG_YAML_DEPTH, says, f"{name}:{line}", "", "settings need about five levels")
+    return _problem(
+        codes.CONFIG_YAML_DEPTH,
+        f"the {what} is nested more than {MAX_DEPTH} levels deep",
+        f"{name}:{line}",
+        "",
+        "settings need about five levels",
+    )
 
 
 def _twice(key: str, first: int, second: int, name: str, what: str) -> Diagnostic:
-    says = f"the {what} gives '{key}' twice, first in line {first}"
-    found = f"line {first} and line {second}"
-    return codes.CONFIG_DUPLICATE_KEY(says, f"{name}:{second}", found, "keep one of the two lines")
+    return codes.CONFIG_DUPLICATE_KEY(
+        f"the {what} gives '{key}' twice, first in line {first}",
+        f"{name}:{second}",
+        f"line {first} and line {second}",
+        "keep one of the two lines",
+    )
 
 
 def _problem(code: Code, what: str, where: str, found: str, hint: str) -> ConfigError:

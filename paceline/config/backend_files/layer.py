@@ -54,8 +54,7 @@ class Document:
 
     def entry(self, to: str, value: Json, path: str) -> Entry:
         """Return a setting of the lowest layer that comes from this document's ``path``."""
-        own = Source(FOREIGN, self.name, self._line(path), path)
-        return Entry(to, value, self.above.get(path, own))
+        return Entry(to, value, self.above.get(path, Source(FOREIGN, self.name, self._line(path), path)))
 
     def with_keys(self, keys: Sequence[Entry]) -> Document:
         """Return the document with inner keys set, each entry's ``sub`` in order."""

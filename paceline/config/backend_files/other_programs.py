@@ -34,8 +34,7 @@ class Program:
         """Whether this is a file of the program."""
         if self.inside:
             return _inside(data, self.inside)
-        some = sum(_at(data, path) is not None for path in self.any_of)
-        enough = not self.any_of or some >= self.least
+        enough = not self.any_of or sum(_at(data, path) is not None for path in self.any_of) >= self.least
         return enough and all(_at(data, path) is not None for path in self.needs)
 
 
@@ -111,9 +110,12 @@ def another_structure(data: Json, name: str) -> Diagnostic | None:
     ]
     begins = f", which begins {', '.join(known)}" if known else ""
     imported = f" (`paceline config import {name}` translates it)" if program.name in IMPORTED else ""
-    hint = f"write a Paceline YAML (docs/guide.md){begins}{imported}"
-    what = f"this is a config of {program.name}, whose keys and structure are different; none of it was read"
-    return codes.CONFIG_OTHER_PROGRAM(what, where=f"{name}:1", found=", ".join(list(data)[:4]), hint=hint)
+    return codes.CONFIG_OTHER_PROGRAM(
+        f"this is a config of {program.name}, whose keys and structure are different; none of it was read",
+        where=f"{name}:1",
+        found=", ".join(list(data)[:4]),
+        hint=f"write a Paceline YAML (docs/guide.md){begins}{imported}",
+    )
 
 
 def gathered(problems: Sequence[Diagnostic], data: Json, name: str) -> list[Diagnostic]:

@@ -59,8 +59,14 @@ def export_config(loaded: Loaded, system: str) -> Exported:
     algorithm = config.training.algorithm
     if algorithm not in ALGORITHMS_OF[system]:
         known = ", ".join(ALGORITHMS_OF[system])
-        what = f"{system} has no trainer for {algorithm}"
-        raise ConfigError(codes.CONFIG_EXPORT(what, "training.algorithm", algorithm, f"one of: {known}"))
+        raise ConfigError(
+            codes.CONFIG_EXPORT(
+                f"{system} has no trainer for {algorithm}",
+                "training.algorithm",
+                algorithm,
+                f"one of: {known}",
+            )
+        )
     found = Exported(system)
     values = leaves(config)
     names = dict(NAMES[system])
@@ -88,8 +94,7 @@ def _lost(found: Exported, values: dict[str, Json], algorithm: str) -> dict[str,
 
 def _imported(found: Exported, algorithm: str) -> Config:
     lines = {key: number for number, key in enumerate(found.keys, 1)}
-    read = import_data(found.keys, lines, "exported", found.system, algorithm)
-    made, _ = accepted(read, "exported")
+    made, _ = accepted(import_data(found.keys, lines, "exported", found.system, algorithm), "exported")
     with tempfile.TemporaryDirectory(prefix="paceline-export-") as folder:
         file = Path(folder) / "exported.yaml"
         file.write_text(made.text, encoding="utf-8")

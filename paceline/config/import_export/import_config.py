@@ -145,8 +145,14 @@ def _written(command: Command, file: str) -> tuple[JsonObject, dict[str, int]]:
     """Return a file that the script itself writes, with the script's lines. Raises ConfigError."""
     text, first = command.files[file]
     if text is None:
-        what, hint = f"what the script writes into {file} only bash tells", f"write {file}, and import it"
-        raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{command.name}:{first}", file, hint))
+        raise ConfigError(
+            codes.CONFIG_IMPORT_COMMAND(
+                f"what the script writes into {file} only bash tells",
+                f"{command.name}:{first}",
+                file,
+                f"write {file}, and import it",
+            )
+        )
     tree = parse_yaml(text, command.name)
     data = tree.data() if tree else None
     return as_object(data), {key: n + first - 1 for key, n in (tree.lines() if tree else {}).items()}
@@ -206,9 +212,11 @@ def _nulls(reading: KeyReader) -> None:
         unset = key in reading.given and reading.given[key] is None and key not in _MAY_BE_NULL
         acts = finding.verdict is KeyVerdict.MAPPED or finding.says == NO_VALUE
         if unset and acts and default not in (None, False, "", 0, [], {}, "none"):
-            program = reading.result.system
-            says = f"null is not {program}'s default, {default}: remove the line for that, or write a value"
-            reading.lose(key, says)
+            reading.lose(
+                key,
+                f"null is not {reading.result.system}'s default, {default}: remove the line for that, or"
+                " write a value",
+            )
 
 
 def _attention(found: Imported) -> None:

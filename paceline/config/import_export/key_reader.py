@@ -124,5 +124,4 @@ class KeyReader:
 
     def older_done(self, key: str, name: str) -> None:
         """Give an older name the verdict of today's."""
-        finding = self.result.findings.pop(name)
-        self.result.findings[key] = replace(finding, key=key)
+        self.result.findings[key] = replace(self.result.findings.pop(name), key=key)

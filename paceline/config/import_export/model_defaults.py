@@ -30,7 +30,11 @@ def peft_targets(reading: KeyReader) -> None:
     key, kind = "lora_target_modules", str(config_of(reading).get("model_type") or "")
     targets = as_object(table("peft")["targets"])
     if kind in targets:
-        note = f"peft's choice for {kind or 'most models'} where {key} is empty"
-        reading.set("lora.target_modules", targets[kind], key, note)
+        reading.set(
+            "lora.target_modules",
+            targets[kind],
+            key,
+            f"peft's choice for {kind or 'most models'} where {key} is empty",
+        )
     else:
         reading.lose(key, f"peft refuses {kind} without them: name the modules (all-linear: every layer's)")

@@ -129,8 +129,7 @@ def by_alias(reading: KeyReader, key: str) -> None:
     elif key in reading.defaults and same(value, reading.defaults[key]):  # type: ignore[arg-type]
         reading.nothing(key, f"it is {reading.result.system}'s default, and nothing here uses it")
     elif key in reading.defaults:
-        without = "no key here does the same: the run goes without it; remove it, if that will do"
-        reading.lose(key, without)
+        reading.lose(key, "no key here does the same: the run goes without it; remove it, if that will do")
     else:
         reading.lose(key, f"{reading.result.system} has no such argument, and neither has Paceline")
 

@@ -23,8 +23,7 @@ class Composed:
 def compose(found: Imported, title: str) -> Composed:
     """Return the YAML: a header, each section with the place of every value, and what is not in it."""
     explained = 'Each value names the key it comes from; "default" is a default of that system.'
-    heading = [f"# {title}", f"# {explained}", ""]
-    lines: list[tuple[str, str]] = [(line, "") for line in heading]
+    lines: list[tuple[str, str]] = [(line, "") for line in [f"# {title}", f"# {explained}", ""]]
     tree = _tree(found.settings)
     for section in SECTIONS:
         if section in tree:

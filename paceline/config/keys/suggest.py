@@ -40,8 +40,10 @@ def suggestion(name: str, where: str, known: Sequence[str]) -> Suggestion | None
     if meant is None:
         homes = [home for home in _homes(plain) if home != where]
         if homes:
-            hint = f"'{plain}' belongs under {' or '.join(f'{home}:' for home in homes)}"
-            return Suggestion(hint, f"{homes[0]}.{plain}" if len(homes) == 1 else None)
+            return Suggestion(
+                f"'{plain}' belongs under {' or '.join(f'{home}:' for home in homes)}",
+                f"{homes[0]}.{plain}" if len(homes) == 1 else None,
+            )
         meant = synonyms().get(plain)
     if meant is not None:
         return Suggestion(meant) if " " in meant else _meant([meant], where)

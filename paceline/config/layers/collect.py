@@ -257,8 +257,13 @@ class Collector:
         written = f"{name}: {shown(name, value)}"
         if name == "fp16_opt_level" and str(value).strip().lower() == "o0":
             self.entries.append(Entry(APEX_LEVEL, "o0", source))
-            what = f"{name}: O0 is read as float32, as in Apex: fp16 is off"
-            self._note(codes.CONFIG_TRANSLATED, what, source, "mixed_precision: no", found=written)
+            self._note(
+                codes.CONFIG_TRANSLATED,
+                f"{name}: O0 is read as float32, as in Apex: fp16 is off",
+                source,
+                "mixed_precision: no",
+                found=written,
+            )
         elif key.accepts(value):
             self._note(
                 codes.CONFIG_NO_EFFECT,
@@ -297,9 +302,12 @@ class Collector:
         if hint is None and where:
             hint = f"a key of {where}: {', '.join(known[:6])}, … (docs/config.md lists all)"
         shown_name = f"{where}.{name}" if where else name
-        what = f"unknown key '{name}'" + (f" under {where}:" if where else "")
         self._problem(
-            codes.CONFIG_UNKNOWN_KEY, what, place, shown_name, hint or "docs/config.md lists every key"
+            codes.CONFIG_UNKNOWN_KEY,
+            f"unknown key '{name}'" + (f" under {where}:" if where else ""),
+            place,
+            shown_name,
+            hint or "docs/config.md lists every key",
         )
 
     def _count_further(self, place: str) -> None:

@@ -30,8 +30,7 @@ def takes_items(info: FieldInfo | None) -> bool:
     """Whether the field is a list."""
     if info is None:
         return False
-    kinds = (info.annotation, *get_args(info.annotation))
-    return any(get_origin(kind) is tuple for kind in kinds)
+    return any(get_origin(kind) is tuple for kind in (info.annotation, *get_args(info.annotation)))
 
 
 def leaf_of(path: str, inner: tuple[str, ...]) -> FieldInfo | None:

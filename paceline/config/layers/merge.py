@@ -140,8 +140,7 @@ def _without_conflicts(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
     """
     first: dict[tuple[str, tuple[str, ...]], Entry] = {}
     for entry in entries:
-        key = (entry.path, entry.sub)
-        other = first.setdefault(key, entry)
+        other = first.setdefault((entry.path, entry.sub), entry)
         if other is entry or same(other.value, entry.value):
             continue
         merged.problems.append(
@@ -215,8 +214,7 @@ def _apply_item(entry: Entry, merged: Merged) -> None:
     try:
         value = with_item(entry.path, merged.values.get(entry.path), entry.sub, entry.value)
     except NoItem as exc:
-        found = codes.CONFIG_NO_ITEM(exc.what, entry.source.place(), exc.found, exc.hint)
-        merged.problems.append(found)
+        merged.problems.append(codes.CONFIG_NO_ITEM(exc.what, entry.source.place(), exc.found, exc.hint))
         return
     _trace(entry, merged)
     merged.values[entry.path] = value
@@ -238,8 +236,7 @@ def _trace(entry: Entry, merged: Merged) -> None:
     if isinstance(entry.value, dict):
         merged.inner.update({f"{top}.{key}": entry.source for key in entry.value})
         for key, line in entry.lines.items():
-            text = f"{entry.source.text}.{key}"
-            merged.inner[f"{top}.{key}"] = replace(entry.source, line=line, text=text)
+            merged.inner[f"{top}.{key}"] = replace(entry.source, line=line, text=f"{entry.source.text}.{key}")
 
 
 def _overridden(before: Entry, entry: Entry) -> Diagnostic:

@@ -62,8 +62,9 @@ def labels_of(names: Sequence[str]) -> tuple[str, ...]:
     added to a second.
     """
     short = [name.rpartition(":")[2] for name in names]
-    before = [short[:at].count(label) for at, label in enumerate(short)]
     return tuple(
         f"eval_{label}" + (f"_{count + 1}" if count else "")
-        for label, count in zip(short, before, strict=True)
+        for label, count in zip(
+            short, [short[:at].count(label) for at, label in enumerate(short)], strict=True
+        )
     )

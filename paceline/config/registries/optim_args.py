@@ -59,8 +59,14 @@ def parse_optim_args(given: Json) -> JsonObject:
     for part in _parts(str(given)):
         key, found, text = part.partition("=")
         if not found or not key.strip():
-            what, where = "write optim_args as a list of name=value", "training.optim_args"
-            raise ConfigError(codes.TRAIN_OPTIM_ARGS(what, where, str(given), "momentum=0.9,nesterov=True"))
+            raise ConfigError(
+                codes.TRAIN_OPTIM_ARGS(
+                    "write optim_args as a list of name=value",
+                    "training.optim_args",
+                    str(given),
+                    "momentum=0.9,nesterov=True",
+                )
+            )
         try:
             args[key.strip()] = ast.literal_eval(text.strip())
         except (ValueError, SyntaxError):

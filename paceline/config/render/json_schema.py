@@ -39,13 +39,15 @@ def json_schema() -> JsonObject:
         _spellings(name, section)
         short: list[Json] = [section, {"type": ["string", "array", "boolean", "null"]}]
         properties[name] = {"description": str(section["description"]), "anyOf": short}
-    flat = {key: value for name in SECTIONS for key, value in _keys(SECTIONS[name]).items()}
-    others: JsonObject = {key: {"deprecated": True} for key in (*ALIASES, *RECOGNISED) if "." not in key}
     return {
         "$schema": _DRAFT,
         "title": "Paceline config",
         "type": "object",
-        "properties": {**others, **flat, **properties},
+        "properties": {
+            **{key: {"deprecated": True} for key in (*ALIASES, *RECOGNISED) if "." not in key},
+            **{key: value for name in SECTIONS for key, value in _keys(SECTIONS[name]).items()},
+            **properties,
+        },
         "patternProperties": {"^x-": {"description": "A block for anchors; not read itself."}},
         "additionalProperties": False,
     }
@@ -107,5 +109,4 @@ def _kinds(info: FieldInfo) -> list[Json]:
     kinds += [{"type": name} for kind, name in _TYPES if kind in plain and not words]
     if not kinds:
         kinds.append({"type": ["array", "string", "number", "boolean"]})
-    optional = type(None) in get_args(info.annotation)
-    return [*kinds, {"type": "null"}] if optional else kinds
+    return [*kinds, {"type": "null"}] if (type(None) in get_args(info.annotation)) else kinds

@@ -180,10 +180,9 @@ class OneOf:
             if len(named) < 3 and _OWN.fullmatch(named[-1]):
                 return named[-1]
         near = _nearest(str(text), self.choices)
-        many = len(self.choices) > 12
         words = (
             f"{', '.join(self.choices[:6])}, … ({len(self.choices)} words)"
-            if many
+            if (len(self.choices) > 12)
             else ", ".join(self.choices)
         )
         words += ", or your own as module:SPEC" if self.own else ""

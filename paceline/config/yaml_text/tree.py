@@ -180,9 +180,11 @@ class _Builder:
         )
 
     def _lookalike(self, character: str, line: int, text: str) -> Diagnostic:
-        found, hint = repr(text.strip()[:80]), lookalike_characters.plain(text.strip())[:80]
         return codes.CONFIG_LOOKALIKE(
-            f"{character} is used where a plain character is expected", f"{self._name}:{line}", found, hint
+            f"{character} is used where a plain character is expected",
+            f"{self._name}:{line}",
+            repr(text.strip()[:80]),
+            lookalike_characters.plain(text.strip())[:80],
         )
 
     def _look_at(self, event: ScalarEvent, line: int) -> None:
@@ -341,7 +343,13 @@ class _Builder:
             )
             return
         if child.value is None and (glued := _GLUED.fullmatch(key)):  # {r:8} is the key "r:8" in YAML
-            what, hint = "a blank is missing after the colon", f"{glued[1]}: {glued[2]}"
-            self._slips.append(codes.CONFIG_YAML_SYNTAX(what, f"{self._name}:{line}", key, hint))
+            self._slips.append(
+                codes.CONFIG_YAML_SYNTAX(
+                    "a blank is missing after the colon",
+                    f"{self._name}:{line}",
+                    key,
+                    f"{glued[1]}: {glued[2]}",
+                )
+            )
         children[key] = child
         key_lines[key] = line

@@ -45,8 +45,7 @@ class CallableRoom(ModuleType):
     def __call__(self, *args: object, **options: object) -> object:
         """Call the function."""
         name = _below(self.__name__)
-        home = vars(sys.modules[_PACKAGE])["_HOMES"][name]
-        return getattr(import_module(home), name)(*args, **options)
+        return getattr(import_module(vars(sys.modules[_PACKAGE])["_HOMES"][name]), name)(*args, **options)
 
 
 class MovedModule(CallableRoom):
@@ -87,8 +86,9 @@ def _below(name: str) -> str:
 
 
 def _warn(before: str, now: str) -> None:
-    what = f"{before} has moved, and works until the next release only: write {now}"
-    warnings.warn(what, FutureWarning, stacklevel=3)
+    warnings.warn(
+        f"{before} has moved, and works until the next release only: write {now}", FutureWarning, stacklevel=3
+    )
 
 
 def install() -> None:

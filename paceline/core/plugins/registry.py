@@ -26,9 +26,13 @@ def load_attr(target: str) -> Any:
         raise ConfigError(codes.CORE_TARGET(found=target))
     if module_name.endswith(".py") or "/" in module_name:
         name = Path(module_name).name.removesuffix(".py")
-        what = "this is the path of a file, where the name of a module is wanted"
-        hint = f"{name}:{attr}, with the file's folder as the start's, or on PYTHONPATH"
-        raise ConfigError(codes.CORE_TARGET_MODULE(what, found=target, hint=hint))
+        raise ConfigError(
+            codes.CORE_TARGET_MODULE(
+                "this is the path of a file, where the name of a module is wanted",
+                found=target,
+                hint=f"{name}:{attr}, with the file's folder as the start's, or on PYTHONPATH",
+            )
+        )
     try:
         module = importlib.import_module(module_name)
     except Exception as exc:  # a user's module may raise anything
@@ -48,8 +52,7 @@ def load_attr(target: str) -> Any:
             )
         ) from exc
     if not hasattr(module, attr):
-        names = [n for n in vars(module) if not n.startswith("_")]
-        near = difflib.get_close_matches(attr, names, n=3)
+        near = difflib.get_close_matches(attr, [n for n in vars(module) if not n.startswith("_")], n=3)
         raise ConfigError(
             codes.CORE_TARGET_ATTR(
                 found=target, module_name=module_name, attr=attr, hint=f"nearest: {', '.join(near) or 'none'}"

@@ -47,19 +47,21 @@ def unpinned(name: str, revision: str | None) -> Diagnostic | None:
     if not name or not folder.is_dir():
         if COMMIT.fullmatch(revision or ""):
             return None
-        what = "code from the hub runs only from a pinned commit, because a branch can change"
-        hint = "set revision to the 40-digit commit that you have reviewed, or trust_remote_code: false"
-        return codes.SEC_TRUST_REMOTE_CODE(what, "model.revision", f"revision: {revision or 'none'}", hint)
+        return codes.SEC_TRUST_REMOTE_CODE(
+            "code from the hub runs only from a pinned commit, because a branch can change",
+            "model.revision",
+            f"revision: {revision or 'none'}",
+            "set revision to the 40-digit commit that you have reviewed, or trust_remote_code: false",
+        )
     # A folder: pinned by the digest of its code, all of which must be inside it
     code = read_code(folder)
     if code.elsewhere:
-        what = "the code of this folder refers to other repositories, which `revision` does not pin"
-        hint = (
-            "use a folder that contains all of its code (auto_map without --), or set"
-            " trust_remote_code: false"
-        )
         return codes.SEC_TRUST_REMOTE_CODE(
-            what, "model.revision", f"auto_map: {', '.join(code.elsewhere)}", hint
+            "the code of this folder refers to other repositories, which `revision` does not pin",
+            "model.revision",
+            f"auto_map: {', '.join(code.elsewhere)}",
+            "use a folder that contains all of its code (auto_map without --), or set"
+            " trust_remote_code: false",
         )
     if not code.files or revision == code.digest:
         return None
@@ -71,9 +73,8 @@ def unpinned(name: str, revision: str | None) -> Diagnostic | None:
         "has changed since it was reviewed",
         "runs only after review: its digest must be pinned",
     )
-    what = f"the code in {name} {other if changed else unread}"
     return codes.SEC_TRUST_REMOTE_CODE(
-        what,
+        f"the code in {name} {other if changed else unread}",
         "model.revision",
         f"revision: {revision or 'none'}; the folder contains {listed}",
         f"revision: {code.digest}  (after you have reviewed these files), or trust_remote_code: false",

@@ -51,12 +51,14 @@ def read(document: Document, found: Foreign, given: Mapping[str, Json] | None = 
     _plain_keys(document, found)
     _no_precision(document, found, given or {})
     if kind in _NOT_DRIVEN:
-        what = (
-            f"distributed_type {kind}: such devices are not supported; on a machine with them a start is"
-            " refused without use_cpu: true"
-        )
         found.notes.append(
-            document.note("distributed_type", what, "MULTI_GPU or MULTI_CPU", Severity.WARNING)
+            document.note(
+                "distributed_type",
+                f"distributed_type {kind}: such devices are not supported; on a machine with them a start is"
+                " refused without use_cpu: true",
+                "MULTI_GPU or MULTI_CPU",
+                Severity.WARNING,
+            )
         )
     if kind == "MULTI_CPU":
         found.entries.append(document.entry("training.use_cpu", True, "distributed_type"))
@@ -75,11 +77,15 @@ def _plain_keys(document: Document, found: Foreign) -> None:
     eight_bits = str(data.get("mixed_precision")).lower() == "fp8"
     if eight_bits or data.get("fp8_config"):
         path = "mixed_precision" if eight_bits else "fp8_config"
-        what = (
-            f"{path}: 8-bit matrix products are not supported; the run computes in bf16, which they"
-            " approximate: more exact and slower"
+        found.notes.append(
+            document.note(
+                path,
+                f"{path}: 8-bit matrix products are not supported; the run computes in bf16, which they"
+                " approximate: more exact and slower",
+                "mixed_precision: bf16",
+                Severity.WARNING,
+            )
         )
-        found.notes.append(document.note(path, what, "mixed_precision: bf16", Severity.WARNING))
         if eight_bits:
             found.entries.append(document.entry("training.mixed_precision", "bf16", path))
     for key, to in _PLAIN.items():
@@ -93,17 +99,24 @@ def _blocks(document: Document, found: Foreign, kind: str | None) -> None:
     for name, (wanted, take) in _BLOCKS.items():
         block = data.get(name)
         if block and not isinstance(block, dict):
-            what = f"{name} must be a mapping"
             found.problems.append(
                 codes.CONFIG_TYPE(
-                    what, document.place(name), shown(name, block), f"{name}: with indented keys below it"
+                    f"{name} must be a mapping",
+                    document.place(name),
+                    shown(name, block),
+                    f"{name}: with indented keys below it",
                 )
             )
         if not isinstance(block, dict) or not any(value is not None for value in block.values()):
             continue
         if wanted and kind not in (None, wanted):
-            what = f"{name} is ignored with distributed_type {kind}, as in accelerate"
-            found.notes.append(document.note(name, what, f"distributed_type: {wanted}"))
+            found.notes.append(
+                document.note(
+                    name,
+                    f"{name} is ignored with distributed_type {kind}, as in accelerate",
+                    f"distributed_type: {wanted}",
+                )
+            )
             continue
         take(document.part(name), found, data)
     if kind in ("DEEPSPEED", "FSDP") and not data.get(f"{kind.lower()}_config"):
@@ -114,11 +127,10 @@ def _blocks(document: Document, found: Foreign, kind: str | None) -> None:
 def _no_precision(document: Document, found: Foreign, given: Mapping[str, Json]) -> None:
     """Without mixed_precision use float32, as Accelerate does, unless FSDP's policy or DeepSpeed sets it."""
     data = document.data
-    blocks = [data.get(name) for name in ("fsdp_config", "deepspeed_config")]
     elsewhere = any(
         isinstance(block, dict)
         and any(key.endswith(("mixed_precision_policy", "config_file")) for key in block)
-        for block in blocks
+        for block in [data.get(name) for name in ("fsdp_config", "deepspeed_config")]
     )
     named = any(data.get(key) not in (None, "") for key in ("mixed_precision", "fp16")) or data.get(
         "fp8_config"
@@ -131,9 +143,12 @@ def _no_precision(document: Document, found: Foreign, given: Mapping[str, Json])
     ):
         return
     found.entries.append(document.entry("training.mixed_precision", "no", "distributed_type"))
-    hint = "set mixed_precision: bf16, or training.mixed_precision"
     found.notes.append(
-        document.note("mixed_precision", "mixed_precision is absent: float32, as in accelerate", hint)
+        document.note(
+            "mixed_precision",
+            "mixed_precision is absent: float32, as in accelerate",
+            "set mixed_precision: bf16, or training.mixed_precision",
+        )
     )
 
 
@@ -220,8 +235,10 @@ def _check_written(document: Document, found: Foreign) -> None:
         found.notes.append(document.note(key, f"{key}: {says}", "you can remove the line"))
     machines = document.data.get("num_machines") or 1
     if document.data.get("same_network") is False and isinstance(machines, int) and machines > 1:
-        what = (
-            "same_network: the machines must reach each other's ports; if they cannot, the first"
-            " collective fails within its timeout"
+        found.notes.append(
+            document.note(
+                "same_network",
+                "same_network: the machines must reach each other's ports; if they cannot, the first"
+                " collective fails within its timeout",
+            )
         )
-        found.notes.append(document.note("same_network", what))

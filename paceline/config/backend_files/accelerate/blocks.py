@@ -34,8 +34,11 @@ _MEGATRON_OFF = (
 def _unknown(document: Document, found: Foreign, block: str, key: str, known: list[str]) -> None:
     near = nearest(key, tuple(known))
     hint = f"did you mean '{near[0]}'?" if near else "remove it"
-    what = f"Accelerate's {block} has no setting '{key}'"
-    found.problems.append(codes.ACCELERATE_UNKNOWN_KEY(what, where=document.place(key), found=key, hint=hint))
+    found.problems.append(
+        codes.ACCELERATE_UNKNOWN_KEY(
+            f"Accelerate's {block} has no setting '{key}'", where=document.place(key), found=key, hint=hint
+        )
+    )
 
 
 def deepspeed_block(document: Document, found: Foreign, whole: JsonObject) -> None:
@@ -90,15 +93,21 @@ def _deepspeed_other(
             origin["zero_optimization.leaf_module.classes"] = key
     elif key in ("enable_msamp", "msamp_opt_level"):
         if value not in (None, False):
-            what = f"{key}: 8-bit training is not supported"
             found.problems.append(
-                codes.ACCELERATE_NOT_BUILT(what, document.place(key), str(value), "remove it")
+                codes.ACCELERATE_NOT_BUILT(
+                    f"{key}: 8-bit training is not supported", document.place(key), str(value), "remove it"
+                )
             )
     elif key in table():
         json[key] = _merged(json.get(key), value)
         origin.update({path: path for path in document.lines if path == key or path.startswith(f"{key}.")})
-        what = f"{key}: read as a key of DeepSpeed's JSON; accelerate itself ignores it here"
-        found.notes.append(document.note(key, what, "name a JSON file in deepspeed_config_file"))
+        found.notes.append(
+            document.note(
+                key,
+                f"{key}: read as a key of DeepSpeed's JSON; accelerate itself ignores it here",
+                "name a JSON file in deepspeed_config_file",
+            )
+        )
     else:
         _unknown(
             document,
@@ -150,9 +159,13 @@ def parallelism_block(document: Document, found: Foreign, whole: JsonObject) -> 
             known = [f"parallelism_config_{n}" for n in (*_AXES, *_PARALLEL_SAID)]
             _unknown(document, found, "parallelism_config", key, known)
     if sizes.get("sp_size", 1) != 1 and sizes.get("cp_size", 1) != 1:
-        what = "sp_size and cp_size both split the sequence; only one can be used"
         found.problems.append(
-            codes.ACCELERATE_NOT_BUILT(what, document.place(""), str(sizes), "set sp_size: 1, or cp_size: 1")
+            codes.ACCELERATE_NOT_BUILT(
+                "sp_size and cp_size both split the sequence; only one can be used",
+                document.place(""),
+                str(sizes),
+                "set sp_size: 1, or cp_size: 1",
+            )
         )
         return
     # sp_size is Ulysses, cp_size gathers keys and values
@@ -183,9 +196,10 @@ def megatron_block(document: Document, found: Foreign, whole: JsonObject) -> Non
         if name in _MEGATRON:
             found.entries.append(document.entry(_MEGATRON[name], value, key))
         elif name in _MEGATRON_OFF and value not in (False, 1):
-            what = f"{key} is not supported"
             found.problems.append(
-                codes.ACCELERATE_NOT_BUILT(what, document.place(key), str(value), "remove it")
+                codes.ACCELERATE_NOT_BUILT(
+                    f"{key} is not supported", document.place(key), str(value), "remove it"
+                )
             )
         elif name != "use_distributed_optimizer":
             found.notes.append(
@@ -201,11 +215,13 @@ def megatron_block(document: Document, found: Foreign, whole: JsonObject) -> Non
         found.entries.append(
             document.entry("training.parallelism.dp_shard_size", total // split, "megatron_lm_tp_degree")
         )
-    what = (
-        "Megatron-LM itself is not used: the same parallel degrees are set on Paceline's mesh, with"
-        " weights and optimizer sharded over the data-parallel ranks"
+    found.notes.append(
+        document.note(
+            "megatron_lm_use_distributed_optimizer",
+            "Megatron-LM itself is not used: the same parallel degrees are set on Paceline's mesh, with"
+            " weights and optimizer sharded over the data-parallel ranks",
+        )
     )
-    found.notes.append(document.note("megatron_lm_use_distributed_optimizer", what))
 
 
 def dynamo_block(document: Document, found: Foreign, whole: JsonObject) -> None:

@@ -115,8 +115,7 @@ def launched_layer(
     _clipping(variables, found)
     # Options the user gave rank above the YAML, the launcher's defaults below
     for entry in found.entries:
-        requested = _is_asked(entry.source.text, environ=variables)
-        (made.above if requested else made.below).append(entry)
+        (made.above if _is_asked(entry.source.text, environ=variables) else made.below).append(entry)
     # Report what is used, and every conflict with the YAML
     _same_engine(made, yaml)
     made.notes += _taken(made)
@@ -242,15 +241,23 @@ def _check_environ(environ: Mapping[str, str], made: Launched) -> None:
             and name not in SWITCHES
             and name not in OTHERS
         ):
-            what = f"{name} is not a known variable of accelerate 1.15, and has no effect"
-            made.notes.append(codes.LAUNCH_NO_EFFECT(what, where, value, severity=Severity.WARNING))
+            made.notes.append(
+                codes.LAUNCH_NO_EFFECT(
+                    f"{name} is not a known variable of accelerate 1.15, and has no effect",
+                    where,
+                    value,
+                    severity=Severity.WARNING,
+                )
+            )
     for variable, (block, _) in SWITCHES.items():
         idle = [n for n, (path, _) in READ.items() if path.startswith(f"{block}.") and n in environ]
         if idle and not _is_on(environ.get(variable, "")):
-            what = f"{', '.join(idle)}: no effect without {variable}=true, as in accelerate"
             made.notes.append(
                 codes.LAUNCH_NO_EFFECT(
-                    what, f"{ENVIRONMENT} {idle[0]}", environ[idle[0]], severity=Severity.NOTE
+                    f"{', '.join(idle)}: no effect without {variable}=true, as in accelerate",
+                    f"{ENVIRONMENT} {idle[0]}",
+                    environ[idle[0]],
+                    severity=Severity.NOTE,
                 )
             )
 
@@ -278,22 +285,24 @@ def _differs(entry: Entry, yaml: Mapping[str, Json]) -> bool:
 
 
 def _wins(entry: Entry, other: Entry) -> Diagnostic:
-    what = (
-        f"{entry.path} is {shown(entry.path, entry.value)}, as set for the launcher;"
-        f" {other.source.place()} sets {shown(entry.path, other.value)}"
-    )
     return codes.LAUNCH_OPTION_WINS(
-        what, entry.source.place(), entry.source.text, "keep one of the two", Severity.WARNING
+        f"{entry.path} is {shown(entry.path, entry.value)}, as set for the launcher;"
+        f" {other.source.place()} sets {shown(entry.path, other.value)}",
+        entry.source.place(),
+        entry.source.text,
+        "keep one of the two",
+        Severity.WARNING,
     )
 
 
 def _gives_way(entry: Entry, other: Entry) -> Diagnostic:
-    what = (
-        f"{entry.path} is {shown(entry.path, other.value)}, as set at {other.source.place()}; the"
-        f" launcher sets {shown(entry.path, entry.value)}"
-    )
     return codes.LAUNCH_OPTION_OVERRIDDEN(
-        what, entry.source.place(), entry.source.text, "keep one of the two", Severity.NOTE
+        f"{entry.path} is {shown(entry.path, other.value)}, as set at {other.source.place()}; the"
+        f" launcher sets {shown(entry.path, entry.value)}",
+        entry.source.place(),
+        entry.source.text,
+        "keep one of the two",
+        Severity.NOTE,
     )
 
 

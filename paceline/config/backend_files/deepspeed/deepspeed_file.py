@@ -96,13 +96,12 @@ class _Reader(Teller):
         more = [self._autocast(), self._amp()]
         carried = any(entry.path == "training.mixed_precision" for entry in self.found.entries)
         if not requested and not carried and not any(on == "auto" or is_on(on) for on in more):
-            hint = 'set "bf16": {"enabled": "auto"}, or mixed_precision: auto'
             self.default(
                 "training.mixed_precision",
                 "no",
                 "",
                 "no precision block: the run computes in float32, as in DeepSpeed",
-                hint,
+                'set "bf16": {"enabled": "auto"}, or mixed_precision: auto',
             )
 
     def _autocast(self) -> Json:
@@ -171,11 +170,12 @@ class _Reader(Teller):
             )
         block = self.normal.pop("compile", None)
         if isinstance(block, dict) and block:
-            what = (
+            self.note(
+                "compile",
                 "compile: ignored; under DeepSpeed weights are gathered and partitioned inside the"
-                " forward, which cannot be compiled. The result is the same"
+                " forward, which cannot be compiled. The result is the same",
+                "set torch_compile: true with distributed_strategy: ddp",
             )
-            self.note("compile", what, "set torch_compile: true with distributed_strategy: ddp")
         self._monitors()
 
     def _monitors(self) -> None:

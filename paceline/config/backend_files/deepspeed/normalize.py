@@ -85,13 +85,22 @@ class Normaliser:
                 f"this is a GPT-NeoX file: {len(foreign)} keys of its own (model, data, schedule)"
                 " are not DeepSpeed's and are ignored, as in DeepSpeed"
             )
-            hint = "set them in model:, data: and training: of the YAML"
-            self._note(neox[0], f"{', '.join(foreign)}: {what}", hint, Severity.WARNING)
+            self._note(
+                neox[0],
+                f"{', '.join(foreign)}: {what}",
+                "set them in model:, data: and training: of the YAML",
+                Severity.WARNING,
+            )
             data = {key: value for key, value in data.items() if key not in foreign}
         self.result = self._block(data, table(), "")
         if self._unknown_keys > MOST_UNKNOWN:
-            what = f"{self._unknown_keys - MOST_UNKNOWN:,} more keys that DeepSpeed does not have"
-            self._problem(codes.ZERO_UNKNOWN_TOPLEVEL, what, "", "", "is this a DeepSpeed config?")
+            self._problem(
+                codes.ZERO_UNKNOWN_TOPLEVEL,
+                f"{self._unknown_keys - MOST_UNKNOWN:,} more keys that DeepSpeed does not have",
+                "",
+                "",
+                "is this a DeepSpeed config?",
+            )
         zero = self.result.get("zero_optimization")
         if isinstance(zero, dict):
             self._zero(zero)
@@ -146,18 +155,20 @@ class Normaliser:
         elif isinstance(spec, dict):
             inner = {"enabled": value} if isinstance(value, bool) and "enabled" in spec else value
             if not isinstance(inner, dict):
-                hint = f'{{"{next(iter(spec))}": …}}'
-                self._problem(codes.CONFIG_TYPE, f"{path} must be a mapping", path, shown(name, value), hint)
+                self._problem(
+                    codes.CONFIG_TYPE,
+                    f"{path} must be a mapping",
+                    path,
+                    shown(name, value),
+                    f'{{"{next(iter(spec))}": …}}',
+                )
                 return
             found[name] = self._block(inner, spec, f"{path}.")
         else:
             if isinstance(value, list) and spec.startswith(("int", "bool", "number")):
-                what = (
-                    f"{path} is a list: a tuning space for DeepSpeed's autotuner, not the config of one run"
-                )
                 self._problem(
                     codes.ZERO_TUNING_SPACE,
-                    what,
+                    f"{path} is a list: a tuning space for DeepSpeed's autotuner, not the config of one run",
                     path,
                     shown(name, value),
                     f"use one of {shown(name, value)}",
@@ -180,10 +191,9 @@ class Normaliser:
         if path in SAID and on:
             self._note(path, SAID[path])
         if isinstance(taken, str) and taken != "auto" and holds_secret(name, taken):
-            what = f"'{path}' contains a secret in plain text; it would appear in logs and saved configs"
             self._problem(
                 codes.SEC_SECRET_ON_CLI,
-                what,
+                f"'{path}' contains a secret in plain text; it would appear in logs and saved configs",
                 path,
                 "*** (not shown)",
                 "remove it, and set the tool's own variable in the environment",
@@ -347,12 +357,21 @@ class Normaliser:
         )
         if inside == "zero_optimization" and key != "stage":
             # Only ZeRO's stage changes the setup; its other keys affect memory and speed.
-            what = "DeepSpeed reads this key inside zero_optimization only; at the top level it has no effect"
-            self._note(path, what, f'"zero_optimization": {{"{key}": …}}', Severity.WARNING)
+            self._note(
+                path,
+                "DeepSpeed reads this key inside zero_optimization only; at the top level it has no effect",
+                f'"zero_optimization": {{"{key}": …}}',
+                Severity.WARNING,
+            )
         elif key not in IGNORED and (inside or near):
             hint = f"did you mean '{near[0]}'?" if near and not inside else f'put it inside "{inside}"'
-            what = f"DeepSpeed has no key '{key}' and would ignore it silently"
-            self._problem(codes.ZERO_UNKNOWN_TOPLEVEL, what, path, key, hint)
+            self._problem(
+                codes.ZERO_UNKNOWN_TOPLEVEL,
+                f"DeepSpeed has no key '{key}' and would ignore it silently",
+                path,
+                key,
+                hint,
+            )
         else:
             self._note(
                 path, "DeepSpeed has no such key and ignores it", "you can remove the line", Severity.WARNING
@@ -394,8 +413,7 @@ def convert(spec: str, value: Json) -> Json:
 
 
 def _number(value: Json) -> float:
-    number = to_number(value)
-    return value if isinstance(value, (int, float)) else number
+    return value if isinstance(value, (int, float)) else to_number(value)
 
 
 _NUMBERS: dict[str, Callable[[Json], float]] = {"int": to_int, "number": _number}

@@ -67,15 +67,21 @@ class _OptimizerReader:
             return
         if rate is None and "lr" not in self.params:
             default = _RATES.get(self.optim, _RATE)
-            says = (
-                f"DeepSpeed's {self.kind} without lr uses a learning rate of {default:g}, and so does"
-                " this run"
-            )
-            self.teller.default("training.learning_rate", default, "optimizer.params", says, '"lr": "auto"')
-        if is_on(self.params.get("torch_adam")) and "weight_decay" not in self.params:
-            says = f"without weight_decay, torch's AdamW (selected by torch_adam) uses {_TORCH_DECAY:g}"
             self.teller.default(
-                "training.weight_decay", _TORCH_DECAY, "optimizer.params", says, '"weight_decay": 0'
+                "training.learning_rate",
+                default,
+                "optimizer.params",
+                f"DeepSpeed's {self.kind} without lr uses a learning rate of {default:g}, and so does"
+                " this run",
+                '"lr": "auto"',
+            )
+        if is_on(self.params.get("torch_adam")) and "weight_decay" not in self.params:
+            self.teller.default(
+                "training.weight_decay",
+                _TORCH_DECAY,
+                "optimizer.params",
+                f"without weight_decay, torch's AdamW (selected by torch_adam) uses {_TORCH_DECAY:g}",
+                '"weight_decay": 0',
             )
 
     def _type(self) -> None:
@@ -91,8 +97,9 @@ class _OptimizerReader:
             )
         elif self.name in COMPRESSED:
             self.optim = OPTIMIZERS["adamw"]
-            what = f"{COMPRESSED[self.name]}; here AdamW runs, with uncompressed moments"
-            teller.warn(place, what, '"AdamW"')
+            teller.warn(
+                place, f"{COMPRESSED[self.name]}; here AdamW runs, with uncompressed moments", '"AdamW"'
+            )
         elif "training.optim" in teller.given or self.name in ("auto", ""):
             named = self.kind or "(no type)"
             teller.note(place, f"DeepSpeed's optimizer {named} is ignored; training.optim overrides it")
@@ -116,19 +123,22 @@ class _OptimizerReader:
         elif key == "weight_decay":
             teller.take("training.weight_decay", value, path)
             if number_in(value) and value > 0:
-                what = (
+                teller.note(
+                    path,
                     "weight_decay: applied to matrices but not to biases and norms, as in"
-                    " Transformers; DeepSpeed itself applies it to every parameter"
+                    " Transformers; DeepSpeed itself applies it to every parameter",
                 )
-                teller.note(path, what)
         elif key == "betas":
             self._betas(value, path)
         elif key == "max_grad_norm":
             own = given_value(teller.normal.get("gradient_clipping"))
             teller.take("training.max_grad_norm", None if own else value, path)
             what = "gradient_clipping overrides it" if own else "read as gradient_clipping"
-            says = f"DeepSpeed refuses max_grad_norm among the optimizer's parameters; {what}"
-            teller.note(path, says, '"gradient_clipping"')
+            teller.note(
+                path,
+                f"DeepSpeed refuses max_grad_norm among the optimizer's parameters; {what}",
+                '"gradient_clipping"',
+            )
         elif key in _ADAM_DEFAULTS:
             if is_on(value) is not _ADAM_DEFAULTS[key]:
                 self._adam_switch(key, value, path)
@@ -158,19 +168,24 @@ class _OptimizerReader:
                 path, f"{key} belongs to {self.kind or 'the optimizer'}, which is not used, and is ignored"
             )
         else:
-            hint = f"remove it, or set training.optim_args: {key}=… if the optimizer has this option"
-            what = (
+            teller.problem(
+                codes.ZERO_OPTIMIZER_PARAMS,
                 f"{self.kind} has no parameter '{key}' that is supported here; the update would"
-                " differ from the one requested"
+                " differ from the one requested",
+                path,
+                f"{key}: {shown(key, value)}",
+                f"remove it, or set training.optim_args: {key}=… if the optimizer has this option",
             )
-            teller.problem(codes.ZERO_OPTIMIZER_PARAMS, what, path, f"{key}: {shown(key, value)}", hint)
 
     def _rate(self, value: Json, rate: float | None, path: str) -> None:
         if rate is None:
             self.teller.take("training.learning_rate", value, path)
         elif value != rate:
-            what = f"lr {value} has no effect, as in DeepSpeed: the scheduler sets the rate, up to {rate:g}"
-            self.teller.note(path, what, '"auto"')
+            self.teller.note(
+                path,
+                f"lr {value} has no effect, as in DeepSpeed: the scheduler sets the rate, up to {rate:g}",
+                '"auto"',
+            )
 
     def _adam_switch(self, key: str, value: Json, path: str) -> None:
         teller = self.teller
@@ -190,28 +205,37 @@ class _OptimizerReader:
             "amsgrad": "amsgrad is not supported",
             "bias_correction": "Adam without bias correction is not supported",
         }[key]
-        found = f"{key}: {shown(key, value)}"
-        teller.problem(codes.ZERO_OPTIMIZER, f"{self.kind}: {what}", path, found, "remove the key")
+        teller.problem(
+            codes.ZERO_OPTIMIZER,
+            f"{self.kind}: {what}",
+            path,
+            f"{key}: {shown(key, value)}",
+            "remove the key",
+        )
 
     def _betas(self, value: Json, path: str) -> None:
         if isinstance(value, list) and len(value) == 2:
             for item, to in zip(value, ("adam_beta1", "adam_beta2"), strict=True):
                 self.teller.take(f"training.{to}", item, path)
         else:
-            what = f"{path} must be a list of two numbers"
-            self.teller.problem(codes.CONFIG_TYPE, what, path, shown("", value), "[0.9, 0.999]")
+            self.teller.problem(
+                codes.CONFIG_TYPE,
+                f"{path} must be a list of two numbers",
+                path,
+                shown("", value),
+                "[0.9, 0.999]",
+            )
 
     def _carry(self) -> None:
         """Pass the parameters of torch's optimizer class on as ``optim_args``."""
         teller, path = self.teller, f"optimizer.params.{next(iter(self.arguments))}"
         wrong = [key for key, value in self.arguments.items() if not isinstance(value, (int, float))]
         for key in wrong:
-            found = shown(key, self.arguments[key])
             teller.problem(
                 codes.CONFIG_TYPE,
                 f"optimizer.params.{key} must be a number, true or false",
                 f"optimizer.params.{key}",
-                found,
+                shown(key, self.arguments[key]),
                 "give a valid value, or remove the key",
             )
         if "training.optim" in teller.given:

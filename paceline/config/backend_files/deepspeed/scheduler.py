@@ -44,11 +44,12 @@ def read_scheduler(teller: Teller) -> float | None:
     block = teller.typed("scheduler")
     if block is None:
         if "training.lr_scheduler_type" not in teller.given and teller.typed("optimizer"):
-            what = (
+            teller.note(
+                "optimizer",
                 "no scheduler block: DeepSpeed alone would keep the learning rate constant; here"
-                " training.lr_scheduler_type applies (linear by default, as in Transformers)"
+                " training.lr_scheduler_type applies (linear by default, as in Transformers)",
+                "training.lr_scheduler_type: constant",
             )
-            teller.note("optimizer", what, "training.lr_scheduler_type: constant")
         return None
     kind, params = block
     name = SCHEDULES.get(kind.lower())
@@ -74,21 +75,27 @@ def _not_taken(teller: Teller, kind: str, params: JsonObject, known: bool) -> No
         if key == "warmup_num_steps":
             teller.take("training.warmup_steps", value, f"scheduler.params.{key}")
         elif given_value(value):
-            what = (
+            teller.note(
+                f"scheduler.params.{key}",
                 f"{key} belongs to the file's scheduler and is ignored;"
-                " training.lr_scheduler_kwargs takes the options of the schedule that runs"
+                " training.lr_scheduler_kwargs takes the options of the schedule that runs",
             )
-            teller.note(f"scheduler.params.{key}", what)
     if known or "training.lr_scheduler_type" in teller.given or kind.lower() in ("auto", ""):
-        what = f"the scheduler {kind or '(no type)'} is ignored; training.lr_scheduler_type overrides it"
-        teller.note("scheduler.type", what, "remove the block, or training.lr_scheduler_type")
+        teller.note(
+            "scheduler.type",
+            f"the scheduler {kind or '(no type)'} is ignored; training.lr_scheduler_type overrides it",
+            "remove the block, or training.lr_scheduler_type",
+        )
         return
     reason = NO_SCHEDULE.get(
         kind.lower(), "DeepSpeed has no such scheduler, and torch's scheduler of this name is not supported"
     )
-    what = f"the scheduler {kind} cannot be used: {reason}"
     teller.problem(
-        codes.ZERO_SCHEDULER, what, "scheduler.type", kind, f"{_NAMES}, or set lr_scheduler_type in the YAML"
+        codes.ZERO_SCHEDULER,
+        f"the scheduler {kind} cannot be used: {reason}",
+        "scheduler.type",
+        kind,
+        f"{_NAMES}, or set lr_scheduler_type in the YAML",
     )
 
 
@@ -97,8 +104,13 @@ def _cycle(teller: Teller, params: JsonObject) -> bool:
     if "training.lr_scheduler_type" not in teller.given and is_on(params.get("cycle_momentum", True)):
         what = "OneCycle also cycles the momentum, which is not supported, unless cycle_momentum is false"
         path = "scheduler.params.cycle_momentum" if "cycle_momentum" in params else "scheduler.type"
-        hint = 'set "cycle_momentum": false, or training.lr_scheduler_type'
-        teller.problem(codes.ZERO_SCHEDULER, what, path, "cycle_momentum: true (the default)", hint)
+        teller.problem(
+            codes.ZERO_SCHEDULER,
+            what,
+            path,
+            "cycle_momentum: true (the default)",
+            'set "cycle_momentum": false, or training.lr_scheduler_type',
+        )
         return False
     missing = [key for key in ("cycle_min_lr", "cycle_max_lr") if key not in params]
     for key in missing:
@@ -114,9 +126,12 @@ def _warmup_steps(teller: Teller, name: str, params: JsonObject) -> None:
     if "warmup_num_steps" in params:
         teller.take("training.warmup_steps", params["warmup_num_steps"], path)
         return
-    says = f"without warmup_num_steps DeepSpeed warms up over {_WARMUP_STEPS} steps, and so does this run"
     teller.default(
-        "training.warmup_steps", _WARMUP_STEPS, "scheduler.params", says, '"warmup_num_steps": "auto"'
+        "training.warmup_steps",
+        _WARMUP_STEPS,
+        "scheduler.params",
+        f"without warmup_num_steps DeepSpeed warms up over {_WARMUP_STEPS} steps, and so does this run",
+        '"warmup_num_steps": "auto"',
     )
 
 
@@ -184,6 +199,11 @@ def _rate(teller: Teller, kind: str, name: str, params: JsonObject) -> float | N
         return float(value) if isinstance(value, (int, float)) else None
     if key in params or name in ("warmup_lr", "warmup_cosine_lr"):
         return None
-    says = f"without {key} DeepSpeed's {kind} uses {_RATE:g}, and so does this run"
-    teller.default("training.learning_rate", _RATE, "scheduler.params", says, f'"{key}": "auto"')
+    teller.default(
+        "training.learning_rate",
+        _RATE,
+        "scheduler.params",
+        f"without {key} DeepSpeed's {kind} uses {_RATE:g}, and so does this run",
+        f'"{key}": "auto"',
+    )
     return _RATE

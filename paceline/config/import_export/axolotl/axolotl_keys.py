@@ -52,8 +52,9 @@ def translate(reading: KeyReader) -> None:
     """Decide every key of an axolotl file."""
     for key in [key for key, value in reading.given.items() if value in (None, "")]:
         reading.nothing(key, "it has no value")
-    algorithm = "reward" if reading.on("reward_model") else _ALGORITHMS.get(reading.text("rl"), "sft")
-    reading.facts["algorithm"] = algorithm
+    reading.facts["algorithm"] = (
+        "reward" if reading.on("reward_model") else _ALGORITHMS.get(reading.text("rl"), "sft")
+    )
     decide(reading, "axolotl", CODE)
     for key in reading.open_keys():
         by_alias(reading, key)
@@ -144,13 +145,16 @@ def _fsdp_config(reading: KeyReader) -> None:
 def _beside_linear(reading: KeyReader) -> None:
     """Modules beside all linear ones: others than linear ones, and the head, get an adapter there."""
     listed = reading.given.get("lora_target_modules")
-    names = [str(name) for name in (listed if isinstance(listed, list) else [listed])]
     more = [
-        name for name in names if not re.search(r"(proj|fc\d?|dense|linear|gate|up|down|w\d|c_attn)$", name)
+        name
+        for name in [str(name) for name in (listed if isinstance(listed, list) else [listed])]
+        if not re.search(r"(proj|fc\d?|dense|linear|gate|up|down|w\d|c_attn)$", name)
     ]
     if more:
-        says = f"beside all linear modules axolotl adapts {', '.join(more)}: name every module"
-        reading.lose("lora_target_modules", says)
+        reading.lose(
+            "lora_target_modules",
+            f"beside all linear modules axolotl adapts {', '.join(more)}: name every module",
+        )
 
 
 def _given_on(reading: KeyReader, key: str) -> bool:

@@ -52,8 +52,10 @@ def _one(reading: KeyReader, at: str, item: JsonObject, algorithm: str, key: str
     if len(listed) == 1 and (loader or Path(str(path)).is_dir()):
         path = listed[0] if loader else f"{path}/{listed[0]}"
     elif listed:
-        says = "a data set here has one path: list each of its files as a data set of its own"
-        reading.lose(f"{at}.data_files", says)
+        reading.lose(
+            f"{at}.data_files",
+            "a data set here has one path: list each of its files as a data set of its own",
+        )
     found: JsonObject = {"path": path}
     if item.get("name"):
         found["name"] = item["name"]
@@ -129,8 +131,9 @@ def _turns(reading: KeyReader, at: str, item: JsonObject) -> None:
     if item.get("message_field_training") in _TRAINED:
         reading.mapped([f"{at}.message_field_training"], ("data.train",))
     elif item.get("message_field_training"):
-        says = f"{item['message_field_training']}: name the turns' field train"
-        reading.lose(f"{at}.message_field_training", says)
+        reading.lose(
+            f"{at}.message_field_training", f"{item['message_field_training']}: name the turns' field train"
+        )
     named = dict(as_object(item.get("message_property_mappings")))
     named |= {key: item[f"message_field_{key}"] for key in _FIELDS if item.get(f"message_field_{key}")}
     wrong = [f"{key}: {name}" for key, name in named.items() if name not in (key, *_FIELDS.get(key, ()))]
@@ -141,10 +144,9 @@ def _turns(reading: KeyReader, at: str, item: JsonObject) -> None:
             )
         else:
             reading.mapped([f"{at}.{key}"], ("data.train",))
-    roles = as_object(item.get("roles"))
     names = [
         (role, str(n))
-        for role, listed in roles.items()
+        for role, listed in as_object(item.get("roles")).items()
         for n in (listed if isinstance(listed, list) else [listed])
     ]
     unknown = [name for role, name in names if name != role and name not in _ROLES.get(role, ())]
@@ -171,8 +173,10 @@ def _preference(reading: KeyReader, at: str, word: str, item: JsonObject) -> Jso
     """Pairs under any columns."""
     own = as_object(item.get("type"))  # the user's own strategy: text is put together by formats
     if own:
-        says = "its formats write text: a data.converter makes such rows, with model.chat_template: plain"
-        reading.lose(f"{at}.type", says)
+        reading.lose(
+            f"{at}.type",
+            "its formats write text: a data.converter makes such rows, with model.chat_template: plain",
+        )
         names = ("prompt", "chosen", "rejected", "completion", "label")
         columns: JsonObject = {
             name: own[f"field_{name}"] for name in names if own.get(f"field_{name}") not in (None, name)

@@ -23,8 +23,12 @@ def _warmup(reading: KeyReader) -> None:
     elif isinstance(ratio, (int, float)) and isinstance(limit, int) and limit > 0:
         reading.keep("warmup_ratio", "training.warmup_steps", _two_for_one(int(ratio * limit)))
     elif ratio:
-        says = "axolotl rounds the steps of the warm-up down, here they are rounded up"
-        reading.differs("warmup_ratio", "training.warmup_steps", ratio, says)
+        reading.differs(
+            "warmup_ratio",
+            "training.warmup_steps",
+            ratio,
+            "axolotl rounds the steps of the warm-up down, here they are rounded up",
+        )
     elif ratio is not None:
         reading.keep("warmup_ratio", "training.warmup_steps", ratio)
     else:

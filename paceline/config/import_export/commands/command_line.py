@@ -107,18 +107,25 @@ def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
     try:
         for ran in Script(text, arguments, slurm_variables(headers), _start).ran():
             if ran.words and ran.words[0].startswith("--") and found:
-                what = "the command ends before these arguments, so that its program never gets them"
-                hint = (
-                    "remove the comment or the empty line above, or end the line before it with a backslash"
+                raise ConfigError(
+                    codes.CONFIG_IMPORT_COMMAND(
+                        "the command ends before these arguments, so that its program never gets them",
+                        f"{path}:{ran.line}",
+                        ran.words[0],
+                        "remove the comment or the empty line above, or end the line before it with a"
+                        " backslash",
+                    )
                 )
-                raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:{ran.line}", ran.words[0], hint))
             if _start(ran.words, ran.lines) is not None:
                 found.append((_of_script(ran, path), ran))
             elif _starts_another(ran):
                 doubtful = ran
     except (ValueError, RecursionError):
-        what, hint = "a quote or a bracket is opened and not closed", "close it"
-        raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:1", "", hint)) from None
+        raise ConfigError(
+            codes.CONFIG_IMPORT_COMMAND(
+                "a quote or a bracket is opened and not closed", f"{path}:1", "", "close it"
+            )
+        ) from None
     if not found and doubtful is not None:
         raise _not_certain(doubtful, text, path)
     return _chosen([one for one in found if one[0].system is not None] or found, text, path, headers)
@@ -208,8 +215,7 @@ def _of_axolotl(words: Sequence[_Word], found: Command) -> None:
     if launcher in ("accelerate", "torchrun"):
         chosen = "accelerate launch" if launcher == "accelerate" else "torchrun"
         texts = [*chosen.split(), *(word.text for word in words)]
-        lines = [*([1] * len(chosen.split())), *(word.line for word in words)]
-        found.launch = launch_of(texts, lines)
+        found.launch = launch_of(texts, [*([1] * len(chosen.split())), *(word.line for word in words)])
 
 
 def _program(word: str, found: Command) -> None:

@@ -65,8 +65,7 @@ def options(launch: Launch, found: Imported) -> None:
             continue
         outer = _is_outer(option)
         if outer and starters and _PLAIN.get(option.name) == _NPROC:
-            says = f"{starters[-1]} starts the processes of a node"
-            _decide(found, option, KeyVerdict.NO_EFFECT, (), says)
+            _decide(found, option, KeyVerdict.NO_EFFECT, (), f"{starters[-1]} starts the processes of a node")
         elif option.launcher == "sbatch" and "srun" not in launch.launchers:
             _decide(found, option, KeyVerdict.NO_EFFECT, (), "without srun the command runs on one node")
         elif option.launcher in ("torchrun", "deepspeed", "srun", "sbatch") or outer:
@@ -117,8 +116,13 @@ def _plain(option: Option, found: Imported) -> None:
     elif isinstance(number, int) and not isinstance(number, bool):
         _keep(found, option, path, number)
     elif option.name == "nnodes":
-        says = f"{value}: a number of nodes that changes while a run goes on is not supported"
-        _decide(found, option, KeyVerdict.LOST, (), says)
+        _decide(
+            found,
+            option,
+            KeyVerdict.LOST,
+            (),
+            f"{value}: a number of nodes that changes while a run goes on is not supported",
+        )
     else:
         _decide(found, option, KeyVerdict.LOST, (), f"{value} is no whole number: set {path}")
 
@@ -161,17 +165,26 @@ def _hosts(option: Option, found: Imported) -> None:
         try:
             text = read_text(value)
         except ConfigError:
-            says = f"{value} is not here: set launch.nnodes and launch.nproc as it says"
-            _decide(found, option, KeyVerdict.LOST, (), says)
+            _decide(
+                found,
+                option,
+                KeyVerdict.LOST,
+                (),
+                f"{value} is not here: set launch.nnodes and launch.nproc as it says",
+            )
             return
     else:
         text = "\n".join(value.split(","))
-    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    hosts = [line for line in lines if line]
+    hosts = [line for line in [line.partition("#")[0].strip() for line in text.splitlines()] if line]
     slots = {match[1] if (match := re.search(r"(?:slots=|:)(\d+)", host)) else "" for host in hosts}
     if not hosts or len(slots) != 1:
-        says = "its nodes have different numbers of processes: set launch.nnodes and launch.nproc"
-        _decide(found, option, KeyVerdict.LOST, (), says)
+        _decide(
+            found,
+            option,
+            KeyVerdict.LOST,
+            (),
+            "its nodes have different numbers of processes: set launch.nnodes and launch.nproc",
+        )
         return
     _keep(found, option, _NODES, len(hosts))
     count = slots.pop()
@@ -190,9 +203,13 @@ def _total(option: Option, found: Imported) -> None:
         )
     elif _NPROC in found.settings and found.settings[_NPROC].line:
         set_by = found.settings[_NPROC]
-        same = set_by.value == total // count
-        says = f"{set_by.key} says {set_by.value} on each node"
-        _decide(found, option, KeyVerdict.NO_EFFECT if same else KeyVerdict.LOST, (), says)
+        _decide(
+            found,
+            option,
+            KeyVerdict.NO_EFFECT if (set_by.value == total // count) else KeyVerdict.LOST,
+            (),
+            f"{set_by.key} says {set_by.value} on each node",
+        )
     else:
         _keep(found, option, _NPROC, total // count)
 
@@ -223,8 +240,7 @@ def variables(environment: Mapping[str, str], own: bool, counts: bool, found: Im
 def _keep(found: Imported, option: Option, path: str, value: Json) -> None:
     before = found.settings.get(path)
     if before is not None and before.line and before.value != value and option.launcher not in STARTERS:
-        says = f"{before.key} says {before.value}"
-        _decide(found, option, KeyVerdict.NO_EFFECT, (), says)
+        _decide(found, option, KeyVerdict.NO_EFFECT, (), f"{before.key} says {before.value}")
         return
     found.settings[path] = Setting(value, option.key, option.line)
     _decide(found, option, KeyVerdict.MAPPED, (path,), "")

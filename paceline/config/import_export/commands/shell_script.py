@@ -184,8 +184,10 @@ class Script:
             leading = leading and _ASSIGNED.match(_start(word)) is not None
             try:
                 if any(part.kind == "escaped" for part in word.parts) and not _letters(word):
-                    what = "a backslash before a blank continues no line: the blank is an argument"
-                    raise NotKnown(what, "remove the blank after the backslash")
+                    raise NotKnown(
+                        "a backslash before a blank continues no line: the blank is an argument",
+                        "remove the blank after the backslash",
+                    )
                 text = self._values.text(word.parts) if leading else ""
                 fields = [text] if leading else self._values.fields(word, patterns)
             except NotKnown as problem:
@@ -219,9 +221,7 @@ class Script:
         array = next((part for part in word.parts if part.kind == "array"), None)
         if array is not None:
             return [one for inner in array.words for one in self._values.fields(inner)]
-        first = word.parts[0]
-        rest = (WordPart("text", first.text[match.end() :]), *word.parts[1:])
-        return self._values.text(rest)
+        return self._values.text((WordPart("text", word.parts[0].text[match.end() :]), *word.parts[1:]))
 
     def _declare(self, words: list[ShellWord], name: str, doubt: str) -> None:
         exports = name == "export" or any("x" in word.plain() for word in words if word.plain()[:1] == "-")

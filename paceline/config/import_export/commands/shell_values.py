@@ -101,8 +101,7 @@ class Values:
 
     def text(self, parts: tuple[WordPart, ...]) -> str:
         """Return a text that is not cut into words: of an assignment, or a here-document."""
-        segments = self._segments(_home(parts), True)
-        return "".join(" " if mode == "break" else text for text, mode in segments)
+        return "".join(" " if mode == "break" else text for text, mode in self._segments(_home(parts), True))
 
     def _segments(self, parts: tuple[WordPart, ...], whole: bool) -> list[tuple[str, str]]:
         """Return pieces of text, each quoted, plain or to be split, and breaks between elements."""
@@ -143,8 +142,10 @@ class Values:
         if operator and operator.endswith("+"):
             return []
         if value is None:
-            hint = f"write {name}=… above the command, or its value in place of it"
-            raise NotKnown(f"the variable {name} has no value in the script", hint)
+            raise NotKnown(
+                f"the variable {name} has no value in the script",
+                f"write {name}=… above the command, or its value in place of it",
+            )
         if length:
             return [(str(len(value)), "quoted" if quoted else "split")]
         mode = "quoted" if quoted else "split"

@@ -95,8 +95,9 @@ def _named(reading: KeyReader, key: str, path: str, names: list[str], info: Json
     elif differs:
         reading.differs(key, path, found, "; ".join(differs))
     elif unknown:
-        says = f"dataset_info.json is not here: name the files of {', '.join(unknown)}"
-        reading.keep(key, path, found, says)
+        reading.keep(
+            key, path, found, f"dataset_info.json is not here: name the files of {', '.join(unknown)}"
+        )
     else:
         reading.keep(key, path, found)
     if isinstance(limit, int):
@@ -182,8 +183,7 @@ def _data_set(entry: JsonObject, folder: str, stage: str) -> JsonObject:
     if stage == "ppo":
         return found | ({"columns": shared} if shared else {})
     if sharegpt:
-        tags = as_object(entry.get("tags"))
-        roles = tags.get("role_tag") == "role" or entry.get("formatting") == "openai"
+        roles = as_object(entry.get("tags")).get("role_tag") == "role" or entry.get("formatting") == "openai"
         kind = "messages" if roles else "sharegpt"
         key = "messages" if kind == "messages" else "conversations"
         whole = shared | ({key: turns} if turns != key else {})

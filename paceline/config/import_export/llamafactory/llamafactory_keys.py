@@ -61,10 +61,11 @@ def _alpha(reading: KeyReader) -> None:
 
 def _adapters(reading: KeyReader) -> None:
     """Of several adapters LLaMA-Factory merges all, and trains the last."""
-    names = str(reading.given.get("adapter_name_or_path") or "")
-    if "," in names:
-        says = "LLaMA-Factory merges all but the last, which it trains: merge them, and name the last"
-        reading.lose("adapter_name_or_path", says)
+    if "," in str(reading.given.get("adapter_name_or_path") or ""):
+        reading.lose(
+            "adapter_name_or_path",
+            "LLaMA-Factory merges all but the last, which it trains: merge them, and name the last",
+        )
 
 
 def _reward_model(reading: KeyReader) -> None:
@@ -85,8 +86,12 @@ def _packing(reading: KeyReader) -> None:
     on = neat or packing is True or (packing is None and reading.text("stage") == "pt")
     key = "neat_packing" if neat else "packing"
     if on and not neat:
-        says = "documents in a packed row see each other there (but for neat_packing); here they never do"
-        reading.differs("packing", "data.packing", True, says)
+        reading.differs(
+            "packing",
+            "data.packing",
+            True,
+            "documents in a packed row see each other there (but for neat_packing); here they never do",
+        )
     else:
         reading.keep(key, "data.packing", on)
         reading.mapped(("packing", "neat_packing"), ("data.packing",))

@@ -23,8 +23,12 @@ def template(reading: KeyReader) -> None:
             "stop_words"
         )
         if isinstance(ends, list) and ends:
-            says = f"a text may end in the template's {ends[0]} there; here in the tokenizer's end of text"
-            reading.differs("template", "data.train_on", "all", says)
+            reading.differs(
+                "template",
+                "data.train_on",
+                "all",
+                f"a text may end in the template's {ends[0]} there; here in the tokenizer's end of text",
+            )
         reading.nothing([k for k in ("template", *kwargs) if not reading.decided(k)], "plain text is read")
         return
     if not isinstance(name, str):

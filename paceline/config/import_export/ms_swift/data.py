@@ -71,8 +71,10 @@ def _pretrained(reading: KeyReader, name: str) -> JsonObject:
     if column:
         return {"format": "text"} | ({"columns": {"text": column}} if column != "text" else {})
     if turns is not None:
-        says = "ms-swift joins the turns' texts without a template here: write them as rows of text"
-        reading.lose("use_chat_template", says)
+        reading.lose(
+            "use_chat_template",
+            "ms-swift joins the turns' texts without a template here: write them as rows of text",
+        )
         return {}
     return {"format": "text"}
 
@@ -85,8 +87,7 @@ def _columns(reading: KeyReader) -> JsonObject:
     if unknown:
         reading.lose("columns", f"columns for {', '.join(unknown)}: set columns of the data set")
         return {}
-    inner = [f"columns.{key}" for key in named]
-    reading.mapped(("columns", *inner), ("data.train",))
+    reading.mapped(("columns", *[f"columns.{key}" for key in named]), ("data.train",))
     return {_COLUMNS[str(theirs)]: key for key, theirs in named.items()}
 
 
@@ -103,8 +104,10 @@ def length(reading: KeyReader) -> None:
     limit = given or own.get("max_position_embeddings")
     note = "" if given else "all positions of the model"
     if not isinstance(limit, int):
-        says = "ms-swift's limit is all positions of the model (no config.json here): set data.max_length"
-        reading.lose("max_length", says)
+        reading.lose(
+            "max_length",
+            "ms-swift's limit is all positions of the model (no config.json here): set data.max_length",
+        )
     elif reading.facts["word"] in _ROLLOUTS:
         answer = completion_length(reading)
         note = f"{limit} of the prompt ({note or 'max_length'}) and {answer} of the answer"

@@ -55,10 +55,12 @@ def precision(reading: KeyReader) -> None:
     else:
         whole_weights_in(reading, "torch_dtype", word, "ms-swift")
     if not found and not reading.given.get("torch_dtype") and "model" in reading.given:
-        says = (
-            "ms-swift trains in the dtype of the model's config.json, which is not here: bfloat16 is assumed"
+        reading.differs(
+            "torch_dtype",
+            "model.dtype",
+            word,
+            "ms-swift trains in the dtype of the model's config.json, which is not here: bfloat16 is assumed",
         )
-        reading.differs("torch_dtype", "model.dtype", word, says)
 
 
 def batch(reading: KeyReader) -> None:

@@ -96,11 +96,10 @@ def _algorithm(reading: KeyReader, command: str) -> str:
         elif reading.is_given("task_type") and reading.text("task_type") != "causal_lm":
             reading.lose("task_type", f"the task {reading.text('task_type')} is not supported")
         return command
-    theirs = {ours: word for word, ours in ALGORITHMS.items()}
     word = (
         reading.text("rlhf_type")
         if reading.is_given("rlhf_type")
-        else theirs.get(str(reading.facts["named"]), "dpo")
+        else {ours: word for word, ours in ALGORITHMS.items()}.get(str(reading.facts["named"]), "dpo")
     )
     ours = ALGORITHMS.get(word)
     if ours is None:

@@ -35,15 +35,13 @@ def loss(reading: KeyReader) -> None:
     value = _LOSS.get(word) if value is None else value
     value = value[0] if isinstance(value, list) and len(value) == 1 else value
     if word == "simpo":
-        known = value in (None, "simpo")
-        reading.mapped("loss_type", ("training.algorithm",)) if known else reading.lose(
+        reading.mapped("loss_type", ("training.algorithm",)) if value in (None, "simpo") else reading.lose(
             "loss_type", f"{value} under simpo is CPO: set rlhf_type: cpo"
         )
     elif value in _LOSSES[word]:
         reading.keep("loss_type", f"training.{ours}.loss_type", value)
         if (word, value) == ("dpo", "ipo"):
-            says = "means over an answer's tokens"
-            reading.set("training.dpo.length_normalized", True, "loss_type", says)
+            reading.set("training.dpo.length_normalized", True, "loss_type", "means over an answer's tokens")
     elif word == "dpo" and value == ["sigmoid", "sft"]:
         weights = reading.given.get("loss_weights") or [1.0, 1.0]
         if isinstance(weights, list) and len(weights) == 2 and weights[0] == 1:
@@ -58,9 +56,16 @@ def loss(reading: KeyReader) -> None:
 def _supervised(reading: KeyReader, key: str, weight: Json) -> None:
     """The loss of the chosen answers: a mean over a micro-batch's tokens there, over a step's here."""
     found = reading.result.settings.get("training.gradient_accumulation_steps")
-    steps = reading.given.get("gradient_accumulation_steps", found.value if found else None)
-    says = "ms-swift averages it over the tokens of each micro-batch, here over those of the step"
-    (reading.keep if steps == 1 else reading.differs)(key, "training.dpo.rpo_alpha", weight, says)
+    (
+        reading.keep
+        if reading.given.get("gradient_accumulation_steps", found.value if found else None) == 1
+        else reading.differs
+    )(
+        key,
+        "training.dpo.rpo_alpha",
+        weight,
+        "ms-swift averages it over the tokens of each micro-batch, here over those of the step",
+    )
 
 
 def supervised_weight(reading: KeyReader) -> None:

@@ -149,14 +149,17 @@ def _loss_on(reading: KeyReader) -> None:
         )
         reading.differs("completion_only_loss", "data.train_on", "all", f"{says} (data.train_on: assistant)")
         return
-    note = "TRL puts loss on completions where rows have prompt and completion, else on every token"
-    reading.set("data.train_on", "assistant" if completions else "all", "completion_only_loss", note)
+    reading.set(
+        "data.train_on",
+        "assistant" if completions else "all",
+        "completion_only_loss",
+        "TRL puts loss on completions where rows have prompt and completion, else on every token",
+    )
     reading.mapped(("completion_only_loss", "assistant_only_loss"), ("data.train_on",))
 
 
 def _text_field(reading: KeyReader) -> None:
-    field = reading.text("dataset_text_field")
-    if field in _KNOWN and reading.is_given("dataset_text_field"):
+    if reading.text("dataset_text_field") in _KNOWN and reading.is_given("dataset_text_field"):
         reading.nothing("dataset_text_field", "the column is recognised by its name")
     elif reading.is_given("dataset_text_field"):
         reading.mapped("dataset_text_field", ("data.train",))

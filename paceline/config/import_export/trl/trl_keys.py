@@ -35,9 +35,13 @@ def trl_defaults(algorithm: str) -> dict[str, object]:
 def trainer_of(given: JsonObject, named: str | None) -> str:
     """Return the trainer that a file is for: the one that is named, or by its keys. Raises ConfigError."""
     if named is not None and named not in TRAINERS:
-        hint = f"one of {', '.join(TRAINERS)}"
         raise ConfigError(
-            codes.CONFIG_VALUE(f"no trainer of TRL for {named} is imported", "--algorithm", named, hint)
+            codes.CONFIG_VALUE(
+                f"no trainer of TRL for {named} is imported",
+                "--algorithm",
+                named,
+                f"one of {', '.join(TRAINERS)}",
+            )
         )
     return named or algorithm_of(given)
 
@@ -81,8 +85,10 @@ def _template_path(reading: KeyReader) -> None:
     """A file of Jinja is its text; of anything else TRL clones a tokenizer's template and special tokens."""
     path = str(reading.given.get("chat_template_path") or "")
     if path and not path.endswith((".jinja", ".j2")):
-        says = f"TRL takes the template and the special tokens of {path}: set model.chat_template to its file"
-        reading.lose("chat_template_path", says)
+        reading.lose(
+            "chat_template_path",
+            f"TRL takes the template and the special tokens of {path}: set model.chat_template to its file",
+        )
 
 
 def _dataset_kwargs(reading: KeyReader) -> None:
@@ -107,8 +113,7 @@ def _dpo_losses(reading: KeyReader) -> None:
         pair = weights if isinstance(weights, list) and len(weights) == 2 else [1.0, 1.0]
         if pair[0] == 1:
             reading.mapped("loss_weights", ("training.dpo.rpo_alpha",))
-            one = reading.value("gradient_accumulation_steps") == 1
-            (reading.keep if one else reading.differs)(
+            (reading.keep if reading.value("gradient_accumulation_steps") == 1 else reading.differs)(
                 "loss_type",
                 "training.dpo.rpo_alpha",
                 pair[1],
