@@ -10,8 +10,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from paceline.core.package import PACKAGE_VERSION
 from paceline.core.plugins import moved
-from paceline.core.version import PACKAGE_VERSION
 
 if TYPE_CHECKING:
     from paceline.api.arguments import JobConfig as JobConfig

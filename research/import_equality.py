@@ -101,7 +101,7 @@ def _read(file: str) -> dict[str, object]:
 
 def compare(folder: Path, trainer: str | None, keys: dict[str, object]) -> tuple[list[float], list[float]]:
     """Return TRL's and our losses of three steps."""
-    from paceline.config.import_export.trl.trl_keys import algorithm_of
+    from paceline.config.import_export.programs.trl import algorithm_of
 
     chosen = trainer or algorithm_of(keys)  # type: ignore[arg-type]
     given = {key: value for key, value in keys.items() if key not in DROPPED} | REPLACED
@@ -178,8 +178,8 @@ def run_ours(
     folder: Path, trainer: str, given: dict[str, object], system: str = "trl", *more: str
 ) -> list[float]:
     """Import the same keys of ``system``, run them (with ``more`` words) and return the events' losses."""
-    from paceline.config.import_export.check_result import accepted
     from paceline.config.import_export.import_config import import_data
+    from paceline.config.import_export.write_yaml import accepted
     from paceline.core.rundir import RunDir
     from paceline.runlog.eventlog import read_events
     from paceline.runlog.events import Step

@@ -15,9 +15,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from paceline.config.import_export.check_result import accepted
 from paceline.config.import_export.import_config import import_config, read_foreign
 from paceline.config.import_export.verdicts import KeyVerdict
+from paceline.config.import_export.write_yaml import accepted
 from paceline.core.errors import ConfigError
 from paceline.rules import of_config
 

@@ -43,7 +43,7 @@ HOME = (
     "config/import_export/",
     "config/backend_files/",
     "config/keys/aliases.py",
-    "config/keys/other_programs_keys.py",
+    "config/keys/suggest.py",
 )
 #: The classes that run: each may ask whether options are its own.
 IMPLEMENTATIONS = ("strategies/", "algorithms/")

@@ -10,8 +10,7 @@ from torch import Tensor
 from paceline.algorithms import codes
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
-from paceline.core.plugins.registry import load_attr
-from paceline.core.plugins.tables import ALGORITHMS
+from paceline.core.plugins.tables import ALGORITHMS, load_attr
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.protocols.algorithm import RoleModel, WindowMeans
 from paceline.protocols.batch import Batch

@@ -12,14 +12,13 @@ from pathlib import Path
 
 from paceline.api import codes
 from paceline.api.run import Run, existing_run
-from paceline.config.render.diff import leaves
+from paceline.config.render.effective_values import leaves
 from paceline.config.source import shown
 from paceline.core.errors import ConfigError
 from paceline.core.files import listed, read_run_file
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir
-from paceline.core.text_columns import aligned
-from paceline.core.units import human_seconds
+from paceline.core.units import aligned, human_seconds
 
 DEEPEST = 3  # folders below the given one in which runs are looked for
 _DIFFERENT = 1e-6  # of two losses, relative

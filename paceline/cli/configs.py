@@ -60,13 +60,15 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Print the keys whose effective values differ; exit code 1 if there are any."""
-    from paceline.config.render import diff
+    from paceline.config.render import effective_values
 
-    differences = diff.differences(load(first, None, ruled=False), load(second, None, ruled=False))
+    differences = effective_values.differences(
+        load(first, None, ruled=False), load(second, None, ruled=False)
+    )
     if as_json:
-        _print_json(diff.as_json(differences))
+        _print_json(effective_values.as_json(differences))
     else:
-        typer.echo(diff.as_text(differences, (str(first), str(second))))
+        typer.echo(effective_values.as_text(differences, (str(first), str(second))))
     raise typer.Exit(int(bool(differences)))
 
 
@@ -164,11 +166,11 @@ def import_file(
     ``file`` with ``arguments`` is a command line of the system (``llamafactory-cli train --stage sft …``).
     Raises ConfigError.
     """
-    from paceline.config.import_export.check_result import accepted, left_over
     from paceline.config.import_export.commands.command_line import is_command, read_command
     from paceline.config.import_export.import_config import SYSTEMS, import_command, import_config
     from paceline.config.import_export.verdicts import as_json as to_json
     from paceline.config.import_export.verdicts import as_text
+    from paceline.config.import_export.write_yaml import accepted, left_over
     from paceline.rules import of_config
 
     if system is not None and system not in SYSTEMS:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from paceline.cli import codes
 from paceline.config.schema import SECTIONS
-from paceline.core.cache import cache_folder
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.package import cache_folder
 
 if TYPE_CHECKING:
     from paceline.config.import_export.commands.command_line import Command
@@ -49,10 +49,10 @@ def from_llamafactory(arguments: Sequence[str], environ: Mapping[str, str]) -> F
 
     Raises ConfigError, before anything is written, for flags that cannot be kept.
     """
-    from paceline.config.import_export.check_result import accepted, left_over
     from paceline.config.import_export.commands.command_line import read_command
     from paceline.config.import_export.import_config import import_command
     from paceline.config.import_export.verdicts import KeyVerdict, as_text
+    from paceline.config.import_export.write_yaml import accepted, left_over
     from paceline.rules import of_config
 
     command = read_command(["main.py", *(word for word in arguments if not _OVERRIDE.match(word))])

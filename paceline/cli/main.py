@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from paceline.cli import codes
 from paceline.cli.errors import print_diagnostics, reported
 from paceline.core.errors import ExitCode
-from paceline.core.version import PACKAGE_VERSION
+from paceline.core.package import PACKAGE_VERSION
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted
 

@@ -19,8 +19,7 @@ from paceline.cli.options import Overrides
 from paceline.core.diagnostics import CodeName, all_codes, errors
 from paceline.core.errors import ConfigError, ExitCode
 from paceline.core.json_types import JsonObject
-from paceline.core.plugins.registry import load_attr
-from paceline.core.plugins.tables import ALGORITHMS
+from paceline.core.plugins.tables import ALGORITHMS, load_attr
 from paceline.core.rundir import RunDir
 from paceline.launch.launch_options import LaunchOptions
 from paceline.launch.preflight.load_config import load, load_to_start

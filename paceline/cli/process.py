@@ -10,8 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from paceline.core.cache import cache_folder
-from paceline.core.package import ROOT
+from paceline.core.package import ROOT, cache_folder
 from paceline.launch.exit_handling import EndedBySignal
 from paceline.launch.process_spec import ENTERED, module_argv
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli import codes
 from paceline.core.errors import ConfigError
-from paceline.core.security.secret_values import without_secrets
+from paceline.core.security.secrets import without_secrets
 
 if TYPE_CHECKING:
     from paceline.core.json_types import Json, JsonObject

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.errors import print_diagnostics
 from paceline.core.errors import BusyError, ExitCode
-from paceline.core.garbage_collection import nothing_collected
+from paceline.core.startup import nothing_collected
 from paceline.launch.launch_options import LaunchOptions
 from paceline.launch.preflight.load_config import load_to_start
 from paceline.launch.redacted_output import tolerate_loss

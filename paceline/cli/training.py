@@ -15,8 +15,8 @@ from paceline.cli.join import join, on_its_node, rehearsed
 from paceline.cli.options import PASSED_ON, PLAIN, ConfigFile, LauncherOption, Overrides, group
 from paceline.cli.process import become, call, call_on_data, words
 from paceline.core.errors import ExitCode
+from paceline.core.package import PACKAGE_VERSION
 from paceline.core.plugins.tables import ALGORITHMS
-from paceline.core.version import PACKAGE_VERSION
 from paceline.launch.launch_options import LaunchOptions
 from paceline.launch.preflight.load_config import load
 from paceline.launch.redacted_output import terminal

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.config import codes
-from paceline.config.backend_files.detect import not_a_config
-from paceline.config.backend_files.other_programs import another_structure
+from paceline.config.backend_files.detect import another_structure, not_a_config
 from paceline.config.source import is_secret_name
 from paceline.config.yaml_text.read_file import read_text
 from paceline.config.yaml_text.scalars import resolve_plain

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from paceline.config import codes
 from paceline.config.backend_files.accelerate.environment import launched_layer, overridden
+from paceline.config.backend_files.detect import gathered
 from paceline.config.backend_files.find_files import FILE_KEYS, foreign_layer
-from paceline.config.backend_files.other_programs import gathered
 from paceline.config.extends import trees
 from paceline.config.keys.valid_keys import known_names
 from paceline.config.layers.build import build, without_code
@@ -25,9 +25,8 @@ from paceline.config.layers.unreliable_keys import doubted
 from paceline.config.migrations import KEY as VERSION_KEY
 from paceline.config.migrations import newest, older_defaults, version_of
 from paceline.config.schema import SECTIONS, Config, field_of, fields
-from paceline.config.secrets_in_values import held_secrets
 from paceline.config.source import ARGUMENT, COMMAND_LINE, DEFAULTS, ENVIRONMENT, FOREIGN, YAML, Entry, Source
-from paceline.config.written_values import masked
+from paceline.config.written_values import held_secrets, masked
 from paceline.config.yaml_text.lookalike_characters import in_value, plain
 from paceline.config.yaml_text.scalars import resolve_plain
 from paceline.config.yaml_text.tree import Node, parse_yaml

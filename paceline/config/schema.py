@@ -15,11 +15,11 @@ from paceline.config import codes
 from paceline.config.migrations import KEY as VERSION
 from paceline.config.migrations import newest
 from paceline.config.sections.data import DataSection
-from paceline.config.sections.generation import GenerationSection
-from paceline.config.sections.launch import LaunchSection
 from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.model import ModelSection
+from paceline.config.sections.rollout import GenerationSection
 from paceline.config.sections.training import TrainingSection
+from paceline.config.sections.training_scale import LaunchSection
 from paceline.config.sections.training_steps import LoggingFields
 from paceline.config.sections.types import OneOf, Section
 from paceline.core.errors import ConfigError
@@ -134,7 +134,8 @@ def field_of(path: str) -> FieldInfo | None:
     for name in rest.split(".") if rest else ():
         if model is None or name not in model.model_fields:
             return None
-        model = nested_model(model.model_fields[name])
+        info = model.model_fields[name]
+        model = nested_model(info)
     return info
 
 

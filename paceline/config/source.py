@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from paceline.core.json_types import Json
-from paceline.core.security.secret_formats import SHAPED
+from paceline.core.security.secrets import SHAPED
 
 DEFAULTS = "default"
 FOREIGN = "foreign file"

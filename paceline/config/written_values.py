@@ -1,10 +1,10 @@
-"""Find secrets (by their format) and shell variables (which are not expanded) in written values."""
+"""Find secrets and shell variables in config values, as written and in the result."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from paceline.config import codes
@@ -12,7 +12,7 @@ from paceline.config.source import ENVIRONMENT, FOREIGN, Source, holds_secret
 from paceline.config.yaml_text.tree import Node
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json
-from paceline.core.security.secret_formats import SHAPED, is_bare_key, shape_of_secret
+from paceline.core.security.secrets import SHAPED, is_bare_key, secrets_in, shape_of_secret
 
 #: (path of keys, the text found there, its place, whether the text is a key itself)
 Leaf = tuple[tuple[str, ...], str, str, bool]
@@ -184,3 +184,39 @@ def _for_the_shell(variable: str) -> str:
 
 def _may_be_a_path(text: str) -> bool:
     return "\n" not in text and "{{" not in text and "{%" not in text
+
+
+def held_secrets(
+    config: Mapping[str, Json], provenance: Mapping[str, Source], environ: Mapping[str, str]
+) -> Iterator[Diagnostic]:
+    """Report each config value (JSON) that contains the value of a variable named like a secret."""
+    secrets = secrets_in(environ, certain=True)
+    for path, text in _leaves("", config) if secrets else ():
+        for secret in secrets:
+            if secret in text:
+                source = next((provenance[p] for p in _upwards(path) if p in provenance), None)
+                yield codes.SEC_SECRET_VALUE(
+                    (source.place() if source else path).split("=")[0],
+                    "*** (not shown)",
+                    path=path,
+                    names=" or ".join(f"${name}" for name, value in environ.items() if secret in value),
+                )
+                break
+
+
+def _leaves(path: str, value: Json) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(f"{path}.{key}".lstrip("."), item)
+            yield path, str(key)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(path, item)
+    elif isinstance(value, str):
+        yield path, value
+
+
+def _upwards(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = path.rpartition(".")[0]

@@ -1,4 +1,7 @@
-"""Open files by user-given paths. FIFOs, sockets and devices are refused: reading one may never end."""
+"""Open files by user-given paths. FIFOs, sockets and devices are refused: reading one may never end.
+
+A pointer of Git LFS, three lines of text in place of a file that was not downloaded, is recognised.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,12 @@ import errno
 import io
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
+
+from paceline.core import codes
+from paceline.core.diagnostics import Diagnostic
 
 MAX_JSON_BYTES = 32 << 20  # of one of the files that describe a run
 MAX_CONFIG_BYTES = 16 << 20  # of a model's or an adapter's JSON config
@@ -174,3 +181,30 @@ def special_files(folder: Path) -> list[str]:
     except OSError:
         return []
     return [f"{path.name}: {kind}" for path in inside if (kind := no_file(path)) is not None]
+
+
+_BEGIN, _MAX_BYTES = b"version https://git-lfs", 1024
+
+
+def pointers(files: Iterable[Path], where: str = "") -> Diagnostic | None:
+    """Return the error about those of ``files`` that are pointers, at ``where`` (the first of them)."""
+    found = [str(file) for file in files if _is_pointer(file)]
+    return codes.CORE_LFS_POINTER(where or found[0], ", ".join(found[:4])) if found else None
+
+
+def pointers_in(folder: Path, where: str) -> Diagnostic | None:
+    """Return the error about the pointers in a folder."""
+    try:
+        return pointers(sorted(folder.iterdir()), where)
+    except OSError:
+        return None  # reported by whoever reads the folder
+
+
+def _is_pointer(file: Path) -> bool:
+    try:
+        if not file.is_file() or file.stat().st_size > _MAX_BYTES:
+            return False
+        with open_file(file) as stream:
+            return stream.read(len(_BEGIN)) == _BEGIN
+    except OSError:
+        return False

@@ -1,8 +1,9 @@
-"""Format bytes, counts and durations for people, and read sizes that people write."""
+"""Text for people: bytes, counts, durations and columns; and sizes that people write."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 
@@ -43,3 +44,20 @@ def human_seconds(seconds: float) -> str:
     if total < 3600:
         return f"{total // 60}m{total % 60:02d}s"
     return f"{total // 3600}h{total % 3600 // 60:02d}m"
+
+
+def aligned(rows: Sequence[Sequence[str]], numbers_from: int | None = None) -> str:
+    """Return rows of cells as lines whose columns are as wide as their widest cell.
+
+    The first row is the header. Columns from ``numbers_from`` on are flush right. No line ends in blanks.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    first = len(widths) if numbers_from is None else numbers_from
+    lines = [
+        [
+            cell.ljust(width) if at < first else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in lines)

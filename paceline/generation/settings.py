@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from paceline.config.sections.generation import GenerationSection
+from paceline.config.sections.rollout import GenerationSection
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_run_file
 from paceline.core.json_types import JsonObject

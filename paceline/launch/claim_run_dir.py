@@ -105,7 +105,7 @@ def claim(
     With ``overwrite`` an old run is renamed, not deleted.
 
     ``redact`` is applied to the copy of ``config_file``, comments included; ``plan`` holds no secrets
-    (``config/secrets_in_values.py``). Raises ConfigError as ``check_claim`` does, or if the disk refuses it.
+    (``config/written_values.py``). Raises ConfigError as ``check_claim`` does, or if the disk refuses it.
     """
     check_claim(run, overwrite=overwrite, resume=resume)
     notes: list[Diagnostic] = []

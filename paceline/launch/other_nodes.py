@@ -16,7 +16,7 @@ from paceline.launch.process_spec import Cluster, import_path, module_argv, rank
 from paceline.launch.supervision.supervisor import report_to_stderr
 
 if TYPE_CHECKING:
-    from paceline.config.sections.launch import LaunchSection
+    from paceline.config.sections.training_scale import LaunchSection
 
 _LIMIT_SECONDS = 90.0  # torch is imported, then publish_refusal.HOST_SECONDS
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from paceline.core.import_noise import quiet_imports
+from paceline.core.startup import quiet_imports
 from paceline.launch.exit_handling import ended
 from paceline.launch.redacted_output import redacted
 

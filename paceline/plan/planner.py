@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
+from paceline.core.package import PACKAGE_VERSION
 from paceline.core.units import human_seconds
-from paceline.core.version import PACKAGE_VERSION
 from paceline.plan import codes
 from paceline.plan.algorithms.rollout import (
     RolloutSizes,

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from paceline.config.backend_files.deepspeed.batch import batch_of
-from paceline.config.registries.optim_args import parse_optim_args
-from paceline.config.registries.optimizers import BUILT
+from paceline.config.backend_files.deepspeed.deepspeed_file import batch_of
+from paceline.config.registries.optimizers import BUILT, parse_optim_args
 from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config.keys.other_programs_keys import value_meant
+from paceline.config.keys.suggest import value_meant
 from paceline.core import codes as core_codes
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.plugins.tables import CHOOSERS, STRATEGIES

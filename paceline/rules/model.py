@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from paceline.config import codes as config_codes
 from paceline.config.keys.nearest import nearest
+from paceline.config.sections.lora import is_pattern
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.patterns import is_pattern
 from paceline.core.security.remote_code import COMMIT, unpinned
 from paceline.plan.hardware.device_kinds import CPU, MPS
 from paceline.plan.model.moe_config import config_coefficient

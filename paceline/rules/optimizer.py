@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from paceline.config.registries.evaluation_metrics import evaluation_metrics, greater_is_better
 from paceline.config.registries.lr_schedules import NEEDED, OPTIONS, STATEFUL, unmet
-from paceline.config.registries.optim_args import optim_args_problems
-from paceline.config.registries.optimizers import BUILT
+from paceline.config.registries.optimizers import BUILT, not_built, optim_args_problems
 from paceline.config.registries.options import misfits
-from paceline.config.registries.unsupported_optimizers import not_built
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import Json
 from paceline.rules import codes

@@ -15,8 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.security.secret_formats import SHAPED
-from paceline.core.security.secret_values import MIN_LENGTH, secrets_in
+from paceline.core.security.secrets import MIN_LENGTH, SHAPED, secrets_in
 
 # Format characters that only join or separate letters (Persian, Indic scripts, multi-part emoji); all others
 # reorder or hide text.

@@ -9,7 +9,7 @@ from importlib import import_module
 
 import torch
 
-from paceline.core.import_noise import drop, quiet_imports
+from paceline.core.startup import drop, quiet_imports
 
 #: New or unused weights: loading a model refuses what is missing, and the log counts the rest.
 _OF_LOADING = {"transformers.modeling_utils": ("LOAD REPORT",)}

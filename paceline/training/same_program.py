@@ -15,7 +15,7 @@ from paceline.config.source import shown
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import Json, JsonObject
-from paceline.core.version import PACKAGE_VERSION
+from paceline.core.package import PACKAGE_VERSION
 from paceline.runtime.process_group.world import World
 from paceline.training import codes
 

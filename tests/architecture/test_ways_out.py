@@ -35,7 +35,7 @@ WRITERS = {
     "paceline/cli/process.py": "a config, in a temporary folder",
     "paceline/data/preview.py": "totals, in a temporary folder",
     "paceline/config/import_export/commands/accelerate_options.py": "a launcher's options",
-    "paceline/config/import_export/check_result.py": "a composed YAML, without secrets",
+    "paceline/config/import_export/write_yaml.py": "a composed YAML, without secrets",
     "paceline/config/import_export/export_config.py": "a composed YAML, without secrets",
     "paceline/config/import_export/import_backend_files.py": "the name of a file, in a temporary folder",
     "paceline/cli/llamafactory_flags.py": "a composed YAML: values with a secret's shape are masked",

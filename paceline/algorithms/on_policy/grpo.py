@@ -26,7 +26,7 @@ from paceline.algorithms.on_policy.losses import (
     rollout_correction,
     token_shares,
 )
-from paceline.config.sections.rollout import GrpoOptions
+from paceline.config.sections.algorithms.on_policy import GrpoOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role

@@ -29,7 +29,7 @@ from paceline.algorithms.on_policy.losses import (
     divergence,
     value_loss,
 )
-from paceline.config.sections.algorithms.ppo import PpoOptions
+from paceline.config.sections.algorithms.on_policy import PpoOptions
 from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role

@@ -24,7 +24,7 @@ from paceline.algorithms.on_policy.base import (
     with_tokens,
 )
 from paceline.algorithms.on_policy.losses import clipped_surrogate, divergence
-from paceline.config.sections.algorithms.reinforce_plus_plus import ReinforcePlusPlusOptions
+from paceline.config.sections.algorithms.on_policy import ReinforcePlusPlusOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role

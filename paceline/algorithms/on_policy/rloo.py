@@ -19,7 +19,7 @@ from paceline.algorithms.on_policy.base import (
     with_tokens,
 )
 from paceline.algorithms.on_policy.losses import Clipped, clipped_surrogate, divergence, segment_sums
-from paceline.config.sections.algorithms.rloo import RlooOptions
+from paceline.config.sections.algorithms.on_policy import RlooOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role

@@ -18,7 +18,7 @@ from paceline.config.registries.evaluation_metrics import reward_labels
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.json_types import Json
-from paceline.core.plugins.registry import Registry, is_async
+from paceline.core.plugins.tables import Registry, is_async
 from paceline.rules import codes as rules_codes
 
 _HERE = "paceline.algorithms.rewards"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from paceline.algorithms.algorithm import Algorithm
-from paceline.config.sections.algorithms.distillation import DistillationOptions
+from paceline.config.sections.algorithms.supervised import DistillationOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import TEACHER, Divergence, Output, Role

@@ -15,7 +15,7 @@ from paceline.checkpoint.format.strict_json import parse_object
 from paceline.config.sections.extensions import EXPORTERS, NO_EXPORTER, own_name
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.files import read_run_file
-from paceline.core.plugins.registry import load_attr
+from paceline.core.plugins.tables import load_attr
 from paceline.core.rundir import RunDir
 
 Exporter = str | Callable[[Path], None]

@@ -12,16 +12,16 @@ from paceline.checkpoint.export.hf_export import ExportReport
 from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG
 from paceline.checkpoint.format.strict_json import parse_object
 from paceline.checkpoint.load.reader import CheckpointReader
-from paceline.config.render.diff import leaves
+from paceline.config.render.effective_values import leaves
 from paceline.config.schema import Config
 from paceline.config.sections.training_steps import LoggingFields
 from paceline.config.source import shown
 from paceline.core.errors import PacelineError
 from paceline.core.files import MAX_CONFIG_BYTES, read_bytes, read_run_file
 from paceline.core.json_types import Json, as_object
+from paceline.core.package import PACKAGE_VERSION
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes, human_count
-from paceline.core.version import PACKAGE_VERSION
 from paceline.launch.environment.guide_variables import current
 from paceline.plan.plan import Plan
 from paceline.runlog.history import History, load_history

@@ -16,7 +16,7 @@ from paceline.checkpoint.format.strict_json import dump_object, parse_object
 from paceline.checkpoint.format.tensor_index import TensorRows, parse_index
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject
-from paceline.core.version import PACKAGE_VERSION
+from paceline.core.package import PACKAGE_VERSION
 
 MANIFEST = "manifest.json"
 STATE = "state.json"

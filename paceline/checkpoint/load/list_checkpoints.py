@@ -13,8 +13,7 @@ from paceline.checkpoint.save.retention import last_verified
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir
-from paceline.core.text_columns import aligned
-from paceline.core.units import human_bytes, human_seconds
+from paceline.core.units import aligned, human_bytes, human_seconds
 from paceline.runlog.history import load_history
 
 LOSS = "eval_loss"

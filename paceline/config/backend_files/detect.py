@@ -1,11 +1,18 @@
-"""Recognise the system that a configuration file belongs to by its keys."""
+"""Recognise by its keys whose configuration file this is, and say what to write."""
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
 from paceline.config import codes
 from paceline.config.backend_files.deepspeed.normalize import table
+from paceline.config.yaml_text.read_file import names, read_table, texts
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, as_object
 
 KINDS = ("deepspeed", "accelerate", "fsdp", "config")
 _KEYS = {"deepspeed": "deepspeed", "accelerate": "accelerate_config", "fsdp": "fsdp_config"}
@@ -49,3 +56,146 @@ def not_a_config(data: Json, name: str) -> Diagnostic | None:
     return codes.CONFIG_FOREIGN_AS_CONFIG(
         name, ", ".join(list(data)[:4]), names=_NAMES[kind], key=_KEYS[kind], name=name
     )
+
+
+@dataclass(frozen=True)
+class Program:
+    """A training program, as ``keys/programs.toml`` describes it.
+
+    ``needs``, ``any_of``, ``least`` and ``inside`` recognise its files; ``ours``: Paceline's key → the file's
+    dotted path for it; ``flat``: its keys are Transformers' names, which Paceline reads too.
+    """
+
+    name: str
+    needs: tuple[str, ...] = ()
+    any_of: tuple[str, ...] = ()
+    least: int = 1
+    inside: str = ""
+    ours: tuple[tuple[str, str], ...] = ()
+    flat: bool = False
+
+    def is_one(self, data: JsonObject) -> bool:
+        """Whether this is a file of the program."""
+        if self.inside:
+            return _inside(data, self.inside)
+        enough = not self.any_of or sum(_at(data, path) is not None for path in self.any_of) >= self.least
+        return enough and all(_at(data, path) is not None for path in self.needs)
+
+
+def _inside(data: Json, key: str) -> bool:
+    """Whether a key, such as torchtune's ``_component_``, occurs at any depth."""
+    if isinstance(data, dict):
+        return key in data or any(_inside(value, key) for value in data.values())
+    return isinstance(data, list) and any(_inside(value, key) for value in data)
+
+
+def _program(row: JsonObject) -> Program:
+    least = row.get("least")
+    return Program(
+        str(row["name"]),
+        names(row.get("needs")),
+        names(row.get("any_of")),
+        least if isinstance(least, int) else 1,
+        str(row.get("inside", "")),
+        tuple(texts(row.get("ours")).items()),
+        bool(row.get("flat")),
+    )
+
+
+@cache
+def programs() -> tuple[Program, ...]:
+    """Return the programs; of several that fit a file the first is meant."""
+    rows = read_table("programs", "backend_files")["program"]
+    return tuple(_program(as_object(row)) for row in rows) if isinstance(rows, list) else ()
+
+
+#: The programs whose files `paceline config import` reads
+IMPORTED = ("axolotl", "ms-swift", "LLaMA-Factory", "TRL")
+#: What a command line of another program holds → its name
+_COMMANDS = {
+    r"\bverl\.": "verl",
+    r"\bopenrlhf\b": "OpenRLHF",
+    r"\btune run\b": "torchtune",
+    r"\blitgpt\b": "LitGPT",
+    r"\bnemo(_rl)?\b": "NeMo",
+    r"\bllmfoundry\b|\bcomposer train": "llm-foundry",
+    r"\bprime[-_]rl\b": "prime-rl",
+    r"\barctic_training\b": "ArcticTraining",
+}
+
+
+def not_imported(name: str) -> tuple[str, str]:
+    """Return (what, what to do) of a program whose configs are not translated."""
+    hint = f"write a Paceline YAML (docs/guide.md): imported are configs of {', '.join(IMPORTED)}"
+    return f"this is a config or command of {name}, which is not imported", hint
+
+
+def program_of_command(text: str) -> str | None:
+    """Return the program that a shell text starts, if its configs are not translated."""
+    return next((name for pattern, name in _COMMANDS.items() if re.search(pattern, text)), None)
+
+
+def program_of(data: Json) -> Program | None:
+    """Return the program whose file this is; None for Paceline's own or an unknown one."""
+    if not isinstance(data, dict):
+        return None
+    return next((program for program in programs() if program.is_one(data)), None)
+
+
+def another_structure(data: Json, name: str) -> Diagnostic | None:
+    """Return the finding for a file whose keys are laid out differently; None otherwise."""
+    program = program_of(data)
+    if not isinstance(data, dict) or program is None or program.flat:
+        return None
+    known = [
+        f"{ours}: {value}"
+        for ours, path in program.ours
+        if isinstance(value := _at(data, path), (str, int, float))
+    ]
+    begins = f", which begins {', '.join(known)}" if known else ""
+    imported = f" (`paceline config import {name}` translates it)" if program.name in IMPORTED else ""
+    return codes.CONFIG_OTHER_PROGRAM(
+        f"this is a config of {program.name}, whose keys and structure are different; none of it was read",
+        where=f"{name}:1",
+        found=", ".join(list(data)[:4]),
+        hint=f"write a Paceline YAML (docs/guide.md){begins}{imported}",
+    )
+
+
+def gathered(problems: Sequence[Diagnostic], data: Json, name: str) -> list[Diagnostic]:
+    """Combine unknown keys of a file with Transformers' names into one finding; keep the other findings."""
+    program = program_of(data)
+    unknown = [
+        p for p in problems if p.code == codes.CONFIG_UNKNOWN_KEY.name and p.where.rpartition(":")[0] == name
+    ]
+    if program is None or not unknown:
+        return list(problems)
+    keys = ", ".join(f"{p.found} (line {p.where.rpartition(':')[2]}{_near(p)})" for p in unknown)
+    many = "1 of its keys has" if len(unknown) == 1 else f"{len(unknown)} of its keys have"
+    what = f"this is a config of {program.name}; {many} no meaning here, the others were read"
+    translates = (
+        f"`paceline config import {name}` translates the whole file"
+        if program.name in IMPORTED
+        else "remove them"
+    )
+    hint = f"{translates}; docs/config.md describes the keys of training, docs/guide.md#data the data"
+    rest = [p for p in problems if p not in unknown]
+    return [codes.CONFIG_OTHER_PROGRAM(what, where=unknown[0].where, found=keys, hint=hint), *rest]
+
+
+def _near(problem: Diagnostic) -> str:
+    """Return the suggestion for an unknown key if it is a likely misspelling."""
+    _, suggests, word = problem.hint.partition("did you mean '")
+    close = difflib.SequenceMatcher(None, problem.found, word.rstrip("'?")).ratio() > 0.85
+    return f": {problem.hint}" if suggests and close else ""
+
+
+def _at(data: Json, path: str) -> Json:
+    for part in path.split("."):
+        if isinstance(data, list) and part.isdecimal() and int(part) < len(data):
+            data = data[int(part)]
+        elif isinstance(data, dict):
+            data = data.get(part)
+        else:
+            return None
+    return data

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from paceline.config.backend_files import fsdp
 from paceline.config.backend_files.accelerate import accelerate_file
-from paceline.config.backend_files.accelerate import environment_table as variables
+from paceline.config.backend_files.accelerate import environment as variables
 from paceline.config.backend_files.deepspeed import key_verdicts as verdicts
 
 _HEAD = """\

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from paceline.config import codes
 from paceline.config.backend_files import fsdp
-from paceline.config.backend_files.accelerate.environment import Launched, Variables
+from paceline.config.backend_files.accelerate.environment import Launched, Variables, blended
 from paceline.config.backend_files.json_text import json_lines, parse_json
 from paceline.config.backend_files.layer import Document, Foreign
-from paceline.config.backend_files.merge import blended
 from paceline.config.layers.merge import Merged
 from paceline.config.source import FOREIGN
 from paceline.config.written_values import leaves_of_data, misplaced

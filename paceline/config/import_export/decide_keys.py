@@ -30,7 +30,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from paceline.config.import_export.argument_tables import steps
-from paceline.config.import_export.key_reader import KeyReader
+from paceline.config.import_export.verdicts import KeyReader
 from paceline.core.json_types import Json, JsonObject, as_object
 
 Code = Mapping[str, Callable[[KeyReader], None]]

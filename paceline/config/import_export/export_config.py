@@ -1,6 +1,7 @@
-"""Export a config of ours to LLaMA-Factory, TRL or axolotl: each effective value under that system's name.
+"""Export a config of ours to another training system, or to DeepSpeed or Accelerate.
 
-What is written is imported again: where that gives another value, the key is listed as one that is not kept.
+Each effective value is written under that system's name. What is written for a training system is imported
+again: where that gives another value, the key is listed as one that is not kept.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.config import codes
-from paceline.config.import_export.check_result import accepted
-from paceline.config.import_export.export_backend_files import accelerate_yaml, deepspeed_json
-from paceline.config.import_export.export_derived import made_keys
-from paceline.config.import_export.export_names import ALGORITHMS_OF, NAMES, OPTIONS_OF, ROLLOUT_OF_TRL
+from paceline.config.import_export.export_names import (
+    ALGORITHMS_OF,
+    NAMES,
+    OPTIONS_OF,
+    ROLLOUT_OF_TRL,
+    made_keys,
+)
 from paceline.config.import_export.import_config import import_data
-from paceline.config.import_export.write_yaml import scalar
+from paceline.config.import_export.write_yaml import accepted, scalar
 from paceline.config.keys.valid_keys import same
 from paceline.config.load import Loaded, load_config
 from paceline.config.schema import Config, field_of, nested_model
 from paceline.config.source import shown
 from paceline.core.errors import ConfigError
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.core.plugins.tables import STRATEGIES
 
 #: Of this machine or of what is written where: no part of what another system's file says
 _OURS_ALONE = ("launch.", "generation.", "training.experiment_name", "training.log_level", "data.cache_dir")
@@ -131,3 +136,73 @@ def _lines(key: str, value: Json) -> str:
     if isinstance(value, dict):
         return f"{key}:\n" + "".join(f"  {inner}: {scalar(item)}\n" for inner, item in value.items())
     return f"{key}: {scalar(value)}\n"
+
+
+_STAGES = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "ddp": 0, "zero_redundancy": 1}
+
+
+def deepspeed_json(config: Config) -> JsonObject:
+    """Return DeepSpeed's settings: the config's own block, else one of the strategy's ZeRO stage."""
+    training = config.training
+    given = training.deepspeed
+    if isinstance(given, dict):
+        return dict(given)
+    word = training.mixed_precision
+    found: JsonObject = {
+        "train_micro_batch_size_per_gpu": training.per_device_train_batch_size,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "gradient_clipping": training.max_grad_norm,
+        "bf16": {"enabled": word in ("bf16", "auto")},
+        "fp16": {"enabled": word == "fp16"},
+        "zero_optimization": {"stage": _STAGES.get(training.distributed_strategy, 2)},
+    }
+    if training.optim.startswith("adamw_torch"):
+        params: JsonObject = {
+            "lr": training.learning_rate,
+            "betas": [training.adam_beta1, training.adam_beta2],
+            "eps": training.adam_epsilon,
+            "weight_decay": training.weight_decay,
+        }
+        found["optimizer"] = {"type": "AdamW", "params": params}
+    return found
+
+
+def accelerate_yaml(config: Config) -> JsonObject:
+    """Return the settings that `accelerate config` would write for this job."""
+    training, launch = config.training, config.launch
+    chosen = training.distributed_strategy
+    word = training.mixed_precision
+    processes = (launch.nproc or 1) * launch.nnodes
+    found: JsonObject = {
+        "compute_environment": "LOCAL_MACHINE",
+        "mixed_precision": "bf16" if word == "auto" else word,
+        "num_processes": processes,
+        "num_machines": launch.nnodes,
+        "machine_rank": launch.node_rank,
+        "use_cpu": training.use_cpu,
+        "debug": False,
+    }
+    if launch.nnodes > 1:
+        found |= {"main_process_ip": launch.master_addr, "main_process_port": launch.master_port}
+    if chosen in ("zero1", "zero2", "zero3") or training.deepspeed:
+        stage = as_object(as_object(training.deepspeed).get("zero_optimization")).get(
+            "stage", _STAGES.get(chosen, 2)
+        )
+        block: JsonObject = {
+            "zero_stage": stage,
+            "gradient_accumulation_steps": training.gradient_accumulation_steps,
+            "gradient_clipping": training.max_grad_norm,
+        }
+        return found | {"distributed_type": "DEEPSPEED", "deepspeed_config": block}
+    if chosen == "fsdp":
+        block = {
+            "fsdp_version": 2,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_reshard_after_forward": True,
+            "fsdp_activation_checkpointing": training.gradient_checkpointing,
+        }
+        return found | {"distributed_type": "FSDP", "fsdp_config": block}
+    several = processes > 1 and chosen in STRATEGIES.names()
+    return found | {
+        "distributed_type": ("MULTI_CPU" if training.use_cpu else "MULTI_GPU") if several else "NO"
+    }

@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.config import codes
-from paceline.config.backend_files.detect import kind_of
+from paceline.config.backend_files.detect import kind_of, not_imported, program_of
 from paceline.config.backend_files.json_text import json_lines, parse_json
-from paceline.config.backend_files.other_programs import not_imported, program_of
-from paceline.config.import_export.argument_tables import Defaults
-from paceline.config.import_export.axolotl import axolotl_keys
+from paceline.config.import_export.argument_tables import Defaults, as_parsed
 from paceline.config.import_export.commands.accelerate_options import (
     AccelerateJob,
     accelerate_job,
@@ -22,15 +20,11 @@ from paceline.config.import_export.commands.command_line import Command
 from paceline.config.import_export.commands.launcher_options import STARTERS
 from paceline.config.import_export.commands.launcher_options import options as launch_options
 from paceline.config.import_export.commands.launcher_options import variables as launch_variables
-from paceline.config.import_export.hf_arguments import as_parsed
 from paceline.config.import_export.import_backend_files import import_job
-from paceline.config.import_export.key_reader import KeyReader
-from paceline.config.import_export.llamafactory import llamafactory_keys
-from paceline.config.import_export.ms_swift import ms_swift_keys
-from paceline.config.import_export.ms_swift.machine import ENVIRONMENT
-from paceline.config.import_export.transformers_keys import NO_VALUE, transformers, transformers_defaults
-from paceline.config.import_export.trl import trl_keys
-from paceline.config.import_export.verdicts import Imported, KeyVerdict
+from paceline.config.import_export.programs import axolotl, llamafactory, ms_swift, trl
+from paceline.config.import_export.programs.ms_swift import ENVIRONMENT
+from paceline.config.import_export.programs.transformers import NO_VALUE, transformers, transformers_defaults
+from paceline.config.import_export.verdicts import Imported, KeyReader, KeyVerdict
 from paceline.config.yaml_text.read_file import read_text
 from paceline.config.yaml_text.tree import parse_yaml
 from paceline.core.errors import ConfigError
@@ -53,16 +47,12 @@ class Translator:
 
 
 TRANSLATORS = {
-    "trl": Translator("TRL", trl_keys.translate, trl_keys.trl_defaults, trl_keys.trainer_of),
+    "trl": Translator("TRL", trl.translate, trl.trl_defaults, trl.trainer_of),
     "llamafactory": Translator(
-        "LLaMA-Factory", llamafactory_keys.translate, lambda job: llamafactory_keys.llamafactory_defaults()
+        "LLaMA-Factory", llamafactory.translate, lambda job: llamafactory.llamafactory_defaults()
     ),
-    "axolotl": Translator(
-        "axolotl", axolotl_keys.translate, lambda job: axolotl_keys.axolotl_defaults(), parsed=False
-    ),
-    "swift": Translator(
-        "ms-swift", ms_swift_keys.translate, ms_swift_keys.swift_defaults, ms_swift_keys.command_of
-    ),
+    "axolotl": Translator("axolotl", axolotl.translate, lambda job: axolotl.axolotl_defaults(), parsed=False),
+    "swift": Translator("ms-swift", ms_swift.translate, ms_swift.swift_defaults, ms_swift.command_of),
     "hf": Translator("Transformers", transformers, lambda job: transformers_defaults()),
 }
 _JOBS = ("deepspeed", "accelerate")

@@ -1,15 +1,17 @@
-"""Suggest what to write instead of an unknown key: by meaning, by section, by spelling."""
+"""Suggest what to write instead of an unknown key or word."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from paceline.config.keys.nearest import nearest
-from paceline.config.keys.other_programs_keys import synonyms
 from paceline.config.keys.valid_keys import known_names
 from paceline.config.schema import SECTIONS, field_of, homes_of, sections
+from paceline.config.yaml_text.read_file import read_table
+from paceline.core.json_types import as_object
 
 
 @dataclass(frozen=True)
@@ -101,3 +103,26 @@ def _every_name() -> tuple[str, ...]:
     names = [name for section in ("", *SECTIONS) for name in known_names(section)]
     names += [name for _, model in sections() for name in model.model_fields]
     return tuple(name for name in dict.fromkeys(names) if _homes(name))
+
+
+@cache
+def synonyms(section: str = "") -> dict[str, str]:
+    """Return name → key or sentence: names inside ``section``, or without one names that mean it anywhere."""
+    table = read_table("synonyms")
+    rows = as_object(as_object(table["inside"]).get(section)) if section else as_object(table["anywhere"])
+    return {str(name): meant for meant, names in rows.items() if isinstance(names, list) for name in names}
+
+
+def value_meant(path: str, written: str, values: Sequence[str]) -> str:
+    """Return which of ``values`` a text means, a sentence if none of them, or an empty text.
+
+    What other programs write around a name does not count: ``deepspeed_zero-3`` is zero3.
+    """
+    plain = re.sub(r"[^a-z0-9]", "", written.lower())
+    bare = re.sub(r"^(torch|pytorch|deepspeed|ds)(?=.)|strategy|offload(cpu|nvme)?", "", plain)
+    bare = re.sub(r"(zero)?stage", "zero", bare)
+    known = {one.replace("_", ""): one for one in values}
+    for meant, names in as_object(as_object(read_table("synonyms")["values"])[path]).items():
+        known |= {str(name): meant for name in names} if isinstance(names, list) else {}
+    near = nearest(bare, values)
+    return known.get(plain) or known.get(bare) or (near[0] if len(near) == 1 else "")

@@ -1,12 +1,18 @@
-"""Which keys are valid, and when two written values are equal."""
+"""Which keys are valid, which of them set nothing here, and when values are equal.
+
+``keys/recognised.toml`` has the keys that set nothing. ``fine``: values that agree with what Paceline does;
+they pass with a note. Any other value is refused (``refuse=True``) or gets a warning.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from paceline.config.keys.aliases import ALIASES, SECTION_ALIASES
-from paceline.config.keys.without_effect_here import RECOGNISED
 from paceline.config.schema import SECTIONS
+from paceline.config.yaml_text.read_file import read_table
 from paceline.config.yaml_text.scalars import parse_number
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, JsonObject, as_object
 
 
 def known_names(section: str) -> tuple[str, ...]:
@@ -42,3 +48,52 @@ def _canonical(value: Json) -> Json:
     if isinstance(value, dict):
         return tuple(sorted((key, _canonical(item)) for key, item in value.items()))
     return value
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """The message for a key, and the ``fine`` values, which agree with what happens anyway."""
+
+    says: str
+    fine: tuple[Json, ...] = ()
+    refuse: bool = False
+    known: tuple[str, ...] = ()  # these values get a warning; any other is invalid and refused
+    any_value: bool = False
+
+    def accepts(self, value: Json) -> bool:
+        """Whether this value agrees with what Paceline does."""
+        if self.any_value or value is None or value in ({}, [], ""):
+            return True
+        word = value.strip().lower() if isinstance(value, str) else value
+        word = (
+            {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}.get(word, word)
+            if isinstance(word, str)
+            else word
+        )
+        return any(word == good and isinstance(word, bool) == isinstance(good, bool) for good in self.fine)
+
+    def refuses(self, value: Json) -> bool:
+        """Whether this value is an error."""
+        return self.refuse or bool(self.known and str(value).strip().lower() not in self.known)
+
+
+def _listed(value: Json) -> tuple[Json, ...]:
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _keys(table: str) -> dict[str, Recognised]:
+    found = dict[str, Recognised]()
+    for name, given in as_object(read_table("recognised")[table]).items():
+        row: JsonObject = as_object(given)
+        verb = next(verb for verb in ("note", "warn", "refuse") if verb in row)
+        fine, known = _listed(row.get("fine", [])), tuple(map(str, _listed(row.get("known", []))))
+        found[name] = Recognised(str(row[verb]), fine, verb == "refuse", known, any_value=verb == "note")
+    return found
+
+
+#: Its level O0 switches `fp16: true` off
+APEX_LEVEL = "training.fp16_opt_level"
+#: Name as written → what happens instead
+RECOGNISED = _keys("keys")
+#: The same by section, of the program whose settings the section holds: peft's, Transformers'
+RECOGNISED_IN: dict[str, dict[str, Recognised]] = {name: _keys(name) for name in ("lora", "generation")}

@@ -9,9 +9,15 @@ from paceline.config import codes
 from paceline.config.keys.aliases import ALIASES, SECTION_ALIASES, SKIP, Alias, NoTranslation
 from paceline.config.keys.nearest import MOST_UNKNOWN
 from paceline.config.keys.suggest import suggestion
-from paceline.config.keys.valid_keys import known_names, same
-from paceline.config.keys.without_effect_here import APEX_LEVEL, RECOGNISED, RECOGNISED_IN, Recognised
-from paceline.config.layers.list_items import NAMED_FILES, leaf_of, takes_items
+from paceline.config.keys.valid_keys import (
+    APEX_LEVEL,
+    RECOGNISED,
+    RECOGNISED_IN,
+    Recognised,
+    known_names,
+    same,
+)
+from paceline.config.layers.merge import NAMED_FILES, leaf_of, takes_items
 from paceline.config.migrations import KEY as VERSION_KEY
 from paceline.config.migrations import migrated
 from paceline.config.schema import SECTIONS, field_of, is_text, nested_model, takes_mapping

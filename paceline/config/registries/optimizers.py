@@ -1,18 +1,23 @@
-"""Optimizers by Transformers' ``optim`` names: one entry each, with everything that others ask about it.
+"""Optimizers by Transformers' ``optim`` names: everything that others ask about one.
 
 Rules, the planner's memory model and ``strategies.optimizer`` all read this table. Imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from paceline.config import codes
 from paceline.config.registries import optimizer_bytes
-from paceline.config.registries.optimizer_bytes import StateBytes
-from paceline.config.registries.options import Kind
-from paceline.core.json_types import Json
+from paceline.config.registries.optimizer_bytes import Arguments, StateBytes, on
+from paceline.config.registries.options import Kind, misfits
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
 
 
 class StateSplit(Enum):
@@ -295,3 +300,126 @@ def supports(name: str, split: StateSplit) -> bool:
     True for unsupported names, which are refused elsewhere.
     """
     return name not in BUILT or split in BUILT[name].splits
+
+
+# (pattern of names, reason, alternative)
+_NOT_BUILT: tuple[tuple[str, str, str], ...] = (
+    ("(paged_)?ademamix.*", "AdEMAMix is not supported", "adamw_torch_fused"),
+    (
+        "galore_adamw_layerwise",
+        "each layer would be updated within the backward; the updates are galore_adamw's",
+        "galore_adamw, with max_grad_norm: 0 for the same numbers",
+    ),
+    ("galore_.*", "of GaLore's optimizers AdamW is supported", "galore_adamw"),
+    (
+        "apollo_.*",
+        "APOLLO's package is not used",
+        "galore_adamw, or adamw_torch_fused with lora:, which trains low-rank updates",
+    ),
+    (
+        "lomo|adalomo",
+        "an update fused into the backward needs an extra package that is not used here",
+        "adafactor, whose states are small, or sgd",
+    ),
+    ("adamw_torch_xla|adamw_torch_npu_fused", "it is for another type of device", "adamw_torch_fused"),
+    (
+        "adamw_apex_fused",
+        "Apex is not used; torch's fused AdamW computes the same update",
+        "adamw_torch_fused",
+    ),
+    ("adamw_anyprecision", "it needs torchdistx, which is no longer maintained", "adamw_torch_fused"),
+    ("grokadamw|stable_adamw", "it needs an extra package that is not used here", "adamw_torch_fused"),
+)
+#: Transformers' names that are known but not supported
+KNOWN = (
+    "adamw_torch_xla",
+    "adamw_torch_npu_fused",
+    "adamw_apex_fused",
+    "adamw_anyprecision",
+    "ademamix",
+    "ademamix_8bit",
+    "paged_ademamix_32bit",
+    "paged_ademamix_8bit",
+    "galore_adamw_8bit",
+    "galore_adafactor",
+    "galore_adamw_layerwise",
+    "galore_adamw_8bit_layerwise",
+    "galore_adafactor_layerwise",
+    "lomo",
+    "adalomo",
+    "grokadamw",
+    "apollo_adamw",
+    "apollo_adamw_layerwise",
+    "stable_adamw",
+)
+
+
+def not_built(name: str) -> tuple[str, str]:
+    """Return (reason, alternative) for a name that is not in ``BUILT``."""
+    for pattern, why, instead in _NOT_BUILT:
+        if re.fullmatch(pattern, name):
+            return why, instead
+    return "there is no optimizer of this name", f"one of {', '.join(BUILT)}"
+
+
+def contradictions(name: str, args: Arguments) -> list[str]:
+    """Return messages for arguments that are valid one by one but not in combination."""
+    found = []
+    if on(args.get("nesterov")) and (not args.get("momentum") or args.get("dampening")):
+        found.append("nesterov needs a momentum above 0 and no dampening")
+    if on(args.get("fused", BUILT[name].fixed.get("fused"))) and (
+        on(args.get("foreach")) or on(args.get("differentiable"))
+    ):
+        found.append("fused excludes foreach and differentiable")
+    if on(args.get("relative_step")) or on(args.get("warmup_init")):
+        found.append(
+            "the learning rate comes from learning_rate and its schedule; relative_step and"
+            " warmup_init would derive it from the step"
+        )
+    return found
+
+
+def optim_args_problems(name: str, given: Json) -> Iterator[Diagnostic]:
+    """Yield what is wrong with the ``optim_args`` of the optimizer ``name``."""
+    try:
+        args = parse_optim_args(given)
+    except ConfigError as error:
+        yield replace(error.diagnostics[0], found="")
+        return
+    for what, found, hint in misfits(args, BUILT[name].options):
+        yield codes.TRAIN_OPTIM_ARGS(f"the optimizer {name} {what}", "", found, hint)
+    for words in contradictions(name, args):
+        yield codes.TRAIN_OPTIM_ARGS(f"the optimizer {name}: {words}", hint="remove one of them")
+
+
+def parse_optim_args(given: Json) -> JsonObject:
+    """Parse ``optim_args``: Transformers' ``"momentum=0.9,nesterov=True"`` or a mapping.
+
+    Raises ConfigError.
+    """
+    if not given:
+        return {}
+    if isinstance(given, Mapping):
+        return dict(given)
+    args: JsonObject = {}
+    for part in _parts(str(given)):
+        key, found, text = part.partition("=")
+        if not found or not key.strip():
+            raise ConfigError(
+                codes.TRAIN_OPTIM_ARGS(
+                    "write optim_args as a list of name=value",
+                    "training.optim_args",
+                    str(given),
+                    "momentum=0.9,nesterov=True",
+                )
+            )
+        try:
+            args[key.strip()] = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError):
+            args[key.strip()] = text.strip()
+    return args
+
+
+def _parts(text: str) -> list[str]:
+    """Split the text at commas outside brackets (``betas=(0.9, 0.95)``)."""
+    return re.split(r",(?![^(\[]*[)\]])", text)

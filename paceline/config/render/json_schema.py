@@ -7,7 +7,7 @@ from typing import get_args
 from pydantic.fields import FieldInfo
 
 from paceline.config.keys.aliases import ALIASES, SECTION_ALIASES
-from paceline.config.keys.without_effect_here import RECOGNISED
+from paceline.config.keys.valid_keys import RECOGNISED
 from paceline.config.migrations import KEY, newest
 from paceline.config.schema import SECTIONS, item_model, nested_model, takes_mapping, words_of
 from paceline.config.sections.types import Section

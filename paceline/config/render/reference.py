@@ -9,7 +9,7 @@ from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from paceline.config.keys.aliases import ALIASES, SECTION_ALIASES
-from paceline.config.keys.without_effect_here import RECOGNISED, RECOGNISED_IN
+from paceline.config.keys.valid_keys import RECOGNISED, RECOGNISED_IN
 from paceline.config.schema import SECTIONS, item_model, nested_model
 from paceline.config.sections.data import Dataset
 from paceline.config.sections.types import OneOf, Section

@@ -22,7 +22,6 @@ from paceline.config.sections.types import (
     to_texts,
 )
 from paceline.core.json_types import Json
-from paceline.core.patterns import is_pattern
 
 
 def to_targets(value: Json) -> tuple[str, ...]:
@@ -116,3 +115,14 @@ class LoraSection(Section):
             " init_lora_weights are used."
         ),
     )
+
+
+_MARKS = frozenset("()[]{}|*+?^$\\")
+
+
+def is_pattern(text: str) -> bool:
+    """Whether ``text`` contains a regular-expression metacharacter.
+
+    A dot does not count: module names have it.
+    """
+    return any(mark in text for mark in _MARKS)

@@ -6,7 +6,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from paceline.config.registries.inert_keys import IDLE
 from paceline.config.sections.types import (
     Bool,
     Int,
@@ -19,6 +18,12 @@ from paceline.config.sections.types import (
     Texts,
     Word,
 )
+
+IDLE: dict[str, str] = {
+    "model.low_cpu_mem": (
+        "weights are always streamed from disk tensor by tensor; Transformers 5 has no other mode"
+    ),
+}
 
 
 class ModelSection(Section):

@@ -1,4 +1,4 @@
-"""``training.rollout:`` and ``training.grpo:`` — generating and scoring answers, and options of GRPO."""
+"""``generation:`` and ``training.rollout:`` — how answers are generated and scored."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from paceline.config.sections.types import (
     Int,
     Mapping,
     OptBool,
-    OptFloat,
     OptInt,
-    OptPath,
     OptText,
     Section,
     Text,
@@ -199,77 +197,12 @@ class RolloutOptions(Section):
     )
 
 
-class GrpoOptions(Section):
-    """GRPO and its variants; option names as in TRL's GRPOConfig where it has them."""
+class GenerationSection(Section):
+    """Generation in `paceline chat RUN`; its options (`--temperature 0.7`) take precedence."""
 
-    beta: Float = Field(
-        default=0.0,
-        ge=0,
-        description=(
-            "With algorithm: grpo, coefficient of the KL to the reference; with 0 no "
-            "reference model is loaded."
-        ),
+    max_new_tokens: Int = Field(default=128, ge=1, description="Maximum answer length in tokens.")
+    temperature: Float = Field(default=0.0, ge=0, description="Sampling temperature; 0: greedy decoding.")
+    top_p: Float = Field(
+        default=1.0, gt=0, le=1, description="Sample from the smallest set of tokens with this probability."
     )
-    ref_model: OptPath = Field(
-        default=None, description="The reference model: a folder or hub name; the initial model when empty."
-    )
-    kl_estimator: Annotated[str, Word("k1", "k2", "k3")] = Field(
-        default="k3", description="Estimator of the KL in the loss: k1, k2 or k3."
-    )
-    use_bias_correction_kl: Bool = Field(
-        default=False,
-        description="Multiply the KL term by the importance ratio (TRL's default, not the paper's).",
-    )
-    epsilon: Float = Field(
-        default=0.2, ge=0, lt=1, description="Lower clipping bound of the probability ratio: 1 - epsilon."
-    )
-    epsilon_high: OptFloat = Field(
-        default=None,
-        ge=0,
-        description=(
-            "Upper clipping bound of the probability ratio: 1 + epsilon_high; epsilon when "
-            "empty (DAPO: 0.28). With loss_type: cispo the maximum weight itself, above 1 "
-            "(ScaleRL: 5.0)."
-        ),
-    )
-    delta: OptFloat = Field(
-        default=None,
-        gt=1,
-        description="Upper bound of the probability ratio for negative advantages; none when empty.",
-    )
-    loss_type: Annotated[str, Word("grpo", "dapo", "bnpo", "dr_grpo", "cispo")] = Field(
-        default="dapo",
-        description=(
-            "Normalisation of the loss: dapo and bnpo by tokens, grpo by answers (each a mean "
-            "over its tokens), dr_grpo by a constant; cispo by tokens, and it clips the "
-            "importance weight instead of the objective."
-        ),
-    )
-    scale_rewards: Annotated[str, Word("group", "batch", "none", false="none")] = Field(
-        default="group",
-        description=(
-            "Divide advantages by the standard deviation of the group's rewards, of all "
-            "rewards, or not at all."
-        ),
-    )
-    importance_sampling_level: Annotated[str, Word("token", "sequence")] = Field(
-        default="token",
-        description="Probability ratio per token, or one per answer from the mean log-ratio (GSPO).",
-    )
-    num_iterations: Int = Field(default=1, ge=1, description="Epochs over each rollout.")
-    mask_truncated_completions: Bool = Field(
-        default=False, description="Mask truncated answers out of the loss (DAPO's overlong filtering)."
-    )
-    rollout_correction: Annotated[str, Word("none", "truncate", "mask", false="none")] = Field(
-        default="none",
-        description=(
-            "Importance weight that corrects for the difference between the training and the "
-            "sampling probabilities: truncated, masked, or none."
-        ),
-    )
-    rollout_correction_level: Annotated[str, Word("token", "sequence")] = Field(
-        default="token", description="Compute that weight per token, or per answer."
-    )
-    rollout_correction_cap: Float = Field(
-        default=2.0, gt=0, description="Bound at which that weight is truncated, or above which it is masked."
-    )
+    top_k: Int = Field(default=0, ge=0, description="Sample from the k likeliest tokens; 0 means no limit.")

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
-from paceline.core.files import open_file, read_text, special_files
-from paceline.core.git_lfs import pointers_in
+from paceline.core.files import open_file, pointers_in, read_text, special_files
 from paceline.data import codes
 from paceline.data.chat_template.template_texts import (
     idle_options,

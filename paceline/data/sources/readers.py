@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
-from paceline.core.files import open_file
-from paceline.core.git_lfs import pointers
+from paceline.core.files import open_file, pointers
 from paceline.data import codes
 from paceline.data.rows.values import Cell, RawRow, without_filled
 from paceline.data.sources.file_kinds import is_packed, kind_of, open_rows, reading

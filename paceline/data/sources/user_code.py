@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import TypeAlias
 
 from paceline.core.errors import ConfigError, DataError
-from paceline.core.plugins.registry import load_attr, source_of
+from paceline.core.plugins.tables import load_attr, source_of
 from paceline.data import codes
 from paceline.data.file_digests import sha256_of
 from paceline.data.rows.row_errors import CONVERTED_AWAY

@@ -33,7 +33,7 @@ from paceline.algorithms.rewards.builtin import marked_number
 from paceline.config.registries.evaluation_metrics import METRIC_GROUPS, written_out
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.plugins.registry import is_async, load_attr
+from paceline.core.plugins.tables import is_async, load_attr
 from paceline.evaluation import codes
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.process_spec import import_path, module_argv

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from paceline.core.json_types import Json, JsonObject
-from paceline.core.version import PACKAGE_VERSION
+from paceline.core.package import PACKAGE_VERSION
 from paceline.generation.decoding.stepwise import TokenScore
 
 FLOOR = -9999.0  # in place of minus infinity, which JSON lacks

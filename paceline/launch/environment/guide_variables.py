@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.config import codes as config_codes
-from paceline.core.cache import cache_folder as cache_folder
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.package import cache_folder as cache_folder
 from paceline.launch import codes
 from paceline.launch.addresses import is_loopback
 from paceline.launch.environment.accelerate_options import accelerate_options, ancestors

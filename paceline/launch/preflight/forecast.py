@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.config.schema import Config
-from paceline.core.security.secret_values import without_secrets
+from paceline.core.security.secrets import without_secrets
 
 if TYPE_CHECKING:
     from paceline.plan.cost.report import Forecast

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from paceline.config.source import DEFAULTS
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.core.security.secret_values import without_secrets
+from paceline.core.security.secrets import without_secrets
 from paceline.launch import codes
 
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from paceline.config.sections.lora import is_pattern
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
-from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
 from paceline.models import codes
 from paceline.models.attention.sparse_indexer import selectors

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.config.sections.algorithms.ppo import PpoOptions
-from paceline.config.sections.algorithms.reinforce_plus_plus import ReinforcePlusPlusOptions
-from paceline.config.sections.rollout import GrpoOptions
+from paceline.config.sections.algorithms.on_policy import GrpoOptions, PpoOptions, ReinforcePlusPlusOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.algorithms.spec import Adapter, AlgorithmSpec, Training, switched_off

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from paceline.config.backend_files.deepspeed.batch import batch_of
+from paceline.config.backend_files.deepspeed.deepspeed_file import batch_of
 from paceline.config.registries.evaluation_metrics import written_out
-from paceline.config.sections.generation import GenerationSection
-from paceline.config.sections.rollout import RolloutOptions
+from paceline.config.sections.rollout import GenerationSection, RolloutOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes

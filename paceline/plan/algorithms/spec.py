@@ -14,8 +14,7 @@ from paceline.config.sections.types import Section
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
-from paceline.core.plugins.registry import load_attr
-from paceline.core.plugins.tables import ALGORITHMS, ROW_KINDS
+from paceline.core.plugins.tables import ALGORITHMS, ROW_KINDS, load_attr
 from paceline.plan import codes
 from paceline.plan.job_to_check import JobToCheck
 from paceline.plan.model.read_config import ModelShape, scoring, shape_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.config.sections.algorithms.classification import ClassificationOptions
-from paceline.config.sections.algorithms.distillation import DistillationOptions
+from paceline.config.sections.algorithms.supervised import ClassificationOptions, DistillationOptions
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.plan import codes
 from paceline.plan.algorithms.spec import Adapter, AlgorithmSpec, Training

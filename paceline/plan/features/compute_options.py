@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Protocol
 
-from paceline.config.registries.inert_keys import IDLE
 from paceline.config.schema import Config, field_of
 from paceline.config.sections.lora import LoraSection
+from paceline.config.sections.model import IDLE
 from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_scale import Parallelism
 from paceline.plan.hardware.device_kinds import CPU, CUDA, is_accelerator, kind_of

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import isfinite
 
+from paceline.config.sections.lora import is_pattern
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject, as_number
-from paceline.core.patterns import is_pattern
 from paceline.plan import codes
 from paceline.plan.model.family import text_name
 from paceline.plan.plan_sections import AdapterSpec

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.core.cache import cache_folder
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.package import cache_folder
 from paceline.plan.hardware.choose_devices import choose
 from paceline.plan.hardware.device_files import device_nodes, flash_packages, installed_wheel, triton_obstacle
 from paceline.plan.hardware.device_kinds import CPU, is_accelerator

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.core.package import ROOT
-from paceline.core.plugins.registry import source_of
+from paceline.core.plugins.tables import source_of
 from paceline.plan.hardware.device_files import driver_version
 from paceline.plan.hardware.device_kinds import KINDS
 from paceline.plan.hardware.probe_results import TorchAnswer, Wheel

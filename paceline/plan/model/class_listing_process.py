@@ -20,9 +20,8 @@ from importlib import util
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from paceline.core.cache import cache_folder
 from paceline.core.json_types import Json, JsonObject
-from paceline.core.package import ROOT
+from paceline.core.package import ROOT, cache_folder
 from paceline.plan.model.class_listing import Listing
 from paceline.plan.model.parameter_list import with_counts
 from paceline.plan.model.shape import ModelShape

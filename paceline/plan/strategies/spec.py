@@ -14,8 +14,7 @@ from paceline.config.registries.optimizers import StateSplit
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
-from paceline.core.plugins.registry import is_assigned, load_attr
-from paceline.core.plugins.tables import STRATEGIES
+from paceline.core.plugins.tables import STRATEGIES, is_assigned, load_attr
 from paceline.plan import codes
 from paceline.plan.hardware.probe import OPTIONAL_PACKAGES, Hardware
 from paceline.plan.job_to_check import JobToCheck

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from paceline.config.registries.optimizers import BUILT
+from paceline.config.registries.optimizers import BUILT, not_built
 from paceline.config.registries.options import misfits
-from paceline.config.registries.unsupported_optimizers import not_built
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
-from paceline.core.plugins.registry import load_attr
+from paceline.core.plugins.tables import load_attr
 from paceline.plan.hardware.device_kinds import CUDA
 from paceline.plan.model.parameter_list import NO_DECAY, orthogonalised, projected
 from paceline.plan.plan_sections import OptimizerSpec

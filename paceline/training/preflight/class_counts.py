@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from paceline.config.sections.algorithms.classification import ClassificationOptions
+from paceline.config.sections.algorithms.supervised import ClassificationOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.training import codes

@@ -18,7 +18,7 @@ from paceline.algorithms.rewards.builtin import OF_THE_ANSWER
 from paceline.algorithms.rewards.scoring import MODEL, REWARDS, RewardSpec, check_built_in
 from paceline.config.layers.unreliable_keys import sure
 from paceline.config.schema import Config
-from paceline.config.sections.algorithms.classification import ClassificationOptions
+from paceline.config.sections.algorithms.supervised import ClassificationOptions
 from paceline.config.sections.model import ModelSection
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.diagnostics import Diagnostic

@@ -14,7 +14,7 @@ from torch.autograd.profiler import record_function
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import profile
 
-from paceline.config.sections.profile import Profile
+from paceline.config.sections.training_steps import Profile
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir

@@ -17,7 +17,7 @@ from typing import Any
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.json_types import Json
-from paceline.core.plugins.registry import load_attr
+from paceline.core.plugins.tables import load_attr
 from paceline.runlog.callback import METHODS, asks_to_stop, deliver, has_methods, read_only
 from paceline.runlog.events import Event, Step
 from paceline.training import codes

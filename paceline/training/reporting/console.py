@@ -19,7 +19,7 @@ from rich.text import Text
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.rundir import RunDir
-from paceline.core.security.secret_values import without_secrets
+from paceline.core.security.secrets import without_secrets
 from paceline.core.units import human_bytes, human_count, human_seconds
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.redacted_output import terminal

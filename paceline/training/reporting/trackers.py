@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from paceline.config.registries.trackers import ALL, TRACKERS, names_of, project_of
 from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.core.errors import ConfigError
-from paceline.core.plugins.registry import load_attr
+from paceline.core.plugins.tables import load_attr
 from paceline.plan import codes as plan_codes
 from paceline.plan.packages import has_key, meant_offline
 from paceline.training import codes

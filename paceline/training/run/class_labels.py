@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.algorithms.supervised.classification import LABEL
-from paceline.config.sections.algorithms.classification import ClassificationOptions
+from paceline.config.sections.algorithms.supervised import ClassificationOptions
 from paceline.core.errors import DataError
 from paceline.data.prepare.prepare import Prepared
 from paceline.data.token_table import TokenTable

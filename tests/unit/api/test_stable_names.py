@@ -13,7 +13,7 @@ import pytest
 import paceline
 import paceline.extend
 from paceline.core.plugins import moved
-from paceline.core.plugins.registry import load_attr
+from paceline.core.plugins.tables import load_attr
 
 #: Name → its parameters. A name or parameter that goes away, or moves, needs a new major version.
 STABLE = {
@@ -121,7 +121,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 import paceline, paceline.extend
 from paceline.core.plugins import moved
-from paceline.core.plugins.registry import load_attr
+from paceline.core.plugins.tables import load_attr
 
 EARLIER = {earlier}
 now = {{name: getattr(paceline.extend, new) for name, new in EARLIER.items()}}

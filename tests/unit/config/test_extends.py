@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.config.load import load_config
-from paceline.config.render.diff import as_text, differences
+from paceline.config.render.effective_values import as_text, differences
 from paceline.config.render.json_schema import json_schema
 from paceline.config.schema import fields
 from paceline.core.errors import ConfigError

@@ -5,12 +5,12 @@ keys for launchers and TPUs.
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.config.backend_files.check_file import intake
 from paceline.config.backend_files.deepspeed.key_verdicts import (
     DROPPED,
     NO_OPTIMIZER,
@@ -328,7 +328,7 @@ FILES = {
 def test_a_file_is_recognised_and_judged(tmp_path, name):
     text, kind, verdict = FILES[name]
     (tmp_path / name).write_text(text, encoding="utf-8")
-    found = intake(str(tmp_path / name), rules=of_config)
+    found = runpy.run_path("scripts/intake.py")["intake"](str(tmp_path / name), rules=of_config)
     assert (found.kind, found.verdict) == (kind, verdict)
     assert bool(found.problems) == (verdict != "taken")
 

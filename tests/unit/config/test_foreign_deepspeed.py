@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.config.backend_files.deepspeed.batch import batch_of
+from paceline.config.backend_files.deepspeed.deepspeed_file import batch_of
 from paceline.config.backend_files.deepspeed.normalize import table
 from paceline.core.diagnostics import Severity
 from paceline.rules import check

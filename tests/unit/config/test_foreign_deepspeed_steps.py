@@ -246,7 +246,7 @@ def test_a_tuning_space_is_known_at_the_top_level_too(wrong: Read, key: str) -> 
 
 
 def test_nothing_says_both_that_a_total_stays_and_that_another_runs(read: Read) -> None:
-    from paceline.config.backend_files.deepspeed.batch import batch_of
+    from paceline.config.backend_files.deepspeed.deepspeed_file import batch_of
 
     loaded = read({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4})
     t = loaded.config.training

@@ -162,7 +162,7 @@ def test_torch_adam_has_torchs_decay() -> None:
 def test_a_schedule_without_parameters_has_the_classes_defaults(kind: str) -> None:
     """Each parameter of the class is one that is read, under the same default."""
     from paceline.config.backend_files.deepspeed.key_verdicts import SCHEDULES
-    from paceline.config.backend_files.deepspeed.scheduler import _PARAMS
+    from paceline.config.backend_files.deepspeed.training_keys import _PARAMS
     from paceline.training.loop.lr_schedules import BUILDERS
 
     module = pytest.importorskip("deepspeed.runtime.lr_schedules")
@@ -300,7 +300,7 @@ def test_an_accelerate_file_without_a_key_means_the_cluster_configs_default(acce
 
 
 def test_a_mesh_and_dynamo_without_settings_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.config.backend_files.accelerate.environment_table import READ
+    from paceline.config.backend_files.accelerate.environment import READ
 
     mesh = pytest.importorskip("accelerate.parallelism_config").ParallelismConfig()
     t = load_config(None).config.training
@@ -317,7 +317,7 @@ def test_what_the_launcher_sets_when_nobody_asks_is_its_parsers_default() -> Non
     pytest.importorskip("accelerate")
     from accelerate.commands.launch import launch_command_parser
 
-    from paceline.config.backend_files.accelerate.environment_table import READ
+    from paceline.config.backend_files.accelerate.environment import READ
 
     options = vars(launch_command_parser().parse_args(["x.py"]))
     checked = 0

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.config.backend_files.json_line_numbers import Places
-from paceline.config.backend_files.json_text import parse_json
+from paceline.config.backend_files.json_text import Places, parse_json
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from paceline.config.keys.aliases import ALIASES
-from paceline.config.keys.without_effect_here import RECOGNISED
+from paceline.config.keys.valid_keys import RECOGNISED
 from paceline.config.load import load_config
 from paceline.config.render.effective_values import render_show
 from paceline.config.schema import SECTIONS, fields, nested_model, sections

@@ -9,12 +9,12 @@ import pytest
 from jinja2 import Environment
 
 from paceline.config.import_export.argument_tables import defaults, table
-from paceline.config.import_export.check_result import accepted, stands
 from paceline.config.import_export.commands.command_line import read_command
 from paceline.config.import_export.import_config import TRANSLATORS, import_config, import_data
-from paceline.config.import_export.llamafactory.templates import jinja
-from paceline.config.import_export.trl import trl_keys
+from paceline.config.import_export.programs import trl
+from paceline.config.import_export.programs.llamafactory_templates import jinja
 from paceline.config.import_export.verdicts import Imported, KeyVerdict, as_json, as_text
+from paceline.config.import_export.write_yaml import accepted, stands
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
@@ -355,7 +355,7 @@ def test_every_documented_argument_is_known() -> None:
             defaults("transformers") | defaults("trl", ["_BaseConfig", "ModelConfig", config]),
             name,
         )
-        for name, config in trl_keys.TRAINERS.items()
+        for name, config in trl.TRAINERS.items()
         if config in classes
     }
     files |= {

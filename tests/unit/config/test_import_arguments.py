@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.config.import_export.argument_tables import defaults
-from paceline.config.import_export.axolotl import axolotl_keys
 from paceline.config.import_export.import_config import flat, import_data
-from paceline.config.import_export.llamafactory import llamafactory_keys
-from paceline.config.import_export.ms_swift import ms_swift_keys
+from paceline.config.import_export.programs import axolotl, llamafactory, ms_swift
 from paceline.config.import_export.verdicts import Imported, KeyVerdict
 
 GIVEN: dict[str, dict[str, Any]] = {
@@ -32,9 +30,9 @@ GIVEN: dict[str, dict[str, Any]] = {
     "swift": {"model": "m", "dataset": "a.jsonl", "tuner_type": "lora"},
 }
 DEFAULTS = {
-    "llamafactory": llamafactory_keys.llamafactory_defaults,
-    "axolotl": axolotl_keys.axolotl_defaults,
-    "swift": lambda: ms_swift_keys.swift_defaults("sft"),
+    "llamafactory": llamafactory.llamafactory_defaults,
+    "axolotl": axolotl.axolotl_defaults,
+    "swift": lambda: ms_swift.swift_defaults("sft"),
 }
 #: words of their own, or read beside another key only
 WORDS: dict[str, tuple[Any, ...]] = {

@@ -17,7 +17,7 @@ import pytest
 from paceline.config.import_export.argument_tables import table
 from paceline.config.import_export.commands.command_line import read_command
 from paceline.config.import_export.import_config import TRANSLATORS, import_config, import_data
-from paceline.config.import_export.trl.rollouts import REWARDS
+from paceline.config.import_export.programs.trl import REWARDS
 from paceline.config.import_export.verdicts import Imported, KeyVerdict
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import ALGORITHMS

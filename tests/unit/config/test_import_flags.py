@@ -10,8 +10,8 @@ from typing import Any, Literal, Optional
 
 import pytest
 
+from paceline.config.import_export.argument_tables import as_parsed
 from paceline.config.import_export.commands.command_line import read_command
-from paceline.config.import_export.hf_arguments import as_parsed
 from paceline.config.import_export.import_config import import_command
 
 NAMES = [

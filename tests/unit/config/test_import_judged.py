@@ -22,10 +22,10 @@ import pytest
 import swift_cases
 import trl_cases
 
-from paceline.config.import_export.check_result import accepted, stands
 from paceline.config.import_export.commands.command_line import read_command
 from paceline.config.import_export.import_config import flat, import_command, import_data
 from paceline.config.import_export.verdicts import Imported, KeyVerdict
+from paceline.config.import_export.write_yaml import accepted, stands
 from paceline.config.load import load_config
 from paceline.config.schema import field_of
 from paceline.plan.algorithms.spec import algorithm_spec

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from paceline.config.import_export.check_result import accepted
 from paceline.config.import_export.commands.command_line import read_command
 from paceline.config.import_export.commands.launchers import launch_of
 from paceline.config.import_export.import_config import import_command, import_data
 from paceline.config.import_export.verdicts import Imported, KeyVerdict
+from paceline.config.import_export.write_yaml import accepted
 from paceline.config.load import load_config
 from paceline.rules import of_config
 

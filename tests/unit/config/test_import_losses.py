@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from paceline.config.import_export.argument_tables import table
-from paceline.config.import_export.check_result import accepted, left_over, stands
 from paceline.config.import_export.commands.command_line import is_command, read_command
 from paceline.config.import_export.import_config import flat, import_command, import_config, import_data
 from paceline.config.import_export.verdicts import Imported, KeyVerdict
+from paceline.config.import_export.write_yaml import accepted, left_over, stands
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError

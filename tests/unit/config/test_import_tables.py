@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 
-from paceline.config.import_export import argument_tables, decide_keys, transformers_keys
-from paceline.config.import_export.axolotl import axolotl_keys
+from paceline.config.import_export import argument_tables, decide_keys
 from paceline.config.import_export.import_config import flat, import_data
-from paceline.config.import_export.llamafactory import llamafactory_keys
-from paceline.config.import_export.ms_swift import ms_swift_keys
-from paceline.config.import_export.trl import trl_keys
+from paceline.config.import_export.programs import axolotl, llamafactory, ms_swift, transformers, trl
 from paceline.config.import_export.verdicts import KeyVerdict
 from paceline.config.import_export.write_yaml import compose
 from paceline.config.schema import SECTIONS, field_of
@@ -24,11 +21,11 @@ from paceline.core.plugins.tables import ALGORITHMS
 
 TABLES = sorted(path.stem for path in (Path(decide_keys.__file__).parent / "keys").glob("*.toml"))
 CODE: Mapping[str, Mapping[str, object]] = {
-    "axolotl": axolotl_keys.CODE,
-    "llamafactory": llamafactory_keys.CODE,
-    "swift": ms_swift_keys.CODE,
-    "transformers": transformers_keys.CODE,
-    "trl": trl_keys.CODE,
+    "axolotl": axolotl.CODE,
+    "llamafactory": llamafactory.CODE,
+    "swift": ms_swift.CODE,
+    "transformers": transformers.CODE,
+    "trl": trl.CODE,
 }
 OF_A_STEP = {"when", "each", "says", "to", "code", "step", "set", "feature", *decide_keys.VERBS}
 OF_A_ROW = {

@@ -21,8 +21,8 @@ import pytest
 from key_table import TABLE, Key, Read
 
 import paceline
-from paceline.config.registries.inert_keys import IDLE
 from paceline.config.schema import SECTIONS, field_of, item_model, nested_model
+from paceline.config.sections.model import IDLE
 from paceline.config.sections.types import Section
 from paceline.core.errors import PacelineError
 from paceline.plan.plan import Plan

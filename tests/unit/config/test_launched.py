@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from paceline.config.backend_files.accelerate.environment_table import (
+from paceline.config.backend_files.accelerate.environment import (
     OLD,
     OTHERS,
     READ,

@@ -14,12 +14,10 @@ from transformers.training_args import OptimizerNames
 
 from paceline.config.registries.evaluation_metrics import evaluation_metrics
 from paceline.config.registries.lr_schedules import NEEDED, OPTIONS, STATEFUL
-from paceline.config.registries.optimizers import BUILT
-from paceline.config.registries.unsupported_optimizers import KNOWN, not_built
+from paceline.config.registries.optimizers import BUILT, KNOWN, not_built
 from paceline.config.sections.training_steps import SCHEDULES
 from paceline.core.errors import ConfigError
-from paceline.core.plugins.registry import load_attr
-from paceline.core.plugins.tables import ALGORITHMS
+from paceline.core.plugins.tables import ALGORITHMS, load_attr
 from paceline.plan.plan_sections import OptimizerSpec
 from paceline.protocols.roles import Output, Role
 from paceline.training.loop.lr_schedules import BUILDERS, learning_rate_schedule

@@ -12,7 +12,7 @@ import peft
 import pytest
 
 from paceline.config.keys.aliases import ALIASES, SECTION_ALIASES
-from paceline.config.keys.without_effect_here import RECOGNISED
+from paceline.config.keys.valid_keys import RECOGNISED
 from paceline.config.schema import field_of
 from paceline.core.diagnostics import Severity
 

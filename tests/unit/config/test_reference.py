@@ -6,7 +6,7 @@ from pathlib import Path
 
 import paceline.config
 from paceline.config.keys.aliases import ALIASES, SECTION_ALIASES
-from paceline.config.keys.without_effect_here import RECOGNISED
+from paceline.config.keys.valid_keys import RECOGNISED
 from paceline.config.render.reference import reference
 from paceline.config.schema import SECTIONS, field_of, fields
 from paceline.core.diagnostics import all_codes

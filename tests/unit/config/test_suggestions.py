@@ -20,10 +20,8 @@ from paceline.cli.configs import import_file
 from paceline.config.import_export.argument_tables import table as arguments
 from paceline.config.keys.aliases import ALIASES
 from paceline.config.keys.nearest import MOST_UNKNOWN, nearest
-from paceline.config.keys.other_programs_keys import synonyms
-from paceline.config.keys.suggest import Suggestion, suggestion
-from paceline.config.keys.valid_keys import known_names
-from paceline.config.keys.without_effect_here import RECOGNISED
+from paceline.config.keys.suggest import Suggestion, suggestion, synonyms
+from paceline.config.keys.valid_keys import RECOGNISED, known_names
 from paceline.config.schema import SECTIONS, Config, field_of, fields
 from paceline.config.sections.training import TrainingSection
 from paceline.config.yaml_text.read_file import read_table

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 
-from paceline.config.sections.algorithms.classification import ClassificationOptions
+from paceline.config.sections.algorithms.supervised import ClassificationOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import DataError
 from paceline.data.packed_source import PackedSource

@@ -13,8 +13,8 @@ import typer
 
 from paceline.cli.main import VERBS, application_of
 from paceline.config.keys.aliases import ALIASES, SECTION_ALIASES
-from paceline.config.keys.other_programs_keys import synonyms
-from paceline.config.keys.without_effect_here import RECOGNISED, RECOGNISED_IN
+from paceline.config.keys.suggest import synonyms
+from paceline.config.keys.valid_keys import RECOGNISED, RECOGNISED_IN
 from paceline.config.schema import SECTIONS, field_of, fields
 from paceline.core.diagnostics import all_codes
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.config.schema import Config
-from paceline.config.sections.generation import GenerationSection
+from paceline.config.sections.rollout import GenerationSection
 from paceline.core.errors import ConfigError
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.evaluation import chat

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.plugins.registry import source_of
+from paceline.core.plugins.tables import source_of
 from paceline.plan.hardware import probe as hardware
 from paceline.plan.hardware import torch_probe as ask
 from paceline.plan.hardware.device_files import device_nodes

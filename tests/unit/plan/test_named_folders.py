@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
-from paceline.config.sections.algorithms.classification import ClassificationOptions
+from paceline.config.sections.algorithms.supervised import ClassificationOptions
 from paceline.core.errors import DataError
 from paceline.plan.model.files.folder_check import classes_of_head, wrong_folders
 from paceline.training.preflight.class_counts import class_numbers, with_head

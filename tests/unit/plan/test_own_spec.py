@@ -16,7 +16,7 @@ from machines import H100, LLAMA
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.core.plugins.registry import is_assigned
+from paceline.core.plugins.tables import is_assigned
 from paceline.plan.cost.from_plan import predicted_plan
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job

@@ -19,8 +19,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for, written_into
-from paceline.core.security.secret_formats import SHAPES
-from paceline.core.security.secret_values import secrets_in, without_secrets
+from paceline.core.security.secrets import SHAPES, secrets_in, without_secrets
 from paceline.launch.claim_run_dir import claim
 from paceline.launch.redacted_output import Outlet, redacted
 from paceline.runlog.redact import Redactor

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.rundir import RunDir
-from paceline.core.security.secret_values import secrets_in
+from paceline.core.security.secrets import secrets_in
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Notice, RunStarted, Step
 from paceline.runlog.lines import line_of

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.config.sections.algorithms.distillation import DistillationOptions
+from paceline.config.sections.algorithms.supervised import DistillationOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import DataError
 from paceline.data.packed_source import build_batch

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from paceline.config.sections.profile import Profile
+from paceline.config.sections.training_steps import Profile
 from paceline.core.rundir import RunDir
 from paceline.models.flops import multiply_adds
 from paceline.protocols.batch import IGNORE_INDEX, Batch

@@ -1,9 +1,14 @@
-"""Keys of DeepSpeed's JSON that are not passed on unchanged, as ``keys/deepspeed.toml`` has them."""
+"""What the readers of DeepSpeed's JSON share: the table of its keys, and reports."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeGuard
+
+from paceline.config.backend_files.layer import Document, Foreign
 from paceline.config.yaml_text.read_file import names, read_table, texts
-from paceline.core.json_types import Json, as_object
+from paceline.core.diagnostics import Code, Severity
+from paceline.core.json_types import Json, JsonObject, as_object
 
 _TABLE = read_table("deepspeed", "backend_files")
 #: path → (reason, what to write instead)
@@ -44,3 +49,58 @@ def is_on(value: Json) -> bool:
 def _switched(value: Json) -> bool:
     """Whether the value contains an ``enabled`` at any depth."""
     return isinstance(value, dict) and ("enabled" in value or any(_switched(item) for item in value.values()))
+
+
+class Teller:
+    """Creates entries of the lowest layer from a normalised document.
+
+    ``given``: the values of higher layers by path.
+    """
+
+    def __init__(
+        self, document: Document, found: Foreign, normal: JsonObject, given: Mapping[str, Json]
+    ) -> None:
+        self.document = document
+        self.found = found
+        self.normal = normal
+        self.given = given
+
+    def take(self, to: str, value: Json, path: str) -> None:
+        """Set the canonical path ``to`` to ``value``, unless that is null or ``"auto"``."""
+        if given_value(value):
+            self.found.entries.append(self.document.entry(to, value, path))
+
+    def default(self, to: str, value: Json, path: str, says: str, hint: str = "") -> None:
+        """Set ``to`` to DeepSpeed's default for an absent key, with a note, unless a higher layer sets it."""
+        if to not in self.given:
+            self.take(to, value, path)
+            self.note(path, says, hint)
+
+    def note(self, path: str, what: str, hint: str = "") -> None:
+        """Report a setting that is translated or not used."""
+        self.found.notes.append(self.document.note(path, what, hint))
+
+    def warn(self, path: str, what: str, hint: str = "") -> None:
+        """Report a requested feature that is replaced by another."""
+        self.found.notes.append(self.document.note(path, what, hint, Severity.WARNING))
+
+    def problem(self, code: Code, what: str, path: str, found: str, hint: str) -> None:
+        """Report a setting that is refused."""
+        self.found.problems.append(code(what, where=self.document.place(path), found=found, hint=hint))
+
+    def typed(self, name: str) -> tuple[str, JsonObject] | None:
+        """Return (type, params) of the block ``optimizer`` or ``scheduler``; None without the block."""
+        block = self.normal.get(name)
+        if not isinstance(block, dict):
+            return None
+        return str(block.get("type") or ""), as_object(block.get("params"))
+
+
+def given_value(value: Json) -> bool:
+    """Whether a JSON value sets something; null and ``"auto"`` do not."""
+    return value is not None and value != "auto"
+
+
+def number_in(value: Json) -> TypeGuard[int | float]:
+    """Whether a value is a number and not a bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from paceline.config.backend_files.accelerate.environment_table import READ, SWITCHES
+from paceline.config.backend_files.accelerate.environment import READ, SWITCHES
 from paceline.config.import_export.commands.launchers import Launch, Option
 from paceline.config.import_export.import_backend_files import import_job, verdict_at
 from paceline.config.import_export.verdicts import Finding, Imported, KeyVerdict, Setting

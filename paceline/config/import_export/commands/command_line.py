@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.config import codes
-from paceline.config.backend_files.other_programs import not_imported, program_of_command
+from paceline.config.backend_files.detect import not_imported, program_of_command
+from paceline.config.import_export.argument_tables import written
 from paceline.config.import_export.commands.launchers import (
     LAUNCH_NAMES,
     Launch,
@@ -18,8 +19,7 @@ from paceline.config.import_export.commands.launchers import (
     slurm_variables,
 )
 from paceline.config.import_export.commands.shell_script import Ran, Script
-from paceline.config.import_export.hf_arguments import written
-from paceline.config.import_export.trl import trl_keys
+from paceline.config.import_export.programs import trl
 from paceline.config.yaml_text.read_file import read_text
 from paceline.config.yaml_text.scalars import resolve_plain
 from paceline.core.errors import ConfigError
@@ -36,16 +36,16 @@ _PROGRAMS = {
     "axolotl.cli.train": "axolotl",
 }
 #: scripts by name → the system and the command or trainer
-_SCRIPTS = {f"{name}.py": ("trl", name) for name in trl_keys.TRAINERS}
+_SCRIPTS = {f"{name}.py": ("trl", name) for name in trl.TRAINERS}
 _SWIFT = re.compile(r"(?:.*/)?swift[./]cli[./](sft|pt|rlhf)(?:\.py)?")
-_TRL = re.compile(rf"trl\.scripts\.({'|'.join(trl_keys.TRAINERS)})")
+_TRL = re.compile(rf"trl\.scripts\.({'|'.join(trl.TRAINERS)})")
 _FILES = (".yaml", ".yml", ".json")
 _SHELL = (".sh", ".bash", ".slurm", ".sbatch")
-_COMMANDS = (*trl_keys.TRAINERS, "pt", "rlhf")
+_COMMANDS = (*trl.TRAINERS, "pt", "rlhf")
 #: programs that do more than train → the words of theirs that train
 _VERBS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("llamafactory-cli", "lmf", "axolotl"), ("train",)),
-    "trl": tuple(trl_keys.TRAINERS),
+    "trl": tuple(trl.TRAINERS),
     "swift": ("sft", "pt", "rlhf"),
 }
 _STARTERS = ("accelerate launch", "accelerate-launch", "torchrun", "deepspeed", "python")

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.plugins.registry import load_attr
-from paceline.core.plugins.tables import ROW_KINDS
+from paceline.core.plugins.tables import ROW_KINDS, load_attr
 from paceline.data.file_digests import sha256_of
 from paceline.data.rows.formats import Example, Shape, detect, normalise
 from paceline.data.rows.values import Row

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paceline.config.registries.optim_args import parse_optim_args
-from paceline.config.registries.optimizers import BUILT, supports
+from paceline.config.registries.optimizers import BUILT, parse_optim_args, supports
 from paceline.config.sections.training import TrainingSection
 from paceline.plan.features.precision import rounds
 from paceline.plan.model.parameter_list import targets_of

@@ -12,8 +12,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.model import ModelSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.files import MAX_INDEX_BYTES, read_text, special_files
-from paceline.core.git_lfs import pointers_in
+from paceline.core.files import MAX_INDEX_BYTES, pointers_in, read_text, special_files
 from paceline.core.json_types import Json
 from paceline.core.rundir import RunDir
 from paceline.plan import codes

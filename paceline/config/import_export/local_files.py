@@ -1,0 +1,60 @@
+"""What files here decide about an import: a model's config, a data set's first row."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+from paceline.config.import_export.verdicts import KeyReader
+from paceline.config.yaml_text.read_file import read_text
+from paceline.core.errors import ConfigError
+from paceline.core.files import open_file
+from paceline.core.json_types import JsonObject, as_object
+
+
+def config_of(reading: KeyReader) -> JsonObject:
+    """Return the ``config.json`` of a model that is a folder here, or beside the file; else empty."""
+    name = str(reading.given.get("model") or reading.given.get("model_name_or_path") or "")
+    for base in (Path("."), Path(reading.result.file).parent):
+        file = base / name / "config.json"
+        if name and file.is_file():
+            try:
+                return as_object(json.loads(read_text(str(file))))
+            except (ValueError, ConfigError):
+                return {}
+    return {}
+
+
+_LIMIT = 1 << 20
+
+
+def first_row(path: str, folder: Path) -> JsonObject:
+    """Return the first row of a JSON, JSON-lines, CSV or Parquet file; empty if it is none or is too long."""
+    file = next((p for p in (Path(path), folder / path) if p.is_file()), None)
+    if file is None or file.suffix not in (".json", ".jsonl", ".csv", ".parquet"):
+        return {}
+    if file.suffix == ".parquet":
+        return _of_parquet(file)
+    with open_file(file) as stream:
+        text = stream.read(_LIMIT).decode("utf-8-sig", errors="replace")
+    if file.suffix == ".csv":
+        return dict(next(csv.DictReader(text.splitlines(keepends=True)), {}))
+    start = text.lstrip().removeprefix("[").lstrip()
+    try:
+        row, _ = json.JSONDecoder().raw_decode(start)
+    except ValueError:
+        return {}
+    return as_object(row)
+
+
+def _of_parquet(file: Path) -> JsonObject:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with open_file(file) as stream, pyarrow.parquet.ParquetFile(stream) as table:
+            batch = next(table.iter_batches(batch_size=1), None)
+    except (pyarrow.ArrowException, OSError):
+        return {}
+    return as_object(batch.to_pylist()[0]) if batch else {}

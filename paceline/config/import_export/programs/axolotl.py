@@ -1,0 +1,330 @@
+"""axolotl's config (0.19), and older names that its files still have."""
+
+from __future__ import annotations
+
+import re
+
+from paceline.config.import_export.argument_tables import defaults
+from paceline.config.import_export.decide_keys import SENTENCES, decide
+from paceline.config.import_export.programs.axolotl_data import datasets, tokens
+from paceline.config.import_export.programs.transformers import (
+    by_alias,
+    project,
+    transformers_galore,
+    whole_weights_in,
+)
+from paceline.config.import_export.verdicts import KeyReader
+from paceline.core.json_types import Json
+
+_TOP = (
+    "AxolotlInputConfig",
+    "ModelInputConfig",
+    "ModelOutputConfig",
+    "LoraConfig",
+    "ReLoRAConfig",
+    "HyperparametersConfig",
+    "WandbConfig",
+    "DeprecatedParameters",
+    "RemappedParameters",
+    "JaggedLRConfig",
+)
+_ALGORITHMS = {
+    "": "sft",
+    "dpo": "dpo",
+    "ipo": "dpo",
+    "kto": "kto",
+    "orpo": "orpo",
+    "simpo": "simpo",
+    "grpo": "grpo",
+}
+_WATCHDOG = "paceline.extend:LossWatchdog"  # what stops a run there after three steps, too
+_PLUGINS_OF_KERNELS = ("CutCrossEntropyPlugin", "LigerPlugin", "KernelsPlugin", "CompilePlugin")
+_OTHER_TRACKERS = ("mlflow", "swanlab", "trackio")
+
+
+def axolotl_defaults() -> dict[str, object]:
+    """Return the defaults of its top-level keys that the builder passes on."""
+    return defaults("axolotl") | defaults("axolotl", _TOP)
+
+
+def translate(reading: KeyReader) -> None:
+    """Decide every key of an axolotl file."""
+    for key in [key for key, value in reading.given.items() if value in (None, "")]:
+        reading.nothing(key, "it has no value")
+    reading.facts["algorithm"] = (
+        "reward" if reading.on("reward_model") else _ALGORITHMS.get(reading.text("rl"), "sft")
+    )
+    decide(reading, "axolotl", CODE)
+    for key in reading.open_keys():
+        by_alias(reading, key)
+
+
+def _beta(reading: KeyReader) -> None:
+    """Of several betas axolotl takes the first of these, for every algorithm."""
+    path = f"training.{reading.facts['algorithm']}.beta"
+    given = [key for key in ("trl.beta", "rl_beta", "orpo_alpha", "dpo_beta") if reading.is_given(key)]
+    if given:
+        reading.keep(given[0], path, reading.given[given[0]])
+    reading.nothing(given[1:], f"{given[0]} wins over it" if given else "")
+    reading.nothing(("orpo_alpha",), "beta decides") if "orpo_alpha" not in given else None
+
+
+def _watchdog(reading: KeyReader) -> None:
+    """A threshold of the loss: without one its patience has no effect."""
+    threshold, patience = "loss_watchdog_threshold", "loss_watchdog_patience"
+    if not reading.on(threshold):
+        return
+    options: dict[str, Json] = {"threshold": reading.given[threshold]}
+    if reading.is_given(patience):
+        options["patience"] = reading.given[patience]
+    written: list[Json] = [{"name": _WATCHDOG, "options": options}]
+    reading.set("training.callbacks", written, threshold)
+    reading.mapped((threshold, patience), ("training.callbacks",))
+
+
+def _precision(reading: KeyReader) -> None:
+    bf16, adapters = reading.value("bf16"), reading.is_given("adapter")
+    fp16 = (reading.on("fp16") or reading.on("float16")) and reading.given.get("bf16") in (
+        None,
+        False,
+        "auto",
+    )
+    word = (
+        "fp16"
+        if fp16
+        else "no"
+        if bf16 is False and not reading.on("bfloat16")
+        else "auto"
+        if bf16 == "auto"
+        else "bf16"
+    )
+    key = "fp16" if fp16 else "bf16"
+    reading.set("training.mixed_precision", word, key)
+    dtype = {"fp16": "float16", "bf16": "bfloat16", "auto": "bfloat16"}.get(word)
+    keys = ("bf16", "fp16", "bfloat16", "float16", "float32", "torch_dtype")
+    given = [name for name in keys if reading.given.get(name) and not (fp16 and name == "bf16")] or ["bf16"]
+    if dtype and adapters:
+        reading.set("model.dtype", dtype, key)
+    elif dtype:
+        for name in given:
+            whole_weights_in(reading, name, dtype, "axolotl")
+    reading.mapped([name for name in keys if not reading.decided(name)], ("training.mixed_precision",))
+
+
+def _fsdp_config(reading: KeyReader) -> None:
+    version = reading.value("fsdp_version")
+    inner = reading.given.get("fsdp_config")
+    if isinstance(inner, dict):
+        if not reading.given.get("fsdp"):
+            reading.set("training.fsdp", "full_shard auto_wrap", "fsdp_config")
+        plain = {
+            k: v
+            for k, v in inner.items()
+            if k
+            not in (
+                "fsdp_final_state_dict_type",
+                "final_state_dict_type",
+                "fsdp_version",
+                "cpu_offload_pin_memory",
+            )
+        }
+        made: Json = plain | ({"fsdp_version": version} if version else {})
+        reading.set("training.fsdp_config", made, "fsdp_config")
+        reading.mapped(
+            [k for k in reading.given if k.partition(".")[0] == "fsdp_config"], ("training.fsdp_config",)
+        )
+        reading.mapped([f"fsdp_config.{k}" for k in inner if k == "fsdp_version"], ("training.fsdp_config",))
+        reading.nothing(
+            [f"fsdp_config.{k}" for k in inner if k not in (*plain, "fsdp_version")],
+            "a checkpoint is written once, in one form",
+        )
+        reading.mapped("fsdp_version", ("training.fsdp_config",))
+
+
+def _beside_linear(reading: KeyReader) -> None:
+    """Modules beside all linear ones: others than linear ones, and the head, get an adapter there."""
+    listed = reading.given.get("lora_target_modules")
+    more = [
+        name
+        for name in [str(name) for name in (listed if isinstance(listed, list) else [listed])]
+        if not re.search(r"(proj|fc\d?|dense|linear|gate|up|down|w\d|c_attn)$", name)
+    ]
+    if more:
+        reading.lose(
+            "lora_target_modules",
+            f"beside all linear modules axolotl adapts {', '.join(more)}: name every module",
+        )
+
+
+def _given_on(reading: KeyReader, key: str) -> bool:
+    """Whether the file switches it on: axolotl's default of ``use_swanlab`` is true, to no effect."""
+    return reading.is_given(key) and reading.on(key)
+
+
+def _trackers(reading: KeyReader) -> None:
+    """Decide which trackers get what is logged."""
+    used = [
+        name
+        for name, on in (
+            ("wandb", reading.given.get("use_wandb", reading.is_given("wandb_project"))),
+            ("tensorboard", reading.on("use_tensorboard")),
+            *((name, _given_on(reading, f"use_{name}")) for name in _OTHER_TRACKERS),
+        )
+        if on
+    ]
+    reading.set(
+        "training.report_to",
+        used or "none",
+        "wandb_project" if "wandb" in used else f"use_{[*used, 'tensorboard'][0]}",
+    )
+    if "wandb" in used and reading.is_given("wandb_name"):
+        reading.keep("wandb_name", "training.run_name", reading.given["wandb_name"])
+    project(reading, [*used])
+
+
+def _plugins(reading: KeyReader) -> None:
+    plugins = reading.given.get("plugins")
+    names = [str(name).rpartition(".")[2] for name in plugins] if isinstance(plugins, list) else []
+    others = [name for name in names if name not in _PLUGINS_OF_KERNELS]
+    if others:
+        reading.lose("plugins", f"axolotl's plugins: {', '.join(others)}")
+    else:
+        reading.nothing("plugins", SENTENCES["KERNEL"])
+
+
+def _batch_size(reading: KeyReader) -> None:
+    """axolotl 0.19 reads an older ``batch_size`` nowhere: its gradient_accumulation_steps has a default."""
+    steps = reading.value("gradient_accumulation_steps") or 1
+    reading.nothing(
+        "batch_size",
+        f"gradient_accumulation_steps ({steps}) decides in axolotl 0.19: set it, if this is not meant",
+    )
+
+
+def schedule(reading: KeyReader) -> None:
+    """Decide the warm-up, and when the run evaluates and saves."""
+    _warmup(reading)
+    _evaluation(reading)
+    _saves(reading)
+
+
+def _warmup(reading: KeyReader) -> None:
+    """A ratio is rounded down there, and 1 step becomes 2; without either 3 % of the steps, at most 100."""
+    steps, ratio = reading.given.get("warmup_steps"), reading.given.get("warmup_ratio")
+    limit = reading.given.get("max_steps")
+    if isinstance(steps, (int, float)):
+        reading.keep("warmup_steps", "training.warmup_steps", _two_for_one(steps))
+        reading.nothing("warmup_ratio", "warmup_steps wins over it")
+    elif isinstance(ratio, (int, float)) and isinstance(limit, int) and limit > 0:
+        reading.keep("warmup_ratio", "training.warmup_steps", _two_for_one(int(ratio * limit)))
+    elif ratio:
+        reading.differs(
+            "warmup_ratio",
+            "training.warmup_steps",
+            ratio,
+            "axolotl rounds the steps of the warm-up down, here they are rounded up",
+        )
+    elif ratio is not None:
+        reading.keep("warmup_ratio", "training.warmup_steps", ratio)
+    else:
+        value: Json = (
+            _two_for_one(min(int(0.03 * limit), 100)) if isinstance(limit, int) and limit > 0 else 0.03
+        )
+        reading.set(
+            "training.warmup_steps", value, "warmup_ratio", "axolotl takes 3 % of the steps, at most 100"
+        )
+
+
+def _two_for_one(steps: float) -> float:
+    return 2 if steps == 1 else steps
+
+
+def _part(reading: KeyReader, key: str) -> float | None:
+    """Return a number of times per epoch as a fraction of all steps, as axolotl computes it."""
+    times, epochs = reading.given.get(key), reading.value("num_epochs")
+    if not isinstance(times, (int, float)) or not isinstance(epochs, (int, float)) or not times * epochs:
+        return None
+    return 1.0 / (times * epochs)
+
+
+def _evaluation(reading: KeyReader) -> None:
+    held = reading.given.get("val_set_size")
+    some = reading.is_given("test_datasets") or bool(held)
+    keys = ("evals_per_epoch", "eval_steps", "eval_strategy", "evaluation_strategy")
+    if not some:
+        reading.set("training.eval_strategy", "no", "val_set_size")
+        reading.nothing(keys, "nothing is evaluated: val_set_size is 0")
+        reading.nothing("val_set_size", "no rows are held out")
+        return
+    if held:
+        reading.keep("val_set_size", "data.validation_split", held)
+    steps: Json = reading.given.get("eval_steps")
+    part = _part(reading, "evals_per_epoch")
+    steps = part if part is not None and part < 1 else steps
+    word = reading.given.get("eval_strategy") or reading.given.get("evaluation_strategy")
+    if steps:
+        reading.set("training.eval_strategy", "steps", "evals_per_epoch" if part else "eval_steps")
+        reading.set("training.eval_steps", steps, "evals_per_epoch" if part else "eval_steps")
+        reading.set(
+            "training.eval_on_start", True, "eval_steps", "axolotl evaluates before the first step, too"
+        )
+    elif word is not None:
+        reading.set("training.eval_strategy", "no" if word is False else word, "eval_strategy")
+        reading.set("training.eval_on_start", word not in (False, "no"), "eval_strategy")
+    else:
+        reading.set(
+            "training.eval_strategy",
+            "no",
+            "evals_per_epoch",
+            "axolotl never evaluates where the whole run has one evaluation",
+        )
+    reading.mapped(keys, ("training.eval_strategy", "training.eval_steps"))
+
+
+def best_weights(reading: KeyReader) -> None:
+    """axolotl loads the best weights unless told not to, if a save always falls on an evaluation."""
+    key, path = "load_best_model_at_end", "training.load_best_model_at_end"
+    rows = reading.is_given("test_datasets") != bool(reading.given.get("val_set_size"))
+    settings = reading.result.settings
+    save, evaluate = (settings.get(f"training.{name}_steps") for name in ("save", "eval"))
+    a, b = (setting.value if setting else None for setting in (save, evaluate))
+    on = reading.given.get(key) is not False or reading.is_given("early_stopping_patience")
+    fits = isinstance(a, (int, float)) and isinstance(b, (int, float)) and b > 0 and a % b == 0
+    of_sft = not reading.is_given("rl")
+    reading.set(path, on and rows and fits and of_sft, key)
+    if reading.on(key) and not (rows and fits and of_sft):
+        says = "axolotl loads the last weights: it loads the best ones of a supervised run whose save_steps"
+        reading.nothing(key, f"{says} are a multiple of eval_steps")
+    else:
+        reading.mapped(key, (path,))
+
+
+def _saves(reading: KeyReader) -> None:
+    part = _part(reading, "saves_per_epoch")
+    steps: Json = part if part is not None and part < 1 else reading.given.get("save_steps")
+    word = reading.given.get("save_strategy")
+    if steps:
+        reading.set("training.save_strategy", "steps", "saves_per_epoch" if part else "save_steps")
+        reading.set("training.save_steps", steps, "saves_per_epoch" if part else "save_steps")
+    else:
+        reading.set("training.save_strategy", "no" if word is False else word or "epoch", "save_strategy")
+    reading.mapped(
+        ("saves_per_epoch", "save_steps", "save_strategy"), ("training.save_strategy", "training.save_steps")
+    )
+
+
+CODE = {
+    "beta": _beta,
+    "galore": lambda reading: transformers_galore(reading, "optimizer"),
+    "schedule": schedule,
+    "best_weights": best_weights,
+    "precision": _precision,
+    "datasets": datasets,
+    "tokens": tokens,
+    "fsdp_config": _fsdp_config,
+    "beside_linear": _beside_linear,
+    "trackers": _trackers,
+    "watchdog": _watchdog,
+    "plugins": _plugins,
+    "batch_size": _batch_size,
+}

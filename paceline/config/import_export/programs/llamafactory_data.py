@@ -1,0 +1,215 @@
+"""LLaMA-Factory's data sets: names in ``dataset_info.json``, with their columns and formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.config.backend_files.json_text import parse_json
+from paceline.config.import_export.local_files import first_row
+from paceline.config.import_export.verdicts import KeyReader
+from paceline.config.yaml_text.read_file import read_text
+from paceline.config.yaml_text.scalars import resolve_plain
+from paceline.core.json_types import Json, JsonObject, as_object
+
+#: What LLaMA-Factory's repository names in data/dataset_info.json itself
+_BUNDLED: dict[str, JsonObject] = {
+    "identity": {"file_name": "identity.json"},
+    "alpaca_en_demo": {"file_name": "alpaca_en_demo.json"},
+    "alpaca_zh_demo": {"file_name": "alpaca_zh_demo.json"},
+    "alpaca_en": {"hf_hub_url": "llamafactory/alpaca_en"},
+    "alpaca_zh": {"hf_hub_url": "llamafactory/alpaca_zh"},
+    "alpaca_gpt4_en": {"hf_hub_url": "llamafactory/alpaca_gpt4_en"},
+    "glaive_toolcall_en_demo": {"file_name": "glaive_toolcall_en_demo.json", "formatting": "sharegpt"},
+    "dpo_en_demo": {"file_name": "dpo_en_demo.json", "ranking": True, "formatting": "sharegpt"},
+    "dpo_zh_demo": {"file_name": "dpo_zh_demo.json", "ranking": True, "formatting": "sharegpt"},
+    "kto_en_demo": {"file_name": "kto_en_demo.json", "formatting": "sharegpt"},
+    "c4_demo": {"file_name": "c4_demo.jsonl", "columns": {"prompt": "text"}},
+    "wiki_demo": {"file_name": "wiki_demo.txt", "columns": {"prompt": "text"}},
+}
+#: what the turns of ShareGPT's form are known by, there by tags
+_TAGS = {
+    "role_tag": ("from", "role"),
+    "content_tag": ("value", "content"),
+    "user_tag": ("human", "user"),
+    "assistant_tag": ("gpt", "assistant"),
+    "observation_tag": ("observation", "tool"),
+    "function_tag": ("function_call",),
+    "system_tag": ("system",),
+}
+_IMAGES = ("mllm", "video", "audio", "llava")
+_COLUMNS = {
+    "prompt": "instruction",
+    "query": "input",
+    "response": "output",
+    "system": "system",
+    "history": "history",
+}
+
+
+def datasets(reading: KeyReader) -> None:
+    """Decide ``dataset``, ``eval_dataset`` and what is around them."""
+    info, stage = _info(reading), reading.text("stage")
+    for key, path in (("dataset", "data.train"), ("eval_dataset", "data.eval")):
+        names = reading.given.get(key)
+        listed = [part.strip() for part in names.split(",")] if isinstance(names, str) else names
+        if isinstance(listed, list) and listed:
+            _named(reading, key, path, [str(name) for name in listed], info, stage)
+    if reading.result.findings.get("dataset"):
+        reading.mapped("dataset_dir", ("data.train",))
+
+
+def _named(reading: KeyReader, key: str, path: str, names: list[str], info: JsonObject, stage: str) -> None:
+    found: list[Json] = []
+    unknown: list[str] = []
+    lost: list[str] = []
+    differs: list[str] = []
+    limit = resolve_plain(str(reading.given.get("max_samples") or ""))
+    folder = str(reading.value("dataset_dir") or "data")
+    for name in names:
+        entry = as_object(info.get(name)) or _BUNDLED.get(name)
+        if entry is None:
+            unknown.append(name)
+            entry = {"file_name": name}
+        made = _data_set(entry, folder, stage)
+        lost += [f"{name}: {what}" for what in unread(entry)]
+        differs += [
+            f"{name}: {what}" for what in _read_here_alone(entry, made, Path(reading.result.file).parent)
+        ]
+        drawn = entry.get("num_samples")
+        if isinstance(drawn, int):
+            differs.append(
+                f"{name}: num_samples rows are drawn at random there, and are the first here; of fewer rows"
+                " some are drawn twice there (weight: here)"
+            )
+        limits = [rows for rows in (drawn, limit) if isinstance(rows, int)]
+        found.append(made | ({"max_rows": min(limits)} if limits else {}))
+    images = [name for name in names if any(word in name for word in _IMAGES)]
+    if images:
+        lost.append(f"images, video and sound are not read: {', '.join(images)}")
+    if unknown and info:
+        lost.append(f"dataset_info.json does not name {', '.join(unknown)}: write the path of its rows")
+    reading.set(path, found, key)
+    if lost:
+        reading.lose(key, "; ".join(lost))
+    elif differs:
+        reading.differs(key, path, found, "; ".join(differs))
+    elif unknown:
+        reading.keep(
+            key, path, found, f"dataset_info.json is not here: name the files of {', '.join(unknown)}"
+        )
+    else:
+        reading.keep(key, path, found)
+    if isinstance(limit, int):
+        reading.mapped("max_samples", (path,))
+    elif reading.is_given("max_samples"):
+        reading.lose("max_samples", f"{limit} is no number of rows")
+
+
+def unread(entry: JsonObject) -> list[str]:
+    """Return what an entry of ``dataset_info.json`` says that no data set of ours can."""
+    columns, tags = as_object(entry.get("columns")), as_object(entry.get("tags"))
+    found = [f"{key} are not read" for key in ("images", "videos", "audios") if columns.get(key)]
+    tools = columns.get("tools")
+    if tools not in (None, "", "tools", "functions"):
+        found.append(f"tools are read from the column tools, not {tools}")
+    if entry.get("folder"):
+        found.append(f"a folder of a repository ({entry['folder']}): write the path of its files")
+    if entry.get("script_url") or entry.get("cloud_file_name"):
+        found.append("rows of a script or of a cloud's store: write the path of their files")
+    found += [
+        f"turns are known by {', '.join(_TAGS[tag])}, not {tag}: {value}"
+        for tag, value in tags.items()
+        if tag in _TAGS and value not in _TAGS[tag]
+    ]
+    if entry.get("ranking") and entry.get("formatting", "alpaca") == "alpaca" and columns.get("query"):
+        found.append(f"the column {columns['query']} is a part of the prompt there: join it to the prompt")
+    return found
+
+
+def _read_here_alone(entry: JsonObject, made: JsonObject, folder: Path) -> list[str]:
+    """Return the columns that rows have and LLaMA-Factory passes over: ``columns`` does not name them."""
+    row, columns = first_row(str(made["path"]), folder), as_object(entry.get("columns"))
+    return [
+        f"the column {name} is read here; there not, as columns does not name it"
+        for name in ("system", "history", "tools")
+        if row.get(name) and name not in columns.values()
+    ]
+
+
+def _info(reading: KeyReader) -> JsonObject:
+    """Return ``dataset_info.json`` of ``dataset_dir``, looked for from here and next to the file."""
+    folder = str(reading.value("dataset_dir") or "data")
+    for base in (Path("."), Path(reading.result.file).parent):
+        file = base / folder / "dataset_info.json"
+        if file.is_file():
+            return read_info(str(file))
+    return {}
+
+
+def read_info(path: str) -> JsonObject:
+    """Read a ``dataset_info.json``. Raises ConfigError."""
+    data, _ = parse_json(read_text(path), path, "dataset_info.json")
+    return as_object(data)
+
+
+def _data_set(entry: JsonObject, folder: str, stage: str) -> JsonObject:
+    """Return one of our data sets for an entry of ``dataset_info.json``."""
+    file, hub = entry.get("file_name"), entry.get("hf_hub_url") or entry.get("ms_hub_url")
+    found: JsonObject = {"path": str(hub) if hub and not file else str(Path(folder) / str(file))}
+    columns = as_object(entry.get("columns"))
+    if entry.get("subset"):
+        found["name"] = entry["subset"]
+    if entry.get("split") not in (None, "train"):
+        found["split"] = entry["split"]
+    if stage == "pt":
+        text = str(columns.get("prompt", "text"))
+        return found | {"format": "text"} | ({"columns": {"text": text}} if text != "text" else {})
+    if stage == "kto" and columns.get("kto_tag"):
+        return found | _labelled(entry, columns)
+    shared = _renamed(columns, {"system": "system"})
+    sharegpt = entry.get("formatting", "alpaca") != "alpaca"
+    turns = str(columns.get("messages", "conversations"))
+    if entry.get("ranking") or stage in ("dpo", "rm", "kto"):
+        halves = (
+            {}
+            if not entry.get("ranking")
+            else _renamed(columns, {"chosen": "chosen", "rejected": "rejected"})
+        )
+        prompt = {"conversations": turns} if sharegpt else {"prompt": columns.get("prompt", "instruction")}
+        named = {ours: theirs for ours, theirs in prompt.items() if ours != theirs and theirs}
+        whole = named | halves | shared
+        return found | ({"columns": whole} if whole else {})
+    if stage == "ppo":
+        return found | ({"columns": shared} if shared else {})
+    if sharegpt:
+        roles = as_object(entry.get("tags")).get("role_tag") == "role" or entry.get("formatting") == "openai"
+        kind = "messages" if roles else "sharegpt"
+        key = "messages" if kind == "messages" else "conversations"
+        whole = shared | ({key: turns} if turns != key else {})
+        return found | {"format": kind} | ({"columns": whole} if whole else {})
+    renamed: JsonObject = {
+        _COLUMNS[k]: v for k, v in columns.items() if k in _COLUMNS and v and _COLUMNS[k] != v
+    }
+    return found | ({"format": "alpaca", "columns": renamed} if renamed else {"format": "alpaca"})
+
+
+def _renamed(columns: JsonObject, names: Mapping[str, str]) -> JsonObject:
+    """Return our column → the file's, for those that are named otherwise."""
+    return {
+        ours: columns[theirs] for theirs, ours in names.items() if columns.get(theirs) not in (None, "", ours)
+    }
+
+
+def _labelled(entry: JsonObject, columns: JsonObject) -> JsonObject:
+    """Return the columns of labelled answers. Alpaca's ``query`` is a part of the prompt, which no column of
+    ours holds: such rows are refused when they are looked at.
+    """
+    names: JsonObject = {"label": columns["kto_tag"]}
+    if entry.get("formatting") != "sharegpt" and not columns.get("query"):
+        names |= {
+            "prompt": columns.get("prompt", "instruction"),
+            "completion": columns.get("response", "output"),
+        }
+    renamed: JsonObject = {ours: theirs for ours, theirs in names.items() if ours != theirs}
+    return {"columns": renamed} if renamed else {}

@@ -1,0 +1,157 @@
+"""LLaMA-Factory's templates as Jinja for ``model.chat_template``, made of the formats in its table.
+
+A turn of the user ends with the header of the answer; what an answer writes, with what ends it, has loss.
+"""
+
+from __future__ import annotations
+
+import json
+
+from paceline.config.import_export.argument_tables import table
+from paceline.config.import_export.verdicts import KeyReader
+from paceline.core.json_types import Json, JsonObject, as_object
+
+_CONTENT = "message['content']"
+
+
+def template(reading: KeyReader) -> None:
+    """Decide ``template`` and the keys around it."""
+    name, stage = reading.given.get("template"), reading.text("stage")
+    kwargs = ("enable_thinking", "preserve_thinking", "default_system")
+    if stage == "pt":
+        ends = as_object(as_object(table("llamafactory_templates")["templates"]).get(str(name))).get(
+            "stop_words"
+        )
+        if isinstance(ends, list) and ends:
+            reading.differs(
+                "template",
+                "data.train_on",
+                "all",
+                f"a text may end in the template's {ends[0]} there; here in the tokenizer's end of text",
+            )
+        reading.nothing([k for k in ("template", *kwargs) if not reading.decided(k)], "plain text is read")
+        return
+    if not isinstance(name, str):
+        reading.nothing("template", "the tokenizer's own template, as here")
+    else:
+        formats = as_object(as_object(table("llamafactory_templates")["templates"]).get(name))
+        if not formats and name not in ("empty",):
+            reading.lose("template", f"LLaMA-Factory 0.9.5 has no template {name}")
+        else:
+            system = reading.given.get("default_system")
+            think = reading.value("enable_thinking") is not False
+            made = jinja(formats, system if isinstance(system, str) else None, think)
+            reading.keep("template", "model.chat_template", made, f"LLaMA-Factory's template {name}")
+            _thoughts(reading, formats, stage, made)
+            reading.mapped([key for key in kwargs if not reading.decided(key)], ("model.chat_template",))
+    reading.nothing("tool_format", "calls of tools are written by the chat template") if not reading.is_given(
+        "tool_format"
+    ) else None
+
+
+def _thoughts(reading: KeyReader, formats: JsonObject, stage: str, made: str) -> None:
+    """Where LLaMA-Factory takes thoughts out of the rows of reasoning models; here they stay."""
+    if "Reasoning" not in str(formats.get("class")):
+        reading.nothing(("enable_thinking", "preserve_thinking"), "it acts on templates of reasoning models")
+        return
+    path, says = (
+        "model.chat_template",
+        "which LLaMA-Factory takes out of rows, stay: remove them, if there are any",
+    )
+    if reading.value("enable_thinking") is False:
+        reading.differs("enable_thinking", path, made, f"thoughts, {says}")
+    if stage == "sft" and not reading.on("mask_history"):
+        reading.nothing("preserve_thinking", "it acts on pairs, labels and prompts, and with mask_history")
+    elif not reading.on("preserve_thinking"):
+        reading.differs("preserve_thinking", path, made, f"thoughts of earlier answers, {says}")
+
+
+def jinja(formats: JsonObject, system: str | None = None, think: bool = True) -> str:
+    """Return the Jinja of a template: prefix and system turn first, then the turns in their formats.
+
+    ``think``: an answer without a thought gets an empty one, with loss (False: without loss), in templates of
+    reasoning models.
+    """
+    default = system if system is not None else str(formats.get("default_system") or "")
+    ends: list[Json] = (
+        ["{{content}}"] if formats.get("efficient_eos") else ["{{content}}", {"name": "eos_token"}]
+    )
+    user = _slots(formats.get("user"), ["{{content}}"])
+    system_text = _written(_slots(formats.get("system"), ["{{content}}"]), "system")
+    prefix = _written(_slots(formats.get("prefix"), []), "''")
+    folded = formats.get("class") == "Llama2Template"  # the system text stands inside the first user's turn
+    user_text = (
+        f"((({system_text}) if loop.index0 == first and system else '') + {_CONTENT})" if folded else _CONTENT
+    )
+    thought = _empty_thought(formats)
+    answer = _put(_written(_slots(formats.get("assistant"), ends), _CONTENT))
+    lines = [
+        _if("messages and messages[0]['role'] == 'system'", _set("messages[0]['content']", 1)),
+        f"{{%- else -%}}{_set(_text(default), 0)}{{%- endif -%}}",
+        _put(prefix) if prefix != "''" else "",
+        "" if folded else f"{_if('system', _put(system_text))}{{%- endif -%}}",
+        "{%- for message in messages -%}",
+        _if("message['role'] == 'user'", _put(_written(user, user_text))),
+        _elif(
+            "message['role'] == 'tool'", _put(_written(_slots(formats.get("observation"), user), _CONTENT))
+        ),
+        _elif("message['role'] == 'assistant'", "" if think else thought),
+        f"{{%- generation -%}}{thought if think else ''}{answer}{{%- endgeneration -%}}",
+        "{%- endif -%}",
+        "{%- endfor -%}",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def _empty_thought(formats: JsonObject) -> str:
+    """Return what writes an empty thought before an answer that has none; "" for other models."""
+    kind = str(formats.get("class"))
+    if "Reasoning" not in kind:
+        return ""
+    empty = "</think>" if "Glm47" in kind else "<think>\n\n</think>\n\n"
+    without = " and ".join(f"'{word}' not in {_CONTENT}" for word in ("<think>", "</think>"))
+    return f"{_if(without, _put(_text(empty)))}{{%- endif -%}}"
+
+
+def _if(condition: str, body: str) -> str:
+    return f"{{%- if {condition} -%}}{body}"
+
+
+def _elif(condition: str, body: str) -> str:
+    return f"{{%- elif {condition} -%}}{body}"
+
+
+def _put(expression: str) -> str:
+    return f"{{{{- {expression} -}}}}"
+
+
+def _set(system: str, first: int) -> str:
+    return f"{{%- set system = {system} -%}}{{%- set first = {first} -%}}"
+
+
+def _slots(value: Json, otherwise: list[Json]) -> list[Json]:
+    return list(value) if isinstance(value, list) and value else otherwise
+
+
+def _written(slots: list[Json], content: str) -> str:
+    """Return slots as one Jinja expression; ``content`` is the expression of the turn's text."""
+    parts: list[str] = []
+    for slot in slots:
+        if isinstance(slot, dict):
+            name = str(slot.get("name", ""))
+            known = name in ("bos_token", "eos_token")
+            parts.append(f"({name} | default(''))" if known else _text(str(slot.get("token", name))))
+            continue
+        before, found, after = str(slot).partition("{{content}}")
+        parts += [
+            _text(text) if text != "\0" else content
+            for text in (before, "\0" if found else "", after)
+            if text
+        ]
+    return " + ".join(parts) or "''"
+
+
+def _text(text: str) -> str:
+    """Return a text as a literal of Jinja."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return quoted if "'" in text else "'" + quoted[1:-1].replace('\\"', '"') + "'"

@@ -1,0 +1,163 @@
+"""TRL's data: a data set of the hub or a path, mixtures, and which tokens have loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.config.import_export.local_files import first_row
+from paceline.config.import_export.verdicts import KeyReader
+from paceline.core.json_types import Json, JsonObject, as_object
+
+_NAMES = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_split")
+#: of a data set of a mixture; ``columns`` picks some, of which the rows' own are recognised
+_OF_ITEM = ("path", "id", "name", "config", "split", "fraction", "weight", "columns")
+_KNOWN = ("messages", "text")  # TRL reads turns whatever the field says
+
+
+def datasets(reading: KeyReader) -> None:
+    """Decide where the rows come from and which of their tokens have loss."""
+    mixture = _mixture(reading)
+    one = reading.given.get("dataset_name")
+    if mixture:
+        reading.set("data.train", mixture, "datasets")
+        reading.nothing(_NAMES, "the mixture names the data")
+    elif isinstance(one, str):
+        train = _split(
+            reading, "dataset_train_split" if reading.is_given("dataset_train_split") else "dataset_split"
+        )
+        reading.set("data.train", [_one(reading, one, train)], "dataset_name")
+        reading.mapped(
+            ("dataset_name", "dataset_config", "dataset_train_split", "dataset_split"), ("data.train",)
+        )
+        if reading.text("eval_strategy") not in ("", "no", "false") or reading.text(
+            "evaluation_strategy"
+        ) not in ("", "no"):
+            test = str(reading.value("dataset_test_split") or "test")
+            reading.set("data.eval", [_one(reading, one, test)], "dataset_test_split")
+            reading.mapped("dataset_test_split", ("data.eval",))
+        else:
+            reading.nothing("dataset_test_split", "nothing is evaluated: eval_strategy is no")
+    else:
+        reading.nothing(_NAMES, "no data set is named")
+    if not reading.on("dataset_streaming"):
+        reading.nothing("dataset_streaming", "rows are read as a whole, as here")
+    if reading.facts["algorithm"] == "sft":
+        _loss_on(reading)
+    _text_field(reading)
+
+
+def _split(reading: KeyReader, key: str) -> str:
+    return str(reading.value(key) or "train")
+
+
+def _one(reading: KeyReader, path: str, split: str) -> JsonObject:
+    columns: JsonObject = {}
+    if reading.is_given("dataset_prompt_column"):
+        columns["prompt"] = str(reading.given["dataset_prompt_column"])
+        reading.mapped("dataset_prompt_column", ("data.train",))
+    if reading.is_given("dataset_text_field") and reading.text("dataset_text_field") not in _KNOWN:
+        columns["text"] = str(reading.given["dataset_text_field"])
+    found: JsonObject = {"path": path}
+    if reading.is_given("dataset_config"):
+        found["name"] = str(reading.given["dataset_config"])
+    if split != "train":
+        found["split"] = split
+    return found | ({"columns": columns} if columns else {})
+
+
+def _mixture(reading: KeyReader) -> list[Json]:
+    """Return the data sets of ``datasets``, ``dataset_mixture`` or ``dataset_mixer``; decides these keys."""
+    outer = reading.given.get("dataset_mixture")
+    inner: JsonObject = dict(outer) if isinstance(outer, dict) else {}
+    listed = inner.get("datasets") if inner else reading.given.get("datasets")
+    top = "dataset_mixture" if inner else "datasets"
+    found: list[Json] = []
+    inside = "dataset_mixture.datasets" if inner else "datasets"
+    for number, item in enumerate(listed if isinstance(listed, list) else []):
+        if isinstance(item, dict):
+            found.append(_of_mixture(item))
+            _unread(reading, f"{inside}.{number}", item)
+    mixer = reading.given.get("dataset_mixer")
+    for path, share in mixer.items() if isinstance(mixer, dict) else ():
+        if isinstance(share, (int, float)) and share > 1:
+            found.append({"path": path, "max_rows": int(share)})
+        else:
+            found.append({"path": path, "weight": share})
+    size = inner.get("test_split_size", reading.given.get("test_split_size"))
+    if size and found:
+        reading.set("data.validation_split", size, top)
+    if found:
+        keys = [
+            key
+            for key in reading.given
+            if key.split(".")[0].split("[")[0] in (top, "dataset_mixer", "test_split_size")
+            and not reading.decided(key)
+        ]
+        reading.mapped(keys, ("data.train",))
+        reading.nothing(("dataset_mix_dir", "dataset_splits"), "the mixture names the data")
+    return found
+
+
+def _file(item: JsonObject) -> Json:
+    """Return the one file of a loader (``path: json``), which is the data set here."""
+    files = item.get("data_files")
+    listed = files if isinstance(files, list) else [files]
+    loader = item.get("path") in ("json", "csv", "parquet", "text")
+    return listed[0] if loader and len(listed) == 1 and isinstance(listed[0], str) else None
+
+
+def _unread(reading: KeyReader, at: str, item: JsonObject) -> None:
+    """Say what a data set of a mixture has that none of ours can."""
+    for key in item.keys() - {*_OF_ITEM, *(("data_files",) if _file(item) else ())}:
+        if item[key] not in (None, "", [], {}):
+            reading.lose(f"{at}.{key}", "a data set here has one path: list each of its files, or its folder")
+
+
+def _of_mixture(item: JsonObject) -> JsonObject:
+    found: JsonObject = {"path": _file(item) or item.get("path", item.get("id"))}
+    name = item.get("name", item.get("config"))
+    if name and name != "default":
+        found["name"] = name
+    if item.get("split") not in (None, "train"):
+        found["split"] = item["split"]
+    share = item.get("fraction", item.get("weight"))
+    if isinstance(share, (int, float)) and share != 1:
+        found["weight"] = share
+    return found
+
+
+def _loss_on(reading: KeyReader) -> None:
+    """TRL puts loss on completions for rows of prompt and completion, else on every token."""
+    if reading.on("assistant_only_loss"):
+        reading.keep("assistant_only_loss", "data.train_on", "assistant")
+        reading.nothing("completion_only_loss", "assistant_only_loss is on")
+        return
+    only = reading.given.get("completion_only_loss")
+    train = reading.result.settings.get("data.train")
+    listed = train.value if train is not None and isinstance(train.value, list) else []
+    path, folder = (
+        str(as_object(listed[0]).get("path") or "") if listed else "",
+        Path(reading.result.file).parent,
+    )
+    row = first_row(path, folder) if path else {}
+    completions = only is True or (only is None and {"prompt", "completion"} <= set(row))
+    if only is None and path and not row:
+        says = (
+            f"rows of prompt and completion have loss on the completion alone: {path} is not here to be seen"
+        )
+        reading.differs("completion_only_loss", "data.train_on", "all", f"{says} (data.train_on: assistant)")
+        return
+    reading.set(
+        "data.train_on",
+        "assistant" if completions else "all",
+        "completion_only_loss",
+        "TRL puts loss on completions where rows have prompt and completion, else on every token",
+    )
+    reading.mapped(("completion_only_loss", "assistant_only_loss"), ("data.train_on",))
+
+
+def _text_field(reading: KeyReader) -> None:
+    if reading.text("dataset_text_field") in _KNOWN and reading.is_given("dataset_text_field"):
+        reading.nothing("dataset_text_field", "the column is recognised by its name")
+    elif reading.is_given("dataset_text_field"):
+        reading.mapped("dataset_text_field", ("data.train",))

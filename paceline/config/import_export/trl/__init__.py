@@ -1,1 +1,0 @@
-"""TRL's configs."""
