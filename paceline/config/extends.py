@@ -39,21 +39,21 @@ def _chain(path: str, tree: Node, above: tuple[str, ...] = ()) -> list[tuple[str
     a file of another system.
     """
     mine = (*above, str(Path(path).resolve()))
-    found: list[tuple[str, Node]] = []
+    chain: list[tuple[str, Node]] = []
     for name, line in _named(path, tree):
         file = Path(path).parent / Path(name).expanduser()
-        place = f"{path}:{line}"
+        origin = f"{path}:{line}"
         if str(file.resolve()) in mine:
             ring = " -> ".join(Path(step).name for step in (*mine, str(file.resolve())))
             raise ConfigError(
                 codes.CONFIG_EXTENDS(
-                    f"extends: goes round in a circle: {ring}", place, name, "remove one of these extends:"
+                    f"extends: goes round in a circle: {ring}", origin, name, "remove one of these extends:"
                 )
             )
         if not file.is_file():
             raise ConfigError(
                 codes.CONFIG_EXTENDS(
-                    f"{file} does not exist", place, name, f"give a path relative to {Path(path).parent}/"
+                    f"{file} does not exist", origin, name, f"give a path relative to {Path(path).parent}/"
                 )
             )
         inner = _parsed(file)
@@ -61,8 +61,8 @@ def _chain(path: str, tree: Node, above: tuple[str, ...] = ()) -> list[tuple[str
             continue
         if wrong := not_a_config(inner.data(), str(file)) or another_structure(inner.data(), str(file)):
             raise ConfigError(wrong)
-        found += _chain(str(file), inner, mine)
-    return [*found, (path, _without(tree))]
+        chain += _chain(str(file), inner, mine)
+    return [*chain, (path, _without(tree))]
 
 
 def _parsed(file: Path) -> Node | None:
@@ -94,7 +94,7 @@ def _named(path: str, tree: Node) -> list[tuple[str, int]]:
     if node is None or node.value is None:
         return []
     items = node.value if isinstance(node.value, list) else [node]
-    found: list[tuple[str, int]] = []
+    files: list[tuple[str, int]] = []
     for item in items:
         if not isinstance(item.value, str) or not item.value:
             raise ConfigError(
@@ -105,8 +105,8 @@ def _named(path: str, tree: Node) -> list[tuple[str, int]]:
                     "extends: base.yaml, or a list of paths",
                 )
             )
-        found.append((item.value, item.line))
-    return found
+        files.append((item.value, item.line))
+    return files
 
 
 _WITH_DEFAULT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):-([^{}]*)\}")
@@ -124,12 +124,12 @@ def expanded(tree: Node, environ: Mapping[str, str]) -> Node:
         return replace(tree, value=[expanded(node, environ) for node in tree.value])
     if not isinstance(tree.value, str) or "${" not in tree.value:
         return tree
-    text = _WITH_DEFAULT.sub(lambda found: _value(found, environ), tree.value)
+    text = _WITH_DEFAULT.sub(lambda match: _value(match, environ), tree.value)
     if text == tree.value:
         return tree
     return replace(tree, value=resolve_plain(text) if _WITH_DEFAULT.fullmatch(tree.value) else text, raw=text)
 
 
-def _value(found: re.Match[str], environ: Mapping[str, str]) -> str:
-    name = found[1]
-    return found[0] if is_secret_name(name) else environ.get(name) or found[2]
+def _value(match: re.Match[str], environ: Mapping[str, str]) -> str:
+    name = match[1]
+    return match[0] if is_secret_name(name) else environ.get(name) or match[2]

@@ -113,18 +113,20 @@ def load_config(
     notes = [*migrations, *(note for collector in collectors for note in collector.notes)]
     all_notes = (*notes, *launched.notes, *foreign.notes, *merged.notes, *code_notes)
     loaded = Loaded(config, provenance, all_notes, path, version or newest())
-    if found := [masked(problem) for problem in _in_order([*problems, *held])]:
+    if findings := [masked(problem) for problem in _in_order([*problems, *held])]:
         if held or not top:  # never pass on a secret; and a file that cannot be parsed has no valid part
-            raise ConfigError(*found)
-        given = {key: value for key, value in first.values.items() if key in FILE_KEYS}
-        named = {Path(value).name: key for key, value in given.items() if isinstance(value, str)}
-        raise NotLoaded(found, loaded, doubted(problems, provenance, str(path), top, _places(meant), named))
+            raise ConfigError(*findings)
+        file_values = {key: value for key, value in first.values.items() if key in FILE_KEYS}
+        file_keys = {Path(value).name: key for key, value in file_values.items() if isinstance(value, str)}
+        raise NotLoaded(
+            findings, loaded, doubted(problems, provenance, str(path), top, _places(meant), file_keys)
+        )
     return loaded
 
 
 def _layers(
     path: str | None,
-    given: Mapping[str, Json] | None,
+    arguments: Mapping[str, Json] | None,
     overrides: Sequence[str],
     environ: Mapping[str, str],
     flags: tuple[Mapping[str, Json], str],
@@ -138,19 +140,19 @@ def _layers(
     files: list[Collector] = []
     top: dict[str, int] = {}
     try:
-        found = trees(path, environ)
-        top.update(found[-1][1].key_lines if found else {})
+        documents = trees(path, environ)
+        top.update(documents[-1][1].key_lines if documents else {})
     except ConfigError as exc:
-        found, problems = [], list(exc.diagnostics)
-    for name, tree in found:
+        documents, problems = [], list(exc.diagnostics)
+    for name, tree in documents:
         collector = Collector()
         version = version_of(tree, name)
         collector.root(tree, name, YAML)
         collector.written_for(version)
         collector.problems = gathered(collector.problems, tree.data(), name)
         files.append(collector)
-    if given is not None:
-        files.append(_tree(given))
+    if arguments is not None:
+        files.append(_tree(arguments))
     others: list[Collector] = []
     readers: tuple[Callable[[Collector], None], ...] = (
         lambda collector: _environment(environ, collector),
@@ -171,16 +173,16 @@ def _meant(collectors: Sequence[Collector], first: Merged) -> Collector:
 
     Only what else is wrong is looked for with them: the unknown keys remain errors.
     """
-    found = Collector()
+    collected = Collector()
     for collector in collectors:
         for path, node, source in collector.meant:
-            one = Collector()
-            one.setting(tuple(path.split(".")), node, source)
-            given = {*first.winners, *(entry.path for entry in found.entries)}
-            if not one.meant and not any(entry.path in given for entry in one.entries):
-                found.entries += one.entries
-                found.problems += one.problems
-    return found
+            reading = Collector()
+            reading.setting(tuple(path.split(".")), node, source)
+            taken = {*first.winners, *(entry.path for entry in collected.entries)}
+            if not reading.meant and not any(entry.path in taken for entry in reading.entries):
+                collected.entries += reading.entries
+                collected.problems += reading.problems
+    return collected
 
 
 def _places(meant: Collector) -> frozenset[str]:
@@ -236,13 +238,15 @@ def _one_underscore(name: str, collector: Collector) -> None:
     section, _, key = name.removeprefix(_PREFIX).partition("_")
     if section.lower() not in SECTIONS or not key:
         return
-    what = f"{name} has no effect: two underscores are needed between section and key"
-    hint = f"{_PREFIX}{section}__{key}, or unset it"
-    place = Source(ENVIRONMENT, text=name).place()
+    message = f"{name} has no effect: two underscores are needed between section and key"
+    remedy = f"{_PREFIX}{section}__{key}, or unset it"
+    variable = Source(ENVIRONMENT, text=name).place()
     if field_of(f"{section}.{key}".lower()) or f"{key}".lower() in known_names(section.lower()):
-        collector.problems.append(codes.CONFIG_UNKNOWN_VARIABLE(what, place, name, hint))
+        collector.problems.append(codes.CONFIG_UNKNOWN_VARIABLE(message, variable, name, remedy))
     else:
-        collector.notes.append(codes.CONFIG_UNKNOWN_VARIABLE(what, place, name, hint, Severity.WARNING))
+        collector.notes.append(
+            codes.CONFIG_UNKNOWN_VARIABLE(message, variable, name, remedy, Severity.WARNING)
+        )
 
 
 def _command_line(
@@ -257,11 +261,15 @@ def _command_line(
         key, equals, value = override.partition("=")
         key = key.strip().lstrip("-")
         if not equals or not key or not all(key.split(".")):
-            found = override.split("=")[0] if equals else override
-            hint = plain(override) if not equals and "=" in plain(override) else "training.learning_rate=1e-4"
+            written = override.split("=")[0] if equals else override
+            remedy = (
+                plain(override) if not equals and "=" in plain(override) else "training.learning_rate=1e-4"
+            )
             if not equals and override.endswith((".yaml", ".yml")):
-                hint = f"one config is read; a file that says extends: [FIRST.yaml, {override}] joins several"
-            collector.problems.append(codes.CONFIG_OVERRIDE(COMMAND_LINE, found, hint=hint))
+                remedy = (
+                    f"one config is read; a file that says extends: [FIRST.yaml, {override}] joins several"
+                )
+            collector.problems.append(codes.CONFIG_OVERRIDE(COMMAND_LINE, written, hint=remedy))
             continue
         node = _value(value, f"command line {key}")
         source = Source(COMMAND_LINE, text=f"{key}=…" if len(override) > 60 else override)
@@ -321,30 +329,30 @@ def _of_all_machines(merged: Merged) -> list[Diagnostic]:
     if winner.source.text.split("=")[0].rpartition(".")[2] != "num_processes":
         return []
     what = f"num_processes counts the processes of all {nodes} nodes, launch.nproc those of one node"
-    hint = (
+    remedy = (
         f"launch.nproc: {winner.value // nodes}"
         if isinstance(winner.value, int)
         else "launch.nproc: the processes of one node"
     )
-    return [codes.CONFIG_VALUE(what, winner.source.place(), f"num_processes: {winner.value}", hint)]
+    return [codes.CONFIG_VALUE(what, winner.source.place(), f"num_processes: {winner.value}", remedy)]
 
 
 def _provenance(merged: Merged, config: Config) -> dict[str, Source]:
     default = Source(DEFAULTS)
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     winners: Mapping[str, Entry] = merged.winners
-    found["training.experiment_name"] = Source(DEFAULTS, text="name of the config file")
+    sources["training.experiment_name"] = Source(DEFAULTS, text="name of the config file")
     for path in fields():
         if path.partition(".")[0] == "lora" and config.lora is None:
             continue
         parent = path.rpartition(".")[0]
         # A key inside a mapping that was set as a whole has the mapping's source
         winner = winners.get(path) or (winners.get(parent) if parent.count(".") else None)
-        if winner or path not in found:
-            found[path] = winner.source if winner else default
+        if winner or path not in sources:
+            sources[path] = winner.source if winner else default
     for path, entry in winners.items():
-        found.setdefault(path, entry.source)
-    return {**merged.inner, **found}
+        sources.setdefault(path, entry.source)
+    return {**merged.inner, **sources}
 
 
 def _in_order(problems: Sequence[Diagnostic]) -> list[Diagnostic]:

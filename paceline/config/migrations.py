@@ -68,11 +68,14 @@ def version_of(tree: Node, name: str) -> int | None:
     node = tree.children().get(KEY) if isinstance(tree.value, dict) else None
     if node is None:
         return None
-    value, place = node.data(), f"{name}:{tree.key_lines[KEY]}" if KEY in tree.key_lines else f"{name} {KEY}"
+    value, location = (
+        node.data(),
+        f"{name}:{tree.key_lines[KEY]}" if KEY in tree.key_lines else f"{name} {KEY}",
+    )
     if isinstance(value, bool) or not isinstance(value, int) or value < _FIRST:
         raise ConfigError(
             codes.CONFIG_SCHEMA_VERSION(
-                "schema_version is a whole number from 1", place, str(value)[:80], f"{KEY}: {newest()}"
+                "schema_version is a whole number from 1", location, str(value)[:80], f"{KEY}: {newest()}"
             )
         )
     if value > newest():
@@ -80,7 +83,7 @@ def version_of(tree: Node, name: str) -> int | None:
             codes.CONFIG_SCHEMA_VERSION(
                 f"this config is written for a newer Paceline: its schema version is {value}, ours"
                 f" {newest()}",
-                place,
+                location,
                 f"{KEY}: {value}",
                 f"update Paceline; or, if it uses nothing newer, {KEY}: {newest()}",
             )
@@ -90,19 +93,19 @@ def version_of(tree: Node, name: str) -> int | None:
 
 def migrated(entries: Sequence[Entry], version: int | None) -> tuple[list[Entry], list[Diagnostic]]:
     """Return a file's settings as they are written today, with a note for each that has changed."""
-    found, notes = list(entries), list[Diagnostic]()
+    today, notes = list(entries), list[Diagnostic]()
     for change in _since(version):
-        for number, entry in enumerate(found):
+        for number, entry in enumerate(today):
             if isinstance(change, ChangedValue) and entry.path == change.path and not entry.sub:
-                found[number] = replace(entry, value=change.value(entry.value))
-                if found[number].value != entry.value:
-                    notes.append(_note(change, entry.source.place(), entry.value, found[number].value))
-    return found, notes
+                today[number] = replace(entry, value=change.value(entry.value))
+                if today[number].value != entry.value:
+                    notes.append(_note(change, entry.source.place(), entry.value, today[number].value))
+    return today, notes
 
 
-def older_defaults(version: int | None, given: Sequence[str]) -> tuple[list[Entry], list[Diagnostic]]:
+def older_defaults(version: int | None, set_keys: Sequence[str]) -> tuple[list[Entry], list[Diagnostic]]:
     """Return the defaults that a file of ``version`` means where they have changed since, for the layer below
-    all others; with a note for each that none of the keys ``given`` replaces.
+    all others; with a note for each that none of the keys ``set_keys`` replaces.
     """
     was: dict[str, ChangedDefault] = {}
     for change in _since(version):
@@ -110,7 +113,7 @@ def older_defaults(version: int | None, given: Sequence[str]) -> tuple[list[Entr
             was.setdefault(change.path, change)
     source = Source(DEFAULTS, text=f"of schema version {version}")
     entries = [Entry(path, change.was, source) for path, change in was.items()]
-    return entries, [_note(c, f"{KEY}: {version}", None, c.was) for p, c in was.items() if p not in given]
+    return entries, [_note(c, f"{KEY}: {version}", None, c.was) for p, c in was.items() if p not in set_keys]
 
 
 def _since(version: int | None) -> Iterator[ChangedValue | ChangedDefault]:
@@ -119,8 +122,8 @@ def _since(version: int | None) -> Iterator[ChangedValue | ChangedDefault]:
             yield from migration.changes
 
 
-def _note(change: ChangedValue | ChangedDefault, place: str, old: Json, new: Json) -> Diagnostic:
+def _note(change: ChangedValue | ChangedDefault, location: str, old: Json, new: Json) -> Diagnostic:
     read = f"read as {new}" if isinstance(change, ChangedDefault) else f"{old} is read as {new}"
     return codes.CONFIG_MIGRATED(
-        place, read[:200], path=change.path, detail=change.what, new=new, key=KEY, newest=newest()
+        location, read[:200], path=change.path, detail=change.what, new=new, key=KEY, newest=newest()
     )

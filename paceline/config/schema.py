@@ -103,8 +103,8 @@ class Config(Section):
         try:
             return Config.model_validate(values)
         except ValidationError as exc:
-            found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors()[:5])
-            raise ConfigError(codes.CONFIG_NOT_A_CONFIG(found=found)) from exc
+            misfits = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors()[:5])
+            raise ConfigError(codes.CONFIG_NOT_A_CONFIG(found=misfits)) from exc
 
     def digest(self) -> str:
         """Return the sha256 (hex) of ``deciding``."""
@@ -141,9 +141,9 @@ def field_of(path: str) -> FieldInfo | None:
 
 def words_of(info: FieldInfo) -> tuple[bool | str, ...]:
     """Return the values of a field that takes one of a list of words, or true and false; else none."""
-    for one in info.metadata:
-        if isinstance(one, BeforeValidator) and isinstance(one.func, OneOf):
-            return one.func.choices
+    for reader in info.metadata:
+        if isinstance(reader, BeforeValidator) and isinstance(reader.func, OneOf):
+            return reader.func.choices
     return (True, False) if bool in (info.annotation, *get_args(info.annotation)) else ()
 
 
@@ -171,17 +171,17 @@ def sections() -> Iterator[tuple[str, type[Section]]]:
         path, model = todo.pop(0)
         yield path, model
         inner = ((f"{path}.{key}", nested_model(info)) for key, info in model.model_fields.items())
-        todo += [(key, found) for key, found in inner if found is not None]
+        todo += [(key, section) for key, section in inner if section is not None]
 
 
 @cache
 def _homes() -> dict[str, tuple[str, ...]]:
     """The sections of each key's name: a file may have thousands of keys to ask for."""
-    found: dict[str, tuple[str, ...]] = {}
+    homes: dict[str, tuple[str, ...]] = {}
     for path, model in sections():
         for name in model.model_fields:
-            found[name] = (*found.get(name, ()), path)
-    return found
+            homes[name] = (*homes.get(name, ()), path)
+    return homes
 
 
 def homes_of(name: str) -> list[str]:
@@ -202,14 +202,14 @@ def is_text(info: FieldInfo) -> bool:
 
 def fields() -> dict[str, FieldInfo]:
     """Return every field by dotted path, in the order of the reference."""
-    found: dict[str, FieldInfo] = {}
+    by_path: dict[str, FieldInfo] = {}
     for section, model in SECTIONS.items():
         for name, info in model.model_fields.items():
             inner = nested_model(info)
             if inner is None:
-                found[f"{section}.{name}"] = info
+                by_path[f"{section}.{name}"] = info
             else:
-                found.update(
+                by_path.update(
                     {f"{section}.{name}.{leaf}": leaf_info for leaf, leaf_info in inner.model_fields.items()}
                 )
-    return found
+    return by_path

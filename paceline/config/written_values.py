@@ -73,35 +73,35 @@ def leaves_of_data(
     data: Json, places: dict[str, int], file: str, path: tuple[str, ...] = ()
 ) -> Iterator[Leaf]:
     """Like ``leaves`` for plain data, whose line numbers are given by dotted path."""
-    place = f"{file}:{places[name]}" if (name := ".".join(path)) in places else file
+    location = f"{file}:{places[name]}" if (name := ".".join(path)) in places else file
     if isinstance(data, dict):
         for key, value in data.items():
             line = places.get(".".join((*path, str(key))))
-            yield (*path, str(key)), str(key), f"{file}:{line}" if line else place, True
+            yield (*path, str(key)), str(key), f"{file}:{line}" if line else location, True
             yield from leaves_of_data(value, places, file, (*path, str(key)))
     elif isinstance(data, list):
         for index, value in enumerate(data):
             yield from leaves_of_data(value, places, file, (*path, str(index)))
     elif isinstance(data, (str, int)) and not isinstance(data, bool):
-        yield path, str(data), place, False
+        yield path, str(data), location, False
 
 
-def misplaced(found: Iterable[Leaf], layer: str) -> Iterator[Diagnostic]:
+def misplaced(texts: Iterable[Leaf], layer: str) -> Iterator[Diagnostic]:
     """Yield a finding for each leaf that contains a secret or a variable."""
-    for path, text, place, is_key in found:
+    for path, text, location, is_key in texts:
         name = next((part for part in reversed(path) if not part.isdecimal()), "")
         if is_key:
             if kind := shape_of_secret(text):
-                yield _secret("a key", kind, place)
+                yield _secret("a key", kind, location)
             continue
         if kind := _kind_of_secret(name, text, layer):
-            yield _secret(f"'{name}'", kind, place)
+            yield _secret(f"'{name}'", kind, location)
         elif "$" in text or "%" in text:
-            yield from _variable(name, text, place)
+            yield from _variable(name, text, location)
         elif _HOME.match(text) and not _is_text(name, text) and os.path.expanduser(text) == text:
             yield codes.CONFIG_VARIABLE(
                 f"'{name}' begins with the home of a user unknown to this machine",
-                place,
+                location,
                 text[:120],
                 f"{name}: an absolute path, or ~/… for your own home",
             )
@@ -124,8 +124,8 @@ def _kind_of_secret(name: str, text: str, layer: str) -> str | None:
         return kind
     if is_bare_key(text) and _is_of_wandb(name):
         return "a Weights & Biases key"
-    named = layer not in (ENVIRONMENT, FOREIGN) and holds_secret(name, text)
-    return "a secret" if named else None
+    secret_by_name = layer not in (ENVIRONMENT, FOREIGN) and holds_secret(name, text)
+    return "a secret" if secret_by_name else None
 
 
 def _is_of_wandb(name: str) -> bool:
@@ -135,10 +135,10 @@ def _is_of_wandb(name: str) -> bool:
     ) and not plain.endswith(_COMMIT)
 
 
-def _secret(where: str, kind: str, place: str) -> Diagnostic:
+def _secret(where: str, kind: str, location: str) -> Diagnostic:
     return codes.SEC_SECRET_ON_CLI(
         f"{where} contains {kind} in plain text; it would appear in logs, trackers and saved configs",
-        place,
+        location,
         "*** (not shown)",
         "remove it, and set the tool's own variable (HF_TOKEN, WANDB_API_KEY) in the environment",
     )
@@ -149,26 +149,26 @@ def _is_text(name: str, text: str) -> bool:
     return any(word in plain for word in _TEXT) and not ("template" in plain and _may_be_a_path(text))
 
 
-def _variable(name: str, text: str, place: str) -> Iterator[Diagnostic]:
+def _variable(name: str, text: str, location: str) -> Iterator[Diagnostic]:
     match = None if _is_text(name, text) else _VARIABLE.search(text)
     if match is None:
         return
     variable = match[0]
     what = f"'{name}' contains {variable}, which is not expanded here: it would be used literally"
     if any(word in variable.upper() for word in _SECRET_WORDS):
-        hint = "remove the line: programs read such variables from the environment themselves"
+        remedy = "remove the line: programs read such variables from the environment themselves"
     elif variable.strip("${}%") in ("HOME", "USERPROFILE", "home"):
-        hint = f"{name}: {text.replace(variable, '~', 1)}"
+        remedy = f"{name}: {text.replace(variable, '~', 1)}"
     else:
         of_a_shell = _for_the_shell(variable)
         line = text.replace(variable, of_a_shell, 1)
-        hint = "write the value itself"
+        remedy = "write the value itself"
         if of_a_shell:
-            hint += (
+            remedy += (
                 "; or set it on the command line, where the shell expands it in double quotes:"
                 f' "…{name}={line}"'
             )
-    yield codes.CONFIG_VARIABLE(what, place, text if len(text) <= 120 else f"{text[:119]}…", hint)
+    yield codes.CONFIG_VARIABLE(what, location, text if len(text) <= 120 else f"{text[:119]}…", remedy)
 
 
 def _for_the_shell(variable: str) -> str:

@@ -43,8 +43,8 @@ class Diagnostic:
 
     def render(self) -> str:
         """Return the finding as text: a headline, then an indented line each for the value and the fix."""
-        place = f"{self.where}: " if self.where else ""
-        parts = [f"{self.severity.value}[{self.code}] {place}{self.what}"]
+        prefix = f"{self.where}: " if self.where else ""
+        parts = [f"{self.severity.value}[{self.code}] {prefix}{self.what}"]
         if self.found:
             parts.append(f"    found: {self.found}")
         if self.hint:
@@ -153,10 +153,10 @@ def codes_beside(module_file: str) -> Callable[[str], Code | TemplateCode]:
     file = Path(module_file).with_suffix(".toml")
 
     def code(constant: str) -> Code | TemplateCode:
-        found = read_codes(file).get(constant) if constant.isupper() else None
-        if found is None:
+        known_code = read_codes(file).get(constant) if constant.isupper() else None
+        if known_code is None:
             raise AttributeError(f"{file} defines no code {constant}")
-        return found
+        return known_code
 
     return code
 

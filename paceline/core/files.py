@@ -188,8 +188,8 @@ _BEGIN, _MAX_BYTES = b"version https://git-lfs", 1024
 
 def pointers(files: Iterable[Path], where: str = "") -> Diagnostic | None:
     """Return the error about those of ``files`` that are pointers, at ``where`` (the first of them)."""
-    found = [str(file) for file in files if _is_pointer(file)]
-    return codes.CORE_LFS_POINTER(where or found[0], ", ".join(found[:4])) if found else None
+    names = [str(file) for file in files if _is_pointer(file)]
+    return codes.CORE_LFS_POINTER(where or names[0], ", ".join(names[:4])) if names else None
 
 
 def pointers_in(folder: Path, where: str) -> Diagnostic | None:

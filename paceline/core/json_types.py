@@ -28,11 +28,11 @@ def parse_json(data: bytes, *, unique: bool = False) -> Json:
 
 def unique_keys(pairs: list[tuple[str, Json]]) -> JsonObject:
     """Return the object of ``pairs``. Raises ValueError for a key that appears twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)[:40]!r} appears twice")
-    return found
+    return unique
 
 
 def as_object(value: Json) -> JsonObject:

@@ -60,17 +60,17 @@ _NO_INODES = Refusal(
 
 def refusal_of(error: OSError, where: Path | None = None) -> Refusal | None:
     """Return the refusal for ``error`` at ``where``; None when it is no file-system error."""
-    found = _BY_ERRNO.get(error.errno or 0)
-    if found is not None and error.errno == errno.ENOSPC and where is not None and _without_inodes(where):
+    refusal = _BY_ERRNO.get(error.errno or 0)
+    if refusal is not None and error.errno == errno.ENOSPC and where is not None and _without_inodes(where):
         return _NO_INODES
-    return found
+    return refusal
 
 
 def _without_inodes(where: Path) -> bool:
     """Whether the file system of ``where`` (or its nearest existing parent) has no free inodes."""
-    for place in (where, *where.parents):
+    for folder in (where, *where.parents):
         try:
-            info = os.statvfs(place)
+            info = os.statvfs(folder)
         except OSError:
             continue
         return info.f_files > 0 and info.f_favail == 0

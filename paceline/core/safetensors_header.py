@@ -87,9 +87,9 @@ def read_header(file: BinaryIO) -> SafetensorsHeader:
     header = parse_json(os.pread(file.fileno(), length, 8), unique=True)
     if not isinstance(header, dict):
         raise ValueError("its header is not an object")
-    metadata = as_object(given := header.pop("__metadata__", {}))
+    metadata = as_object(raw := header.pop("__metadata__", {}))
     texts = {key: value for key, value in metadata.items() if isinstance(value, str)}
-    if metadata != given or texts != metadata:
+    if metadata != raw or texts != metadata:
         raise ValueError("__metadata__ contains something other than text")
     tensors = {name: _stored(name, entry) for name, entry in header.items()}
     end = size - 8 - length

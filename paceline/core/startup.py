@@ -29,7 +29,7 @@ def drop(messages: Mapping[str, tuple[str, ...]]) -> None:
     """Drop messages that contain one of these texts, by logger; once however often it is called."""
     for name, texts in messages.items():
         logger = logging.getLogger(name)
-        if not any(isinstance(known, _Without) for known in logger.filters):
+        if not any(isinstance(present, _Without) for present in logger.filters):
             logger.addFilter(_Without(texts))
 
 

@@ -10,10 +10,10 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 
 def bytes_of(text: str) -> int:
     """``5GB`` → ``5000000000``, ``2GiB`` → ``2147483648``, ``4096`` → ``4096``. Raises ValueError."""
-    found = _SIZE.fullmatch(text)
-    if found is None or (found[3] and not found[2]):
+    match = _SIZE.fullmatch(text)
+    if match is None or (match[3] and not match[2]):
         raise ValueError(f"{text!r} is no size")
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " "))
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " "))
 
 
 def human_bytes(num_bytes: float) -> str:
@@ -55,8 +55,8 @@ def aligned(rows: Sequence[Sequence[str]], numbers_from: int | None = None) -> s
     first = len(widths) if numbers_from is None else numbers_from
     lines = [
         [
-            cell.ljust(width) if at < first else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if number < first else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         for row in rows
     ]

@@ -147,12 +147,12 @@ def another_structure(data: Json, name: str) -> Diagnostic | None:
     program = program_of(data)
     if not isinstance(data, dict) or program is None or program.flat:
         return None
-    known = [
+    settings = [
         f"{ours}: {value}"
         for ours, path in program.ours
         if isinstance(value := _at(data, path), (str, int, float))
     ]
-    begins = f", which begins {', '.join(known)}" if known else ""
+    begins = f", which begins {', '.join(settings)}" if settings else ""
     imported = f" (`paceline config import {name}` translates it)" if program.name in IMPORTED else ""
     return codes.CONFIG_OTHER_PROGRAM(
         f"this is a config of {program.name}, whose keys and structure are different; none of it was read",

@@ -32,64 +32,64 @@ def foreign_layer(upper: Merged, folder: Path, launched: Launched | None = None)
     Relative paths are tried next to the YAML, then in the current directory. ``launched``: the launcher's
     FSDP and DeepSpeed options, merged with the config's.
     """
-    found = Foreign()
+    layer = Foreign()
     blocks = launched.blocks if launched else {}
-    document = _named(upper, _ACCELERATE, folder, found)
+    document = _named(upper, _ACCELERATE, folder, layer)
     if document is not None:
         from paceline.config.backend_files.accelerate import accelerate_file
 
-        accelerate_file.read(document, found, upper.values)
-    document = _deepspeed(upper, blocks.get(_DEEPSPEED), folder, found)
+        accelerate_file.read(document, layer, upper.values)
+    document = _deepspeed(upper, blocks.get(_DEEPSPEED), folder, layer)
     if document is not None:
         from paceline.config.backend_files.deepspeed import deepspeed_file
 
-        deepspeed_file.read(document, found, upper.values)
-    _fsdp(upper, blocks.get(_FSDP_CONFIG), folder, found)
-    return found
+        deepspeed_file.read(document, layer, upper.values)
+    _fsdp(upper, blocks.get(_FSDP_CONFIG), folder, layer)
+    return layer
 
 
 def _deepspeed(
-    upper: Merged, launcher: Document | str | None, folder: Path, found: Foreign
+    upper: Merged, launcher: Document | str | None, folder: Path, layer: Foreign
 ) -> Document | None:
     """Return DeepSpeed's settings: the launcher's file, or the config's with the launcher's options."""
-    own = _named(upper, _DEEPSPEED, folder, found)
+    settings = _named(upper, _DEEPSPEED, folder, layer)
     if _DEEPSPEED not in upper.values:
-        own = _carried(_DEEPSPEED, folder, found)
+        settings = _carried(_DEEPSPEED, folder, layer)
     else:
-        _left_out(_DEEPSPEED, upper, found)
+        _left_out(_DEEPSPEED, upper, layer)
     if isinstance(launcher, str):
-        place, _, name = launcher.partition("\n")
-        if own is not None:
-            found.notes.append(
+        option, _, name = launcher.partition("\n")
+        if settings is not None:
+            layer.notes.append(
                 codes.LAUNCH_OPTION_WINS(
                     f"DeepSpeed is configured by {name}, the file passed to the launcher;"
-                    f" {own.place('')} configures it as well",
-                    place,
+                    f" {settings.place('')} configures it as well",
+                    option,
                     name,
                     "keep one of the two",
                     Severity.WARNING,
                 )
             )
-        document = _file(name, _WHAT[_DEEPSPEED], Path("."), place, found)
+        document = _file(name, _WHAT[_DEEPSPEED], Path("."), option, layer)
         if document is None:
-            found.contents[_DEEPSPEED] = name
+            layer.contents[_DEEPSPEED] = name
         return document
-    if isinstance(launcher, Variables) and own is not None:
-        return blended(own, launcher, found)
-    return launcher or own
+    if isinstance(launcher, Variables) and settings is not None:
+        return blended(settings, launcher, layer)
+    return launcher or settings
 
 
-def _left_out(path: str, upper: Merged, found: Foreign) -> None:
+def _left_out(path: str, upper: Merged, layer: Foreign) -> None:
     """Report that an Accelerate file's block is ignored in favour of the config's own."""
-    block = found.blocks.get(path)
+    block = layer.blocks.get(path)
     winner = upper.winners.get(path) or upper.winners.get(_FSDP if path == _FSDP_CONFIG else path)
     if block is None or winner is None:
         return
-    place = block.partition("\n")[0] if isinstance(block, str) else block.place("")
-    found.notes.append(
+    ignored = block.partition("\n")[0] if isinstance(block, str) else block.place("")
+    layer.notes.append(
         codes.CONFIG_FOREIGN_NOT_TAKEN(
             f"{path} at {winner.source.place()} takes precedence; the Accelerate file's setting is ignored",
-            place,
+            ignored,
             path,
             "keep one of the two",
             Severity.WARNING,
@@ -100,25 +100,25 @@ def _left_out(path: str, upper: Merged, found: Foreign) -> None:
 def find_file(name: str, folder: Path) -> Path | None:
     """Return the file's path next to the YAML, else from the current directory; None if neither exists."""
     try:
-        given = Path(name).expanduser()
-        tried = [given] if given.is_absolute() else [folder / given, given]
+        file = Path(name).expanduser()
+        tried = [file] if file.is_absolute() else [folder / file, file]
         return next((path for path in tried if path.exists()), None)
     except (OSError, ValueError, RuntimeError):  # invalid name: too long, a NUL byte, ~user unknown
         return None
 
 
-def read_document(file: Path, what: str, found: Foreign) -> Document:
+def read_document(file: Path, kind: str, layer: Foreign) -> Document:
     """Read a YAML or JSON file. Raises ConfigError with ``file:line``."""
     name = str(file)
-    text = read_text(name, f"the {what}")
+    text = read_text(name, f"the {kind}")
     if file.suffix in (".yaml", ".yml"):
         tree = parse_yaml(text, name)
         data, lines = (tree.data(), tree.lines()) if tree else (None, {})
     else:
-        data, loose = parse_json(text, name, what, lenient=what == _WHAT[_DEEPSPEED])
+        data, loose = parse_json(text, name, kind, lenient=kind == _WHAT[_DEEPSPEED])
         lines = json_lines(text)
         if loose:
-            found.notes.append(
+            layer.notes.append(
                 codes.CONFIG_FOREIGN_NOT_TAKEN(
                     "comments and trailing commas are dropped, as in DeepSpeed (Hjson); Transformers"
                     " would refuse the file",
@@ -130,14 +130,14 @@ def read_document(file: Path, what: str, found: Foreign) -> Document:
     if not isinstance(data, dict):
         raise ConfigError(
             codes.CONFIG_NOT_A_MAPPING(
-                f"the {what} must be a mapping of keys to values", where=f"{name}:1", hint="{ … }"
+                f"the {kind} must be a mapping of keys to values", where=f"{name}:1", hint="{ … }"
             )
         )
-    found.problems += misplaced(leaves_of_data(data, lines, name), FOREIGN)
+    layer.problems += misplaced(leaves_of_data(data, lines, name), FOREIGN)
     return Document(data, name, lines)
 
 
-def _named(upper: Merged, path: str, folder: Path, found: Foreign) -> Document | None:
+def _named(upper: Merged, path: str, folder: Path, layer: Foreign) -> Document | None:
     """Return the settings that the upper layers give at ``path``: a mapping, or the content of a file."""
     value, entry = upper.values.get(path), upper.winners.get(path)
     if entry is None or not value or not isinstance(value, (str, dict)):
@@ -147,35 +147,37 @@ def _named(upper: Merged, path: str, folder: Path, found: Foreign) -> Document |
             value, entry.source.file or entry.source.place(), dict(entry.lines), entry.source.line
         )
     beside = Path(entry.source.file).parent if entry.source.file else folder  # of a file that is extended
-    document = _file(value, _WHAT[path], beside, entry.source.place(), found, folder)
+    document = _file(value, _WHAT[path], beside, entry.source.place(), layer, folder)
     return document and document.with_keys(upper.file_keys.get(path, ()))
 
 
-def _carried(path: str, folder: Path, found: Foreign) -> Document | None:
+def _carried(path: str, folder: Path, layer: Foreign) -> Document | None:
     """Return the settings that an Accelerate file has for ``path``: a block, or the content of a file.
 
     The file is looked for next to the Accelerate file, then next to the YAML and in the current directory.
     """
-    block = found.blocks.get(path)
+    block = layer.blocks.get(path)
     if not isinstance(block, str):
         return block
-    place, _, name = block.partition("\n")
-    document = _file(name, _WHAT[path], Path(place.rpartition(":")[0] or place).parent, place, found, folder)
+    origin, _, name = block.partition("\n")
+    document = _file(
+        name, _WHAT[path], Path(origin.rpartition(":")[0] or origin).parent, origin, layer, folder
+    )
     if document is None:
-        found.contents[path] = name
+        layer.contents[path] = name
     return document
 
 
 def _file(
-    name: str, what: str, folder: Path, place: str, found: Foreign, other: Path | None = None
+    name: str, kind: str, folder: Path, origin: str, layer: Foreign, other: Path | None = None
 ) -> Document | None:
     file = find_file(name, folder) or (find_file(name, other) if other else None)
     if file is None:
         places = f"{folder / name}" + ("" if str(folder) in (".", "") else f" and {name}")
-        found.notes.append(
+        layer.notes.append(
             codes.CONFIG_FOREIGN_MISSING(
-                f"the {what} does not exist, so its settings are unknown",
-                where=place,
+                f"the {kind} does not exist, so its settings are unknown",
+                where=origin,
                 found=f"no file {places}",
                 hint=(
                     "give a path relative to the YAML or to the current directory; a start is"
@@ -186,44 +188,46 @@ def _file(
         )
         return None
     try:
-        return read_document(file, what, found)
+        return read_document(file, kind, layer)
     except ConfigError as exc:
-        found.problems += exc.diagnostics
+        layer.problems += exc.diagnostics
         return None
 
 
-def _fsdp(upper: Merged, launcher: Document | str | None, folder: Path, found: Foreign) -> None:
+def _fsdp(upper: Merged, launcher: Document | str | None, folder: Path, layer: Foreign) -> None:
     # The config's own settings, or the block of an Accelerate file
     words: Json = upper.values.get(_FSDP)
     entry = upper.winners.get(_FSDP)
     if isinstance(words, str) and words.strip().lower() in ("true", "false"):
         words = words.strip().lower() == "true"
-    place = entry.source.place() if entry else ""
-    given = _FSDP in upper.values or _FSDP_CONFIG in upper.values
-    document = _named(upper, _FSDP_CONFIG, folder, found)
-    carried = None if given else _carried(_FSDP_CONFIG, folder, found)
-    if given:
-        _left_out(_FSDP_CONFIG, upper, found)
+    words_place = entry.source.place() if entry else ""
+    in_config = _FSDP in upper.values or _FSDP_CONFIG in upper.values
+    document = _named(upper, _FSDP_CONFIG, folder, layer)
+    carried = None if in_config else _carried(_FSDP_CONFIG, folder, layer)
+    if in_config:
+        _left_out(_FSDP_CONFIG, upper, layer)
     # The launcher's options are merged into them
     if isinstance(launcher, Variables):
-        own, words, place = _inner(document or carried, words, place)
-        plain = own is None and not words
+        settings, words, words_place = _inner(document or carried, words, words_place)
+        plain = settings is None and not words
         document = (
-            launcher if plain else blended(own or Document({}, place, {}), launcher, found, fsdp.plain_name)
+            launcher
+            if plain
+            else blended(settings or Document({}, words_place, {}), launcher, layer, fsdp.plain_name)
         )
         carried = document
     if document is None and carried is None and not words:
         return
     # fsdp_config alone enables nothing: the strategy, fsdp or Accelerate must name FSDP
-    named = (
+    requested = (
         upper.values.get("training.distributed_strategy") in _SHARDING or bool(words) or carried is not None
     )
-    on = named or (bool(document and "fsdp" in document.data))
+    on = requested or (bool(document and "fsdp" in document.data))
     other_engine = upper.values.get(_DEEPSPEED) or any(
         path.startswith("training.parallelism") for path in upper.values
     )
     if not on and words is None and document is not None and not other_engine:
-        found.notes.append(
+        layer.notes.append(
             document.note(
                 "", "fsdp_config without fsdp shards nothing, as in Transformers", "set fsdp: full_shard"
             )
@@ -235,19 +239,19 @@ def _fsdp(upper: Merged, launcher: Document | str | None, folder: Path, found: F
     )
     replicas = any(
         path == "training.parallelism.dp_replicate_size" and isinstance(size, int) and size > 1
-        for path, size in [*upper.values.items(), *((item.path, item.value) for item in found.entries)]
+        for path, size in [*upper.values.items(), *((item.path, item.value) for item in layer.entries)]
     )
     version = 1 if carried is not None else None
-    fsdp.read(used, found, words=words, place=place, version=version, on=on, replicas=replicas)
+    fsdp.read(used, layer, words=words, origin=words_place, version=version, on=on, replicas=replicas)
 
 
-def _inner(document: Document | None, words: Json, place: str) -> tuple[Document | None, Json, str]:
+def _inner(document: Document | None, words: Json, words_place: str) -> tuple[Document | None, Json, str]:
     """Return the inner settings, words and place of a file that has both ``fsdp`` and ``fsdp_config``.
 
     The words are the file's only if the config has none.
     """
     if document is None or not isinstance(document.data.get("fsdp_config"), dict):
-        return document, words, place
+        return document, words, words_place
     if words is None and document.data.get("fsdp"):
-        words, place = document.data["fsdp"], document.place("fsdp")
-    return document.part("fsdp_config"), words, place
+        words, words_place = document.data["fsdp"], document.place("fsdp")
+    return document.part("fsdp_config"), words, words_place

@@ -96,15 +96,15 @@ def _words(value: Json) -> list[str]:
     """Return the options of ``fsdp``; those of several words may be written with blanks or hyphens."""
     text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     parts = text.replace(",", " ").replace("-", " ").split()
-    found: list[str] = []
+    options: list[str] = []
     while parts:
         ends = (
             n for n in range(len(parts), 0, -1) if "_".join(parts[:n]).lower() in (*SHARDINGS, "auto_wrap")
         )
         length = next(ends, 1)
-        found.append("_".join(parts[:length]))
+        options.append("_".join(parts[:length]))
         del parts[:length]
-    return found
+    return options
 
 
 def _wrap(value: Json) -> str:
@@ -186,19 +186,19 @@ def plain_name(key: str) -> str:
 class FsdpReader:
     """Reads one set of FSDP settings; ``sharding`` and ``options`` are the normal form."""
 
-    def __init__(self, document: Document, found: Foreign, replicas: bool = False) -> None:
+    def __init__(self, document: Document, layer: Foreign, replicas: bool = False) -> None:
         self.replicas = replicas
         self.document = document
-        self.found = found
+        self.layer = layer
         self.sharding: str | None = None
         self.options: JsonObject = {}
         self._words_place = document.place("")
         self._auto_wrap = False
         self._paths: dict[str, str] = {}
 
-    def words(self, value: Json, place: str) -> None:
+    def words(self, value: Json, origin: str) -> None:
         """Read ``fsdp: full_shard auto_wrap offload`` as a text, a list, or true."""
-        self._words_place = place
+        self._words_place = origin
         if value is True:
             self.sharding = "full_shard"
             return
@@ -210,21 +210,21 @@ class FsdpReader:
             elif name == "offload":
                 self.options["cpu_offload"] = True
             elif name in ("true", "full_shard") or sharding_of(name) is not None:
-                named = "full_shard" if name == "true" else sharding_of(name)
-                if self.sharding not in (None, named):
+                sharding = "full_shard" if name == "true" else sharding_of(name)
+                if self.sharding not in (None, sharding):
                     self._problem(
                         codes.FSDP_VALUE,
                         "fsdp names two sharding strategies",
-                        place,
+                        origin,
                         f"{self.sharding} and {word}",
                         "keep one of them",
                     )
-                self.sharding = named
+                self.sharding = sharding
             else:
                 choices = (*SHARDINGS, "auto_wrap", "offload")
                 near = difflib.get_close_matches(name, choices, n=1)
-                hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(choices)}"
-                self._problem(codes.FSDP_VALUE, f"fsdp has no option '{word}'", place, word, hint)
+                remedy = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(choices)}"
+                self._problem(codes.FSDP_VALUE, f"fsdp has no option '{word}'", origin, word, remedy)
         if self.sharding is None and (self.options or self._auto_wrap):
             self.sharding = "full_shard"
 
@@ -237,7 +237,7 @@ class FsdpReader:
                 continue
             written = key.lower().removeprefix("fsdp_")
             if written in _RENAMED or (key.lower() in _RENAMED and written != name):
-                self.found.notes.append(
+                self.layer.notes.append(
                     codes.CONFIG_TRANSLATED(
                         f"{key} is read as {name}: {shown(name, value)}",
                         self.document.place(path),
@@ -248,13 +248,13 @@ class FsdpReader:
                 )
             if name not in KNOWN:
                 near = nearest(name, sorted(KNOWN))
-                hint = f"did you mean '{near[0]}'?" if near else "remove it"
+                remedy = f"did you mean '{near[0]}'?" if near else "remove it"
                 self._problem(
                     codes.FSDP_UNKNOWN_KEY,
                     f"FSDP has no setting '{key}'",
                     self.document.place(path),
                     key,
-                    hint,
+                    remedy,
                 )
             elif value is None:
                 continue
@@ -279,7 +279,7 @@ class FsdpReader:
             return
         self._paths[name] = path
         if name in self.options and self.options[name] != read:
-            self.found.notes.append(
+            self.layer.notes.append(
                 self.document.note(
                     path,
                     f"{path} {shown(name, read)} applies, not the value in training.fsdp"
@@ -287,9 +287,9 @@ class FsdpReader:
                 )
             )
         if name == "activation_checkpointing":
-            self.found.entries.append(self.document.entry("training.gradient_checkpointing", read, path))
+            self.layer.entries.append(self.document.entry("training.gradient_checkpointing", read, path))
         if name in _SAYS and _SAYS[name][0](read):
-            self.found.notes.append(self.document.note(path, _SAYS[name][1]))
+            self.layer.notes.append(self.document.note(path, _SAYS[name][1]))
         if name not in _DROPPED:
             self.options[name] = read
 
@@ -302,7 +302,7 @@ class FsdpReader:
             except PydanticCustomError:
                 flag = None
             if flag is None or name == "sharding_strategy":
-                hint = f"one of {', '.join(word.upper() for word in SHARDINGS)}" + (
+                remedy = f"one of {', '.join(word.upper() for word in SHARDINGS)}" + (
                     ", true or false" if name[0] == "r" else ""
                 )
                 self._problem(
@@ -310,14 +310,14 @@ class FsdpReader:
                     f"{path} is not a sharding strategy",
                     self.document.place(path),
                     shown(name, value),
-                    hint,
+                    remedy,
                 )
                 return
             hybrid = self.replicas or (self.sharding or "").startswith("hybrid")
             grouped = ("hybrid_shard", "hybrid_shard_zero2") if hybrid else ("full_shard", "shard_grad_op")
             word = self.sharding if self.sharding == "no_shard" and not flag else grouped[not flag]
         if self.sharding not in (None, word):
-            self.found.notes.append(
+            self.layer.notes.append(
                 self.document.note(
                     path,
                     f"the sharding strategy is {word}, from {path}; {self._words_place} sets {self.sharding}",
@@ -356,8 +356,8 @@ class FsdpReader:
                 "use bf16, fp16 or fp32 (or set mixed_precision in the training section)",
             )
             return
-        self.found.entries.append(self.document.entry("training.mixed_precision", word, path))
-        self.found.notes.append(
+        self.layer.entries.append(self.document.entry("training.mixed_precision", word, path))
+        self.layer.notes.append(
             self.document.note(path, f"read as mixed_precision: {word}; gradients are reduced in float32")
         )
 
@@ -409,7 +409,7 @@ class FsdpReader:
         for name in unused.get(str(policy or ""), []):
             if self.options.pop(name, None):
                 path = self._paths[name]
-                self.found.notes.append(
+                self.layer.notes.append(
                     self.document.note(
                         path,
                         f"{path} has no effect with auto_wrap_policy {policy}, as in accelerate",
@@ -417,36 +417,36 @@ class FsdpReader:
                     )
                 )
 
-    def _problem(self, code: Code, what: str, where: str, found: str, hint: str) -> None:
-        self.found.problems.append(code(what, where=where, found=found, hint=hint))
+    def _problem(self, code: Code, message: str, where: str, value: str, remedy: str) -> None:
+        self.layer.problems.append(code(message, where=where, found=value, hint=remedy))
 
 
 def read(
     document: Document,
-    found: Foreign,
+    layer: Foreign,
     *,
     words: Json = None,
-    place: str = "",
+    origin: str = "",
     version: int | None = None,
     on: bool = True,
     replicas: bool = False,
 ) -> None:
-    """Put the normal form of ``fsdp`` (``words``) and ``fsdp_config`` (the document) into ``found.contents``.
+    """Put the normal form of ``fsdp`` (``words``) and ``fsdp_config`` (the document) into ``layer.contents``.
 
     A file may have both (``{"fsdp": "full_shard", "fsdp_config": {…}}``). ``version``: the default of a
     missing version key; ``on``: whether FSDP is enabled at all; ``replicas``: the mesh replicates the
     weights, so that sharding is hybrid.
     """
     # A file with both fsdp and fsdp_config, or the settings alone
-    reader = FsdpReader(document, found, replicas)
+    reader = FsdpReader(document, layer, replicas)
     data = document.data
     inner = data.get("fsdp_config")
     if isinstance(inner, dict) or "fsdp" in data:
         if words is None and data.get("fsdp"):
-            words, place = data["fsdp"], document.place("fsdp")
+            words, origin = data["fsdp"], document.place("fsdp")
         for key in data:
             if key not in ("fsdp", "fsdp_config") and not key.startswith(("_", "//", "#")):
-                found.problems.append(
+                layer.problems.append(
                     codes.FSDP_UNKNOWN_KEY(
                         f"a file of FSDP settings has no key '{key}' apart from fsdp and fsdp_config",
                         where=document.place(key),
@@ -455,7 +455,7 @@ def read(
                     )
                 )
         if inner and not isinstance(inner, dict):
-            found.problems.append(
+            layer.problems.append(
                 codes.CONFIG_TYPE(
                     "fsdp_config must be a mapping",
                     where=document.place("fsdp_config"),
@@ -467,8 +467,8 @@ def read(
     else:
         block, prefix = data, ""
     if words:
-        reader.words(words, place)
+        reader.words(words, origin)
     reader.settings(block, prefix)
     reader.finish(version)
-    found.contents["training.fsdp"] = reader.sharding if on else None
-    found.contents["training.fsdp_config"] = reader.options or None
+    layer.contents["training.fsdp"] = reader.sharding if on else None
+    layer.contents["training.fsdp_config"] = reader.options or None

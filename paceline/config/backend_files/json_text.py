@@ -25,19 +25,19 @@ _PASSES = 3
 _MOST_DIGITS = 40  # as in YAML: longer numbers are refused
 
 
-def parse_json(text: str, name: str, what: str, *, lenient: bool = False) -> tuple[Json, bool]:
+def parse_json(text: str, name: str, kind: str, *, lenient: bool = False) -> tuple[Json, bool]:
     """Return (data, whether comments or extra commas were removed).
 
     Raises ConfigError with ``file:line``, also for duplicate keys and NaN.
     """
     try:
-        return _strict(text, name, what), False
+        return _strict(text, name, kind), False
     except ConfigError as first:
         plain = without_comments(text) if lenient else text
         if plain == text:
             raise
         try:
-            return _strict(plain, name, what), True
+            return _strict(plain, name, kind), True
         except ConfigError as second:
             raise second from first
 
@@ -45,7 +45,7 @@ def parse_json(text: str, name: str, what: str, *, lenient: bool = False) -> tup
 def without_comments(text: str) -> str:
     """Remove ``//``, ``#`` and ``/* */`` comments and trailing commas, keeping the number of lines."""
     for _ in range(_PASSES):  # a comment may stand between a comma and its bracket
-        text = _TOKEN.sub(lambda found: found[0] if found[0][0] == '"' else "\n" * found[0].count("\n"), text)
+        text = _TOKEN.sub(lambda token: token[0] if token[0][0] == '"' else "\n" * token[0].count("\n"), text)
     return text
 
 
@@ -54,16 +54,16 @@ def json_lines(text: str) -> dict[str, int]:
     return Places(without_comments(text)).lines
 
 
-def _strict(text: str, name: str, what: str) -> Json:
+def _strict(text: str, name: str, file_kind: str) -> Json:
     def number(kind: type[int] | type[float], word: str) -> Json:
         if len(word) > _MOST_DIGITS or not math.isfinite(float(word)):
             raise _misfit(
-                text, name, what, word, f"a number of {len(word)} digits" if len(word) > 9 else word
+                text, name, file_kind, word, f"a number of {len(word)} digits" if len(word) > 9 else word
             )
         return kind(word)
 
     def constant(word: str) -> Json:
-        raise _misfit(text, name, what, word, f"{word}, which is not valid JSON")
+        raise _misfit(text, name, file_kind, word, f"{word}, which is not valid JSON")
 
     try:
         data = json.loads(
@@ -73,20 +73,20 @@ def _strict(text: str, name: str, what: str) -> Json:
             parse_float=lambda word: number(float, word),
         )
     except json.JSONDecodeError as exc:
-        raise _syntax(exc, text, name, what) from exc
+        raise _syntax(exc, text, name, file_kind) from exc
     except RecursionError as exc:
-        raise _too_deep(Places(text).deep, name, what) from exc
+        raise _too_deep(Places(text).deep, name, file_kind) from exc
     places = Places(text)
     if places.deep:
-        raise _too_deep(places.deep, name, what)
+        raise _too_deep(places.deep, name, file_kind)
     if places.duplicates:
         raise ConfigError(
-            *(_twice(key, first, second, name, what) for key, first, second in places.duplicates)
+            *(_twice(key, first, second, name, file_kind) for key, first, second in places.duplicates)
         )
     return data
 
 
-def _syntax(exc: json.JSONDecodeError, text: str, name: str, what: str) -> ConfigError:
+def _syntax(exc: json.JSONDecodeError, text: str, name: str, kind: str) -> ConfigError:
     """Return json's message, with the last non-empty line as its place if the text ends too early."""
     lines = text[: exc.pos].rstrip().split("\n") if exc.pos >= len(text.rstrip()) else text.split("\n")
     number = min(exc.lineno, len(lines))
@@ -95,49 +95,53 @@ def _syntax(exc: json.JSONDecodeError, text: str, name: str, what: str) -> Confi
     if bare and bare[1] not in ("true", "false", "null"):
         return _problem(
             codes.CONFIG_JSON_TEMPLATE,
-            f"the {what} has an unquoted word where a value is expected: a placeholder of a"
+            f"the {kind} has an unquoted word where a value is expected: a placeholder of a"
             " template that was not filled in",
             f"{name}:{number}",
             bare[1],
             "write the value itself, or put the word in quotes",
         )
-    hint = "use JSON, with keys and words in double quotes"
+    remedy = "use JSON, with keys and words in double quotes"
     if exc.pos >= len(text.rstrip()):
-        hint = "the text ends too early: a closing bracket or quote is missing" if text.strip() else "{ … }"
-    found = repr(line.strip()[:80])
+        remedy = "the text ends too early: a closing bracket or quote is missing" if text.strip() else "{ … }"
+    excerpt = repr(line.strip()[:80])
     if slip := near_line(lines, number):
         line = lines[slip[0] - 1].strip()
-        what = f"{slip[1]} is used where a plain character is expected"
-        return _problem(codes.CONFIG_LOOKALIKE, what, f"{name}:{slip[0]}", repr(line[:80]), plain(line)[:80])
+        kind = f"{slip[1]} is used where a plain character is expected"
+        return _problem(codes.CONFIG_LOOKALIKE, kind, f"{name}:{slip[0]}", repr(line[:80]), plain(line)[:80])
     return _problem(
-        codes.CONFIG_JSON_SYNTAX, f"the {what} is not valid JSON: {exc.msg}", f"{name}:{number}", found, hint
+        codes.CONFIG_JSON_SYNTAX,
+        f"the {kind} is not valid JSON: {exc.msg}",
+        f"{name}:{number}",
+        excerpt,
+        remedy,
     )
 
 
-def _misfit(text: str, name: str, what: str, word: str, says: str) -> ConfigError:
-    found = word if len(word) <= _MOST_DIGITS else f"{word[:_MOST_DIGITS]}…"
+def _misfit(text: str, name: str, kind: str, word: str, says: str) -> ConfigError:
+    value = word if len(word) <= _MOST_DIGITS else f"{word[:_MOST_DIGITS]}…"
     return _problem(
         codes.CONFIG_JSON_SYNTAX,
-        f"the {what} contains {says}",
+        f"the {kind} contains {says}",
         f"{name}:{line_of(text, word)}",
-        found,
+        value,
         "a number",
     )
 
 
-def _too_deep(line: int, name: str, what: str) -> ConfigError:
+def _too_deep(line: int, name: str, kind: str) -> ConfigError:
     return _problem(
         codes.CONFIG_YAML_DEPTH,
-        f"the {what} is nested more than {MAX_DEPTH} levels deep",
+        f"the {kind} is nested more than {MAX_DEPTH} levels deep",
         f"{name}:{line}",
         "",
         "settings need about five levels",
     )
 
 
-def _twice(key: str, first: int, second: int, name: str, what: str) -> Diagnostic:
+def _twice(key: str, first: int, second: int, name: str, kind: str) -> Diagnostic:
     return codes.CONFIG_DUPLICATE_KEY(
-        f"the {what} gives '{key}' twice, first in line {first}",
+        f"the {kind} gives '{key}' twice, first in line {first}",
         f"{name}:{second}",
         f"line {first} and line {second}",
         "keep one of the two lines",
@@ -216,8 +220,8 @@ class Places:
 
 def line_of(text: str, word: str) -> int:
     """Return the line of the first unquoted token equal to ``word``; 1 if there is none."""
-    found = next((match.start() for match in _TOKENS.finditer(text) if match[0] == word), 0)
-    return text.count("\n", 0, found) + 1
+    start = next((match.start() for match in _TOKENS.finditer(text) if match[0] == word), 0)
+    return text.count("\n", 0, start) + 1
 
 
 def _text(token: str) -> str:

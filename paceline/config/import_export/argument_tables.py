@@ -41,11 +41,11 @@ def defaults(system: str, classes: Sequence[str] | None = None) -> dict[str, obj
 
     A default that only running the system would tell is None.
     """
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     every = as_object(table(system)["classes"])
     for name in every if classes is None else classes:
-        found |= {key: _plain(value) for key, value in as_object(every[name]).items()}
-    return found
+        values |= {key: _plain(value) for key, value in as_object(every[name]).items()}
+    return values
 
 
 def _plain(value: object) -> object:
@@ -61,19 +61,19 @@ def as_parsed(data: JsonObject, defaults: Defaults) -> tuple[JsonObject, dict[st
     ``no_x`` sets an x that is on by default to false; the beginning of one name stands for it; a switch
     takes HfArgumentParser's words.
     """
-    found: JsonObject = {}
+    arguments: JsonObject = {}
     renamed: dict[str, str] = {}
     for key, value in data.items():
         name = _name(key, defaults)
         if name is not None and name.startswith("no_") and name not in defaults:
             name, value = name[3:], False
         name = name or key
-        found.pop(name, None)  # the last one wins
-        found[name] = _typed(value, name, defaults)
+        arguments.pop(name, None)  # the last one wins
+        arguments[name] = _typed(value, name, defaults)
         renamed.pop(name, None)
         if name != key:
             renamed[name] = key
-    return found, renamed
+    return arguments, renamed
 
 
 def _name(key: str, defaults: Defaults) -> str | None:

@@ -77,8 +77,8 @@ def _decide(reading: KeyReader, step: JsonObject, code: Code) -> None:
                 (_set if verb == "set" else _feature)(reading, name, row)
         elif verb in VERBS:
             shared = step.get("to" if verb in ("keep", "part") else "says", _OFF)
-            own = rows.items() if isinstance(rows, dict) else [(_list(rows), shared)]
-            for names, row in own:
+            named_rows = rows.items() if isinstance(rows, dict) else [(_list(rows), shared)]
+            for names, row in named_rows:
                 for key in _keys(reading, _list(names), str(step.get("each", ""))):
                     VERBS[verb](reading, key, row)
 
@@ -89,14 +89,14 @@ def _list(value: Json) -> list[Json]:
 
 def _keys(reading: KeyReader, names: Iterable[Json], each: str = "") -> list[str]:
     """Return the keys without a verdict that are named, and for which the conditions ``each`` hold."""
-    named = [str(name) for name in names]
-    begun = tuple(name[:-1] for name in named if name.endswith("*"))
+    candidates = [str(name) for name in names]
+    begun = tuple(name[:-1] for name in candidates if name.endswith("*"))
     if begun:
-        named = [key for key in reading.given if key in named or key.startswith(begun)]
+        candidates = [key for key in reading.given if key in candidates or key.startswith(begun)]
     conditions = each.split(" and ") if each else []
     return [
         key
-        for key in named
+        for key in candidates
         if not reading.decided(key) and all(_clause(reading, f"{key} {each}") for each in conditions)
     ]
 
@@ -206,14 +206,14 @@ def _value(reading: KeyReader, key: str, row: JsonObject) -> Json:
 
 
 def _write(reading: KeyReader, key: str, row: Json) -> None:
-    own = row if isinstance(row, dict) else {"to": row}
-    value, to = _value(reading, key, own), filled(reading, own["to"])
+    options = row if isinstance(row, dict) else {"to": row}
+    value, to = _value(reading, key, options), filled(reading, options["to"])
     if value is None:
         return
-    if "differs" in own:
-        reading.differs(key, to, value, filled(reading, own["differs"]))
+    if "differs" in options:
+        reading.differs(key, to, value, filled(reading, options["differs"]))
     else:
-        reading.keep(key, to, value, filled(reading, own.get("note", "")))
+        reading.keep(key, to, value, filled(reading, options.get("note", "")))
 
 
 def _keep(reading: KeyReader, key: str, row: Json) -> None:
@@ -221,8 +221,8 @@ def _keep(reading: KeyReader, key: str, row: Json) -> None:
         _write(reading, key, row)
 
 
-def _set(reading: KeyReader, path: str, given: Json) -> None:
-    row = as_object(given)
+def _set(reading: KeyReader, path: str, value: Json) -> None:
+    row = as_object(value)
     key = str(row.get("key", ""))
     reading.set(
         filled(reading, path),
@@ -232,8 +232,8 @@ def _set(reading: KeyReader, path: str, given: Json) -> None:
     )
 
 
-def _feature(reading: KeyReader, switch: str, given: Json) -> None:
-    row = as_object(given) or {"keys": f"{switch}*", "lose": given}
+def _feature(reading: KeyReader, switch: str, value: Json) -> None:
+    row = as_object(value) or {"keys": f"{switch}*", "lose": value}
     for key in _keys(reading, [switch, *_list(row.get("keys", []))]):
         if not reading.on(switch):
             reading.nothing(key, f"{switch} is off")
@@ -249,9 +249,9 @@ def _enable(reading: KeyReader, key: str, row: Json) -> None:
 
 
 def _part(reading: KeyReader, key: str, row: Json) -> None:
-    own = row if isinstance(row, dict) else {"to": row}
-    to = [filled(reading, path) for path in _list(own["to"])]
-    reading.mapped(key, to, filled(reading, own.get("note", "")))
+    options = row if isinstance(row, dict) else {"to": row}
+    to = [filled(reading, path) for path in _list(options["to"])]
+    reading.mapped(key, to, filled(reading, options.get("note", "")))
 
 
 def _nothing(reading: KeyReader, key: str, says: Json) -> None:
@@ -264,11 +264,11 @@ def _off(reading: KeyReader, key: str, says: Json) -> None:
 
 
 def _lose(reading: KeyReader, key: str, row: Json) -> None:
-    own = row if isinstance(row, dict) else {"says": row}
-    if reading.given.get(key) in _list(own.get("fine", [])):
+    options = row if isinstance(row, dict) else {"says": row}
+    if reading.given.get(key) in _list(options.get("fine", [])):
         reading.nothing(key, _OFF)
-    elif reading.is_given(key) or own.get("unset"):
-        reading.lose(key, filled(reading, own["says"], key))
+    elif reading.is_given(key) or options.get("unset"):
+        reading.lose(key, filled(reading, options["says"], key))
 
 
 def _unsupported(reading: KeyReader, key: str, says: Json) -> None:

@@ -63,16 +63,16 @@ def export_config(loaded: Loaded, system: str) -> Exported:
     config = loaded.config
     algorithm = config.training.algorithm
     if algorithm not in ALGORITHMS_OF[system]:
-        known = ", ".join(ALGORITHMS_OF[system])
+        algorithms = ", ".join(ALGORITHMS_OF[system])
         raise ConfigError(
             codes.CONFIG_EXPORT(
                 f"{system} has no trainer for {algorithm}",
                 "training.algorithm",
                 algorithm,
-                f"one of: {known}",
+                f"one of: {algorithms}",
             )
         )
-    found = Exported(system)
+    exported = Exported(system)
     values = leaves(config)
     names = dict(NAMES[system])
     options = OPTIONS_OF[system].get(algorithm, {})
@@ -82,33 +82,35 @@ def export_config(loaded: Loaded, system: str) -> Exported:
     for path, name in names.items():
         value = values.get(path)
         if value is not None and value not in ([], {}):
-            found.keys[name] = value
-    found.keys |= made_keys(config, system)
-    found.lost = _lost(found, values, algorithm)
-    return found
+            exported.keys[name] = value
+    exported.keys |= made_keys(config, system)
+    exported.lost = _lost(exported, values, algorithm)
+    return exported
 
 
-def _lost(found: Exported, values: dict[str, Json], algorithm: str) -> dict[str, tuple[Json, Json]]:
+def _lost(exported: Exported, values: dict[str, Json], algorithm: str) -> dict[str, tuple[Json, Json]]:
     """Return where an import of the exported keys differs from ours."""
-    back = leaves(_imported(found, algorithm))
+    back = leaves(_imported(exported, algorithm))
     paths = [path for path in dict.fromkeys((*values, *back)) if not path.startswith(_OURS_ALONE)]
     pairs = {path: (values.get(path), back.get(path)) for path in paths}
     chosen = {path for path in _BY_ALGORITHM if values.get(path) is None}
     return {path: pair for path, pair in pairs.items() if not same(*pair) and path not in chosen}
 
 
-def _imported(found: Exported, algorithm: str) -> Config:
-    lines = {key: number for number, key in enumerate(found.keys, 1)}
-    made, _ = accepted(import_data(found.keys, lines, "exported", found.system, algorithm), "exported")
+def _imported(exported: Exported, algorithm: str) -> Config:
+    lines = {key: number for number, key in enumerate(exported.keys, 1)}
+    composed, _ = accepted(
+        import_data(exported.keys, lines, "exported", exported.system, algorithm), "exported"
+    )
     with tempfile.TemporaryDirectory(prefix="paceline-export-") as folder:
         file = Path(folder) / "exported.yaml"
-        file.write_text(made.text, encoding="utf-8")
+        file.write_text(composed.text, encoding="utf-8")
         return load_config(str(file)).config
 
 
 def leaves(config: Config) -> dict[str, Json]:
     """Return every value by dotted path; free-form mappings and lists are values."""
-    found: dict[str, Json] = {}
+    values: dict[str, Json] = {}
     todo: list[tuple[str, Json]] = list(config.to_json().items())
     while todo:
         path, value = todo.pop(0)
@@ -116,8 +118,8 @@ def leaves(config: Config) -> dict[str, Json]:
         if isinstance(value, dict) and (info is None or nested_model(info) is not None):
             todo += [(f"{path}.{key}", inner) for key, inner in value.items()]
         else:
-            found[path] = value
-    return found
+            values[path] = value
+    return values
 
 
 def export_text(loaded: Loaded, system: str) -> str:
@@ -128,8 +130,8 @@ def export_text(loaded: Loaded, system: str) -> str:
         return json.dumps(deepspeed_json(loaded.config), indent=2) + "\n"
     if system == "accelerate":
         return "".join(_lines(key, value) for key, value in accelerate_yaml(loaded.config).items())
-    known = ", ".join((*NAMES, "accelerate", "deepspeed"))
-    raise ConfigError(codes.CONFIG_EXPORT("there is no such system", "--to", system, f"one of: {known}"))
+    systems = ", ".join((*NAMES, "accelerate", "deepspeed"))
+    raise ConfigError(codes.CONFIG_EXPORT("there is no such system", "--to", system, f"one of: {systems}"))
 
 
 def _lines(key: str, value: Json) -> str:
@@ -144,11 +146,11 @@ _STAGES = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "ddp": 0, "zero_redund
 def deepspeed_json(config: Config) -> JsonObject:
     """Return DeepSpeed's settings: the config's own block, else one of the strategy's ZeRO stage."""
     training = config.training
-    given = training.deepspeed
-    if isinstance(given, dict):
-        return dict(given)
+    block = training.deepspeed
+    if isinstance(block, dict):
+        return dict(block)
     word = training.mixed_precision
-    found: JsonObject = {
+    settings: JsonObject = {
         "train_micro_batch_size_per_gpu": training.per_device_train_batch_size,
         "gradient_accumulation_steps": training.gradient_accumulation_steps,
         "gradient_clipping": training.max_grad_norm,
@@ -163,8 +165,8 @@ def deepspeed_json(config: Config) -> JsonObject:
             "eps": training.adam_epsilon,
             "weight_decay": training.weight_decay,
         }
-        found["optimizer"] = {"type": "AdamW", "params": params}
-    return found
+        settings["optimizer"] = {"type": "AdamW", "params": params}
+    return settings
 
 
 def accelerate_yaml(config: Config) -> JsonObject:
@@ -173,7 +175,7 @@ def accelerate_yaml(config: Config) -> JsonObject:
     chosen = training.distributed_strategy
     word = training.mixed_precision
     processes = (launch.nproc or 1) * launch.nnodes
-    found: JsonObject = {
+    settings: JsonObject = {
         "compute_environment": "LOCAL_MACHINE",
         "mixed_precision": "bf16" if word == "auto" else word,
         "num_processes": processes,
@@ -183,7 +185,7 @@ def accelerate_yaml(config: Config) -> JsonObject:
         "debug": False,
     }
     if launch.nnodes > 1:
-        found |= {"main_process_ip": launch.master_addr, "main_process_port": launch.master_port}
+        settings |= {"main_process_ip": launch.master_addr, "main_process_port": launch.master_port}
     if chosen in ("zero1", "zero2", "zero3") or training.deepspeed:
         stage = as_object(as_object(training.deepspeed).get("zero_optimization")).get(
             "stage", _STAGES.get(chosen, 2)
@@ -193,7 +195,7 @@ def accelerate_yaml(config: Config) -> JsonObject:
             "gradient_accumulation_steps": training.gradient_accumulation_steps,
             "gradient_clipping": training.max_grad_norm,
         }
-        return found | {"distributed_type": "DEEPSPEED", "deepspeed_config": block}
+        return settings | {"distributed_type": "DEEPSPEED", "deepspeed_config": block}
     if chosen == "fsdp":
         block = {
             "fsdp_version": 2,
@@ -201,8 +203,8 @@ def accelerate_yaml(config: Config) -> JsonObject:
             "fsdp_reshard_after_forward": True,
             "fsdp_activation_checkpointing": training.gradient_checkpointing,
         }
-        return found | {"distributed_type": "FSDP", "fsdp_config": block}
+        return settings | {"distributed_type": "FSDP", "fsdp_config": block}
     several = processes > 1 and chosen in STRATEGIES.names()
-    return found | {
+    return settings | {
         "distributed_type": ("MULTI_CPU" if training.use_cpu else "MULTI_GPU") if several else "NO"
     }

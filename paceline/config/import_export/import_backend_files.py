@@ -30,46 +30,47 @@ _RECOMPUTE = "training.gradient_checkpointing"
 def import_job(data: JsonObject, lines: Mapping[str, int], path: str, system: str) -> Imported:
     """Return what a file that distributes a job sets: precision, batch, optimizer, sharding, processes."""
     loaded, notes = _loaded(path, system)
-    found = Imported("DeepSpeed" if system == "deepspeed" else "Accelerate", path)
+    imported = Imported("DeepSpeed" if system == "deepspeed" else "Accelerate", path)
     for ours, source in loaded.provenance.items():
-        whole = ours.count(".") == 1 or ours.startswith("training.parallelism.")
-        if source.layer == FOREIGN and source.file and whole:
-            key = source.text.rpartition(" ")[2] or found.system
+        is_setting = ours.count(".") == 1 or ours.startswith("training.parallelism.")
+        if source.layer == FOREIGN and source.file and is_setting:
+            key = source.text.rpartition(" ")[2] or imported.system
             if system == "deepspeed" and ours == "training.distributed_strategy":
-                key = found.system  # the file as a whole
-            found.settings[ours] = Setting(_at(loaded, ours), key, source.line or 0)
+                key = imported.system  # the file as a whole
+            imported.settings[ours] = Setting(_at(loaded, ours), key, source.line or 0)
     for ours in _KEPT[system]:
         value = _at(loaded, ours)
         if value:
-            key = found.system if system == "deepspeed" else _BLOCKS[ours]
-            found.settings[ours] = Setting(value, key, lines.get(key, 1))
-    recomputed = found.settings.get("training.fsdp_config")
-    if recomputed is not None and isinstance(recomputed.value, dict) and _RECOMPUTE in found.settings:
+            key = imported.system if system == "deepspeed" else _BLOCKS[ours]
+            imported.settings[ours] = Setting(value, key, lines.get(key, 1))
+    recomputed = imported.settings.get("training.fsdp_config")
+    if recomputed is not None and isinstance(recomputed.value, dict) and _RECOMPUTE in imported.settings:
         recomputed.value.pop("activation_checkpointing", None)  # gradient_checkpointing says it
-    known = _Notes(lines, notes, str(Path(path).resolve()))
+    findings = _Notes(lines, notes, str(Path(path).resolve()))
     for key, value in data.items():
-        found.findings[key] = _finding(key, value, lines.get(key, 1), known, found)
+        imported.findings[key] = _finding(key, value, lines.get(key, 1), findings, imported)
     if system == "deepspeed":
-        _taken_out(found)
-    found.notes = notes
-    return found
+        _taken_out(imported)
+    imported.notes = notes
+    return imported
 
 
-def verdict_at(key: str, line: int, found: Imported, path: str) -> Finding:
+def verdict_at(key: str, line: int, imported: Imported, path: str) -> Finding:
     """Return the verdict on one key, or one key of a block, of a file with one key a line."""
-    whole = found.findings[key.partition(".")[0]]
+    outer = imported.findings[key.partition(".")[0]]
     if "." not in key:
-        return whole
-    place = f"{Path(path).resolve()}:{line}"
+        return outer
+    where = f"{Path(path).resolve()}:{line}"
     mine = sorted(
-        (item for item in found.notes if item.where == place), key=lambda item: item.severity is Severity.NOTE
+        (item for item in imported.notes if item.where == where),
+        key=lambda item: item.severity is Severity.NOTE,
     )
     if mine and mine[0].severity is not Severity.NOTE:
-        return replace(whole, verdict=KeyVerdict.LOST, to=(), says=mine[0].what)
-    held = tuple(ours for ours, setting in found.settings.items() if setting.line == line)
+        return replace(outer, verdict=KeyVerdict.LOST, to=(), says=mine[0].what)
+    held = tuple(ours for ours, setting in imported.settings.items() if setting.line == line)
     if mine and not held:
-        return replace(whole, verdict=KeyVerdict.NO_EFFECT, to=(), says=mine[0].what)
-    return replace(whole, to=held or whole.to, says=mine[0].what if mine else "")
+        return replace(outer, verdict=KeyVerdict.NO_EFFECT, to=(), says=mine[0].what)
+    return replace(outer, to=held or outer.to, says=mine[0].what if mine else "")
 
 
 def _loaded(path: str, system: str) -> tuple[Loaded, list[Diagnostic]]:
@@ -86,7 +87,7 @@ def _loaded(path: str, system: str) -> tuple[Loaded, list[Diagnostic]]:
     return loaded, list(loaded.notes)
 
 
-def _finding(key: str, value: Json, line: int, notes: _Notes, found: Imported) -> Finding:
+def _finding(key: str, value: Json, line: int, notes: _Notes, imported: Imported) -> Finding:
     """The verdict on a top-level key, from the findings at its lines or of its name."""
     mine = notes.about(key)
     wrong = [item for item in mine if item.severity is Severity.ERROR]
@@ -94,15 +95,15 @@ def _finding(key: str, value: Json, line: int, notes: _Notes, found: Imported) -
         return Finding(key, value, line, KeyVerdict.LOST, (), wrong[0].what)
     other = [item for item in mine if item.severity is Severity.WARNING]
     says = "; ".join(item.what for item in (*other, *(item for item in mine if item not in other)))
-    if found.system == "DeepSpeed" and key not in table() and not key.startswith(("_", "//", "#")):
+    if imported.system == "DeepSpeed" and key not in table() and not key.startswith(("_", "//", "#")):
         # DeepSpeed ignores what it does not know; a program that adds keys of its own (GPT-NeoX) reads them
         verdict = KeyVerdict.LOST if notes.others > 1 else KeyVerdict.NO_EFFECT
         return Finding(
             key, value, line, verdict, (), f"{key} is no key of DeepSpeed; its own program reads it"
         )
-    held = tuple(ours for ours, setting in found.settings.items() if _of(setting.key, key, value))
-    block = found.settings.get("training.deepspeed")
-    if found.system == "DeepSpeed" and block and isinstance(block.value, dict) and key in block.value:
+    held = tuple(ours for ours, setting in imported.settings.items() if _of(setting.key, key, value))
+    block = imported.settings.get("training.deepspeed")
+    if imported.system == "DeepSpeed" and block and isinstance(block.value, dict) and key in block.value:
         held = (*held, "training.deepspeed")
     if held:
         verdict = KeyVerdict.DIFFERS if other else KeyVerdict.MAPPED
@@ -121,8 +122,8 @@ class _Notes:
         self._at: dict[int, list[int]] = defaultdict(list)
         self._inside: dict[str, list[int]] = defaultdict(list)
         for number, item in enumerate(notes):
-            at, _, line = item.where.rpartition(":")
-            if at.startswith(name) and line.isdecimal():
+            file, _, line = item.where.rpartition(":")
+            if file.startswith(name) and line.isdecimal():
                 self._at[self._start(int(line))].append(number)
             for dot in re.finditer(r"\.", item.found):
                 self._inside[item.found[: dot.start()]].append(number)
@@ -150,13 +151,13 @@ def _of(source: str, key: str, value: Json) -> bool:
     return first == key or (isinstance(value, dict) and first in value)
 
 
-def _taken_out(found: Imported) -> None:
+def _taken_out(imported: Imported) -> None:
     """A block that cannot be kept is taken out of the JSON, with what was read off it (LAMB and its rate)."""
-    lost = {key for key, finding in found.findings.items() if finding.verdict is KeyVerdict.LOST}
-    for ours, setting in list(found.settings.items()):
+    lost = {key for key, finding in imported.findings.items() if finding.verdict is KeyVerdict.LOST}
+    for ours, setting in list(imported.settings.items()):
         if setting.key.partition(".")[0] in lost:
-            del found.settings[ours]
-    block = found.settings.get("training.deepspeed")
+            del imported.settings[ours]
+    block = imported.settings.get("training.deepspeed")
     if block is not None and isinstance(block.value, dict):
         for key in lost & set(block.value):
             del block.value[key]

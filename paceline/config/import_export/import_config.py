@@ -100,13 +100,13 @@ def import_command(command: Command, system: str | None = None, algorithm: str |
     chosen = system or command.system or system_of(below | data)
     algorithm = algorithm or command.algorithm
     translator = TRANSLATORS.get(chosen or "")
-    known = (
+    arguments = (
         translator.defaults(translator.job(below | data, algorithm))
         if translator and translator.parsed
         else {}
     )
-    data, renamed = as_parsed(data, known) if known else (data, {})
-    lines |= {key: lines[given] for key, given in renamed.items()}
+    data, renamed = as_parsed(data, arguments) if arguments else (data, {})
+    lines |= {key: lines[written] for key, written in renamed.items()}
     launched, job = Imported("", ""), _accelerate(command)
     launch_options(command.launch, launched)
     _variables(command, chosen, launched)
@@ -119,16 +119,18 @@ def import_command(command: Command, system: str | None = None, algorithm: str |
         counted = {"NPROC_PER_NODE": counts.get("launch.nproc"), "NNODES": counts.get("launch.nnodes")}
         variables: JsonObject = {name: str(count) for name, count in counted.items() if count}
         data |= {ENVIRONMENT: {**as_object(below.get(ENVIRONMENT)), **variables}}
-    found = import_data(data, lines, name, chosen, algorithm, job.engine if job else "")
+    imported = import_data(data, lines, name, chosen, algorithm, job.engine if job else "")
     if ENVIRONMENT not in below:
-        found.findings = {k: f for k, f in found.findings.items() if k.partition(".")[0] != ENVIRONMENT}
-    for key, given in renamed.items():
-        found.findings[given] = replace(found.findings.pop(key), key=given, value=command.data[given])
-    found.settings |= launched.settings
-    found.findings |= launched.findings
+        imported.findings = {k: f for k, f in imported.findings.items() if k.partition(".")[0] != ENVIRONMENT}
+    for key, written in renamed.items():
+        imported.findings[written] = replace(
+            imported.findings.pop(key), key=written, value=command.data[written]
+        )
+    imported.settings |= launched.settings
+    imported.findings |= launched.findings
     if job is not None:
-        joined(found, job)
-    return found
+        joined(imported, job)
+    return imported
 
 
 def _written(command: Command, file: str) -> tuple[JsonObject, dict[str, int]]:
@@ -150,17 +152,17 @@ def _written(command: Command, file: str) -> tuple[JsonObject, dict[str, int]]:
 
 def _accelerate(command: Command) -> AccelerateJob | None:
     """Return what ``accelerate launch``, or Accelerate's variables, set. Raises ConfigError for its file."""
-    named = [o.value for o in command.launch.options if o.name == "config_file" and o.value]
-    file = named[-1] if named else ""
+    files = [o.value for o in command.launch.options if o.name == "config_file" and o.value]
+    file = files[-1] if files else ""
     below, lines = read_foreign(file) if Path(file).is_file() else ({}, {})
     return accelerate_job(command.launch, command.environment, below, lines, file)
 
 
-def _variables(command: Command, chosen: str | None, found: Imported) -> None:
+def _variables(command: Command, chosen: str | None, imported: Imported) -> None:
     starters = [name for name in command.launch.launchers if name in STARTERS]
-    own = chosen in ("swift", "llamafactory") and not starters
+    reads_variables = chosen in ("swift", "llamafactory") and not starters
     counts = "torchrun" not in starters and (bool(starters) or chosen == "llamafactory")
-    launch_variables(command.environment, own, counts, found, 1)
+    launch_variables(command.environment, reads_variables, counts, imported, 1)
 
 
 def import_data(
@@ -175,11 +177,14 @@ def import_data(
     chosen = system or system_of(data)
     if chosen is None:
         keys, program = ", ".join(list(data)[:4]), program_of(data)
-        what, hint = "the config's system is not recognised", f"name the system: --from {' | '.join(SYSTEMS)}"
+        message, remedy = (
+            "the config's system is not recognised",
+            f"name the system: --from {' | '.join(SYSTEMS)}",
+        )
         if program is not None:
-            what, hint = not_imported(program.name)
-            hint += f"; `paceline plan {path}` begins it"
-        raise ConfigError(codes.CONFIG_IMPORT_SYSTEM(what, f"{path}:1", keys, hint))
+            message, remedy = not_imported(program.name)
+            remedy += f"; `paceline plan {path}` begins it"
+        raise ConfigError(codes.CONFIG_IMPORT_SYSTEM(message, f"{path}:1", keys, remedy))
     if chosen in _JOBS:
         return import_job(data, lines, path, chosen)
     translator = TRANSLATORS[chosen]
@@ -187,12 +192,12 @@ def import_data(
     reading = KeyReader(translator.name, path, flat(data), lines, translator.defaults(job), engine)
     reading.facts |= {"job": job, "named": algorithm}
     translator.translate(reading)
-    found = reading.result
+    imported = reading.result
     if translator.parsed:
         _nulls(reading)
-    _rolled_up(found)
-    _attention(found)
-    return found
+    _rolled_up(imported)
+    _attention(imported)
+    return imported
 
 
 def _nulls(reading: KeyReader) -> None:
@@ -209,41 +214,43 @@ def _nulls(reading: KeyReader) -> None:
             )
 
 
-def _attention(found: Imported) -> None:
+def _attention(imported: Imported) -> None:
     """Context parallelism has attention of its own here: a kernel that a file names computes the same."""
-    size = found.settings.get("training.parallelism.cp_size")
-    kernel = found.settings.get("model.attn_implementation")
+    size = imported.settings.get("training.parallelism.cp_size")
+    kernel = imported.settings.get("model.attn_implementation")
     if size is None or kernel is None or not isinstance(size.value, int) or size.value < 2:
         return
-    del found.settings["model.attn_implementation"]
+    del imported.settings["model.attn_implementation"]
     says = f"{size.key} exchanges keys and values, for which Paceline's own kernel computes the attention"
-    if kernel.key in found.findings:
-        before = found.findings[kernel.key]
-        found.findings[kernel.key] = replace(before, verdict=KeyVerdict.NO_EFFECT, to=(), says=says)
+    if kernel.key in imported.findings:
+        before = imported.findings[kernel.key]
+        imported.findings[kernel.key] = replace(before, verdict=KeyVerdict.NO_EFFECT, to=(), says=says)
 
 
-def _rolled_up(found: Imported) -> None:
+def _rolled_up(imported: Imported) -> None:
     """A mapping or list of which a part cannot be kept is not kept itself."""
-    for key, finding in list(found.findings.items()):
-        outer = found.findings.get(key.partition(".")[0])
+    for key, finding in list(imported.findings.items()):
+        outer = imported.findings.get(key.partition(".")[0])
         if "." not in key or outer is None or finding.verdict not in (KeyVerdict.LOST, KeyVerdict.DIFFERS):
             continue
         if outer.verdict in (KeyVerdict.MAPPED, KeyVerdict.NO_EFFECT):
-            found.findings[outer.key] = replace(outer, verdict=finding.verdict, says=f"{key}: {finding.says}")
+            imported.findings[outer.key] = replace(
+                outer, verdict=finding.verdict, says=f"{key}: {finding.says}"
+            )
 
 
 def flat(data: JsonObject, prefix: str = "") -> JsonObject:
     """Return the keys, and beside them those inside mappings and lists (``a``, ``a.b``, ``c.0.d``)."""
-    found: JsonObject = {}
+    keys: JsonObject = {}
     for key, value in data.items():
-        found[f"{prefix}{key}"] = value
+        keys[f"{prefix}{key}"] = value
         if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{key}.")
+            keys |= flat(value, f"{prefix}{key}.")
         elif isinstance(value, list):
             for number, item in enumerate(value):
                 if isinstance(item, dict):
-                    found |= flat(item, f"{prefix}{key}.{number}.")
-    return found
+                    keys |= flat(item, f"{prefix}{key}.{number}.")
+    return keys
 
 
 SYSTEMS = ("llamafactory", "trl", "axolotl", "accelerate", "deepspeed", "hf", "swift")

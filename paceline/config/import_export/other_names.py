@@ -27,9 +27,9 @@ def argument_of(name: str) -> tuple[str, str]:
     The meaning is our key, the reason why there is none, or empty.
     """
     for program, called in _PROGRAMS.items():
-        found = _meanings(program).get(name)
-        if found is not None:
-            return called, found
+        meaning = _meanings(program).get(name)
+        if meaning is not None:
+            return called, meaning
     return "", ""
 
 
@@ -41,7 +41,7 @@ def _meanings(program: str) -> dict[str, str]:
     """
     classes = as_object(table(program)["classes"])
     # A single word is too common to be told from a slip or another section's key
-    found = {name: "" for one in classes.values() for name in as_object(one) if "_" in name}
+    arguments = {name: "" for options in classes.values() for name in as_object(options) if "_" in name}
     rows: dict[str, list[str]] = {}
     for verb, name, row, always in _rows(steps(program), always=True):
         says = (
@@ -54,7 +54,7 @@ def _meanings(program: str) -> dict[str, str]:
         else:
             rows.setdefault(name, []).append(_sentence(says) if always and verb in _DROP else "")
     kept = {name: says[0] for name, says in rows.items() if len(says) == 1 or field_of(says[0]) is not None}
-    return found | {name: says for name, says in kept.items() if says}
+    return arguments | {name: says for name, says in kept.items() if says}
 
 
 def _rows(listed: list[Json], *, always: bool) -> Iterator[tuple[str, str, Json, bool]]:
@@ -66,8 +66,10 @@ def _rows(listed: list[Json], *, always: bool) -> Iterator[tuple[str, str, Json,
         for verb in (*_KEEP, *_DROP):
             rows = step.get(verb, {})
             shared = step.get("to" if verb in _KEEP else "says", "")
-            own: JsonObject = rows if isinstance(rows, dict) else {str(n): shared for n in _listed(rows)}
-            yield from ((verb, name, row, holds) for name, row in own.items())
+            named_rows: JsonObject = (
+                rows if isinstance(rows, dict) else {str(n): shared for n in _listed(rows)}
+            )
+            yield from ((verb, name, row, holds) for name, row in named_rows.items())
 
 
 def _listed(rows: Json) -> list[Json]:

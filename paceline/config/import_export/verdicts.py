@@ -79,9 +79,9 @@ class Imported:
 
     def share(self) -> float:
         """Return the share (0 to 1) of the file's own keys that act the same or have no effect."""
-        given = [finding for finding in self.findings.values() if finding.line]
-        kept = [f for f in given if f.verdict in (KeyVerdict.MAPPED, KeyVerdict.NO_EFFECT)]
-        return len(kept) / len(given) if given else 1.0
+        written = [finding for finding in self.findings.values() if finding.line]
+        kept = [f for f in written if f.verdict in (KeyVerdict.MAPPED, KeyVerdict.NO_EFFECT)]
+        return len(kept) / len(written) if written else 1.0
 
 
 def shortened(findings: Iterable[Finding]) -> tuple[list[Finding], int]:
@@ -95,36 +95,38 @@ def shortened(findings: Iterable[Finding]) -> tuple[list[Finding], int]:
     return kept, sum(of_reason.values()) - len(kept)
 
 
-def as_text(found: Imported, *, every: bool = False) -> str:
+def as_text(imported: Imported, *, every: bool = False) -> str:
     """Return the counts, and the keys that are not kept as they are (``every``: all of them)."""
-    given = [finding for finding in found.findings.values() if finding.line]
+    written = [finding for finding in imported.findings.values() if finding.line]
     counts = ", ".join(
-        f"{sum(f.verdict is verdict for f in given)} {verdict.value}" for verdict in KeyVerdict
+        f"{sum(f.verdict is verdict for f in written)} {verdict.value}" for verdict in KeyVerdict
     )
-    lines = [f"{found.file}: {len(given)} keys of {found.system}: {counts}"]
+    lines = [f"{imported.file}: {len(written)} keys of {imported.system}: {counts}"]
     for verdict in KeyVerdict:
-        listed = [f for f in found.of(verdict) if every or verdict in (KeyVerdict.LOST, KeyVerdict.DIFFERS)]
+        listed = [
+            f for f in imported.of(verdict) if every or verdict in (KeyVerdict.LOST, KeyVerdict.DIFFERS)
+        ]
         if listed:
             findings, left_out = (listed, 0) if every else shortened(listed)
-            lines += ["", f"{verdict.value}:", *(_line(found, finding) for finding in findings)]
+            lines += ["", f"{verdict.value}:", *(_line(imported, finding) for finding in findings)]
             lines += [f"  and {left_out:,} more: --all lists every key"] if left_out else []
     return SHAPED.sub("***", "\n".join(lines))
 
 
-def _line(found: Imported, finding: Finding) -> str:
-    place = f"{found.file}:{finding.line}" if finding.line else f"default of {found.system}"
+def _line(imported: Imported, finding: Finding) -> str:
+    origin = f"{imported.file}:{finding.line}" if finding.line else f"default of {imported.system}"
     to = f" -> {', '.join(finding.to)}" if finding.to else ""
     says = f": {finding.says}" if finding.says else ""
-    return f"  {place}: {finding.key}: {shown(finding.key, finding.value, 60)}{to}{says}"
+    return f"  {origin}: {finding.key}: {shown(finding.key, finding.value, 60)}{to}{says}"
 
 
-def as_json(found: Imported, yaml: str) -> JsonObject:
+def as_json(imported: Imported, yaml: str) -> JsonObject:
     """Return the report as plain JSON types; ``share``: of the keys that act the same or have no effect."""
     return {
-        "system": found.system,
-        "file": found.file,
-        "share": round(found.share(), 4),
-        "keys": [finding.to_json() for finding in found.findings.values()],
+        "system": imported.system,
+        "file": imported.file,
+        "share": round(imported.share(), 4),
+        "keys": [finding.to_json() for finding in imported.findings.values()],
         "yaml": yaml,
     }
 
@@ -143,13 +145,13 @@ class KeyReader:
         self,
         system: str,
         file: str,
-        given: JsonObject,
+        data: JsonObject,
         lines: Mapping[str, int],
         defaults: Defaults,
         engine: str = "",
     ) -> None:
         self.result = Imported(system, file)
-        self.given = given
+        self.given = data
         self._lines = lines
         self.defaults = defaults
         self._engine = engine
@@ -182,8 +184,8 @@ class KeyReader:
 
     def engine(self) -> str:
         """Return the key that sets DeepSpeed or FSDP, which shard and make float32 masters; or empty."""
-        own = (name for name in ("deepspeed", "fsdp", "fsdp_config") if self.is_given(name))
-        return next(own, str(self.facts.get("engine") or self._engine))
+        engine_keys = (name for name in ("deepspeed", "fsdp", "fsdp_config") if self.is_given(name))
+        return next(engine_keys, str(self.facts.get("engine") or self._engine))
 
     def decided(self, key: str) -> bool:
         """Whether the key already has its verdict."""
@@ -233,8 +235,8 @@ class KeyReader:
 
     def _decide(self, key: str, verdict: KeyVerdict, says: str, *to: str) -> None:
         value = self.given.get(key, self.defaults.get(key))
-        found = Finding(key, value, self.line(key), verdict, to, says)  # type: ignore[arg-type]
-        self.result.findings[key] = found
+        finding = Finding(key, value, self.line(key), verdict, to, says)  # type: ignore[arg-type]
+        self.result.findings[key] = finding
 
     def older(self, key: str, name: str) -> None:
         """Read an older name of a key as ``name``, which the file lacks."""

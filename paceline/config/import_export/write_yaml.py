@@ -25,16 +25,16 @@ class Composed:
     paths: Mapping[int, str]
 
 
-def compose(found: Imported, title: str) -> Composed:
+def compose(imported: Imported, title: str) -> Composed:
     """Return the YAML: a header, each section with the place of every value, and what is not in it."""
     explained = 'Each value names the key it comes from; "default" is a default of that system.'
     lines: list[tuple[str, str]] = [(line, "") for line in [f"# {title}", f"# {explained}", ""]]
-    tree = _tree(found.settings)
+    tree = _tree(imported.settings)
     for section in SECTIONS:
         if section in tree:
             lines += [*_lines({section: tree[section]}, "", ""), ("", "")]
     for verdict in (KeyVerdict.LOST, KeyVerdict.DIFFERS):
-        listed = found.of(verdict)
+        listed = imported.of(verdict)
         if listed:
             shown, left_out = shortened(listed)
             lines.append((f"# {verdict.value}:", ""))
@@ -92,9 +92,9 @@ def _fits_block(text: str) -> bool:
 def _comment(setting: Setting) -> str:
     if not setting.key:
         return ""
-    place = f"{setting.key}, line {setting.line}" if setting.line else f"{setting.key}, default"
+    origin = f"{setting.key}, line {setting.line}" if setting.line else f"{setting.key}, default"
     note = f"; {_one_line(setting.note)}" if setting.note else ""
-    return f"  # {place}{note}"
+    return f"  # {origin}{note}"
 
 
 def _one_line(text: str) -> str:
@@ -126,24 +126,26 @@ _OF_RULES = (
 _ROUNDS = 8  # an error may hide another one
 
 
-def accepted(found: Imported, title: str, rules: Rules | None = None) -> tuple[Composed, list[Diagnostic]]:
-    """Return the YAML of ``found`` that our reading accepts, and the errors that no key is to blame for.
+def accepted(imported: Imported, title: str, rules: Rules | None = None) -> tuple[Composed, list[Diagnostic]]:
+    """Return the YAML of ``imported`` that our reading accepts, and the errors that no key is to blame for.
 
     A value that is refused is taken out, and its key gets the reason as its verdict; ``rules`` refuse values
     of optimizers and schedules only.
     """
     for _ in range(_ROUNDS):
-        made = compose(found, title)
-        problems = _problems(made.text)
-        to_drop = {path: problem for problem in problems if (path := _path(made, problem)) in found.settings}
-        for problem in _problems(made.text, rules) if rules and not problems else ():
-            if (path := _path(made, problem)) in found.settings and path in _OF_RULES:
+        composed = compose(imported, title)
+        problems = _problems(composed.text)
+        to_drop = {
+            path: problem for problem in problems if (path := _path(composed, problem)) in imported.settings
+        }
+        for problem in _problems(composed.text, rules) if rules and not problems else ():
+            if (path := _path(composed, problem)) in imported.settings and path in _OF_RULES:
                 to_drop[path] = problem
         if not to_drop:
-            return made, problems
+            return composed, problems
         for path, problem in to_drop.items():
-            _drop(found, path, problem)
-    return compose(found, title), problems
+            _drop(imported, path, problem)
+    return compose(imported, title), problems
 
 
 def left_over(text: str, rules: Rules) -> list[Diagnostic]:
@@ -165,26 +167,26 @@ def _problems(text: str, rules: Rules | None = None) -> list[Diagnostic]:
     return []
 
 
-def _path(made: Composed, problem: Diagnostic) -> str:
+def _path(composed: Composed, problem: Diagnostic) -> str:
     """Return our path at the (last) line that a finding names."""
     line = problem.where.split(" and ")[-1].rpartition(":")[2]
-    return made.paths.get(int(line), "") if line.isdigit() else ""
+    return composed.paths.get(int(line), "") if line.isdigit() else ""
 
 
-def _drop(found: Imported, path: str, problem: Diagnostic) -> None:
+def _drop(imported: Imported, path: str, problem: Diagnostic) -> None:
     """Take out a refused setting: no key that it stood for is kept."""
-    setting = found.settings.pop(path)
+    setting = imported.settings.pop(path)
     says = f"{problem.what} ({problem.hint})" if problem.hint else problem.what
-    for key, finding in list(found.findings.items()):
-        of_it = path in finding.to and not any(stands(found, to) for to in finding.to)
+    for key, finding in list(imported.findings.items()):
+        of_it = path in finding.to and not any(stands(imported, to) for to in finding.to)
         if key == setting.key or of_it or key.startswith(f"{setting.key}."):
-            found.findings[key] = replace(finding, verdict=KeyVerdict.LOST, to=(), says=says)
-    if setting.key not in found.findings:
-        found.findings[setting.key] = Finding(setting.key, setting.value, 0, KeyVerdict.LOST, (), says)
+            imported.findings[key] = replace(finding, verdict=KeyVerdict.LOST, to=(), says=says)
+    if setting.key not in imported.findings:
+        imported.findings[setting.key] = Finding(setting.key, setting.value, 0, KeyVerdict.LOST, (), says)
 
 
-def stands(found: Imported, to: str) -> bool:
+def stands(imported: Imported, to: str) -> bool:
     """Whether one of our keys, or one of a section, is set."""
     return any(
-        path == to or path.startswith(f"{to}.") or to.startswith(f"{path}.") for path in found.settings
+        path == to or path.startswith(f"{to}.") or to.startswith(f"{path}.") for path in imported.settings
     )

@@ -55,12 +55,12 @@ _LONG = 8
 _FEWEST_LETTERS = 4  # of a name; in shorter ones a misspelling looks like another word
 
 
-def nearest(written: str, known: Sequence[str], most_edits: int = _MOST_EDITS) -> list[str]:
-    """Return the names of ``known`` that ``written`` most likely means: one, two equally near, or none.
+def nearest(written: str, names: Sequence[str], most_edits: int = _MOST_EDITS) -> list[str]:
+    """Return the names of ``names`` that ``written`` most likely means: one, two equally near, or none.
 
     ``most_edits``: letters inserted, deleted, replaced or swapped, in a long name; in a short one always 1.
     """
-    index = _index(tuple(known))
+    index = _index(tuple(names))
     plain = _plain(written)
     if len(plain) < _FEWEST_LETTERS or len(plain) > 64:
         short = [
@@ -89,21 +89,21 @@ def nearest(written: str, known: Sequence[str], most_edits: int = _MOST_EDITS) -
 
 
 class _Index:
-    def __init__(self, known: tuple[str, ...]) -> None:
-        self.letters = [(name, _plain(name), _letters(_plain(name))) for name in known]
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.letters = [(name, _plain(name), _letters(_plain(name))) for name in names]
         self.words: dict[tuple[str, ...], list[str]] = {}
-        for name in known:
+        for name in names:
             self.words.setdefault(_words(name), []).append(name)
 
 
 @lru_cache(maxsize=64)
-def _index(known: tuple[str, ...]) -> _Index:
-    return _Index(known)
+def _index(names: tuple[str, ...]) -> _Index:
+    return _Index(names)
 
 
-def _one_letter_left_out(short: str, whole: str) -> bool:
-    """Whether ``short`` is ``whole`` without one letter, like ``rnk`` for ``rank``."""
-    return len(short) == _FEWEST_LETTERS - 1 == len(whole) - 1 and _edits(short, whole, 1) == 1
+def _one_letter_left_out(short: str, full: str) -> bool:
+    """Whether ``short`` is ``full`` without one letter, like ``rnk`` for ``rank``."""
+    return len(short) == _FEWEST_LETTERS - 1 == len(full) - 1 and _edits(short, full, 1) == 1
 
 
 def _plain(name: str) -> str:
@@ -112,10 +112,10 @@ def _plain(name: str) -> str:
 
 def _letters(text: str) -> int:
     """Return the set of letters as bits; one edit changes at most two of them."""
-    found = 0
+    bits = 0
     for letter in text:
-        found |= 1 << (ord(letter) & 63)
-    return found
+        bits |= 1 << (ord(letter) & 63)
+    return bits
 
 
 def _words(name: str) -> tuple[str, ...]:
@@ -123,19 +123,19 @@ def _words(name: str) -> tuple[str, ...]:
     written = "".join(f"_{c.lower()}" if c.isupper() and i else c for i, c in enumerate(name)).replace(
         "-", "_"
     )
-    whole = [_WORDS.get(w) or _WORDS.get(w.removesuffix("s")) or w for w in written.lower().split("_") if w]
-    return tuple(sorted(w.removesuffix("s") for word in whole for w in word.split("_")))
+    words = [_WORDS.get(w) or _WORDS.get(w.removesuffix("s")) or w for w in written.lower().split("_") if w]
+    return tuple(sorted(w.removesuffix("s") for word in words for w in word.split("_")))
 
 
-def _edits(one: str, other: str, most: int) -> int:
+def _edits(word: str, target: str, most: int) -> int:
     """Return the edit distance (insert, delete, replace, swap neighbours), at most ``most + 1``."""
     before: list[int] = []
-    row = list(range(len(other) + 1))
-    for i, letter in enumerate(one, 1):
+    row = list(range(len(target) + 1))
+    for i, letter in enumerate(word, 1):
         older, before, row = before, row, [i]
-        for j, theirs in enumerate(other, 1):
+        for j, theirs in enumerate(target, 1):
             cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != theirs))
-            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == theirs:
+            if i > 1 and j > 1 and letter == target[j - 2] and word[i - 2] == theirs:
                 cost = min(cost, older[j - 2] + 1)
             row.append(cost)
         if min(row) > most:

@@ -35,10 +35,10 @@ def number_meant(key: str, written: str) -> str | None:
         return None
     if (
         "timeout" in key
-        and (found := re.fullmatch(rf"({_UNSIGNED})\s*([a-z]+)", text))
-        and found[2] in _SECONDS
+        and (duration := re.fullmatch(rf"({_UNSIGNED})\s*([a-z]+)", text))
+        and duration[2] in _SECONDS
     ):
-        return _spelt(float(found[1]) * _SECONDS[found[2]])
+        return _spelt(float(duration[1]) * _SECONDS[duration[2]])
     if parse_number(text) is not None and text != written:
         return text
     return next(
@@ -46,23 +46,23 @@ def number_meant(key: str, written: str) -> str | None:
     )
 
 
-def _shortened(found: re.Match[str]) -> str:
-    meant = _spelt(float(found[1]) * _THOUSANDS[found[2]])
-    binary = _spelt(float(found[1]) * 1024)
-    return f"{meant} (or {binary}, if multiples of 1024 were meant)" if found[2] in "kK" else meant
+def _shortened(match: re.Match[str]) -> str:
+    meant = _spelt(float(match[1]) * _THOUSANDS[match[2]])
+    binary = _spelt(float(match[1]) * 1024)
+    return f"{meant} (or {binary}, if multiples of 1024 were meant)" if match[2] in "kK" else meant
 
 
-def _power(found: re.Match[str]) -> str | None:
-    base, exponent = float(found[1]), int(found[2])
+def _power(match: re.Match[str]) -> str | None:
+    base, exponent = float(match[1]), int(match[2])
     return _spelt(base**exponent) if abs(exponent) <= 64 and base else None
 
 
-def _quotient(found: re.Match[str]) -> str | None:
-    return _spelt(float(found[1]) / float(found[2])) if float(found[2]) else None
+def _quotient(match: re.Match[str]) -> str | None:
+    return _spelt(float(match[1]) / float(match[2])) if float(match[2]) else None
 
 
-def _ungrouped(found: re.Match[str]) -> str:
-    return re.sub(r"[ ,'_]", "", found[0])
+def _ungrouped(match: re.Match[str]) -> str:
+    return re.sub(r"[ ,'_]", "", match[0])
 
 
 _SHAPES: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (

@@ -22,10 +22,10 @@ class Suggestion:
     path: str | None = None
 
 
-def suggestion(name: str, where: str, known: Sequence[str]) -> Suggestion | None:
+def suggestion(name: str, where: str, valid_names: Sequence[str]) -> Suggestion | None:
     """Return what an unknown key ``name`` in section ``where`` most likely means, or None.
 
-    ``where`` is dotted, empty for the top level; ``known`` are its keys.
+    ``where`` is dotted, empty for the top level; ``valid_names`` are its keys.
     """
     # The right name in the wrong place or spelling
     plain = name.lower().replace("-", "_")
@@ -34,7 +34,9 @@ def suggestion(name: str, where: str, known: Sequence[str]) -> Suggestion | None
         return Suggestion(
             f"{plain}: is a section of its own: put it at the left margin, next to {home}:", plain
         )
-    same = next((one for one in known if one.lower() == plain and one != name), None)
+    same = next(
+        (candidate for candidate in valid_names if candidate.lower() == plain and candidate != name), None
+    )
     if same is not None:
         return _meant([_inside(where, same)], where)
     # Another program's name for a key, or a key of another section
@@ -52,12 +54,16 @@ def suggestion(name: str, where: str, known: Sequence[str]) -> Suggestion | None
     if sentence := _of_other_program(name):
         return Suggestion(sentence)
     # A misspelling of a key of this section, else of any section
-    near = [_inside(where, one) for one in nearest(name, known) if one.lower() != plain or one != name]
+    near = [
+        _inside(where, candidate)
+        for candidate in nearest(name, valid_names)
+        if candidate.lower() != plain or candidate != name
+    ]
     if not near:
         near = [
-            f"{home}.{one}" if home else one
-            for one in nearest(name, _every_name(), most_edits=1)
-            for home in _homes(one)
+            f"{home}.{candidate}" if home else candidate
+            for candidate in nearest(name, _every_name(), most_edits=1)
+            for home in _homes(candidate)
         ][:2]
     return _meant(near, where) if near else None
 
@@ -121,8 +127,8 @@ def value_meant(path: str, written: str, values: Sequence[str]) -> str:
     plain = re.sub(r"[^a-z0-9]", "", written.lower())
     bare = re.sub(r"^(torch|pytorch|deepspeed|ds)(?=.)|strategy|offload(cpu|nvme)?", "", plain)
     bare = re.sub(r"(zero)?stage", "zero", bare)
-    known = {one.replace("_", ""): one for one in values}
+    meanings = {value.replace("_", ""): value for value in values}
     for meant, names in as_object(as_object(read_table("synonyms")["values"])[path]).items():
-        known |= {str(name): meant for name in names} if isinstance(names, list) else {}
+        meanings |= {str(name): meant for name in names} if isinstance(names, list) else {}
     near = nearest(bare, values)
-    return known.get(plain) or known.get(bare) or (near[0] if len(near) == 1 else "")
+    return meanings.get(plain) or meanings.get(bare) or (near[0] if len(near) == 1 else "")

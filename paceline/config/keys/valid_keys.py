@@ -32,9 +32,9 @@ def known_names(section: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if "." not in name))
 
 
-def same(one: Json, other: Json) -> bool:
+def same(value: Json, other: Json) -> bool:
     """Whether two written values are equal (``4``, ``4.0`` and ``"4"`` are)."""
-    return _canonical(one) == _canonical(other)
+    return _canonical(value) == _canonical(other)
 
 
 def _canonical(value: Json) -> Json:
@@ -82,13 +82,15 @@ def _listed(value: Json) -> tuple[Json, ...]:
 
 
 def _keys(table: str) -> dict[str, Recognised]:
-    found = dict[str, Recognised]()
-    for name, given in as_object(read_table("recognised")[table]).items():
-        row: JsonObject = as_object(given)
+    recognised = dict[str, Recognised]()
+    for name, entry in as_object(read_table("recognised")[table]).items():
+        row: JsonObject = as_object(entry)
         verb = next(verb for verb in ("note", "warn", "refuse") if verb in row)
-        fine, known = _listed(row.get("fine", [])), tuple(map(str, _listed(row.get("known", []))))
-        found[name] = Recognised(str(row[verb]), fine, verb == "refuse", known, any_value=verb == "note")
-    return found
+        fine, accepted = _listed(row.get("fine", [])), tuple(map(str, _listed(row.get("known", []))))
+        recognised[name] = Recognised(
+            str(row[verb]), fine, verb == "refuse", accepted, any_value=verb == "note"
+        )
+    return recognised
 
 
 #: Its level O0 switches `fp16: true` off

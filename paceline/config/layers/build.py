@@ -136,7 +136,7 @@ def _misfit(section: str, error: ErrorDetails, merged: Merged) -> Diagnostic:
         return codes.CONFIG_VALUE(
             f"{full} is missing", where=where, found=shown(path, error["input"]), hint=f"{loc[-1]}: …"
         )
-    found = shown(full, error["input"])
+    value = shown(full, error["input"])
     if error["input"] is None:
         return codes.CONFIG_TYPE(
             f"{full} has no value", where=where, found="null (nothing after the colon)", hint=_example(path)
@@ -147,19 +147,19 @@ def _misfit(section: str, error: ErrorDetails, merged: Merged) -> Diagnostic:
         return code(
             f"{full} {expected}",
             where=where,
-            found=found,
+            found=value,
             hint=_instead(path, loc[-1], error["input"], expected),
         )
     if error["type"] in _LIMITS:
         return codes.CONFIG_VALUE(
             f"{full} {_LIMITS[error['type']].format(**error['ctx'])}",
             where=where,
-            found=found,
+            found=value,
             hint=_example(path),
         )
     message = str(error["msg"]).removeprefix("Value error, ")
     return codes.CONFIG_TYPE(
-        f"{full}: {message[0].lower()}{message[1:]}", where=where, found=found, hint=_example(path)
+        f"{full}: {message[0].lower()}{message[1:]}", where=where, found=value, hint=_example(path)
     )
 
 
@@ -183,8 +183,8 @@ def _owner(section: str, loc: list[str], winners: Mapping[str, Entry]) -> tuple[
 def _place_inside(path: str, message: str, winners: Mapping[str, Entry]) -> str:
     """Return the place of the key in a section that a message names first, else of any that is set there."""
     inside = {key.rpartition(".")[2]: entry for key, entry in winners.items() if key.startswith(f"{path}.")}
-    named = sorted(inside, key=lambda name: message.find(name) % (len(message) + 1))
-    return inside[named[0]].source.place() if named else path
+    keys = sorted(inside, key=lambda name: message.find(name) % (len(message) + 1))
+    return inside[keys[0]].source.place() if keys else path
 
 
 def _line_keys(inner: str) -> list[str]:
@@ -201,13 +201,13 @@ def _unknown_inside(path: str, full: str, key: str, where: str) -> Diagnostic:
     """Report an unknown key inside an item of the list at ``path``, or inside a section of an item."""
     info = field_of(path)
     model = item_model(info) if info is not None else None
-    known = tuple(model.model_fields) if model is not None else ("the keys listed in docs/config.md",)
-    near = nearest(key, known)
+    valid_keys = tuple(model.model_fields) if model is not None else ("the keys listed in docs/config.md",)
+    near = nearest(key, valid_keys)
     homes = [home for home in homes_of(key) if home != path]
     elsewhere = f"; '{key}' is a key of {' or '.join(f'{home}:' for home in homes)}" if homes else ""
-    hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(known)}{elsewhere}"
+    remedy = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(valid_keys)}{elsewhere}"
     return codes.CONFIG_UNKNOWN_KEY(
-        f"unknown key '{key}' in an item of {path}", where=where, found=full, hint=hint
+        f"unknown key '{key}' in an item of {path}", where=where, found=full, hint=remedy
     )
 
 
@@ -242,13 +242,13 @@ def without_code(config: Config, provenance: Mapping[str, Source]) -> tuple[Conf
     if not model.trust_remote_code or model.revision is not None:
         return config, []
     if model.name_or_path is None and model.config:
-        why, hint = (
+        why, remedy = (
             "a model created from scratch has no code of its own",
             "trust_remote_code: false, or remove the line",
         )
     elif model.name_or_path and not Path(model.name_or_path).expanduser().exists():
         why = "code from the hub runs only from a pinned commit, and most models need none"
-        hint = (
+        remedy = (
             "remove the line; if the model needs its own code, set revision to the 40-digit commit"
             " that you have reviewed"
         )
@@ -256,4 +256,4 @@ def without_code(config: Config, provenance: Mapping[str, Source]) -> tuple[Conf
         return config, []
     where = provenance[_KEY].place() if _KEY in provenance else _KEY
     off = config.model_copy(update={"model": model.model_copy(update={"trust_remote_code": False})})
-    return off, [codes.SEC_NO_REMOTE_CODE(where, "trust_remote_code: true", why=why, hint=hint)]
+    return off, [codes.SEC_NO_REMOTE_CODE(where, "trust_remote_code: true", why=why, hint=remedy)]

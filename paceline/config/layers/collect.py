@@ -213,8 +213,8 @@ class Collector:
             alias = None
         if alias is not None:
             self._alias(alias, name, node, source)
-        elif (known := known_without_effect(section, name)) is not None:
-            self._recognised(name, known, node, source)
+        elif (recognised := known_without_effect(section, name)) is not None:
+            self._recognised(name, recognised, node, source)
         elif name in _GROUPS and (isinstance(node.value, dict) or node.value is None):
             for key, child in node.children().items():
                 line = node.key_lines[key] if source.file else None
@@ -222,9 +222,9 @@ class Collector:
                 self._in_section(section, (*rest, key), child, Source(source.layer, source.file, line, text))
         elif len(rest) > 1 and rest[0] in _GROUPS:
             group = [
-                known.partition(".")[2]
-                for known in (*ALIASES, *RECOGNISED)
-                if known.startswith(f"{rest[0]}.")
+                recognised.partition(".")[2]
+                for recognised in (*ALIASES, *RECOGNISED)
+                if recognised.startswith(f"{rest[0]}.")
             ]
             self._unknown(rest[-1], tuple(group), f"{section}.{rest[0]}".strip("."), node, source)
         else:
@@ -239,12 +239,14 @@ class Collector:
         try:
             translated = alias.value(value) if alias.value is not None and value is not None else value
         except (NoTranslation, PydanticCustomError) as exc:
-            what, hint = (
+            message, remedy = (
                 (exc.what, exc.hint)
                 if isinstance(exc, NoTranslation)
                 else (f"{name} {exc.message()}", f"see {alias.to}")
             )
-            self._problem(codes.CONFIG_VALUE, what, source.place(), f"{name}: {shown(name, value)}", hint)
+            self._problem(
+                codes.CONFIG_VALUE, message, source.place(), f"{name}: {shown(name, value)}", remedy
+            )
             return
         if translated is SKIP:
             return
@@ -293,33 +295,35 @@ class Collector:
                 severity=Severity.WARNING,
             )
 
-    def _unknown(self, name: str, known: tuple[str, ...], where: str, node: Node, source: Source) -> None:
-        place = source.place()
-        if place in self._secret_places or place.split("=")[0] in self._secret_places:
+    def _unknown(
+        self, name: str, valid_names: tuple[str, ...], where: str, node: Node, source: Source
+    ) -> None:
+        where_written = source.place()
+        if where_written in self._secret_places or where_written.split("=")[0] in self._secret_places:
             return
         self._unknown_keys += 1
         if self._unknown_keys > MOST_UNKNOWN:
-            self._count_further(place)
+            self._count_further(where_written)
             return
-        likely = suggestion(name, where, known)
+        likely = suggestion(name, where, valid_names)
         if likely is not None and likely.path is not None:
             self.meant.append((likely.path, node, source))
-        hint = likely.hint if likely is not None else None
-        if hint is None and where:
-            hint = f"a key of {where}: {', '.join(known[:6])}, … (docs/config.md lists all)"
+        remedy = likely.hint if likely is not None else None
+        if remedy is None and where:
+            remedy = f"a key of {where}: {', '.join(valid_names[:6])}, … (docs/config.md lists all)"
         shown_name = f"{where}.{name}" if where else name
         self._problem(
             codes.CONFIG_UNKNOWN_KEY,
             f"unknown key '{name}'" + (f" under {where}:" if where else ""),
-            place,
+            where_written,
             shown_name,
-            hint or "docs/config.md lists every key",
+            remedy or "docs/config.md lists every key",
         )
 
-    def _count_further(self, place: str) -> None:
+    def _count_further(self, where_written: str) -> None:
         """Report the unknown keys beyond the limit as one finding, at the first of them."""
         many = self._unknown_keys - MOST_UNKNOWN
-        first = place if self._further is None else self.problems[self._further].where
+        first = where_written if self._further is None else self.problems[self._further].where
         keys = "unknown keys" if many > 1 else "unknown key"
         finding = codes.CONFIG_UNKNOWN_KEY(
             f"{many:,} more {keys}", first, "", "is this a Paceline config? docs/config.md lists every key"

@@ -70,18 +70,20 @@ def _learnt_by(entries: Sequence[Entry]) -> Sequence[Entry]:
 
 def _for_the_algorithm(layers: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
     """Move shared options (``Entry.of_algorithm``) to the section of this run's algorithm, if it has them."""
-    named = [str(entry.value) for entries in layers for entry in entries if entry.path == _ALGORITHM]
-    section = ALGORITHMS.section(named[-1]) if named else None
+    algorithms = [str(entry.value) for entries in layers for entry in entries if entry.path == _ALGORITHM]
+    section = ALGORITHMS.section(algorithms[-1]) if algorithms else None
 
     def home(entry: Entry) -> Entry:
         option = entry.path.rpartition(".")[2]
-        known = (
+        options = (
             ()
             if section is None
             else [name for name in (option, _ALSO.get(option)) if name in section.model_fields]
         )
         return (
-            replace(entry, path=f"training.{named[-1]}.{known[0]}") if entry.of_algorithm and known else entry
+            replace(entry, path=f"training.{algorithms[-1]}.{options[0]}")
+            if entry.of_algorithm and options
+            else entry
         )
 
     return [[home(entry) for entry in entries] for entries in layers]
@@ -290,11 +292,11 @@ def with_item(path: str, value: Json, inner: tuple[str, ...], new: Json) -> list
     number, *keys = inner
     if not number.isdecimal() or int(number) >= len(items):
         raise _no_such(path, items, inner, new)
-    at = int(number)
+    index = int(number)
     if not keys:
-        items[at] = new
+        items[index] = new
         return items
-    item = items[at]
+    item = items[index]
     info = field_of(path)
     model = item_model(info) if info is not None else None
     if model is None or not isinstance(item, dict):
@@ -303,10 +305,10 @@ def with_item(path: str, value: Json, inner: tuple[str, ...], new: Json) -> list
             f"{where} is a single value without keys", ".".join((path, *inner)), f"{where}={shown(path, new)}"
         )
     if keys[0] not in model.model_fields:
-        known = tuple(model.model_fields)
-        near = nearest(keys[0], known)
-        hint = f"{path}.{number}.{near[0]}=…" if near else f"one of {', '.join(known)}"
-        raise NoItem(f"an item of {path} has no key '{keys[0]}'", ".".join((path, *inner)), hint)
+        keys_of_item = tuple(model.model_fields)
+        near = nearest(keys[0], keys_of_item)
+        remedy = f"{path}.{number}.{near[0]}=…" if near else f"one of {', '.join(keys_of_item)}"
+        raise NoItem(f"an item of {path} has no key '{keys[0]}'", ".".join((path, *inner)), remedy)
     _set(item, keys, new)
     return items
 
@@ -336,17 +338,17 @@ def _no_such(path: str, items: list[Json], inner: tuple[str, ...], new: Json) ->
     number, *keys = inner
     rest = "".join(f".{key}" for key in keys)
     if not items:
-        what = f"{path} has no item {number}: it is empty"
-        return NoItem(what, ".".join((path, *inner)), f"give the list first: {path}=[…]")
+        message = f"{path} has no item {number}: it is empty"
+        return NoItem(message, ".".join((path, *inner)), f"give the list first: {path}=[…]")
     last = len(items) - 1
     which = f"0 to {last}" if last else "0 alone"
     listed = shown(path, [_name(item) for item in items], 80)
     if not number.isdecimal():
-        what = f"{path} is a list: its items have numbers, {which}"
+        message = f"{path} is a list: its items have numbers, {which}"
         key = "" if number.lstrip("-").isdigit() else f".{number}"
-        return NoItem(what, ".".join((path, *inner)), f"{path}.0{key}{rest}={shown(number, new)}")
-    what = f"{path} has no item {number}: it has {which}"
-    return NoItem(what, listed, f"{path}.{last}{rest}={shown((keys or [path])[-1], new)}")
+        return NoItem(message, ".".join((path, *inner)), f"{path}.0{key}{rest}={shown(number, new)}")
+    message = f"{path} has no item {number}: it has {which}"
+    return NoItem(message, listed, f"{path}.{last}{rest}={shown((keys or [path])[-1], new)}")
 
 
 def _name(item: Json) -> Json:

@@ -36,30 +36,32 @@ def doubted(
         if source.layer != DEFAULTS:
             keys.setdefault(source.place(), set()).add(key)
     starts = sorted((line, name) for name, line in top.items())
-    found: set[str] = set()
+    keys_in_doubt: set[str] = set()
     for problem in problems:
         if problem.code == codes.CONFIG_UNKNOWN_KEY.name and problem.where in meant:
             continue
-        for place in problem.where.split(" and "):
-            if named := (files or {}).get(PurePath(place.rpartition(":")[0]).name):
-                found.add(named)
+        for location in problem.where.split(" and "):
+            if file_key := (files or {}).get(PurePath(location.rpartition(":")[0]).name):
+                keys_in_doubt.add(file_key)
                 continue
-            there = keys.get(place, set())
+            there = keys.get(location, set())
             # Several keys stand in one line of the file: the problem names its own.
-            found |= {key for key in there if re.search(rf"\b{re.escape(key)}\b", problem.what)} or there
-            if place not in keys or problem.code == codes.CONFIG_UNKNOWN_KEY.name:
-                found.add(_section(place, file, starts))
-    return frozenset(found)
+            keys_in_doubt |= {
+                key for key in there if re.search(rf"\b{re.escape(key)}\b", problem.what)
+            } or there
+            if location not in keys or problem.code == codes.CONFIG_UNKNOWN_KEY.name:
+                keys_in_doubt.add(_section(location, file, starts))
+    return frozenset(keys_in_doubt)
 
 
-def _section(place: str, file: str, starts: Sequence[tuple[int, str]]) -> str:
+def _section(location: str, file: str, starts: Sequence[tuple[int, str]]) -> str:
     """Return the section that contains a place, or ``ANYWHERE``."""
-    name, _, line = place.rpartition(":")
+    name, _, line = location.rpartition(":")
     if name == file and line.isdigit():
         before = bisect_right(starts, (int(line), "\U0010ffff")) - 1
         section = starts[before][1] if before >= 0 else ""
     else:
-        match = re.match(r"(?:command line |environment PACELINE_)?([A-Za-z]+)(?:\.|__)", place)
+        match = re.match(r"(?:command line |environment PACELINE_)?([A-Za-z]+)(?:\.|__)", location)
         section = match[1].lower() if match else ""
     return section if section in SECTIONS else ANYWHERE
 
@@ -67,8 +69,8 @@ def _section(place: str, file: str, starts: Sequence[tuple[int, str]]) -> str:
 def sure(doubt: frozenset[str], *needed: str) -> bool:
     """Whether none of these keys and sections is doubted, nor anything inside or around them."""
     return not any(
-        f"{one}.".startswith(f"{need}.") or f"{need}.".startswith(f"{one}.")
-        for one in doubt
+        f"{doubtful}.".startswith(f"{need}.") or f"{need}.".startswith(f"{doubtful}.")
+        for doubtful in doubt
         for need in needed
     )
 
@@ -82,19 +84,19 @@ def whatever_was_meant(
     For a key that takes words the rules run with each of them; for another a finding that names the key is
     left out, as it is said again once the value is right.
     """
-    found = tuple(rules(config))
+    findings = tuple(rules(config))
     for key in doubt:
         field = field_of(key)
         words = words_of(field) if field else ()
         if field and not words:
             name = re.compile(rf"\b{re.escape(key.rpartition('.')[2])}\b")
-            found = tuple(d for d in found if not name.search(f"{d.what} {d.found}"))
+            findings = tuple(d for d in findings if not name.search(f"{d.what} {d.found}"))
         section, *path = key.split(".")
-        for word in words if found else ():
+        for word in words if findings else ():
             other = config.model_copy(update={section: _with(getattr(config, section), path, word)})
-            known = {(d.code, d.where) for d in rules(other)}
-            found = tuple(d for d in found if (d.code, d.where) in known)
-    return found
+            again = {(d.code, d.where) for d in rules(other)}
+            findings = tuple(d for d in findings if (d.code, d.where) in again)
+    return findings
 
 
 def _with(section: Section | None, path: Sequence[str], value: bool | str) -> Section | None:

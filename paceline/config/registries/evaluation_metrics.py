@@ -18,10 +18,10 @@ def evaluation_metrics(
     algorithm; ``answers``: metrics of the answers of ``eval_generate``, if it is on.
     """
     spec = ALGORITHMS.spec(algorithm)
-    own: tuple[str, ...] = spec.evaluated or (() if spec.on_policy else ("eval_loss",))
+    loss_metrics: tuple[str, ...] = spec.evaluated or (() if spec.on_policy else ("eval_loss",))
     of_answers = (*labels_of(written_out(answers)), *OF_LENGTH) if answers else ()
-    if own:
-        return (*own, *of_answers)
+    if loss_metrics:
+        return (*loss_metrics, *of_answers)
     of_each = (f"eval_reward/{label}" for label in reward_labels(rewards))
     return ("eval_reward", *of_each, "eval_completion_length", "eval_truncated", *of_answers)
 
@@ -54,7 +54,7 @@ OF_LENGTH = ("eval_answer_tokens", "eval_answers_ended")
 
 def written_out(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names with groups written out, each once."""
-    return tuple(dict.fromkeys(one for name in names for one in METRIC_GROUPS.get(name, (name,))))
+    return tuple(dict.fromkeys(metric for name in names for metric in METRIC_GROUPS.get(name, (name,))))
 
 
 def labels_of(names: Sequence[str]) -> tuple[str, ...]:
@@ -65,6 +65,6 @@ def labels_of(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(
         f"eval_{label}" + (f"_{count + 1}" if count else "")
         for label, count in zip(
-            short, [short[:at].count(label) for at, label in enumerate(short)], strict=True
+            short, [short[:index].count(label) for index, label in enumerate(short)], strict=True
         )
     )

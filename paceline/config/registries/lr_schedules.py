@@ -70,9 +70,9 @@ _ABOVE_0 = ("cycle_first_step_size", "lr_range_test_step_size", "timescale", "to
 def unmet(name: str, options: Mapping[str, Json], learning_rate: float, max_steps: int | None) -> str:
     """Return what is missing from options that are valid one by one, as words; empty if nothing is."""
     needed = NEEDED.get(name, ())
-    given = [option for option in needed if options.get(option) is not None]
-    if needed and len(given) != 1:
-        return f"needs {' or '.join(needed)}" + (", not both" if given else "")
+    chosen = [option for option in needed if options.get(option) is not None]
+    if needed and len(chosen) != 1:
+        return f"needs {' or '.join(needed)}" + (", not both" if chosen else "")
     for option in _ABOVE_0:
         if option in OPTIONS[name] and options.get(option) == 0:
             return f"needs {option} above 0"

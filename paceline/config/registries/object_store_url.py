@@ -64,8 +64,8 @@ def parse_url(text: str) -> ObjectUrl:
             f" these have: {', '.join(f'{name}://' for name in STORES)}"
         )
     split = urlsplit(f"x://{rest}")
-    user, at, _ = split.netloc.rpartition("@")
-    if at and (":" in user or STORES[scheme] != "az"):
+    user, credentials, _ = split.netloc.rpartition("@")
+    if credentials and (":" in user or STORES[scheme] != "az"):
         raise ValueError("a URL holds no user name and no password: give them in your store's own variables")
     if split.query or split.fragment:
         raise ValueError("a URL holds no ?query and no #fragment (a signature would be a secret)")

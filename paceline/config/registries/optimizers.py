@@ -364,52 +364,52 @@ def not_built(name: str) -> tuple[str, str]:
 
 def contradictions(name: str, args: Arguments) -> list[str]:
     """Return messages for arguments that are valid one by one but not in combination."""
-    found = []
+    messages = []
     if on(args.get("nesterov")) and (not args.get("momentum") or args.get("dampening")):
-        found.append("nesterov needs a momentum above 0 and no dampening")
+        messages.append("nesterov needs a momentum above 0 and no dampening")
     if on(args.get("fused", BUILT[name].fixed.get("fused"))) and (
         on(args.get("foreach")) or on(args.get("differentiable"))
     ):
-        found.append("fused excludes foreach and differentiable")
+        messages.append("fused excludes foreach and differentiable")
     if on(args.get("relative_step")) or on(args.get("warmup_init")):
-        found.append(
+        messages.append(
             "the learning rate comes from learning_rate and its schedule; relative_step and"
             " warmup_init would derive it from the step"
         )
-    return found
+    return messages
 
 
-def optim_args_problems(name: str, given: Json) -> Iterator[Diagnostic]:
+def optim_args_problems(name: str, optim_args: Json) -> Iterator[Diagnostic]:
     """Yield what is wrong with the ``optim_args`` of the optimizer ``name``."""
     try:
-        args = parse_optim_args(given)
+        args = parse_optim_args(optim_args)
     except ConfigError as error:
         yield replace(error.diagnostics[0], found="")
         return
-    for what, found, hint in misfits(args, BUILT[name].options):
-        yield codes.TRAIN_OPTIM_ARGS(f"the optimizer {name} {what}", "", found, hint)
+    for message, value, remedy in misfits(args, BUILT[name].options):
+        yield codes.TRAIN_OPTIM_ARGS(f"the optimizer {name} {message}", "", value, remedy)
     for words in contradictions(name, args):
         yield codes.TRAIN_OPTIM_ARGS(f"the optimizer {name}: {words}", hint="remove one of them")
 
 
-def parse_optim_args(given: Json) -> JsonObject:
+def parse_optim_args(optim_args: Json) -> JsonObject:
     """Parse ``optim_args``: Transformers' ``"momentum=0.9,nesterov=True"`` or a mapping.
 
     Raises ConfigError.
     """
-    if not given:
+    if not optim_args:
         return {}
-    if isinstance(given, Mapping):
-        return dict(given)
+    if isinstance(optim_args, Mapping):
+        return dict(optim_args)
     args: JsonObject = {}
-    for part in _parts(str(given)):
-        key, found, text = part.partition("=")
-        if not found or not key.strip():
+    for part in _parts(str(optim_args)):
+        key, equals, text = part.partition("=")
+        if not equals or not key.strip():
             raise ConfigError(
                 codes.TRAIN_OPTIM_ARGS(
                     "write optim_args as a list of name=value",
                     "training.optim_args",
-                    str(given),
+                    str(optim_args),
                     "momentum=0.9,nesterov=True",
                 )
             )

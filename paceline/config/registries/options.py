@@ -24,18 +24,18 @@ _TEXTS = {
 }
 
 
-def misfits(options: Mapping[str, Json], known: Mapping[str, Kind]) -> Iterator[tuple[str, str, str]]:
+def misfits(options: Mapping[str, Json], kinds: Mapping[str, Kind]) -> Iterator[tuple[str, str, str]]:
     """Yield (problem, value found, what to write) for each unknown option and each invalid value."""
     for name, value in options.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+        if name not in kinds:
+            near = difflib.get_close_matches(name, kinds, n=1)
             yield (
                 f"has no option '{name}'",
                 name,
-                near[0] if near else ", ".join(sorted(known)) or "no options",
+                near[0] if near else ", ".join(sorted(kinds)) or "no options",
             )
-        elif not fits(value, known[name]):
-            kind = known[name]
+        elif not fits(value, kinds[name]):
+            kind = kinds[name]
             takes = _TEXTS[kind] if isinstance(kind, str) else " or ".join(kind)
             yield f"expects {takes} for '{name}'", f"{name}: {value}", f"{name}: {takes}"
 
@@ -57,5 +57,5 @@ def fits(value: Json, kind: Kind) -> bool:
         return len(numbers) == 2 and (kind == "pair" or all(0 <= item < 1 for item in numbers))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return False
-    whole = value == int(value)
-    return {"size": value >= 0, "whole": whole, "count": whole and value >= 1}.get(kind, True)
+    is_whole = value == int(value)
+    return {"size": value >= 0, "whole": is_whole, "count": is_whole and value >= 1}.get(kind, True)

@@ -54,11 +54,13 @@ PROJECT = "paceline"  # where neither the config nor a variable names one
 
 def names_of(report_to: tuple[str, ...]) -> tuple[str, ...]:
     """Return the trackers that are meant: none for ``none``, every known one for ``all``."""
-    found = [one for name in report_to for one in (TRACKERS if name == ALL else (name,)) if one != NONE]
-    return tuple(dict.fromkeys(found))
+    names = [
+        tracker for name in report_to for tracker in (TRACKERS if name == ALL else (name,)) if tracker != NONE
+    ]
+    return tuple(dict.fromkeys(names))
 
 
-def project_of(name: str, given: str | None, environ: Mapping[str, str]) -> str:
+def project_of(name: str, project: str | None, environ: Mapping[str, str]) -> str:
     """Return the project that a tracker's run belongs to."""
     facts = TRACKERS.get(name)
-    return given or (environ.get(facts.project, "") if facts and facts.project else "") or PROJECT
+    return project or (environ.get(facts.project, "") if facts and facts.project else "") or PROJECT

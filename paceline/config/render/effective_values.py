@@ -53,12 +53,12 @@ def _rows(prefix: str, part: Section, loaded: Loaded, only_set: bool, indent: st
 
 def _row(key: str, path: str, value: Value, source: Source) -> str:
     text = shown(path, _plain(value), _WIDTH - _KEY_WIDTH - 1)
-    place = source.layer
+    origin = source.layer
     if source.layer != DEFAULTS:
-        place = f"{source.layer}  {source.place() if source.file else source.text}"
-    if len(text) <= _VALUE_WIDTH and _KEY_WIDTH + _VALUE_WIDTH + 3 + len(place) <= _WIDTH:
-        return f"{key:<{_KEY_WIDTH}} {text:<{_VALUE_WIDTH}}  {place}"
-    return f"{key:<{_KEY_WIDTH}} {text}\n{'':<{_KEY_WIDTH}}   <- {place}"
+        origin = f"{source.layer}  {source.place() if source.file else source.text}"
+    if len(text) <= _VALUE_WIDTH and _KEY_WIDTH + _VALUE_WIDTH + 3 + len(origin) <= _WIDTH:
+        return f"{key:<{_KEY_WIDTH}} {text:<{_VALUE_WIDTH}}  {origin}"
+    return f"{key:<{_KEY_WIDTH}} {text}\n{'':<{_KEY_WIDTH}}   <- {origin}"
 
 
 def _items(path: str, value: Value, loaded: Loaded) -> list[str]:
@@ -67,7 +67,7 @@ def _items(path: str, value: Value, loaded: Loaded) -> list[str]:
         return []
     inner = [source for key, source in loaded.provenance.items() if key.startswith(f"{path}.")]
     places = dict.fromkeys(f"{source.layer}  {source.text}" for source in inner)
-    return [f"{'':<{_KEY_WIDTH}}   <- {place}" for place in places]
+    return [f"{'':<{_KEY_WIDTH}}   <- {origin}" for origin in places]
 
 
 def _plain(value: Value) -> Json:
@@ -98,24 +98,24 @@ def differences(first: Loaded, second: Loaded) -> list[Difference]:
     ]
 
 
-def as_text(found: list[Difference], names: tuple[str, str]) -> str:
+def as_text(listed: list[Difference], names: tuple[str, str]) -> str:
     """Return two lines for each key, or one sentence."""
-    if not found:
+    if not listed:
         return "no difference: both files come to the same config"
     lines: list[str] = []
-    for item in found:
+    for item in listed:
         lines.append(item.path)
-        for sign, name, value, place in zip("-+", names, item.values, item.places, strict=True):
-            where = f"default ({name})" if place == DEFAULTS else place
+        for sign, name, value, origin in zip("-+", names, item.values, item.places, strict=True):
+            where = f"default ({name})" if origin == DEFAULTS else origin
             lines.append(f"  {sign} {shown(item.path, value, 80):<30} {where}")
     return "\n".join(lines)
 
 
-def as_json(found: list[Difference]) -> list[JsonObject]:
+def as_json(listed: list[Difference]) -> list[JsonObject]:
     """Return the differences as plain JSON types, secrets masked."""
     return [
         {"key": d.path, "values": [shown(d.path, value) for value in d.values], "places": list(d.places)}
-        for d in found
+        for d in listed
     ]
 
 
@@ -123,10 +123,10 @@ def leaves(value: Json, path: str = "") -> dict[str, Json]:
     """Return every value by dotted path; lists and empty mappings are values."""
     if not isinstance(value, dict) or not value:
         return {path: value}
-    found: dict[str, Json] = {}
+    values: dict[str, Json] = {}
     for key, inner in value.items():
-        found |= leaves(inner, f"{path}.{key}" if path else str(key))
-    return found
+        values |= leaves(inner, f"{path}.{key}" if path else str(key))
+    return values
 
 
 def _place(loaded: Loaded, path: str) -> str:

@@ -70,25 +70,25 @@ def _spellings(name: str, section: JsonObject) -> None:
     """Add the other spellings that the section takes, deprecated in favour of the key they mean."""
     keys = section["properties"]
     assert isinstance(keys, dict)
-    named = {k.partition(".")[2]: a for k, a in SECTION_ALIASES.items() if k.startswith(f"{name}.")}
-    named |= {
+    aliases = {k.partition(".")[2]: a for k, a in SECTION_ALIASES.items() if k.startswith(f"{name}.")}
+    aliases |= {
         k: a
         for k, a in ALIASES.items()
         if "." not in k and (name == "training" or a.to.startswith(f"{name}."))
     }
-    for key, alias in named.items():
+    for key, alias in aliases.items():
         keys.setdefault(key, {"description": f"Another spelling of {alias.to}.", "deprecated": True})
-    for key, known in RECOGNISED.items() if name == "training" else ():
-        keys.setdefault(key, {"description": f"No effect here: {known.says}.", "deprecated": True})
+    for key, recognised in RECOGNISED.items() if name == "training" else ():
+        keys.setdefault(key, {"description": f"No effect here: {recognised.says}.", "deprecated": True})
     section["additionalProperties"] = name == "parallelism"
 
 
 def _field(info: FieldInfo) -> JsonObject:
-    found: JsonObject = {"description": str(info.description)}
+    schema: JsonObject = {"description": str(info.description)}
     default = None if info.is_required() else info.get_default(call_default_factory=False)
     if isinstance(default, (bool, int, float, str, dict)):
-        found["default"] = default
-    return found | {"anyOf": [*_kinds(info), _ENVIRONMENT]}
+        schema["default"] = default
+    return schema | {"anyOf": [*_kinds(info), _ENVIRONMENT]}
 
 
 def _kinds(info: FieldInfo) -> list[Json]:

@@ -56,12 +56,16 @@ def _inside(path: str, model: type[Section]) -> list[str]:
     parts = []
     for name, info in model.model_fields.items():
         inner, item = nested_model(info), item_model(info)
-        found = inner or (item if item is not Dataset else None)
-        if found is None:
+        section = inner or (item if item is not Dataset else None)
+        if section is None:
             continue
         title = f"{path}.{name}" if inner else f"An item of {path}.{name}"
-        parts += [f"### {title}\n", f"{(found.__doc__ or '').strip()}\n", _table(title, found.model_fields)]
-        parts += _inside(f"{path}.{name}", found)
+        parts += [
+            f"### {title}\n",
+            f"{(section.__doc__ or '').strip()}\n",
+            _table(title, section.model_fields),
+        ]
+        parts += _inside(f"{path}.{name}", section)
     return parts
 
 

@@ -72,7 +72,7 @@ def to_datasets(value: Json) -> Json:
     Raises ValueError for sets with names, as Transformers' ``eval_dataset`` may have.
     """
     if isinstance(value, dict) and value and not any(map(_is_near_a_key, value)):
-        sets = ", ".join(str(one) for one in value.values())[:80]
+        sets = ", ".join(str(path) for path in value.values())[:80]
         raise ValueError(
             f"data sets have no names here, and those of a list are one evaluation: write [{sets}]; `paceline"
             " evaluate RUN --data FILE` measures one"

@@ -82,7 +82,7 @@ MOST_STEPS = 100  # one trace may take hundreds of MB
 def to_numbers(value: Json) -> Json:
     """Convert ``3``, ``[3, 7]``, ``"3-5,10"`` or a list of these to sorted numbers."""
     items = value if isinstance(value, (list, tuple)) else str(value).split(",")
-    found: set[int] = set()
+    numbers: set[int] = set()
     for item in items:
         first, dash, last = str(item).strip().partition("-")
         begin = to_int(first)
@@ -90,8 +90,8 @@ def to_numbers(value: Json) -> Json:
         if not 0 <= end - begin < MOST_STEPS:
             expected = f"must be numbers or ranges of at most {MOST_STEPS}, like [3, 10-12]"
             raise PydanticCustomError("paceline", "{expected}", {"expected": expected})
-        found.update(range(begin, end + 1))
-    return sorted(found)
+        numbers.update(range(begin, end + 1))
+    return sorted(numbers)
 
 
 def to_ranks(value: Json) -> Json:

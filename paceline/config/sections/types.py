@@ -176,9 +176,9 @@ class OneOf:
         if text in (*self.choices, *self.known):
             return str(text)
         if self.own and isinstance(value, str):
-            named = (value.strip(), *registered(self.own, value.strip()))
-            if len(named) < 3 and _OWN.fullmatch(named[-1]):
-                return named[-1]
+            parts = (value.strip(), *registered(self.own, value.strip()))
+            if len(parts) < 3 and _OWN.fullmatch(parts[-1]):
+                return parts[-1]
         near = _nearest(str(text), self.choices)
         words = (
             f"{', '.join(self.choices[:6])}, … ({len(self.choices)} words)"

@@ -33,8 +33,8 @@ _LOOSE = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'|(?:^|\s)#.*$")
 
 def plain(text: str) -> str:
     """Replace such characters by ASCII ones; add a space after a full-width colon that follows a key."""
-    found = _KEY.match(text)
-    return f"{found[1].translate(_PLAIN).rstrip()}: {plain(found[2])}" if found else text.translate(_PLAIN)
+    match = _KEY.match(text)
+    return f"{match[1].translate(_PLAIN).rstrip()}: {plain(match[2])}" if match else text.translate(_PLAIN)
 
 
 def in_key(key: str) -> str | None:
@@ -73,12 +73,12 @@ def key_lines(lines: list[str], first: int) -> list[int]:
     """Return the numbers (from 1) of consecutive lines with a full-width colon after a key, from ``first``
     on.
     """
-    found = []
+    numbers = []
     for number in range(first, len(lines) + 1):
         if not _KEY.match(_LOOSE.sub("", lines[number - 1])):
             break
-        found.append(number)
-    return found
+        numbers.append(number)
+    return numbers
 
 
 def near_line(lines: list[str], number: int) -> tuple[int, str] | None:

@@ -18,7 +18,7 @@ MAX_BYTES = 1 << 20
 _OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
-def read_text(path: str, what: str = "the config file") -> str:
+def read_text(path: str, kind: str = "the config file") -> str:
     """Read a file of at most 1 MiB of UTF-8 text.
 
     Raises ConfigError if it is missing, a folder, too large or not UTF-8.
@@ -28,19 +28,19 @@ def read_text(path: str, what: str = "the config file") -> str:
         if file.is_dir():
             raise _fail(
                 codes.CONFIG_IS_DIRECTORY,
-                f"{what} is a directory",
+                f"{kind} is a directory",
                 path,
                 hint="give the YAML file inside it, e.g. " + str(file / "config.yaml"),
             )
         if not file.exists():
-            raise _fail(codes.CONFIG_MISSING_FILE, f"{what} does not exist", path, hint=_nearby(file))
+            raise _fail(codes.CONFIG_MISSING_FILE, f"{kind} does not exist", path, hint=_nearby(file))
         # Process substitution of a shell, paceline plan <(…), is a pipe that does end
         with file.open("rb") if str(file).startswith(_OPEN_ALREADY) else open_file(file) as stream:
             raw = stream.read(MAX_BYTES + 1)
     except OSError as exc:
         raise _fail(
             codes.CONFIG_UNREADABLE,
-            f"{what} cannot be read",
+            f"{kind} cannot be read",
             path,
             found=exc.strerror or str(exc),
             hint="give a file that this user can read",
@@ -48,7 +48,7 @@ def read_text(path: str, what: str = "the config file") -> str:
     if len(raw) > MAX_BYTES:
         raise _fail(
             codes.CONFIG_TOO_LARGE,
-            f"{what} is larger than 1 MiB",
+            f"{kind} is larger than 1 MiB",
             path,
             hint="put only settings in it; name data files under data:",
         )
@@ -58,7 +58,7 @@ def read_text(path: str, what: str = "the config file") -> str:
         line = raw[: exc.start].count(b"\n") + 1
         raise _fail(
             codes.CONFIG_NOT_UTF8,
-            f"{what} is not UTF-8 text",
+            f"{kind} is not UTF-8 text",
             f"{path}:{line}",
             found=f"byte 0x{raw[exc.start]:02x}",
             hint="save the file as UTF-8",

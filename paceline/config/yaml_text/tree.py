@@ -69,18 +69,18 @@ class Node:
 
     def lines(self, prefix: str = "") -> dict[str, int]:
         """Return the line of every inner path, joined by dots (``0.columns.prompt``)."""
-        found: dict[str, int] = {}
+        lines: dict[str, int] = {}
         if isinstance(self.value, dict):
             items = list(self.value.items())
         elif isinstance(self.value, list):
             items = [(str(index), node) for index, node in enumerate(self.value)]
         else:
-            return found
+            return lines
         for key, node in items:
             path = f"{prefix}{key}"
-            found[path] = self.key_lines.get(key, node.line)
-            found.update(node.lines(f"{path}."))
-        return found
+            lines[path] = self.key_lines.get(key, node.line)
+            lines.update(node.lines(f"{path}."))
+        return lines
 
 
 _GLUED = re.compile(r"([A-Za-z_]\w*):([^:/].*)")

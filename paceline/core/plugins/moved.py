@@ -52,12 +52,12 @@ class MovedModule(CallableRoom):
     """A module that is gone: its handed-out names are those of ``paceline.extend``, with a warning."""
 
     def __getattr__(self, name: str) -> object:
-        known = NAMES.get(_below(self.__name__), {})
-        if name not in known:
-            have = f": it has {', '.join(known.values())}" if known else ""
+        names = NAMES.get(_below(self.__name__), {})
+        if name not in names:
+            have = f": it has {', '.join(names.values())}" if names else ""
             raise AttributeError(f"module {self.__name__!r} has moved: use {_PACKAGE}.extend{have}")
-        _warn(f"{self.__name__}:{name}", f"{_PACKAGE}.extend:{known[name]}")
-        return self.__dict__.setdefault(name, getattr(import_module(f"{_PACKAGE}.extend"), known[name]))
+        _warn(f"{self.__name__}:{name}", f"{_PACKAGE}.extend:{names[name]}")
+        return self.__dict__.setdefault(name, getattr(import_module(f"{_PACKAGE}.extend"), names[name]))
 
 
 class MovedModules(Loader):
@@ -69,10 +69,10 @@ class MovedModules(Loader):
     ) -> ModuleSpec | None:
         """Return the spec of a moved module, of a package that one was in, or of a program."""
         below = _below(name)
-        if below in PROGRAMS and name != PROGRAMS[below] and (found := util.find_spec(PROGRAMS[below])):
-            _warn(f"python -m {name}", f"python -m {found.name}")
-            return util.spec_from_file_location(name, str(found.origin))
-        if below == name or not any(f"{known}.".startswith(f"{below}.") for known in (*NAMES, *PROGRAMS)):
+        if below in PROGRAMS and name != PROGRAMS[below] and (program := util.find_spec(PROGRAMS[below])):
+            _warn(f"python -m {name}", f"python -m {program.name}")
+            return util.spec_from_file_location(name, str(program.origin))
+        if below == name or not any(f"{module}.".startswith(f"{below}.") for module in (*NAMES, *PROGRAMS)):
             return None
         return ModuleSpec(name, MovedModules(), is_package=True)
 

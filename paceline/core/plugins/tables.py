@@ -89,8 +89,10 @@ class Registry:
         if ":" in name:
             return load_attr(name)
         near = difflib.get_close_matches(name, self._entries, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(self._entries)}, or module:name"
-        raise ConfigError(self._unknown(f"there is no {self.kind} named '{name}'", found=name, hint=hint))
+        remedy = (
+            f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(self._entries)}, or module:name"
+        )
+        raise ConfigError(self._unknown(f"there is no {self.kind} named '{name}'", found=name, hint=remedy))
 
 
 @dataclass(frozen=True)
@@ -269,8 +271,8 @@ def source_of(module_name: str) -> Path | None:
     """Return the file of a module, found package by package without importing any; None if there is none."""
     places, origin = None, None
     for end in (i for i, letter in enumerate(module_name + ".") if letter == "."):
-        found = PathFinder.find_spec(module_name[:end], places)
-        places, origin = (found.submodule_search_locations, found.origin) if found else (None, None)
+        spec = PathFinder.find_spec(module_name[:end], places)
+        places, origin = (spec.submodule_search_locations, spec.origin) if spec else (None, None)
     return Path(origin) if origin else None
 
 
@@ -295,4 +297,7 @@ def is_async(function: Callable[..., Json]) -> bool:
     """Whether a call returns a coroutine or an asynchronous generator, also of an object or a partial."""
     plain = function.func if isinstance(function, partial) else function
     called = (plain, getattr(type(plain), "__call__", None))  # noqa: B004
-    return any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in called)
+    return any(
+        inspect.iscoroutinefunction(callable_) or inspect.isasyncgenfunction(callable_)
+        for callable_ in called
+    )

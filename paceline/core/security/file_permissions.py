@@ -41,12 +41,12 @@ def written_into(folder: Path) -> Iterator[None]:
 
 def open_to_strangers(folder: Path) -> str:
     """Return why another user could replace files in ``folder`` or its nearest existing parent, if so."""
-    place = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
-    info = place.stat()
+    nearest = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
+    info = nearest.stat()
     if info.st_uid not in (os.geteuid(), 0):
-        return f"{place} belongs to another user (uid {info.st_uid})" if place == folder else ""
+        return f"{nearest} belongs to another user (uid {info.st_uid})" if nearest == folder else ""
     if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
-        return f"{place} is writable by every user"
+        return f"{nearest} is writable by every user"
     return ""
 
 

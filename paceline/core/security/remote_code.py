@@ -94,13 +94,13 @@ def check_code(name: str, revision: str | None) -> None:
 def read_code(folder: Path) -> RemoteCode:
     """Hash the code that Transformers may run from ``folder``: Python files, and JSON files' ``auto_map``."""
     parts: list[tuple[str, str]] = []
-    found: list[tuple[float, str]] = []
+    changes: list[tuple[float, str]] = []
     elsewhere: set[str] = set()
     for path in _python_files(folder):
         name = path.relative_to(folder).as_posix()
         with open_file(path) as file:
             parts.append((name, hashlib.sha256(file.read()).hexdigest()))
-        found.append((path.stat().st_mtime, name))
+        changes.append((path.stat().st_mtime, name))
     for path in sorted(folder.glob("*.json")):
         maps = list(_auto_maps(path))
         if maps:
@@ -109,7 +109,7 @@ def read_code(folder: Path) -> RemoteCode:
     content = json.dumps(sorted(parts)).encode()
     newest = [
         f"{name} (changed {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))})"
-        for when, name in sorted(found, reverse=True)
+        for when, name in sorted(changes, reverse=True)
     ]
     return RemoteCode(hashlib.sha256(content).hexdigest(), tuple(newest), tuple(sorted(elsewhere)))
 
@@ -118,9 +118,9 @@ def _python_files(folder: Path) -> Iterator[Path]:
     """Yield all Python files below ``folder``, following links, visiting each folder once."""
     seen: set[str] = set()
     count = 0
-    for place, inner, names in os.walk(folder, followlinks=True):
+    for parent, inner, names in os.walk(folder, followlinks=True):
         inner[:] = sorted(n for n in inner if n != "__pycache__")
-        real = os.path.realpath(place)
+        real = os.path.realpath(parent)
         if real in seen:
             inner.clear()
             continue
@@ -132,7 +132,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
                     raise OSError(
                         f"{folder} contains more than {_MOST_FILES} Python files, so it is not a model folder"
                     )
-                yield Path(place) / name
+                yield Path(parent) / name
 
 
 def _auto_maps(path: Path) -> Iterator[Json]:

@@ -37,10 +37,10 @@ _BARE_KEY = re.compile(r"[0-9a-f]{40}")
 
 def shape_of_secret(text: str) -> str | None:
     """Return which kind of secret ``text`` contains (a key of ``SHAPES``), or None."""
-    found = SHAPED.search(text)
-    if found is None:
+    match = SHAPED.search(text)
+    if match is None:
         return None
-    kind = _ANY.match(text, found.start())
+    kind = _ANY.match(text, match.start())
     return _NAMES[int(str(kind.lastgroup)[1:])] if kind else None
 
 
@@ -77,23 +77,23 @@ def secrets_in(environ: Mapping[str, str], *, certain: bool = False) -> tuple[st
     and passwords inside URLs. Under an ambiguous name (``PROJECT_KEY``, ``AUTH_TYPE``) a value counts unless
     it is plain words; with ``certain`` only if it looks random. The path of an existing file is no secret.
     """
-    found: set[str] = set()
+    secrets: set[str] = set()
     for name, value in environ.items():
         if "://" in value:
-            found |= _in_url(value)
+            secrets |= _in_url(value)
         # Both the name and the value must look like a secret's
-        named = _NAME.search(name) and name not in _WORKING_FOLDERS
+        has_secret_name = _NAME.search(name) and name not in _WORKING_FOLDERS
         sure = _CERTAIN.search(name) or (
             _RANDOM.fullmatch(value) if certain else not _WORDS_ONLY.fullmatch(value)
         )
         if (
-            named
+            has_secret_name
             and sure
             and not (value.startswith(("/", "~")) and os.path.exists(os.path.expanduser(value)))
         ):
-            found.add(value)
-            found |= {line.strip() for line in value.splitlines() if len(line.strip()) >= _LINE_LENGTH}
-    return tuple(sorted(value for value in found if len(value) >= MIN_LENGTH))
+            secrets.add(value)
+            secrets |= {line.strip() for line in value.splitlines() if len(line.strip()) >= _LINE_LENGTH}
+    return tuple(sorted(value for value in secrets if len(value) >= MIN_LENGTH))
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:

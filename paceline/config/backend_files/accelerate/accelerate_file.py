@@ -33,25 +33,25 @@ _BLOCKS: dict[str, tuple[str, Callable[[Document, Foreign, JsonObject], None]]] 
 }
 
 
-def read(document: Document, found: Foreign, given: Mapping[str, Json] | None = None) -> None:
-    """Add this document's settings to the lowest layer; FSDP and DeepSpeed settings go to ``found.blocks``.
+def read(document: Document, layer: Foreign, upper: Mapping[str, Json] | None = None) -> None:
+    """Add this document's settings to the lowest layer; FSDP and DeepSpeed settings go to ``layer.blocks``.
 
-    ``given``: the values of higher layers by path; settings that they decide are not reported.
+    ``upper``: the values of higher layers by path; settings that they decide are not reported.
     """
     data = document.data
     if "SAGEMAKER" in str(data.get("compute_environment", "")).upper() or "ec2_instance_type" in data:
         _refuse(
-            document, found, "compute_environment", str(data.get("compute_environment")), REFUSED["SAGEMAKER"]
+            document, layer, "compute_environment", str(data.get("compute_environment")), REFUSED["SAGEMAKER"]
         )
         return
-    _unknown(document, found)
-    kind = _distribution(document, found)
+    _unknown(document, layer)
+    kind = _distribution(document, layer)
     if kind is None and "distributed_type" in data:
         return
-    _plain_keys(document, found)
-    _no_precision(document, found, given or {})
+    _plain_keys(document, layer)
+    _no_precision(document, layer, upper or {})
     if kind in _NOT_DRIVEN:
-        found.notes.append(
+        layer.notes.append(
             document.note(
                 "distributed_type",
                 f"distributed_type {kind}: such devices are not supported; on a machine with them a start is"
@@ -61,23 +61,23 @@ def read(document: Document, found: Foreign, given: Mapping[str, Json] | None = 
             )
         )
     if kind == "MULTI_CPU":
-        found.entries.append(document.entry("training.use_cpu", True, "distributed_type"))
-    _processes(document, found)
-    _check_written(document, found)
+        layer.entries.append(document.entry("training.use_cpu", True, "distributed_type"))
+    _processes(document, layer)
+    _check_written(document, layer)
     if isinstance(data.get("dynamo_backend"), str):
         blocks.dynamo_block(
-            Document({"dynamo_backend": data["dynamo_backend"]}, document.name, document.lines), found, data
+            Document({"dynamo_backend": data["dynamo_backend"]}, document.name, document.lines), layer, data
         )
-    _blocks(document, found, kind)
+    _blocks(document, layer, kind)
 
 
-def _plain_keys(document: Document, found: Foreign) -> None:
+def _plain_keys(document: Document, layer: Foreign) -> None:
     """Read the precision and other plain keys."""
     data = document.data
     eight_bits = str(data.get("mixed_precision")).lower() == "fp8"
     if eight_bits or data.get("fp8_config"):
         path = "mixed_precision" if eight_bits else "fp8_config"
-        found.notes.append(
+        layer.notes.append(
             document.note(
                 path,
                 f"{path}: 8-bit matrix products are not supported; the run computes in bf16, which they"
@@ -87,19 +87,19 @@ def _plain_keys(document: Document, found: Foreign) -> None:
             )
         )
         if eight_bits:
-            found.entries.append(document.entry("training.mixed_precision", "bf16", path))
+            layer.entries.append(document.entry("training.mixed_precision", "bf16", path))
     for key, to in _PLAIN.items():
         if data.get(key) not in (None, "") and not (key == "mixed_precision" and eight_bits):
-            found.entries.append(document.entry(to, data[key], key))
+            layer.entries.append(document.entry(to, data[key], key))
 
 
-def _blocks(document: Document, found: Foreign, kind: str | None) -> None:
+def _blocks(document: Document, layer: Foreign, kind: str | None) -> None:
     """Read the blocks of this distributed_type; others are ignored, as in Accelerate."""
     data = document.data
     for name, (wanted, take) in _BLOCKS.items():
         block = data.get(name)
         if block and not isinstance(block, dict):
-            found.problems.append(
+            layer.problems.append(
                 codes.CONFIG_TYPE(
                     f"{name} must be a mapping",
                     document.place(name),
@@ -110,7 +110,7 @@ def _blocks(document: Document, found: Foreign, kind: str | None) -> None:
         if not isinstance(block, dict) or not any(value is not None for value in block.values()):
             continue
         if wanted and kind not in (None, wanted):
-            found.notes.append(
+            layer.notes.append(
                 document.note(
                     name,
                     f"{name} is ignored with distributed_type {kind}, as in accelerate",
@@ -118,13 +118,13 @@ def _blocks(document: Document, found: Foreign, kind: str | None) -> None:
                 )
             )
             continue
-        take(document.part(name), found, data)
+        take(document.part(name), layer, data)
     if kind in ("DEEPSPEED", "FSDP") and not data.get(f"{kind.lower()}_config"):
         name = f"{kind.lower()}_config"
-        _BLOCKS[name][1](document.bare("distributed_type"), found, data)
+        _BLOCKS[name][1](document.bare("distributed_type"), layer, data)
 
 
-def _no_precision(document: Document, found: Foreign, given: Mapping[str, Json]) -> None:
+def _no_precision(document: Document, layer: Foreign, upper: Mapping[str, Json]) -> None:
     """Without mixed_precision use float32, as Accelerate does, unless FSDP's policy or DeepSpeed sets it."""
     data = document.data
     elsewhere = any(
@@ -132,18 +132,18 @@ def _no_precision(document: Document, found: Foreign, given: Mapping[str, Json])
         and any(key.endswith(("mixed_precision_policy", "config_file")) for key in block)
         for block in [data.get(name) for name in ("fsdp_config", "deepspeed_config")]
     )
-    named = any(data.get(key) not in (None, "") for key in ("mixed_precision", "fp16")) or data.get(
+    has_precision = any(data.get(key) not in (None, "") for key in ("mixed_precision", "fp16")) or data.get(
         "fp8_config"
     )
     if (
         "distributed_type" not in data
-        or named
+        or has_precision
         or elsewhere
-        or given.get("training.mixed_precision", "auto") != "auto"
+        or upper.get("training.mixed_precision", "auto") != "auto"
     ):
         return
-    found.entries.append(document.entry("training.mixed_precision", "no", "distributed_type"))
-    found.notes.append(
+    layer.entries.append(document.entry("training.mixed_precision", "no", "distributed_type"))
+    layer.notes.append(
         document.note(
             "mixed_precision",
             "mixed_precision is absent: float32, as in accelerate",
@@ -152,12 +152,12 @@ def _no_precision(document: Document, found: Foreign, given: Mapping[str, Json])
     )
 
 
-def _unknown(document: Document, found: Foreign) -> None:
+def _unknown(document: Document, layer: Foreign) -> None:
     for key in document.data:
         if key in KNOWN or key.startswith(("_", "//", "#")):
             continue
         near = nearest(key, sorted(KNOWN))
-        found.problems.append(
+        layer.problems.append(
             codes.ACCELERATE_UNKNOWN_KEY(
                 f"Accelerate has no setting '{key}'",
                 where=document.place(key),
@@ -167,7 +167,7 @@ def _unknown(document: Document, found: Foreign) -> None:
         )
 
 
-def _distribution(document: Document, found: Foreign) -> str | None:
+def _distribution(document: Document, layer: Foreign) -> str | None:
     """Return Accelerate's distributed_type, or None when it is not given or not supported."""
     kind = document.data.get("distributed_type")
     if kind is None:
@@ -176,14 +176,14 @@ def _distribution(document: Document, found: Foreign) -> str | None:
     name = "NO" if kind is False else str(kind).upper()
     if name in _STRATEGY:
         if _STRATEGY[name]:
-            found.entries.append(
+            layer.entries.append(
                 document.entry("training.distributed_strategy", _STRATEGY[name], "distributed_type")
             )
         return name
     if name in REFUSED:
-        _refuse(document, found, "distributed_type", name, REFUSED[name])
+        _refuse(document, layer, "distributed_type", name, REFUSED[name])
     else:
-        found.problems.append(
+        layer.problems.append(
             codes.CONFIG_VALUE(
                 f"distributed_type {name} is not supported",
                 where=document.place("distributed_type"),
@@ -194,16 +194,16 @@ def _distribution(document: Document, found: Foreign) -> str | None:
     return None
 
 
-def _refuse(document: Document, found: Foreign, path: str, value: str, why: str, hint: str = "") -> None:
+def _refuse(document: Document, layer: Foreign, path: str, value: str, why: str, hint: str = "") -> None:
     hint = hint or "use MULTI_GPU, FSDP or DEEPSPEED on the available devices"
-    found.problems.append(
+    layer.problems.append(
         codes.ACCELERATE_NOT_BUILT(
             f"{path} {value}: {why}", where=document.place(path), found=value, hint=hint
         )
     )
 
 
-def _processes(document: Document, found: Foreign) -> None:
+def _processes(document: Document, layer: Foreign) -> None:
     total, machines = document.data.get("num_processes"), document.data.get("num_machines") or 1
     if total is None or total == -1:
         return
@@ -214,7 +214,7 @@ def _processes(document: Document, found: Foreign) -> None:
         and total > 0
         and total % machines == 0
     ):
-        found.problems.append(
+        layer.problems.append(
             codes.CONFIG_VALUE(
                 "num_processes must be a multiple of num_machines",
                 where=document.place("num_processes"),
@@ -223,19 +223,19 @@ def _processes(document: Document, found: Foreign) -> None:
             )
         )
         return
-    found.entries.append(document.entry("launch.nproc", total // machines, "num_processes"))
+    layer.entries.append(document.entry("launch.nproc", total // machines, "num_processes"))
 
 
-def _check_written(document: Document, found: Foreign) -> None:
+def _check_written(document: Document, layer: Foreign) -> None:
     for key, (says, silent) in SAID.items():
         value = document.data.get(key)
         word = value.strip().lower() if isinstance(value, str) else value
         if word in (None, False, "", "no", "false") or word in ([], {}) or word in silent:
             continue
-        found.notes.append(document.note(key, f"{key}: {says}", "you can remove the line"))
+        layer.notes.append(document.note(key, f"{key}: {says}", "you can remove the line"))
     machines = document.data.get("num_machines") or 1
     if document.data.get("same_network") is False and isinstance(machines, int) and machines > 1:
-        found.notes.append(
+        layer.notes.append(
             document.note(
                 "same_network",
                 "same_network: the machines must reach each other's ports; if they cannot, the first"

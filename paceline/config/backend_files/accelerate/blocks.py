@@ -31,30 +31,30 @@ _MEGATRON_OFF = (
 )
 
 
-def _unknown(document: Document, found: Foreign, block: str, key: str, known: list[str]) -> None:
-    near = nearest(key, tuple(known))
+def _unknown(document: Document, layer: Foreign, block: str, key: str, valid_keys: list[str]) -> None:
+    near = nearest(key, tuple(valid_keys))
     hint = f"did you mean '{near[0]}'?" if near else "remove it"
-    found.problems.append(
+    layer.problems.append(
         codes.ACCELERATE_UNKNOWN_KEY(
             f"Accelerate's {block} has no setting '{key}'", where=document.place(key), found=key, hint=hint
         )
     )
 
 
-def deepspeed_block(document: Document, found: Foreign, whole: JsonObject) -> None:
+def deepspeed_block(document: Document, layer: Foreign, file_data: JsonObject) -> None:
     """Convert the block to the DeepSpeed JSON that Accelerate makes of it, or note the file that it names."""
     data = document.data
     # A file replaces the block's own settings
     file = data.get("deepspeed_config_file")
     if file and str(file).lower() != "none":
-        found.blocks["training.deepspeed"] = f"{document.place('deepspeed_config_file')}\n{file}"
+        layer.blocks["training.deepspeed"] = f"{document.place('deepspeed_config_file')}\n{file}"
         for key in data:
             if key in _DEEPSPEED:
-                found.notes.append(
+                layer.notes.append(
                     document.note(key, f"{key}: the DeepSpeed file takes precedence, as in accelerate")
                 )
             elif key != "deepspeed_config_file":
-                _deepspeed_other(document, found, key, {}, {})
+                _deepspeed_other(document, layer, key, {}, {})
         return
     # Translate each key, remembering where it came from
     json: JsonObject = {}
@@ -65,27 +65,27 @@ def deepspeed_block(document: Document, found: Foreign, whole: JsonObject) -> No
                 _put(json, _DEEPSPEED[key], value)
                 origin[_DEEPSPEED[key]] = key
         elif key != "deepspeed_config_file":
-            _deepspeed_other(document, found, key, json, origin)
+            _deepspeed_other(document, layer, key, json, origin)
     # Accelerate's defaults
     zero = json.setdefault("zero_optimization", {})
     if isinstance(zero, dict):
         zero.setdefault("stage", 2)
-    mesh = whole.get("parallelism_config")
+    mesh = file_data.get("parallelism_config")
     sequence = mesh.get("parallelism_config_sp_size") if isinstance(mesh, dict) else None
     if isinstance(sequence, int) and sequence > 1:
         json["sequence_parallel_size"] = sequence
     for key in _OPEN:
         json.setdefault(key, "auto")
-    found.blocks["training.deepspeed"] = document.made(json, origin)
+    layer.blocks["training.deepspeed"] = document.made(json, origin)
 
 
 def _deepspeed_other(
-    document: Document, found: Foreign, key: str, json: JsonObject, origin: dict[str, str]
+    document: Document, layer: Foreign, key: str, json: JsonObject, origin: dict[str, str]
 ) -> None:
     value = document.data[key]
     if key in _DEEPSPEED_SAID:
         if value not in (None, False, "", "standard"):
-            found.notes.append(document.note(key, f"{key}: {_DEEPSPEED_SAID[key]}"))
+            layer.notes.append(document.note(key, f"{key}: {_DEEPSPEED_SAID[key]}"))
     elif key in _MOE:
         names = [name.strip() for name in str(value or "").split(",") if name.strip()]
         if names:
@@ -93,7 +93,7 @@ def _deepspeed_other(
             origin["zero_optimization.leaf_module.classes"] = key
     elif key in ("enable_msamp", "msamp_opt_level"):
         if value not in (None, False):
-            found.problems.append(
+            layer.problems.append(
                 codes.ACCELERATE_NOT_BUILT(
                     f"{key}: 8-bit training is not supported", document.place(key), str(value), "remove it"
                 )
@@ -101,7 +101,7 @@ def _deepspeed_other(
     elif key in table():
         json[key] = _merged(json.get(key), value)
         origin.update({path: path for path in document.lines if path == key or path.startswith(f"{key}.")})
-        found.notes.append(
+        layer.notes.append(
             document.note(
                 key,
                 f"{key}: read as a key of DeepSpeed's JSON; accelerate itself ignores it here",
@@ -111,18 +111,18 @@ def _deepspeed_other(
     else:
         _unknown(
             document,
-            found,
+            layer,
             "deepspeed_config",
             key,
             [*_DEEPSPEED, *_DEEPSPEED_SAID, *_MOE, "deepspeed_config_file"],
         )
 
 
-def _merged(one: Json, other: Json) -> Json:
-    """Merge ``other`` over ``one``, recursively."""
-    if not (isinstance(one, dict) and isinstance(other, dict)):
-        return other
-    return {**one, **{key: _merged(one.get(key), value) for key, value in other.items()}}
+def _merged(lower: Json, upper: Json) -> Json:
+    """Merge ``upper`` over ``lower``, recursively."""
+    if not (isinstance(lower, dict) and isinstance(upper, dict)):
+        return upper
+    return {**lower, **{key: _merged(lower.get(key), value) for key, value in upper.items()}}
 
 
 def _put(data: JsonObject, path: str, value: Json) -> None:
@@ -135,12 +135,12 @@ def _put(data: JsonObject, path: str, value: Json) -> None:
     data[last] = value
 
 
-def fsdp_block(document: Document, found: Foreign, whole: JsonObject) -> None:
+def fsdp_block(document: Document, layer: Foreign, file_data: JsonObject) -> None:
     """Keep the FSDP settings for the FSDP reader."""
-    found.blocks["training.fsdp_config"] = document
+    layer.blocks["training.fsdp_config"] = document
 
 
-def parallelism_block(document: Document, found: Foreign, whole: JsonObject) -> None:
+def parallelism_block(document: Document, layer: Foreign, file_data: JsonObject) -> None:
     """Convert the mesh sizes.
 
     Ulysses (``sp_size``) and context parallelism (``cp_size``) both split the sequence.
@@ -154,12 +154,12 @@ def parallelism_block(document: Document, found: Foreign, whole: JsonObject) -> 
         if name in _AXES:
             sizes[name] = value
         elif name in _PARALLEL_SAID:
-            found.notes.append(document.note(key, f"{key}: {_PARALLEL_SAID[name]}"))
+            layer.notes.append(document.note(key, f"{key}: {_PARALLEL_SAID[name]}"))
         else:
-            known = [f"parallelism_config_{n}" for n in (*_AXES, *_PARALLEL_SAID)]
-            _unknown(document, found, "parallelism_config", key, known)
+            valid_keys = [f"parallelism_config_{n}" for n in (*_AXES, *_PARALLEL_SAID)]
+            _unknown(document, layer, "parallelism_config", key, valid_keys)
     if sizes.get("sp_size", 1) != 1 and sizes.get("cp_size", 1) != 1:
-        found.problems.append(
+        layer.problems.append(
             codes.ACCELERATE_NOT_BUILT(
                 "sp_size and cp_size both split the sequence; only one can be used",
                 document.place(""),
@@ -172,20 +172,20 @@ def parallelism_block(document: Document, found: Foreign, whole: JsonObject) -> 
     for name, size in sizes.items():
         if name in ("cp_size", "sp_size"):
             if size != 1:
-                found.entries.append(
+                layer.entries.append(
                     document.entry("training.parallelism.cp_size", size, f"parallelism_config_{name}")
                 )
                 method = "allgather" if name == "cp_size" else "ulysses"
-                found.entries.append(
+                layer.entries.append(
                     document.entry("training.parallelism.cp_method", method, f"parallelism_config_{name}")
                 )
         else:
-            found.entries.append(
+            layer.entries.append(
                 document.entry(f"training.parallelism.{name}", size, f"parallelism_config_{name}")
             )
 
 
-def megatron_block(document: Document, found: Foreign, whole: JsonObject) -> None:
+def megatron_block(document: Document, layer: Foreign, file_data: JsonObject) -> None:
     """Convert Megatron's parallel degrees to the native mesh, which splits the model in the same way."""
     data = {
         key.removeprefix("megatron_lm_"): (key, value)
@@ -194,28 +194,28 @@ def megatron_block(document: Document, found: Foreign, whole: JsonObject) -> Non
     }
     for name, (key, value) in data.items():
         if name in _MEGATRON:
-            found.entries.append(document.entry(_MEGATRON[name], value, key))
+            layer.entries.append(document.entry(_MEGATRON[name], value, key))
         elif name in _MEGATRON_OFF and value not in (False, 1):
-            found.problems.append(
+            layer.problems.append(
                 codes.ACCELERATE_NOT_BUILT(
                     f"{key} is not supported", document.place(key), str(value), "remove it"
                 )
             )
         elif name != "use_distributed_optimizer":
-            found.notes.append(
+            layer.notes.append(
                 document.note(key, f"{key} belongs to Megatron's own training loop and is ignored")
             )
     # Ranks beyond tp · pp · cp are data-parallel and shard weights and optimizer states
     tp, pp, cp = (data.get(name, ("", 1))[1] for name in ("tp_degree", "pp_degree", "context_parallel_size"))
     strategy = "pipeline" if pp != 1 else "fsdp"
-    found.entries.append(document.entry("training.distributed_strategy", strategy, "megatron_lm_pp_degree"))
+    layer.entries.append(document.entry("training.distributed_strategy", strategy, "megatron_lm_pp_degree"))
     degrees = [n for n in (tp, pp, cp) if isinstance(n, int)]
-    total, split = whole.get("num_processes"), math.prod(degrees) if len(degrees) == 3 else 0
+    total, split = file_data.get("num_processes"), math.prod(degrees) if len(degrees) == 3 else 0
     if isinstance(total, int) and split and total % split == 0 and total > split:
-        found.entries.append(
+        layer.entries.append(
             document.entry("training.parallelism.dp_shard_size", total // split, "megatron_lm_tp_degree")
         )
-    found.notes.append(
+    layer.notes.append(
         document.note(
             "megatron_lm_use_distributed_optimizer",
             "Megatron-LM itself is not used: the same parallel degrees are set on Paceline's mesh, with"
@@ -224,18 +224,18 @@ def megatron_block(document: Document, found: Foreign, whole: JsonObject) -> Non
     )
 
 
-def dynamo_block(document: Document, found: Foreign, whole: JsonObject) -> None:
+def dynamo_block(document: Document, layer: Foreign, file_data: JsonObject) -> None:
     """Convert ``dynamo_backend`` and its options to torch_compile."""
     data = {key.removeprefix("dynamo_"): (key, value) for key, value in document.data.items()}
     key, backend = data.get("backend", ("", "no"))
     if str(backend).lower() in ("no", "false", "none", ""):
         return
-    found.entries.append(document.entry("training.torch_compile", True, key))
-    found.entries.append(document.entry("training.torch_compile_backend", str(backend).lower(), key))
+    layer.entries.append(document.entry("training.torch_compile", True, key))
+    layer.entries.append(document.entry("training.torch_compile_backend", str(backend).lower(), key))
     for name, (path, value) in data.items():
         if name == "mode" and value not in (None, "default"):
-            found.entries.append(document.entry("training.torch_compile_mode", value, path))
+            layer.entries.append(document.entry("training.torch_compile_mode", value, path))
         elif name not in ("backend", "mode") and value not in (None, False):
-            found.notes.append(
+            layer.notes.append(
                 document.note(path, f"{path}: ignored; torch.compile chooses its own settings")
             )

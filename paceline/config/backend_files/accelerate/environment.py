@@ -90,37 +90,39 @@ def launched_layer(
 
     ``yaml`` and ``winners``: values and entries of the layer that they are compared with.
     """
-    made = Launched()
+    launched = Launched()
     if not by_accelerate(dict(with_todays_names(dict(environ)))):
-        return made
+        return launched
     from paceline.config.backend_files.accelerate import accelerate_file
 
     # Read the variables as if they were the YAML of accelerate config
     variables = with_todays_names(dict(environ))
-    _check_environ(variables, made)
+    _check_environ(variables, launched)
     document = _document(variables)
-    found = Foreign()
-    accelerate_file.read(document, found, yaml)
-    made.blocks = dict(found.blocks)
-    made.problems += found.problems
-    made.notes += found.notes
-    _clipping(variables, found)
+    layer = Foreign()
+    accelerate_file.read(document, layer, yaml)
+    launched.blocks = dict(layer.blocks)
+    launched.problems += layer.problems
+    launched.notes += layer.notes
+    _clipping(variables, layer)
     # Options the user gave rank above the YAML, the launcher's defaults below
-    for entry in found.entries:
-        (made.above if _is_asked(entry.source.text, environ=variables) else made.below).append(entry)
+    for entry in layer.entries:
+        (launched.above if _is_asked(entry.source.text, environ=variables) else launched.below).append(entry)
     # Report what is used, and every conflict with the YAML
-    _same_engine(made, yaml)
-    made.notes += _taken(made)
-    made.notes += [_wins(entry, winners[entry.path]) for entry in made.above if _differs(entry, yaml)]
+    _same_engine(launched, yaml)
+    launched.notes += _taken(launched)
+    launched.notes += [_wins(entry, winners[entry.path]) for entry in launched.above if _differs(entry, yaml)]
     # the launcher's defaults are reported too: without the YAML they would apply
-    made.notes += [_gives_way(entry, winners[entry.path]) for entry in made.below if _differs(entry, yaml)]
-    return made
+    launched.notes += [
+        _gives_way(entry, winners[entry.path]) for entry in launched.below if _differs(entry, yaml)
+    ]
+    return launched
 
 
-def _taken(made: Launched) -> list[Diagnostic]:
+def _taken(launched: Launched) -> list[Diagnostic]:
     """Return one note that lists all options given to the launcher."""
-    parts = [f"{e.path}: {shown(e.path, e.value)} ({e.source.text})" for e in made.above]
-    for block in made.blocks.values():
+    parts = [f"{e.path}: {shown(e.path, e.value)} ({e.source.text})" for e in launched.above]
+    for block in launched.blocks.values():
         if isinstance(block, Variables):
             parts += [f"{path} ({block.names.get(path, '')})" for path in sorted(block.requested)]
     if not parts:
@@ -197,32 +199,32 @@ def _is_asked(variable: str, *, environ: Mapping[str, str]) -> bool:
     """Whether the value differs from the launcher's default."""
     if variable in SWITCHES:
         return True
-    default, given = READ.get(variable, ("", None))[1], environ.get(variable, "").strip().lower()
-    return default is None or given != default.lower()
+    default, value = READ.get(variable, ("", None))[1], environ.get(variable, "").strip().lower()
+    return default is None or value != default.lower()
 
 
-def _clipping(environ: Mapping[str, str], found: Foreign) -> None:
+def _clipping(environ: Mapping[str, str], layer: Foreign) -> None:
     name = "ACCELERATE_GRADIENT_CLIPPING"
-    given = environ.get(name, "auto").strip().lower()
-    if given not in ("auto", "none", ""):
-        found.entries.append(
-            Entry("training.max_grad_norm", resolve_plain(given), Source(ENVIRONMENT, text=name))
+    limit = environ.get(name, "auto").strip().lower()
+    if limit not in ("auto", "none", ""):
+        layer.entries.append(
+            Entry("training.max_grad_norm", resolve_plain(limit), Source(ENVIRONMENT, text=name))
         )
 
 
-def _check_environ(environ: Mapping[str, str], made: Launched) -> None:
+def _check_environ(environ: Mapping[str, str], launched: Launched) -> None:
     for name, value in sorted(environ.items()):
         where = f"{ENVIRONMENT} {name}"
         if name in REFUSED:
             if value.strip().lower() not in _OFF:
-                made.problems.append(
+                launched.problems.append(
                     codes.ACCELERATE_NOT_BUILT(
                         f"{name}: {REFUSED[name]}", where, value, "unset it, or start without that option"
                     )
                 )
         elif name in SAID:
             if value.strip().lower() not in _OFF or not name.startswith("ACCELERATE_"):
-                made.notes.append(
+                launched.notes.append(
                     codes.LAUNCH_NO_EFFECT(
                         f"{name} has no effect here: {SAID[name]}", where, value, severity=Severity.NOTE
                     )
@@ -233,7 +235,7 @@ def _check_environ(environ: Mapping[str, str], made: Launched) -> None:
             and name not in SWITCHES
             and name not in OTHERS
         ):
-            made.notes.append(
+            launched.notes.append(
                 codes.LAUNCH_NO_EFFECT(
                     f"{name} is not a known variable of accelerate 1.15, and has no effect",
                     where,
@@ -244,7 +246,7 @@ def _check_environ(environ: Mapping[str, str], made: Launched) -> None:
     for variable, (block, _) in SWITCHES.items():
         idle = [n for n, (path, _) in READ.items() if path.startswith(f"{block}.") and n in environ]
         if idle and not _is_on(environ.get(variable, "")):
-            made.notes.append(
+            launched.notes.append(
                 codes.LAUNCH_NO_EFFECT(
                     f"{', '.join(idle)}: no effect without {variable}=true, as in accelerate",
                     f"{ENVIRONMENT} {idle[0]}",
@@ -254,26 +256,26 @@ def _check_environ(environ: Mapping[str, str], made: Launched) -> None:
             )
 
 
-def _same_engine(made: Launched, yaml: Mapping[str, Json]) -> None:
+def _same_engine(launched: Launched, yaml: Mapping[str, Json]) -> None:
     """Let the YAML's strategy win if it is more specific than the launcher's and of the same engine."""
-    block = made.blocks.get(_DEEPSPEED)
+    block = launched.blocks.get(_DEEPSPEED)
     stage = isinstance(block, Variables) and "zero_optimization.stage" in block.requested
-    for entry in [e for e in made.above if e.path == _STRATEGY]:
+    for entry in [e for e in launched.above if e.path == _STRATEGY]:
         if (
             yaml.get(_STRATEGY) not in _SAME_ENGINE.get(str(entry.value), ())
             or stage
             or isinstance(block, str)
         ):
             continue
-        made.above.remove(entry)
+        launched.above.remove(entry)
         if isinstance(block, Variables):
             zero = {**as_object(block.data["zero_optimization"]), "stage": int(str(yaml[_STRATEGY])[-1])}
-            made.blocks[_DEEPSPEED] = replace(block, data={**block.data, "zero_optimization": zero})
+            launched.blocks[_DEEPSPEED] = replace(block, data={**block.data, "zero_optimization": zero})
 
 
 def _differs(entry: Entry, yaml: Mapping[str, Json]) -> bool:
-    given = yaml.get(entry.path)
-    return entry.path in yaml and given not in (None, "auto") and not same(given, entry.value)
+    written = yaml.get(entry.path)
+    return entry.path in yaml and written not in (None, "auto") and not same(written, entry.value)
 
 
 def _wins(entry: Entry, other: Entry) -> Diagnostic:
@@ -364,28 +366,31 @@ class Blend(Document):
 
 
 def blended(
-    own: Document, launcher: Variables, found: Foreign, same_key: Callable[[str], str] = str
+    document: Document, launcher: Variables, layer: Foreign, same_key: Callable[[str], str] = str
 ) -> Document:
-    """Return ``own`` (the YAML's settings or its file's) overridden by the options given to the launcher.
+    """Return the YAML's settings, or its file's, overridden by the options given to the launcher.
 
-    Each difference adds a warning to ``found``. ``same_key`` normalises the spelling of a key. The launcher's
-    defaults do not override ``own``.
+    Each difference adds a warning to ``layer``. ``same_key`` normalises the spelling of a key. The launcher's
+    defaults do not override ``document``.
     """
-    data, written = _copy(own.data), {_canonical(path, same_key): path for path, _ in _leaves(own.data)}
+    data, written = (
+        _copy(document.data),
+        {_canonical(path, same_key): path for path, _ in _leaves(document.data)},
+    )
     for path, value in _leaves(launcher.data):
         if path not in launcher.requested:
             continue
         before = written.get(_canonical(path, same_key))
         if before is not None:
-            given = _pop(data, before)
-            if given != "auto" and not same(given, value):
-                found.notes.append(_option_wins(launcher, path, value, own.place(before), given))
+            replaced = _pop(data, before)
+            if replaced != "auto" and not same(replaced, value):
+                layer.notes.append(_option_wins(launcher, path, value, document.place(before), replaced))
         _put_leaf(data, path, value)
-    return Blend(data, own.name, own.lines, own.line, launcher)
+    return Blend(data, document.name, document.lines, document.line, launcher)
 
 
-def _option_wins(launcher: Variables, path: str, value: Json, place: str, given: Json) -> Diagnostic:
-    what = f"{path} is {shown(path, value)}, as set for the launcher; {place} sets {shown(path, given)}"
+def _option_wins(launcher: Variables, path: str, value: Json, other_place: str, other: Json) -> Diagnostic:
+    what = f"{path} is {shown(path, value)}, as set for the launcher; {other_place} sets {shown(path, other)}"
     where = launcher.place(path)
     return codes.LAUNCH_OPTION_WINS(
         what, where, where.rpartition(" ")[2], "keep one of the two", Severity.WARNING

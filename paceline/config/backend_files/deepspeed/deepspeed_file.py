@@ -53,19 +53,19 @@ _BATCH = {MICRO: "training.per_device_train_batch_size", STEPS: "training.gradie
 _PRECISIONS = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16"}
 
 
-def read(document: Document, found: Foreign, given: Mapping[str, Json] | None = None) -> None:
-    """Add this document's settings to the lowest layer and its normal form to ``found.contents``.
+def read(document: Document, layer: Foreign, upper: Mapping[str, Json] | None = None) -> None:
+    """Add this document's settings to the lowest layer and its normal form to ``layer.contents``.
 
-    Errors and settings that are not used are reported in ``found``. ``given``: the values of higher layers by
+    Errors and settings that are not used are reported in ``layer``. ``upper``: the values of higher layers by
     path; what they decide is not refused.
     """
-    given = given or {}
-    normal = Normaliser(document, found, given.get("training.distributed_strategy")).run()
-    found.contents["training.deepspeed"] = normal
-    found.entries.append(
+    upper = upper or {}
+    normal = Normaliser(document, layer, upper.get("training.distributed_strategy")).run()
+    layer.contents["training.deepspeed"] = normal
+    layer.entries.append(
         document.entry("training.distributed_strategy", "deepspeed", next(iter(document.data), ""))
     )
-    _Reader(document, found, normal, given).run()
+    _Reader(document, layer, normal, upper).run()
 
 
 class _Reader(Teller):
@@ -82,7 +82,7 @@ class _Reader(Teller):
     def _batch(self) -> None:
         normal = self.normal
         for key, to in _BATCH.items():
-            if key not in normal and to in self.given:
+            if key not in normal and to in self.upper:
                 normal[key] = "auto"
             self.take(to, normal.get(key), key)
         total, micro, steps = (normal.get(key) for key in (TOTAL, MICRO, STEPS))
@@ -91,7 +91,7 @@ class _Reader(Teller):
         open_keys = [key for key in _BATCH if key not in normal]
         if open_keys:
             # As in DeepSpeed; accumulation is 1 if only the total is given.
-            what = (
+            message = (
                 f"{' and '.join(open_keys)} follow from train_batch_size {total} and the number of"
                 " processes; if it does not divide evenly, the nearest smaller product is used and"
                 " the plan notes it (DeepSpeed would refuse to start)"
@@ -103,17 +103,17 @@ class _Reader(Teller):
                 if processes >= 1 and processes == int(processes)
                 else "is not a multiple of it for any number of processes"
             )
-            what = (
+            message = (
                 f"a step has micro-batch {micro} x accumulation {steps} x processes rows;"
                 f" train_batch_size {total} {fits}; with another number of processes the product is"
                 " used"
             )
         else:
-            what = (
+            message = (
                 f"train_batch_size {total} is ignored: a step has micro-batch x accumulation x"
                 " processes rows, and one or both of these come from training"
             )
-        self.note(TOTAL, what, '"auto"')
+        self.note(TOTAL, message, '"auto"')
 
     def _precision(self) -> None:
         requested: list[Json] = []
@@ -125,7 +125,7 @@ class _Reader(Teller):
             elif block is not None:
                 requested.append(block)
         more = [self._autocast(), self._amp()]
-        carried = any(entry.path == "training.mixed_precision" for entry in self.found.entries)
+        carried = any(entry.path == "training.mixed_precision" for entry in self.layer.entries)
         if not requested and not carried and not any(on == "auto" or is_on(on) for on in more):
             self.default(
                 "training.mixed_precision",
@@ -141,7 +141,7 @@ class _Reader(Teller):
         if isinstance(autocast, dict):
             word = _PRECISIONS.get(str(autocast.get("dtype", "bfloat16")).lower().removeprefix("torch."))
             if autocast.get("enabled") is True and word:
-                self.found.entries.append(
+                self.layer.entries.append(
                     self.document.entry(f"training.{word}", True, "torch_autocast.enabled")
                 )
             what = "training.mixed_precision sets mixed precision, the same way under every strategy"
@@ -162,20 +162,20 @@ class _Reader(Teller):
         elif level == "O0":
             self.note("amp", "amp: level O0 computes in float32", "remove the block")
         elif stage not in (0, "auto") or level not in ("O1", "AUTO"):
-            what = (
+            reason = (
                 "Apex amp does not work with ZeRO"
                 if stage
                 else f"Apex level {level} keeps weights in half precision"
             )
             self.problem(
                 codes.PREC_AMP_ZERO,
-                what,
+                reason,
                 "amp",
                 f"amp.enabled with stage {stage}, {level}",
                 'use an "fp16" or "bf16" block instead of "amp"',
             )
         else:
-            self.found.entries.append(self.document.entry("training.fp16", True, "amp.enabled"))
+            self.layer.entries.append(self.document.entry("training.fp16", True, "amp.enabled"))
             self.note(
                 "amp",
                 "amp: read as fp16: true; Apex O1 corresponds to torch's autocast with a gradient scaler",
@@ -215,12 +215,12 @@ class _Reader(Teller):
             block = self.normal.pop(name, None)
             if isinstance(block, dict):
                 trackers += [name] * is_on(block)
-                what = (
+                verdict = (
                     "read as report_to; its other settings belong in the tracker's own variables"
                     if is_on(block)
                     else "switched off"
                 )
-                self.note(name, f"{name}: {what}")
+                self.note(name, f"{name}: {verdict}")
         self.take("training.report_to", trackers or None, trackers[0] if trackers else "")
         for name in ("csv_monitor", "comet"):
             block = self.normal.get(name)

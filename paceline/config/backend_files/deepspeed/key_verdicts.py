@@ -58,35 +58,35 @@ class Teller:
     """
 
     def __init__(
-        self, document: Document, found: Foreign, normal: JsonObject, given: Mapping[str, Json]
+        self, document: Document, layer: Foreign, normal: JsonObject, upper: Mapping[str, Json]
     ) -> None:
         self.document = document
-        self.found = found
+        self.layer = layer
         self.normal = normal
-        self.given = given
+        self.upper = upper
 
     def take(self, to: str, value: Json, path: str) -> None:
         """Set the canonical path ``to`` to ``value``, unless that is null or ``"auto"``."""
         if given_value(value):
-            self.found.entries.append(self.document.entry(to, value, path))
+            self.layer.entries.append(self.document.entry(to, value, path))
 
-    def default(self, to: str, value: Json, path: str, says: str, hint: str = "") -> None:
+    def default(self, to: str, value: Json, path: str, says: str, remedy: str = "") -> None:
         """Set ``to`` to DeepSpeed's default for an absent key, with a note, unless a higher layer sets it."""
-        if to not in self.given:
+        if to not in self.upper:
             self.take(to, value, path)
-            self.note(path, says, hint)
+            self.note(path, says, remedy)
 
-    def note(self, path: str, what: str, hint: str = "") -> None:
+    def note(self, path: str, message: str, remedy: str = "") -> None:
         """Report a setting that is translated or not used."""
-        self.found.notes.append(self.document.note(path, what, hint))
+        self.layer.notes.append(self.document.note(path, message, remedy))
 
-    def warn(self, path: str, what: str, hint: str = "") -> None:
+    def warn(self, path: str, message: str, remedy: str = "") -> None:
         """Report a requested feature that is replaced by another."""
-        self.found.notes.append(self.document.note(path, what, hint, Severity.WARNING))
+        self.layer.notes.append(self.document.note(path, message, remedy, Severity.WARNING))
 
-    def problem(self, code: Code, what: str, path: str, found: str, hint: str) -> None:
+    def problem(self, code: Code, message: str, path: str, value: str, remedy: str) -> None:
         """Report a setting that is refused."""
-        self.found.problems.append(code(what, where=self.document.place(path), found=found, hint=hint))
+        self.layer.problems.append(code(message, where=self.document.place(path), found=value, hint=remedy))
 
     def typed(self, name: str) -> tuple[str, JsonObject] | None:
         """Return (type, params) of the block ``optimizer`` or ``scheduler``; None without the block."""

@@ -65,17 +65,17 @@ class Normaliser:
     ``strategy``: the strategy that a higher layer names, if any.
     """
 
-    def __init__(self, document: Document, found: Foreign, strategy: Json = None) -> None:
+    def __init__(self, document: Document, layer: Foreign, strategy: Json = None) -> None:
         self.strategy = strategy
         self.document = document
-        self.found = found
+        self.layer = layer
         self.result: JsonObject = {}
         self._unknown_keys = 0
 
     def run(self) -> JsonObject:
         """Return the normal form.
 
-        Errors are added to ``found.problems``; translated and dropped keys to ``found.notes``.
+        Errors are added to ``layer.problems``; translated and dropped keys to ``layer.notes``.
         """
         data = self.document.data
         neox = [key for key in data if key in _NEOX]
@@ -107,7 +107,7 @@ class Normaliser:
         return self.result
 
     def _block(self, block: JsonObject, spec: Keys, prefix: str) -> JsonObject:
-        found: JsonObject = {}
+        normal: JsonObject = {}
         # Per key: a comment, an old shape, refused, dropped, replaced, unknown, or known
         for key, value in block.items():
             path = f"{prefix}{key}"
@@ -115,7 +115,7 @@ class Normaliser:
             canonical = f"{prefix}{name}"
             if key.startswith(_COMMENTS) or key.lower() in ("comment", "comments", "description"):
                 self._note(path, "a comment", "")
-            elif self._special(canonical, path, value, found):
+            elif self._special(canonical, path, value, normal):
                 continue
             elif canonical in REFUSED:
                 self._refused(canonical, path, value)
@@ -130,8 +130,8 @@ class Normaliser:
             elif value is None:
                 continue
             else:
-                self._known(name, path, value, spec[name], found)
-        return found
+                self._known(name, path, value, spec[name], normal)
+        return normal
 
     def _name(self, key: str, block: str, path: str) -> str:
         new = RENAMED.get(block, {}).get(key)
@@ -140,9 +140,9 @@ class Normaliser:
         self._note(path, f"{key} is now called {new}", new)
         return new
 
-    def _known(self, name: str, path: str, value: Json, spec: str | Keys, found: JsonObject) -> None:
+    def _known(self, name: str, path: str, value: Json, spec: str | Keys, normal: JsonObject) -> None:
         # Check the type and add the value
-        if name in found and not same(found[name], value):
+        if name in normal and not same(normal[name], value):
             self._problem(
                 codes.CONFIG_CONFLICT,
                 f"{path} is given twice, by an old and by the new name",
@@ -151,7 +151,7 @@ class Normaliser:
                 "one of the two",
             )
         elif value == "auto":
-            found[name] = "auto"
+            normal[name] = "auto"
         elif isinstance(spec, dict):
             inner = {"enabled": value} if isinstance(value, bool) and "enabled" in spec else value
             if not isinstance(inner, dict):
@@ -163,7 +163,7 @@ class Normaliser:
                     f'{{"{next(iter(spec))}": …}}',
                 )
                 return
-            found[name] = self._block(inner, spec, f"{path}.")
+            normal[name] = self._block(inner, spec, f"{path}.")
         else:
             if isinstance(value, list) and spec.startswith(("int", "bool", "number")):
                 self._problem(
@@ -175,7 +175,7 @@ class Normaliser:
                 )
                 return
             try:
-                found[name] = convert(spec, value)
+                normal[name] = convert(spec, value)
             except PydanticCustomError as exc:
                 self._problem(
                     codes.CONFIG_TYPE,
@@ -186,7 +186,7 @@ class Normaliser:
                 )
                 return
         # Notes on lossy features, and secrets
-        taken = found[name]
+        taken = normal[name]
         on = any(item is True for item in taken.values()) if isinstance(taken, dict) else is_on(taken)
         if path in SAID and on:
             self._note(path, SAID[path])
@@ -199,11 +199,11 @@ class Normaliser:
                 "remove it, and set the tool's own variable in the environment",
             )
 
-    def _special(self, canonical: str, path: str, value: Json, found: JsonObject) -> bool:
+    def _special(self, canonical: str, path: str, value: Json, normal: JsonObject) -> bool:
         """Handle an old spelling that changes place or shape; return whether it was one."""
         block, _, name = canonical.rpartition(".")
         if canonical == "zero_optimization" and isinstance(value, bool):
-            found["zero_optimization"] = {"stage": int(value)}
+            normal["zero_optimization"] = {"stage": int(value)}
             self._note(
                 path,
                 f"zero_optimization: {shown('', value)} means stage {int(value)}",
@@ -218,7 +218,7 @@ class Normaliser:
         elif canonical in ("fp16.fp16", "bf16.bf16"):
             self._note(path, "this is GPT-NeoX's spelling; `enabled` is used", '"enabled"')
             if is_on(value):
-                found.setdefault("enabled", True)
+                normal.setdefault("enabled", True)
         elif canonical in ("fp16.opt_level", "fp16.fp16_scale_tolerance", "fp16.loss_scaling"):
             self._note(
                 path, "DeepSpeed's fp16 block has no such key; it never had an effect there", "remove it"
@@ -229,7 +229,7 @@ class Normaliser:
             "cpu_offload_params",
         ):
             self._offload(
-                "offload_optimizer" if name == "cpu_offload" else "offload_param", path, value, found
+                "offload_optimizer" if name == "cpu_offload" else "offload_param", path, value, normal
             )
         elif canonical == "zero_optimization.cpu_offload_use_pin_memory":
             self._note(
@@ -237,19 +237,19 @@ class Normaliser:
                 "read as pin_memory of offload_optimizer and offload_param",
                 'set "pin_memory" inside these blocks',
             )
-            found["_pin"] = value
+            normal["_pin"] = value
         elif canonical in (
             "zero_optimization.offload_param",
             "zero_optimization.offload_optimizer",
         ) and isinstance(value, bool):
-            self._offload(name, path, value, found)
+            self._offload(name, path, value, normal)
         elif canonical == "tensor_parallel" and isinstance(value, dict):
-            self._tensor_parallel(path, value, found)
+            self._tensor_parallel(path, value, normal)
         else:
             return False
         return True
 
-    def _offload(self, name: str, path: str, value: Json, found: JsonObject) -> None:
+    def _offload(self, name: str, path: str, value: Json, normal: JsonObject) -> None:
         on = is_on(value)
         self._note(
             path,
@@ -257,9 +257,9 @@ class Normaliser:
             f'"{name}": {{"device": "{"cpu" if on else "none"}"}}',
         )
         if on:
-            found.setdefault(name, {"device": "cpu"})
+            normal.setdefault(name, {"device": "cpu"})
 
-    def _tensor_parallel(self, path: str, value: JsonObject, found: JsonObject) -> None:
+    def _tensor_parallel(self, path: str, value: JsonObject, normal: JsonObject) -> None:
         """Convert ``{"enabled": true, "tp_size": 2}`` and ``{"tp": {"tp_size": 2}}`` to ``autotp_size``.
 
         DeepSpeed refuses the first and ignores the second.
@@ -298,9 +298,9 @@ class Normaliser:
                     f"read as autotp_size: {size}; DeepSpeed itself does not shard with this spelling",
                     f'"autotp_size": {size}',
                 )
-        known = table()["tensor_parallel"]
-        assert not isinstance(known, str)
-        found["tensor_parallel"] = self._block(inner, known, f"{path}.")
+        spec = table()["tensor_parallel"]
+        assert not isinstance(spec, str)
+        normal["tensor_parallel"] = self._block(inner, spec, f"{path}.")
 
     def _zero(self, zero: JsonObject) -> None:
         if zero.get("stage") == "auto":
@@ -336,9 +336,9 @@ class Normaliser:
                 )
 
     def _refused(self, canonical: str, path: str, value: Json) -> None:
-        reason, hint = REFUSED[canonical]
+        reason, remedy = REFUSED[canonical]
         if is_on(value):
-            self._problem(codes.ZERO_NOT_BUILT, f"{path}: {reason}", path, path, hint)
+            self._problem(codes.ZERO_NOT_BUILT, f"{path}: {reason}", path, path, remedy)
         else:
             self._note(path, "switched off")
 
@@ -347,10 +347,12 @@ class Normaliser:
         if self._unknown_keys > MOST_UNKNOWN:
             return
         near = nearest(key, sorted(spec))
-        hint = f"did you mean '{near[0]}'?" if near else "remove it"
+        remedy = f"did you mean '{near[0]}'?" if near else "remove it"
         if path != key:
             block = path.rpartition(".")[0]
-            self._problem(codes.ZERO_UNKNOWN_KEY, f"DeepSpeed's {block} has no key '{key}'", path, key, hint)
+            self._problem(
+                codes.ZERO_UNKNOWN_KEY, f"DeepSpeed's {block} has no key '{key}'", path, key, remedy
+            )
             return
         inside = next(
             (name for name, block in spec.items() if isinstance(block, dict) and key in block), None
@@ -364,24 +366,24 @@ class Normaliser:
                 Severity.WARNING,
             )
         elif key not in IGNORED and (inside or near):
-            hint = f"did you mean '{near[0]}'?" if near and not inside else f'put it inside "{inside}"'
+            remedy = f"did you mean '{near[0]}'?" if near and not inside else f'put it inside "{inside}"'
             self._problem(
                 codes.ZERO_UNKNOWN_TOPLEVEL,
                 f"DeepSpeed has no key '{key}' and would ignore it silently",
                 path,
                 key,
-                hint,
+                remedy,
             )
         else:
             self._note(
                 path, "DeepSpeed has no such key and ignores it", "you can remove the line", Severity.WARNING
             )
 
-    def _note(self, path: str, what: str, hint: str = "", severity: Severity = Severity.NOTE) -> None:
-        self.found.notes.append(self.document.note(path, f"{path}: {what}", hint, severity))
+    def _note(self, path: str, message: str, remedy: str = "", severity: Severity = Severity.NOTE) -> None:
+        self.layer.notes.append(self.document.note(path, f"{path}: {message}", remedy, severity))
 
-    def _problem(self, code: Code, what: str, path: str, found: str, hint: str) -> None:
-        self.found.problems.append(code(what, where=self.document.place(path), found=found, hint=hint))
+    def _problem(self, code: Code, message: str, path: str, value: str, remedy: str) -> None:
+        self.layer.problems.append(code(message, where=self.document.place(path), found=value, hint=remedy))
 
 
 def convert(spec: str, value: Json) -> Json:

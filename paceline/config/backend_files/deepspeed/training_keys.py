@@ -93,24 +93,24 @@ class _OptimizerReader:
             )
 
     def _type(self) -> None:
-        place, teller = "optimizer.type", self.teller
+        path, teller = "optimizer.type", self.teller
         if self.name in OPTIMIZERS:
             self.optim = OPTIMIZERS[self.name]
         elif self.kind.lower() in (*BUILT, *KNOWN) and self.name not in NO_OPTIMIZER:
             self.optim = self.kind.lower()
             teller.note(
-                place,
+                path,
                 f"{self.kind} is a Transformers name that DeepSpeed would refuse; it is read as"
                 " training.optim",
             )
         elif self.name in COMPRESSED:
             self.optim = OPTIMIZERS["adamw"]
             teller.warn(
-                place, f"{COMPRESSED[self.name]}; here AdamW runs, with uncompressed moments", '"AdamW"'
+                path, f"{COMPRESSED[self.name]}; here AdamW runs, with uncompressed moments", '"AdamW"'
             )
-        elif "training.optim" in teller.given or self.name in ("auto", ""):
-            named = self.kind or "(no type)"
-            teller.note(place, f"DeepSpeed's optimizer {named} is ignored; training.optim overrides it")
+        elif "training.optim" in teller.upper or self.name in ("auto", ""):
+            kind = self.kind or "(no type)"
+            teller.note(path, f"DeepSpeed's optimizer {kind} is ignored; training.optim overrides it")
         else:
             reason = NO_OPTIMIZER.get(
                 self.name, "neither DeepSpeed nor torch has an optimizer of this name that is supported here"
@@ -118,11 +118,11 @@ class _OptimizerReader:
             teller.problem(
                 codes.ZERO_OPTIMIZER,
                 f"the optimizer {self.kind} cannot be used: {reason}",
-                place,
+                path,
                 self.kind,
                 'use "AdamW", or set training.optim in the YAML',
             )
-        teller.take("training.optim", self.optim, place)
+        teller.take("training.optim", self.optim, path)
 
     def _parameter(self, key: str, value: Json, rate: float | None) -> None:
         path, teller = f"optimizer.params.{key}", self.teller
@@ -139,12 +139,12 @@ class _OptimizerReader:
         elif key == "betas":
             self._betas(value, path)
         elif key == "max_grad_norm":
-            own = given_value(teller.normal.get("gradient_clipping"))
-            teller.take("training.max_grad_norm", None if own else value, path)
-            what = "gradient_clipping overrides it" if own else "read as gradient_clipping"
+            has_clipping = given_value(teller.normal.get("gradient_clipping"))
+            teller.take("training.max_grad_norm", None if has_clipping else value, path)
+            verdict = "gradient_clipping overrides it" if has_clipping else "read as gradient_clipping"
             teller.note(
                 path,
-                f"DeepSpeed refuses max_grad_norm among the optimizer's parameters; {what}",
+                f"DeepSpeed refuses max_grad_norm among the optimizer's parameters; {verdict}",
                 '"gradient_clipping"',
             )
         elif key in _ADAM_DEFAULTS:
@@ -208,14 +208,14 @@ class _OptimizerReader:
         if key == "adam_w_mode" and self.params.get("weight_decay", 0) in (0, 0.0, None):
             teller.note(path, "without weight decay Adam and AdamW are the same")
             return
-        what = {
+        reason = {
             "adam_w_mode": "Adam with weight decay inside the gradient is not supported, only AdamW",
             "amsgrad": "amsgrad is not supported",
             "bias_correction": "Adam without bias correction is not supported",
         }[key]
         teller.problem(
             codes.ZERO_OPTIMIZER,
-            f"{self.kind}: {what}",
+            f"{self.kind}: {reason}",
             path,
             f"{key}: {shown(key, value)}",
             "remove the key",
@@ -246,7 +246,7 @@ class _OptimizerReader:
                 shown(key, self.arguments[key]),
                 "give a valid value, or remove the key",
             )
-        if "training.optim" in teller.given:
+        if "training.optim" in teller.upper:
             names = ", ".join(self.arguments)
             teller.note(
                 path,
@@ -292,7 +292,7 @@ def read_scheduler(teller: Teller) -> float | None:
     """Add the block's entries for ``training``; return the learning rate that the schedule sets, or None."""
     block = teller.typed("scheduler")
     if block is None:
-        if "training.lr_scheduler_type" not in teller.given and teller.typed("optimizer"):
+        if "training.lr_scheduler_type" not in teller.upper and teller.typed("optimizer"):
             teller.note(
                 "optimizer",
                 "no scheduler block: DeepSpeed alone would keep the learning rate constant; here"
@@ -315,10 +315,10 @@ def read_scheduler(teller: Teller) -> float | None:
 
 def _overruled(teller: Teller, name: str) -> bool:
     """Whether a higher layer names another schedule."""
-    return teller.given.get("training.lr_scheduler_type", name) != name
+    return teller.upper.get("training.lr_scheduler_type", name) != name
 
 
-def _not_taken(teller: Teller, kind: str, params: JsonObject, known: bool) -> None:
+def _not_taken(teller: Teller, kind: str, params: JsonObject, has_schedule: bool) -> None:
     """Report that another schedule runs; only the warm-up length of this one is used."""
     for key, value in params.items():
         if key == "warmup_num_steps":
@@ -329,7 +329,7 @@ def _not_taken(teller: Teller, kind: str, params: JsonObject, known: bool) -> No
                 f"{key} belongs to the file's scheduler and is ignored;"
                 " training.lr_scheduler_kwargs takes the options of the schedule that runs",
             )
-    if known or "training.lr_scheduler_type" in teller.given or kind.lower() in ("auto", ""):
+    if has_schedule or "training.lr_scheduler_type" in teller.upper or kind.lower() in ("auto", ""):
         teller.note(
             "scheduler.type",
             f"the scheduler {kind or '(no type)'} is ignored; training.lr_scheduler_type overrides it",
@@ -350,12 +350,12 @@ def _not_taken(teller: Teller, kind: str, params: JsonObject, known: bool) -> No
 
 def _cycle(teller: Teller, params: JsonObject) -> bool:
     """Whether this OneCycle is supported: only the learning rate is scheduled here, not the momentum."""
-    if "training.lr_scheduler_type" not in teller.given and is_on(params.get("cycle_momentum", True)):
-        what = "OneCycle also cycles the momentum, which is not supported, unless cycle_momentum is false"
+    if "training.lr_scheduler_type" not in teller.upper and is_on(params.get("cycle_momentum", True)):
+        message = "OneCycle also cycles the momentum, which is not supported, unless cycle_momentum is false"
         path = "scheduler.params.cycle_momentum" if "cycle_momentum" in params else "scheduler.type"
         teller.problem(
             codes.ZERO_SCHEDULER,
-            what,
+            message,
             path,
             "cycle_momentum: true (the default)",
             'set "cycle_momentum": false, or training.lr_scheduler_type',
@@ -363,8 +363,8 @@ def _cycle(teller: Teller, params: JsonObject) -> bool:
         return False
     missing = [key for key in ("cycle_min_lr", "cycle_max_lr") if key not in params]
     for key in missing:
-        what = f"OneCycle requires {key}, in DeepSpeed as well"
-        teller.problem(codes.CONFIG_VALUE, what, "scheduler.params", f"no {key}", f'"{key}": …')
+        message = f"OneCycle requires {key}, in DeepSpeed as well"
+        teller.problem(codes.CONFIG_VALUE, message, "scheduler.params", f"no {key}", f'"{key}": …')
     return not missing
 
 
@@ -387,8 +387,8 @@ def _warmup_steps(teller: Teller, name: str, params: JsonObject) -> None:
 def _kwargs(teller: Teller, kind: str, name: str, params: JsonObject) -> None:
     """Pass on the schedule's own parameters; refuse unknown ones, which DeepSpeed refuses too."""
     # Check the values of known parameters
-    rate, known = _PARAMS[name]
-    taken = {key: params[key] for key in known if given_value(params.get(key))}
+    rate, options = _PARAMS[name]
+    taken = {key: params[key] for key in options if given_value(params.get(key))}
     for key, value in taken.items():
         if key == "warmup_type" and value not in ("log", "linear"):
             teller.note(
@@ -409,14 +409,14 @@ def _kwargs(teller: Teller, kind: str, name: str, params: JsonObject) -> None:
     # Refuse parameters that this schedule does not have
     for key in params:
         if key not in (
-            *known,
+            *options,
             rate,
             "warmup_num_steps",
             "last_batch_iteration",
             *(_MOMENTUM if name == "one_cycle" else ()),
         ):
-            path, hint = f"scheduler.params.{key}", f"one of {', '.join(filter(None, (rate, *known)))}"
-            teller.problem(codes.ZERO_SCHEDULER, f"{kind} has no parameter '{key}'", path, key, hint)
+            path, remedy = f"scheduler.params.{key}", f"one of {', '.join(filter(None, (rate, *options)))}"
+            teller.problem(codes.ZERO_SCHEDULER, f"{kind} has no parameter '{key}'", path, key, remedy)
     if name in ("warmup_decay_lr", "warmup_cosine_lr") and "total_num_steps" not in params:
         teller.note(
             "scheduler.params",

@@ -78,28 +78,28 @@ def accelerate_job(
 
     ``below``: the config file that is named, whose keys stand at ``lines`` of ``file``.
     """
-    given = [option for option in launch.options if option.launcher.startswith("accelerate")]
+    options = [option for option in launch.options if option.launcher.startswith("accelerate")]
     if not any(name.startswith("accelerate") for name in launch.launchers):
-        given = _of_variables(environment)
-    if not given and not below:
+        options = _of_variables(environment)
+    if not options and not below:
         return None
-    made = _Made(file, below, lines)
-    made.options(given)
-    return made.read()
+    file_of_options = _Made(file, below, lines)
+    file_of_options.options(options)
+    return file_of_options.read()
 
 
 def _of_variables(environment: Mapping[str, str]) -> list[Option]:
     """Return the options that Accelerate's variables stand for; of a block only if its switch is on."""
-    found = []
+    options = []
     for name, value in environment.items():
         path = READ[name][0] if name in READ else ""
         block, _, key = path.rpartition(".")
         switch = next((switch for switch, (of, _) in SWITCHES.items() if of == block), "")
         if name in SWITCHES and value.lower() in ("true", "1"):
-            found.append(Option(name, name.removeprefix("ACCELERATE_").lower(), None, 1))
+            options.append(Option(name, name.removeprefix("ACCELERATE_").lower(), None, 1))
         elif path and (not switch or environment.get(switch, "").lower() in ("true", "1")):
-            found.append(Option(name, "cpu" if key == "use_cpu" else key, value, 1))
-    return found
+            options.append(Option(name, "cpu" if key == "use_cpu" else key, value, 1))
+    return options
 
 
 class _Made:
@@ -123,10 +123,10 @@ class _Made:
                 block.pop(key, None)
             self.origins.pop(key, None)
 
-    def options(self, given: list[Option]) -> None:
+    def options(self, options: list[Option]) -> None:
         """Lay the options over the file, each at the key that it sets."""
-        names = {option.name for option in given}
-        for option in given:
+        names = {option.name for option in options}
+        for option in options:
             if option.name == "config_file":
                 here = Path(self.file).is_file()
                 verdict = KeyVerdict.MAPPED if here else KeyVerdict.LOST
@@ -137,11 +137,11 @@ class _Made:
                 self.origins = {k: replace(o, line=option.line) for k, o in self.origins.items()}
                 self.trainers = {k: replace(o, line=option.line) for k, o in self.trainers.items()}
         kinds = [name for name in _KINDS if name in names]
-        for option in given:
+        for option in options:
             if option.name in _KINDS:
                 self._put("distributed_type", _KINDS[option.name], option)
         kind = str(self.data.get("distributed_type") or "NO").upper()
-        for option in given:
+        for option in options:
             start = next((start for start in _BLOCKS if option.name.startswith(start)), "")
             block, wanted = _BLOCKS.get(start, ("", ""))
             value: Json = True if option.value is None else resolve_plain(option.value)
@@ -171,10 +171,10 @@ class _Made:
     def _files(self) -> None:
         """Name a DeepSpeed file by where it is: beside the config file, or in the current directory."""
         block = as_object(self.data.get("deepspeed_config"))
-        named = block.get("deepspeed_config_file")
+        name = block.get("deepspeed_config_file")
         for folder in (Path("."), Path(self.file).parent):
-            if isinstance(named, str) and (folder / named).is_file():
-                block["deepspeed_config_file"] = str((folder / named).resolve())
+            if isinstance(name, str) and (folder / name).is_file():
+                block["deepspeed_config_file"] = str((folder / name).resolve())
                 return
 
     def _put(self, path: str, value: Json, option: Option) -> None:
@@ -196,22 +196,22 @@ class _Made:
         with tempfile.TemporaryDirectory(prefix="paceline-import-") as folder:
             path = Path(folder) / "accelerate.yaml"
             path.write_text(text, encoding="utf-8")
-            made = import_job(self.data, lines, str(path), "accelerate")
-        found = Imported("Accelerate", self.file)
-        at = {line: key for key, line in lines.items() if key in self.origins}
-        for ours, setting in made.settings.items():
-            key = at.get(setting.line) or at.get(lines.get(setting.key, 0)) or setting.key
+            job = import_job(self.data, lines, str(path), "accelerate")
+        imported = Imported("Accelerate", self.file)
+        keys_by_line = {line: key for key, line in lines.items() if key in self.origins}
+        for ours, setting in job.settings.items():
+            key = keys_by_line.get(setting.line) or keys_by_line.get(lines.get(setting.key, 0)) or setting.key
             origin = self.origins.get(key, _Origin(self.file, 1, None))
-            found.settings[ours] = replace(setting, key=origin.key, line=origin.line)
+            imported.settings[ours] = replace(setting, key=origin.key, line=origin.line)
         for key, origin in self.origins.items():
             if key in self._blocks:
                 continue
-            finding = verdict_at(key, lines.get(key, 0), made, str(path))
+            finding = verdict_at(key, lines.get(key, 0), job, str(path))
             self.findings.append(replace(finding, key=origin.key, line=origin.line, value=origin.value))
         for finding in self.findings:
-            found.findings[finding.key] = finding
+            imported.findings[finding.key] = finding
         kind = str(self.data.get("distributed_type") or "").upper()
-        return AccelerateJob(found, kind.lower() if kind in ("DEEPSPEED", "FSDP") else "", self.trainers)
+        return AccelerateJob(imported, kind.lower() if kind in ("DEEPSPEED", "FSDP") else "", self.trainers)
 
 
 def _text(data: JsonObject) -> tuple[str, dict[str, int]]:
@@ -236,20 +236,20 @@ def outranked(launched: Imported, job: AccelerateJob) -> None:
             _overruled(launched, ours, f"{setting.key} says {setting.value}")
 
 
-def joined(found: Imported, job: AccelerateJob) -> None:
+def joined(imported: Imported, job: AccelerateJob) -> None:
     """Add what Accelerate is told to what the program is told, which wins where both say something."""
     for ours, setting in job.imported.settings.items():
-        before = found.settings.get(ours)
+        before = imported.settings.get(ours)
         off = ours == "training.mixed_precision" and before is not None and before.value == "no"
         if before is None or (off and setting.value != "no"):
-            found.settings[ours] = setting
+            imported.settings[ours] = setting
         elif not same(before.value, setting.value):
             _overruled(job.imported, ours, f"the program's own {before.key} wins")
     for key, finding in job.imported.findings.items():
-        found.findings[key] = finding
+        imported.findings[key] = finding
     for name, origin in job.trainers.items():
         path, default = _TRAINERS[name]
-        held = found.settings.get(path, Setting(default, "", 0)).value
+        held = imported.settings.get(path, Setting(default, "", 0)).value
         alike = same(held, origin.value)
         verdict = KeyVerdict.MAPPED if alike else KeyVerdict.NO_EFFECT
         says = "" if alike else f"the program's own arguments decide it: {held}"
@@ -259,7 +259,7 @@ def joined(found: Imported, job: AccelerateJob) -> None:
                 f"the program's own arguments say {held}: Transformers refuses to start where the two differ"
             )
         to = (path,) if alike else ()
-        found.findings[origin.key] = Finding(origin.key, origin.value, origin.line, verdict, to, says)
+        imported.findings[origin.key] = Finding(origin.key, origin.value, origin.line, verdict, to, says)
 
 
 def _overruled(job: Imported, ours: str, says: str) -> None:

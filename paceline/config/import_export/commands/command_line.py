@@ -83,8 +83,8 @@ def is_command(text: str) -> bool:
     if Path(text).suffix in _SHELL and Path(text).is_file():
         return True
     names = [Path(word).name for word in text.split()]
-    known = any(name in _PROGRAMS or name in LAUNCH_NAMES or name.endswith(".py") for name in names)
-    return len(names) > 1 and known and not Path(text).exists()
+    starts_program = any(name in _PROGRAMS or name in LAUNCH_NAMES or name.endswith(".py") for name in names)
+    return len(names) > 1 and starts_program and not Path(text).exists()
 
 
 def read_command(arguments: Sequence[str]) -> Command:
@@ -102,11 +102,11 @@ def read_command(arguments: Sequence[str]) -> Command:
 def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
     """Return the one command that trains of a shell text. Raises ConfigError."""
     headers = slurm_options(text)
-    found: list[tuple[Command, Ran]] = []
+    trainings: list[tuple[Command, Ran]] = []
     doubtful: Ran | None = None  # what starts something that is not known to train
     try:
         for ran in Script(text, arguments, slurm_variables(headers), _start).ran():
-            if ran.words and ran.words[0].startswith("--") and found:
+            if ran.words and ran.words[0].startswith("--") and trainings:
                 raise ConfigError(
                     codes.CONFIG_IMPORT_COMMAND(
                         "the command ends before these arguments, so that its program never gets them",
@@ -117,7 +117,7 @@ def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
                     )
                 )
             if _start(ran.words, ran.lines) is not None:
-                found.append((_of_script(ran, path), ran))
+                trainings.append((_of_script(ran, path), ran))
             elif _starts_another(ran):
                 doubtful = ran
     except (ValueError, RecursionError):
@@ -126,21 +126,26 @@ def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
                 "a quote or a bracket is opened and not closed", f"{path}:1", "", "close it"
             )
         ) from None
-    if not found and doubtful is not None:
+    if not trainings and doubtful is not None:
         raise _not_certain(doubtful, text, path)
-    return _chosen([one for one in found if one[0].system is not None] or found, text, path, headers)
+    return _chosen(
+        [training for training in trainings if training[0].system is not None] or trainings,
+        text,
+        path,
+        headers,
+    )
 
 
-def _chosen(found: list[tuple[Command, Ran]], text: str, path: str, headers: list[Option]) -> Command:
+def _chosen(trainings: list[tuple[Command, Ran]], text: str, path: str, headers: list[Option]) -> Command:
     """Return the one command among those found. Raises ConfigError for others, and for one not certain."""
-    if len(found) != 1:
-        what = "the script holds several commands that train" if found else "no command here is known"
-        places = ", ".join(f"line {ran.line}" for _, ran in found)
-        hint = "import one of them: paceline config import 'swift sft --model …' (the command in quotes)"
-        if not found and (program := program_of_command(text)):
-            what, hint = not_imported(program)
-        raise ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:1", places, hint))
-    command, ran = found[0]
+    if len(trainings) != 1:
+        message = "the script holds several commands that train" if trainings else "no command here is known"
+        places = ", ".join(f"line {ran.line}" for _, ran in trainings)
+        remedy = "import one of them: paceline config import 'swift sft --model …' (the command in quotes)"
+        if not trainings and (program := program_of_command(text)):
+            message, remedy = not_imported(program)
+        raise ConfigError(codes.CONFIG_IMPORT_COMMAND(message, f"{path}:1", places, remedy))
+    command, ran = trainings[0]
     if ran.problem is not None:
         raise _not_certain(ran, text, path)
     command.launch.options += headers
@@ -156,12 +161,12 @@ def _starts_another(ran: Ran) -> bool:
 
 def _not_certain(ran: Ran, text: str, path: str) -> ConfigError:
     """Return why a command cannot be read: a value is not known, or it stands in the text of a shell."""
-    what, hint = "the command stands in the text of a shell (-c)", "import that text alone, in quotes"
+    message, remedy = "the command stands in the text of a shell (-c)", "import that text alone, in quotes"
     if ran.problem is not None:
-        what, hint = ran.problem.what, ran.problem.hint
-    place = ran.place or ran.line
-    written = text.split("\n")[place - 1].strip()
-    return ConfigError(codes.CONFIG_IMPORT_COMMAND(what, f"{path}:{place}", written, hint))
+        message, remedy = ran.problem.what, ran.problem.hint
+    line = ran.place or ran.line
+    written = text.split("\n")[line - 1].strip()
+    return ConfigError(codes.CONFIG_IMPORT_COMMAND(message, f"{path}:{line}", written, remedy))
 
 
 def _of_script(ran: Ran, path: str) -> Command:
@@ -188,70 +193,70 @@ def _start(words: Sequence[str], lines: Sequence[int]) -> Launch | None:
 
 
 def _read(words: Sequence[_Word], name: str) -> Command:
-    found = Command(name=name)
+    command = Command(name=name)
     texts, lines = [word.text for word in words], [word.line for word in words]
-    found.launch = _start(texts, lines) or launch_of(texts, lines)
-    found.environment = dict(found.launch.environment)
-    at = found.launch.program
-    if at < len(words):
-        _program(words[at].text, found)
-        at += 1
-    while at < len(words) and not words[at].text.startswith("--"):
-        _positional(words[at], found)
-        at += 1
-    end = next((n for n in range(at, len(words)) if words[n].text == "--"), len(words))
-    _flags(words[at:end], found)
-    if found.system == "axolotl":
-        _of_axolotl(words[end + 1 :], found)
-    named = found.data.get("config")
-    if isinstance(named, str) and Path(named).suffix in _FILES:
-        found.config = str(found.data.pop("config"))
-    return found
+    command.launch = _start(texts, lines) or launch_of(texts, lines)
+    command.environment = dict(command.launch.environment)
+    position = command.launch.program
+    if position < len(words):
+        _program(words[position].text, command)
+        position += 1
+    while position < len(words) and not words[position].text.startswith("--"):
+        _positional(words[position], command)
+        position += 1
+    end = next((n for n in range(position, len(words)) if words[n].text == "--"), len(words))
+    _flags(words[position:end], command)
+    if command.system == "axolotl":
+        _of_axolotl(words[end + 1 :], command)
+    config = command.data.get("config")
+    if isinstance(config, str) and Path(config).suffix in _FILES:
+        command.config = str(command.data.pop("config"))
+    return command
 
 
-def _of_axolotl(words: Sequence[_Word], found: Command) -> None:
+def _of_axolotl(words: Sequence[_Word], command: Command) -> None:
     """``axolotl train --launcher torchrun -- --nproc_per_node 2``: what follows ``--`` is the launcher's."""
-    launcher = found.data.pop("launcher", "accelerate" if words else None)
+    launcher = command.data.pop("launcher", "accelerate" if words else None)
     if launcher in ("accelerate", "torchrun"):
         chosen = "accelerate launch" if launcher == "accelerate" else "torchrun"
         texts = [*chosen.split(), *(word.text for word in words)]
-        found.launch = launch_of(texts, [*([1] * len(chosen.split())), *(word.line for word in words)])
+        command.launch = launch_of(texts, [*([1] * len(chosen.split())), *(word.line for word in words)])
 
 
-def _program(word: str, found: Command) -> None:
+def _program(word: str, command: Command) -> None:
     name = Path(word).name
     if script := _SWIFT.fullmatch(word):
-        found.system, found.algorithm = "swift", script[1]
+        command.system, command.algorithm = "swift", script[1]
     elif name in _PROGRAMS:
-        found.system = _PROGRAMS[name]
+        command.system = _PROGRAMS[name]
     elif name in _SCRIPTS:
-        found.system, found.algorithm = _SCRIPTS[name]
+        command.system, command.algorithm = _SCRIPTS[name]
     elif script := _TRL.fullmatch(word):
-        found.system, found.algorithm = "trl", script[1]
+        command.system, command.algorithm = "trl", script[1]
 
 
-def _positional(word: _Word, found: Command) -> None:
+def _positional(word: _Word, command: Command) -> None:
     """A trainer, a config file, or ``key=value`` as LLaMA-Factory takes it."""
     key, _, value = word.text.partition("=")
     if word.text in _COMMANDS:
-        found.algorithm = word.text
+        command.algorithm = word.text
     elif _OVERRIDE.match(word.text):
-        found.lines[key], found.data[key] = word.line, _one(value)
+        command.lines[key], command.data[key] = word.line, _one(value)
     elif Path(word.text).suffix in _FILES:
-        found.config = word.text
+        command.config = word.text
 
 
-def _flags(words: Sequence[_Word], found: Command) -> None:
-    at = 0
-    while at < len(words):
-        key, equals, value = words[at].text.removeprefix("--").partition("=")
-        place, values = words[at].line, [value] if equals else []
-        at += 1
-        while not equals and at < len(words) and not words[at].text.startswith("--"):
-            values.append(words[at].text)
-            at += 1
-        found.lines[key.replace("-", "_")] = place
-        found.data[key.replace("-", "_")] = _value(values)
+def _flags(words: Sequence[_Word], command: Command) -> None:
+    position = 0
+    while position < len(words):
+        key, equals, value = words[position].text.removeprefix("--").partition("=")
+        line, values = words[position].line, [value] if equals else []
+        position += 1
+        while not equals and position < len(words) and not words[position].text.startswith("--"):
+            values.append(words[position].text)
+            position += 1
+        command.lines[key.replace("-", "_")] = line
+        command.data[key.replace("-", "_")] = _value(values)
 
 
 def _value(values: Sequence[str]) -> Json:

@@ -57,24 +57,28 @@ _TOTAL = ("n", "np", "ntasks")
 STARTERS = ("torchrun", "deepspeed", "accelerate launch", "accelerate-launch")
 
 
-def options(launch: Launch, found: Imported) -> None:
+def options(launch: Launch, imported: Imported) -> None:
     """Decide the options of every launcher but Accelerate's; an inner launcher's win over an outer one's."""
     starters = [name for name in launch.launchers if name in STARTERS]
-    for option in sorted(launch.options, key=lambda one: (_is_outer(one), one.name in _TOTAL)):
+    for option in sorted(launch.options, key=lambda each: (_is_outer(each), each.name in _TOTAL)):
         if option.launcher.startswith("accelerate"):
             continue
         outer = _is_outer(option)
         if outer and starters and _PLAIN.get(option.name) == _NPROC:
-            _decide(found, option, KeyVerdict.NO_EFFECT, (), f"{starters[-1]} starts the processes of a node")
+            _decide(
+                imported, option, KeyVerdict.NO_EFFECT, (), f"{starters[-1]} starts the processes of a node"
+            )
         elif option.launcher == "sbatch" and "srun" not in launch.launchers:
-            _decide(found, option, KeyVerdict.NO_EFFECT, (), "without srun the command runs on one node")
+            _decide(imported, option, KeyVerdict.NO_EFFECT, (), "without srun the command runs on one node")
         elif option.launcher in ("torchrun", "deepspeed", "srun", "sbatch") or outer:
-            _one(option, found, bool(starters))
+            _one(option, imported, bool(starters))
         else:
-            _decide(found, option, KeyVerdict.NO_EFFECT, (), f"of {option.launcher}: {_STARTS}")
+            _decide(imported, option, KeyVerdict.NO_EFFECT, (), f"of {option.launcher}: {_STARTS}")
     counted = any(option.name == "nproc_per_node" for option in launch.options)
     if "torchrun" in launch.launchers and not counted:
-        found.settings.setdefault(_NPROC, Setting(1, "torchrun", 0, "one process, without --nproc_per_node"))
+        imported.settings.setdefault(
+            _NPROC, Setting(1, "torchrun", 0, "one process, without --nproc_per_node")
+        )
 
 
 def _is_outer(option: Option) -> bool:
@@ -82,7 +86,7 @@ def _is_outer(option: Option) -> bool:
     return option.launcher in ("srun", "sbatch") or option.launcher.startswith(("mpi", "orte"))
 
 
-def _one(option: Option, found: Imported, started: bool) -> None:
+def _one(option: Option, imported: Imported, started: bool) -> None:
     special: Mapping[str, Callable[[Option, Imported], None]] = {
         "rdzv_endpoint": _endpoint,
         "include": _include,
@@ -92,73 +96,73 @@ def _one(option: Option, found: Imported, started: bool) -> None:
     }
     value = option.value or ""
     if value in _NOTHING.get(option.name, ()):
-        _decide(found, option, KeyVerdict.NO_EFFECT, (), "it is what happens without it")
+        _decide(imported, option, KeyVerdict.NO_EFFECT, (), "it is what happens without it")
     elif option.name in special:
-        special[option.name](option, found)
+        special[option.name](option, imported)
     elif option.name in _TOTAL and not started:
-        _total(option, found)
+        _total(option, imported)
     elif option.name in _PLAIN:
-        _plain(option, found)
+        _plain(option, imported)
     elif option.name in _LOST:
-        _decide(found, option, KeyVerdict.LOST, (), _LOST[option.name])
+        _decide(imported, option, KeyVerdict.LOST, (), _LOST[option.name])
     else:
-        _decide(found, option, KeyVerdict.NO_EFFECT, (), _STARTS)
+        _decide(imported, option, KeyVerdict.NO_EFFECT, (), _STARTS)
 
 
-def _plain(option: Option, found: Imported) -> None:
+def _plain(option: Option, imported: Imported) -> None:
     path, value = _PLAIN[option.name], option.value or ""
     least, _, most = value.partition(":")
     if option.name == "nnodes" and most and least == most:
         value = least
     number = resolve_plain(value)
     if path == "launch.master_addr":
-        _keep(found, option, path, value)
+        _keep(imported, option, path, value)
     elif isinstance(number, int) and not isinstance(number, bool):
-        _keep(found, option, path, number)
+        _keep(imported, option, path, number)
     elif option.name == "nnodes":
         _decide(
-            found,
+            imported,
             option,
             KeyVerdict.LOST,
             (),
             f"{value}: a number of nodes that changes while a run goes on is not supported",
         )
     else:
-        _decide(found, option, KeyVerdict.LOST, (), f"{value} is no whole number: set {path}")
+        _decide(imported, option, KeyVerdict.LOST, (), f"{value} is no whole number: set {path}")
 
 
-def _endpoint(option: Option, found: Imported) -> None:
+def _endpoint(option: Option, imported: Imported) -> None:
     host, _, port = (option.value or "").rpartition(":")
     if not host or not port.isdecimal():
         host, port = option.value or "", ""
     if not host:
-        _decide(found, option, KeyVerdict.NO_EFFECT, (), _STARTS)
+        _decide(imported, option, KeyVerdict.NO_EFFECT, (), _STARTS)
         return
-    _keep(found, option, "launch.master_addr", host)
+    _keep(imported, option, "launch.master_addr", host)
     if port and port != "0":
-        found.settings["launch.master_port"] = Setting(int(port), option.key, option.line)
+        imported.settings["launch.master_port"] = Setting(int(port), option.key, option.line)
 
 
-def _include(option: Option, found: Imported) -> None:
+def _include(option: Option, imported: Imported) -> None:
     """``localhost:4,5``, or ``a:0,1@b:0,1``: as many devices on each host."""
     hosts = [part.partition(":") for part in (option.value or "").split("@")]
     counts = {len(slots.split(",")) if slots else 0 for _, _, slots in hosts}
     slots = ", ".join(dict.fromkeys(slots for _, _, slots in hosts if slots))
     if len(counts) != 1:
-        _decide(found, option, KeyVerdict.LOST, (), "each node has as many processes: set launch.nproc")
+        _decide(imported, option, KeyVerdict.LOST, (), "each node has as many processes: set launch.nproc")
         return
     says = f"start it with CUDA_VISIBLE_DEVICES={slots} to use these devices" if slots else ""
     count = counts.pop()
     if count:
-        found.settings[_NPROC] = Setting(count, option.key, option.line, says)
+        imported.settings[_NPROC] = Setting(count, option.key, option.line, says)
     if len(hosts) > 1:
-        found.settings[_NODES] = Setting(len(hosts), option.key, option.line)
+        imported.settings[_NODES] = Setting(len(hosts), option.key, option.line)
     to = (*((_NPROC,) if count else ()), *((_NODES,) if len(hosts) > 1 else ()))
     verdict = KeyVerdict.MAPPED if to else KeyVerdict.NO_EFFECT
-    _decide(found, option, verdict, to, says or "the one node, and all its devices")
+    _decide(imported, option, verdict, to, says or "the one node, and all its devices")
 
 
-def _hosts(option: Option, found: Imported) -> None:
+def _hosts(option: Option, imported: Imported) -> None:
     """A host file, or a list of hosts, says how many nodes and processes there are."""
     text, value = "", option.value or ""
     if option.name == "hostfile":
@@ -166,7 +170,7 @@ def _hosts(option: Option, found: Imported) -> None:
             text = read_text(value)
         except ConfigError:
             _decide(
-                found,
+                imported,
                 option,
                 KeyVerdict.LOST,
                 (),
@@ -179,73 +183,80 @@ def _hosts(option: Option, found: Imported) -> None:
     slots = {match[1] if (match := re.search(r"(?:slots=|:)(\d+)", host)) else "" for host in hosts}
     if not hosts or len(slots) != 1:
         _decide(
-            found,
+            imported,
             option,
             KeyVerdict.LOST,
             (),
             "its nodes have different numbers of processes: set launch.nnodes and launch.nproc",
         )
         return
-    _keep(found, option, _NODES, len(hosts))
+    _keep(imported, option, _NODES, len(hosts))
     count = slots.pop()
-    if count and _NPROC not in found.settings:
-        found.settings[_NPROC] = Setting(int(count), option.key, option.line)
-        found.findings[option.key] = replace(found.findings[option.key], to=(_NODES, _NPROC))
+    if count and _NPROC not in imported.settings:
+        imported.settings[_NPROC] = Setting(int(count), option.key, option.line)
+        imported.findings[option.key] = replace(imported.findings[option.key], to=(_NODES, _NPROC))
 
 
-def _total(option: Option, found: Imported) -> None:
+def _total(option: Option, imported: Imported) -> None:
     """Processes of all nodes together."""
-    total, nodes = resolve_plain(option.value or ""), found.settings.get(_NODES)
+    total, nodes = resolve_plain(option.value or ""), imported.settings.get(_NODES)
     count = nodes.value if nodes and isinstance(nodes.value, int) else 1
     if not isinstance(total, int) or total % count:
         _decide(
-            found, option, KeyVerdict.LOST, (), f"{option.value} processes over {count} nodes: set {_NPROC}"
+            imported,
+            option,
+            KeyVerdict.LOST,
+            (),
+            f"{option.value} processes over {count} nodes: set {_NPROC}",
         )
-    elif _NPROC in found.settings and found.settings[_NPROC].line:
-        set_by = found.settings[_NPROC]
+    elif _NPROC in imported.settings and imported.settings[_NPROC].line:
+        set_by = imported.settings[_NPROC]
         _decide(
-            found,
+            imported,
             option,
             KeyVerdict.NO_EFFECT if (set_by.value == total // count) else KeyVerdict.LOST,
             (),
             f"{set_by.key} says {set_by.value} on each node",
         )
     else:
-        _keep(found, option, _NPROC, total // count)
+        _keep(imported, option, _NPROC, total // count)
 
 
-def variables(environment: Mapping[str, str], own: bool, counts: bool, found: Imported, line: int) -> None:
+def variables(
+    environment: Mapping[str, str], reads_variables: bool, counts: bool, imported: Imported, line: int
+) -> None:
     """Decide the variables set for the process.
 
-    ``own``: the program reads VARIABLES; ``counts``: it starts a process for each of CUDA_VISIBLE_DEVICES.
+    ``reads_variables``: the program reads VARIABLES; ``counts``: it starts a process for each of
+    CUDA_VISIBLE_DEVICES.
     """
     for name, value in environment.items():
         path, number = VARIABLES.get(name), resolve_plain(value)
         devices = len(value.split(",")) if name == "CUDA_VISIBLE_DEVICES" else 0
-        if name in found.findings:
+        if name in imported.findings:
             continue
-        if own and path is not None and (path == "launch.master_addr" or isinstance(number, int)):
+        if reads_variables and path is not None and (path == "launch.master_addr" or isinstance(number, int)):
             setting: Json = value if path == "launch.master_addr" else number
-            found.settings.setdefault(path, Setting(setting, name, line))
-            found.findings[name] = Finding(name, value, line, KeyVerdict.MAPPED, (path,))
-        elif counts and devices and "NPROC_PER_NODE" not in environment and _NPROC not in found.settings:
+            imported.settings.setdefault(path, Setting(setting, name, line))
+            imported.findings[name] = Finding(name, value, line, KeyVerdict.MAPPED, (path,))
+        elif counts and devices and "NPROC_PER_NODE" not in environment and _NPROC not in imported.settings:
             says = "one process for each: set the variable for this run as well, to use these devices"
-            found.settings[_NPROC] = Setting(devices, name, line)
-            found.findings[name] = Finding(name, value, line, KeyVerdict.MAPPED, (_NPROC,), says)
+            imported.settings[_NPROC] = Setting(devices, name, line)
+            imported.findings[name] = Finding(name, value, line, KeyVerdict.MAPPED, (_NPROC,), says)
         else:
             says = "of the process: set it for this run as well, if it should hold"
-            found.findings[name] = Finding(name, value, line, KeyVerdict.NO_EFFECT, (), says)
+            imported.findings[name] = Finding(name, value, line, KeyVerdict.NO_EFFECT, (), says)
 
 
-def _keep(found: Imported, option: Option, path: str, value: Json) -> None:
-    before = found.settings.get(path)
+def _keep(imported: Imported, option: Option, path: str, value: Json) -> None:
+    before = imported.settings.get(path)
     if before is not None and before.line and before.value != value and option.launcher not in STARTERS:
-        _decide(found, option, KeyVerdict.NO_EFFECT, (), f"{before.key} says {before.value}")
+        _decide(imported, option, KeyVerdict.NO_EFFECT, (), f"{before.key} says {before.value}")
         return
-    found.settings[path] = Setting(value, option.key, option.line)
-    _decide(found, option, KeyVerdict.MAPPED, (path,), "")
+    imported.settings[path] = Setting(value, option.key, option.line)
+    _decide(imported, option, KeyVerdict.MAPPED, (path,), "")
 
 
-def _decide(found: Imported, option: Option, verdict: KeyVerdict, to: Sequence[str], says: str) -> None:
+def _decide(imported: Imported, option: Option, verdict: KeyVerdict, to: Sequence[str], says: str) -> None:
     value: Json = True if option.value is None else resolve_plain(option.value)
-    found.findings[option.key] = Finding(option.key, value, option.line, verdict, tuple(to), says)
+    imported.findings[option.key] = Finding(option.key, value, option.line, verdict, tuple(to), says)

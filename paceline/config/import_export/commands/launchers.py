@@ -153,55 +153,55 @@ class Launch:
 
 def launch_of(words: Sequence[str], lines: Sequence[int]) -> Launch:
     """Return what starts the program of a command, and where the program stands among its words."""
-    found = Launch()
-    at = 0
-    while at < len(words):
-        if SET.match(words[at]):
-            key, _, value = words[at].partition("=")
-            found.environment[key] = value
-            at += 1
+    launch = Launch()
+    position = 0
+    while position < len(words):
+        if SET.match(words[position]):
+            key, _, value = words[position].partition("=")
+            launch.environment[key] = value
+            position += 1
             continue
-        name, length = _launcher(words, at)
+        name, length = _launcher(words, position)
         if name is None:
             break
-        found.launchers.append(name)
-        at = _options(words, lines, at + length, name, found)
-    found.program = at
-    return found
+        launch.launchers.append(name)
+        position = _options(words, lines, position + length, name, launch)
+    launch.program = position
+    return launch
 
 
-def _launcher(words: Sequence[str], at: int) -> tuple[str | None, int]:
+def _launcher(words: Sequence[str], position: int) -> tuple[str | None, int]:
     """Return the launcher at a word and how many words name it."""
-    name = Path(words[at]).name
-    two = f"{name} {words[at + 1]}" if at + 1 < len(words) else name
+    name = Path(words[position]).name
+    two = f"{name} {words[position + 1]}" if position + 1 < len(words) else name
     if _PYTHON.fullmatch(name):
         return "python", 1
-    if words[at] in _MODULES and words[at - 1] == "-m":
-        return _MODULES[words[at]], 1
-    if words[at] == "accelerate.commands.accelerate_cli":
+    if words[position] in _MODULES and words[position - 1] == "-m":
+        return _MODULES[words[position]], 1
+    if words[position] == "accelerate.commands.accelerate_cli":
         return "accelerate launch", 2
     return (two, 2) if two in LAUNCHERS else (name, 1) if name in LAUNCHERS else (None, 0)
 
 
-def _options(words: Sequence[str], lines: Sequence[int], at: int, name: str, found: Launch) -> int:
+def _options(words: Sequence[str], lines: Sequence[int], position: int, name: str, launch: Launch) -> int:
     """Read a launcher's options; return the index of the word after them."""
     launcher = LAUNCHERS[name]
-    while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
-        place = lines[at]
-        option, equals, value = words[at].partition("=")
-        at += 1
+    while position < len(words) and words[position].startswith("-") and words[position] not in ("-", "--"):
+        line = lines[position]
+        option, equals, value = words[position].partition("=")
+        position += 1
         if name == "python" and option == "-m":
-            return at
+            return position
         option, attached = _option_name(option, launcher)
         count = 0 if equals or attached else launcher.takes(option)
-        taken = words[at : at + count]
-        at += count
-        given = value if equals else attached or (" ".join(taken) if count else None)
-        found.options.append(Option(name, option, given, place))
-        if name.startswith("mpi") and option == "x" and given and "=" in given:
-            found.environment[given.partition("=")[0]] = given.partition("=")[2]
-    at += at < len(words) and words[at] == "--"
-    return at + launcher.words
+        taken = words[position : position + count]
+        position += count
+        argument = value if equals else attached or (" ".join(taken) if count else None)
+        launch.options.append(Option(name, option, argument, line))
+        if name.startswith("mpi") and option == "x" and argument and "=" in argument:
+            launch.environment[argument.partition("=")[0]] = argument.partition("=")[2]
+    position += position < len(words) and words[position] == "--"
+    return position + launcher.words
 
 
 def _option_name(word: str, launcher: Launcher) -> tuple[str, str]:
@@ -214,28 +214,28 @@ def _option_name(word: str, launcher: Launcher) -> tuple[str, str]:
 
 def slurm_options(text: str) -> list[Option]:
     """Return the options of a script's ``#SBATCH`` lines, which end at its first command."""
-    found: list[Option] = []
+    headers: list[Option] = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip() and not line.startswith("#"):
             break
         if line.startswith("#SBATCH"):
             words = ["srun", *shlex.split(line.removeprefix("#SBATCH"), comments=True)]
             options = launch_of(words, [number] * len(words)).options
-            found += [replace(option, launcher="sbatch") for option in options]
-    return found
+            headers += [replace(option, launcher="sbatch") for option in options]
+    return headers
 
 
 def slurm_variables(options: Sequence[Option]) -> dict[str, str]:
     """Return the variables that Slurm sets for a script with these options, as far as they are certain."""
-    given = {option.name: option.value or "" for option in options}
-    devices = re.fullmatch(r"gpu:(?:\w+:)?(\d+)", given.get("gres", ""))
+    values = {option.name: option.value or "" for option in options}
+    devices = re.fullmatch(r"gpu:(?:\w+:)?(\d+)", values.get("gres", ""))
     counts = {
-        "SLURM_NNODES": given.get("nodes", ""),
-        "SLURM_JOB_NUM_NODES": given.get("nodes", ""),
-        "SLURM_NTASKS": given.get("ntasks", ""),
-        "SLURM_NTASKS_PER_NODE": given.get("ntasks_per_node", ""),
-        "SLURM_CPUS_PER_TASK": given.get("cpus_per_task", ""),
-        "SLURM_GPUS_PER_NODE": given.get("gpus_per_node", ""),
-        "SLURM_GPUS_ON_NODE": given.get("gpus_per_node", "") or (devices[1] if devices else ""),
+        "SLURM_NNODES": values.get("nodes", ""),
+        "SLURM_JOB_NUM_NODES": values.get("nodes", ""),
+        "SLURM_NTASKS": values.get("ntasks", ""),
+        "SLURM_NTASKS_PER_NODE": values.get("ntasks_per_node", ""),
+        "SLURM_CPUS_PER_TASK": values.get("cpus_per_task", ""),
+        "SLURM_GPUS_PER_NODE": values.get("gpus_per_node", ""),
+        "SLURM_GPUS_ON_NODE": values.get("gpus_per_node", "") or (devices[1] if devices else ""),
     }
     return {name: count for name, count in counts.items() if count.isdecimal()}

@@ -48,12 +48,12 @@ class Script:
         self,
         text: str,
         arguments: Sequence[str],
-        known: Mapping[str, str],
+        variables: Mapping[str, str],
         trains: Callable[[Sequence[str], Sequence[int]], Launch | None],
     ) -> None:
         self._trains = trains
         self._commands = Lexer(text).commands()
-        self._values = Values(dict(known), arguments=list(arguments))
+        self._values = Values(dict(variables), arguments=list(arguments))
         self._blocks: list[tuple[str, int]] = []
         self._saved: list[Values] = []
         self._files: dict[str, tuple[str | None, int]] = {}
@@ -69,8 +69,8 @@ class Script:
         for command in self._commands:
             words = self._opened(command)
             if words:
-                if (found := self._simple(command, words)) is not None:
-                    yield found
+                if (ran := self._simple(command, words)) is not None:
+                    yield ran
                 ends = words[0].plain() in ("exit", "return") and not self._saved
                 if ends and not self._doubt(command):
                     return
@@ -100,7 +100,7 @@ class Script:
                 self._pop("function", "group")
             elif word == "function":
                 self._function = True
-                self._functions |= {one.plain() for one in words[1:2]}
+                self._functions |= {word_after.plain() for word_after in words[1:2]}
                 return []
             elif word not in _GOES_ON:
                 return words
@@ -126,13 +126,13 @@ class Script:
         if not command.words and end == "\n":
             return
         name = command.words[0].plain() if command.words else ""
-        harmless = name in (*_DECLARES, "set") or all(_ASSIGNED.match(_start(one)) for one in command.words)
+        harmless = name in (*_DECLARES, "set") or all(_ASSIGNED.match(_start(word)) for word in command.words)
         self._certain = end != "||" and (end != "&&" or (self._certain and harmless))
         self._before = end
 
     def _doubt(self, command: Simple) -> str:
         """Return why it is not certain that a command runs, and sets what it sets; or empty."""
-        conditional = [one for one in self._blocks if one[0] != "group"]
+        conditional = [block for block in self._blocks if block[0] != "group"]
         if conditional:
             name, line = conditional[-1]
             return f"stands inside `{name}` (line {line})"
@@ -151,8 +151,8 @@ class Script:
             return None
         name = words[count].plain()
         if words[count].parts and words[count].parts[0].kind == "number":
-            for one in re.findall(r"[A-Za-z_]\w*", words[count].parts[0].text):
-                self._values.doubt(one, f"`((…))` may set {one}")
+            for variable in re.findall(r"[A-Za-z_]\w*", words[count].parts[0].text):
+                self._values.doubt(variable, f"`((…))` may set {variable}")
             return None
         if name in _DECLARES:
             self._declare(words[count + 1 :], name, doubt)
@@ -163,21 +163,21 @@ class Script:
         return self._expanded(words, doubt)
 
     def _expanded(self, words: list[ShellWord], doubt: str) -> Ran:
-        found = Ran([], [], words[0].line)
-        self._fields(words, found, patterns=False)
-        if not self._trains(found.words, found.lines):
-            return found
-        found = Ran([], [], words[0].line, files=dict(self._files))
-        self._fields(words, found, patterns=True)
-        known = {name: self._values.known.get(name) for name in self._values.exported}
-        found.environment = {name: value for name, value in known.items() if isinstance(value, str)}
+        ran = Ran([], [], words[0].line)
+        self._fields(words, ran, patterns=False)
+        if not self._trains(ran.words, ran.lines):
+            return ran
+        ran = Ran([], [], words[0].line, files=dict(self._files))
+        self._fields(words, ran, patterns=True)
+        exported = {name: self._values.known.get(name) for name in self._values.exported}
+        ran.environment = {name: value for name, value in exported.items() if isinstance(value, str)}
         if doubt.startswith("stands inside"):
             what = f"the command {doubt}: how often it runs, and with what, only bash tells"
-            found.problem = NotKnown(what, "import the command alone: paceline config import '…' (in quotes)")
-            found.place = words[0].line
-        return found
+            ran.problem = NotKnown(what, "import the command alone: paceline config import '…' (in quotes)")
+            ran.place = words[0].line
+        return ran
 
-    def _fields(self, words: list[ShellWord], found: Ran, *, patterns: bool) -> None:
+    def _fields(self, words: list[ShellWord], ran: Ran, *, patterns: bool) -> None:
         """Expand each word into arguments; the first that is not known is the command's problem."""
         leading = True
         for word in words:
@@ -191,10 +191,10 @@ class Script:
                 text = self._values.text(word.parts) if leading else ""
                 fields = [text] if leading else self._values.fields(word, patterns)
             except NotKnown as problem:
-                found.problem, found.place = found.problem or problem, found.place or word.line
+                ran.problem, ran.place = ran.problem or problem, ran.place or word.line
                 fields = [_start(word)] if _start(word) else []
-            found.words += fields
-            found.lines += [word.line] * len(fields)
+            ran.words += fields
+            ran.lines += [word.line] * len(fields)
 
     def _assign(self, word: ShellWord, doubt: str, line: int) -> None:
         match = _ASSIGNED.match(_start(word))
@@ -220,7 +220,7 @@ class Script:
     def _assigned(self, word: ShellWord, match: re.Match[str]) -> str | list[str]:
         array = next((part for part in word.parts if part.kind == "array"), None)
         if array is not None:
-            return [one for inner in array.words for one in self._values.fields(inner)]
+            return [text for inner in array.words for text in self._values.fields(inner)]
         return self._values.text((WordPart("text", word.parts[0].text[match.end() :]), *word.parts[1:]))
 
     def _declare(self, words: list[ShellWord], name: str, doubt: str) -> None:
@@ -239,7 +239,9 @@ class Script:
         plain = [word.plain() for word in words]
         if name == "set" and plain[:1] == ["--"]:
             try:
-                self._values.arguments = [one for word in words[1:] for one in self._values.fields(word)]
+                self._values.arguments = [
+                    variable for word in words[1:] for variable in self._values.fields(word)
+                ]
             except NotKnown:
                 self._values.arguments = []
                 for digit in "@*#123456789":
@@ -248,25 +250,25 @@ class Script:
             count = int(plain[0]) if plain and plain[0].isdecimal() else 1
             self._values.arguments = self._values.arguments[count:]
         elif name == "unset":
-            for one in plain:
-                self._values.doubt(one, doubt) if doubt else self._values.unset(one)
+            for variable in plain:
+                self._values.doubt(variable, doubt) if doubt else self._values.unset(variable)
         elif name in _READS:
-            for one in re.findall(r"[A-Za-z_]\w*", " ".join(plain)):
-                if one in self._values.known:
-                    self._values.doubt(one, f"`{name}` sets {one}")
+            for variable in re.findall(r"[A-Za-z_]\w*", " ".join(plain)):
+                if variable in self._values.known:
+                    self._values.doubt(variable, f"`{name}` sets {variable}")
         elif name in self._functions or (
             name in ("source", ".", "eval") and not _SETTING_UP.match(" ".join(plain))
         ):
-            for one in list(self._values.known):
-                self._values.doubt(one, f"`{name}` may set {one}")
+            for variable in list(self._values.known):
+                self._values.doubt(variable, f"`{name}` may set {variable}")
         else:
             return name in ("set", "unset", "shift")
         return True
 
     def _heredocs(self, command: Simple, name: str, doubt: str) -> None:
         """Keep a file that ``cat > FILE <<EOF`` or ``tee FILE <<EOF`` writes."""
-        body = next((one for one in command.redirects if one.operator.startswith("<<")), None)
-        to = next((one.word for one in command.redirects if one.operator in (">", ">|")), None)
+        body = next((redirect for redirect in command.redirects if redirect.operator.startswith("<<")), None)
+        to = next((redirect.word for redirect in command.redirects if redirect.operator in (">", ">|")), None)
         if name == "tee" and len(command.words) == 2:
             to = command.words[1]
         if body is None or to is None or name not in ("cat", "tee") or body.operator == "<<<":
@@ -293,5 +295,5 @@ def _start(word: ShellWord) -> str:
     return first.text if first and first.kind == "text" and not first.quoted else ""
 
 
-def _why(what: str) -> str:
-    return f"it {what}" if what.startswith(("stands", "has ")) else what
+def _why(reason: str) -> str:
+    return f"it {reason}" if reason.startswith(("stands", "has ")) else reason

@@ -72,57 +72,57 @@ class Values:
 
         ``patterns``: also for one that bash replaces by names of files, or by several words.
         """
-        found: list[_Field] = []
+        fields: list[_Field] = []
         current: _Field | None = None
         segments = self._segments(_home(word.parts), False)
         if ("", "nothing") in segments and not any(text for text, _ in segments):
             return []  # "$@" without arguments
         for text, mode in segments:
             if mode == "split" and self.splits:
-                for place, piece in enumerate(re.split(r"[ \t\n]+", text)):
-                    if place and current is not None:
-                        found.append(current)
+                for number, piece in enumerate(re.split(r"[ \t\n]+", text)):
+                    if number and current is not None:
+                        fields.append(current)
                         current = None
                     if piece:
                         current = current or _Field()
                         current.add(piece, True, False)
             elif mode == "break":
-                found += [current] if current is not None else []
+                fields += [current] if current is not None else []
                 current = None
             elif mode == "split" and text and not self.splits:
                 raise NotKnown("IFS is set, which decides how this value is cut into words")
             elif mode not in ("split", "nothing"):
                 current = current or _Field()
                 current.add(text, mode == "plain", mode == "plain")
-        found += [current] if current is not None else []
-        for one in found if patterns else ():
-            _check(one)
-        return [one.text for one in found]
+        fields += [current] if current is not None else []
+        for field_text in fields if patterns else ():
+            _check(field_text)
+        return [field_text.text for field_text in fields]
 
     def text(self, parts: tuple[WordPart, ...]) -> str:
         """Return a text that is not cut into words: of an assignment, or a here-document."""
         return "".join(" " if mode == "break" else text for text, mode in self._segments(_home(parts), True))
 
-    def _segments(self, parts: tuple[WordPart, ...], whole: bool) -> list[tuple[str, str]]:
+    def _segments(self, parts: tuple[WordPart, ...], as_one: bool) -> list[tuple[str, str]]:
         """Return pieces of text, each quoted, plain or to be split, and breaks between elements."""
-        found: list[tuple[str, str]] = []
+        segments: list[tuple[str, str]] = []
         length = 0
         for part in parts:
-            quoted = part.quoted or whole
-            length += len(found[-1][0]) if found else 0
-            if max(length, len(found)) > _LONGEST:
+            quoted = part.quoted or as_one
+            length += len(segments[-1][0]) if segments else 0
+            if max(length, len(segments)) > _LONGEST:
                 raise NotKnown("it is longer than any argument")
             if part.kind in ("text", "escaped"):
-                found.append((part.text, "quoted" if part.quoted else "plain"))
+                segments.append((part.text, "quoted" if part.quoted else "plain"))
             elif part.kind == "number":
-                found.append((str(self.number(part.text)), "quoted" if quoted else "split"))
+                segments.append((str(self.number(part.text)), "quoted" if quoted else "split"))
             elif part.kind == "command":
-                found.append((self._printed(part.text), "quoted" if quoted else "split"))
+                segments.append((self._printed(part.text), "quoted" if quoted else "split"))
             elif part.kind == "variable":
-                found += self._variable(part.text, quoted)
+                segments += self._variable(part.text, quoted)
             else:
                 raise NotKnown(f"{part.text}… is a form that is not read")
-        return found
+        return segments
 
     def _variable(self, form: str, quoted: bool) -> list[tuple[str, str]]:
         match = _FORM.fullmatch(form)
@@ -156,13 +156,13 @@ class Values:
                 raise NotKnown("IFS is set, which decides how these values are joined")
             return [(" ".join(value), mode)]
         pieces: list[tuple[str, str]] = [] if value else [("", "nothing")]
-        for place, one in enumerate(value):
-            pieces += ([("", "break")] if place else []) + [(one, mode)]
+        for number, element in enumerate(value):
+            pieces += ([("", "break")] if number else []) + [(element, mode)]
         return pieces
 
     def _given(self, word: str, quoted: bool) -> list[tuple[str, str]]:
-        found = self._segments(Lexer(word).within(quoted), quoted)
-        return [(text, "split" if mode == "plain" and not quoted else mode) for text, mode in found]
+        segments = self._segments(Lexer(word).within(quoted), quoted)
+        return [(text, "split" if mode == "plain" and not quoted else mode) for text, mode in segments]
 
     def _value(self, name: str, index: str | None) -> str | list[str] | None:
         if name in ("@", "*"):
@@ -179,17 +179,17 @@ class Values:
         listed = value if isinstance(value, list) else [] if value is None else [value]
         if value is None or index in ("@", "*"):
             return None if value is None else listed
-        place = self.number(index)
-        return listed[place] if -len(listed) <= place < len(listed) else None
+        number = self.number(index)
+        return listed[number] if -len(listed) <= number < len(listed) else None
 
     def number(self, text: str) -> int:
         """Return the value of integer arithmetic, divisions cut towards zero. Raises NotKnown."""
         try:
             plain = self.text(Lexer(text).within(True)).strip().removeprefix("(").removesuffix(")")
-            found = self._count(ast.parse(plain.strip() or "0", mode="eval").body, plain)
+            result = self._count(ast.parse(plain.strip() or "0", mode="eval").body, plain)
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
             raise NotKnown(f"the arithmetic {text[:60]} is not computed") from None
-        return found
+        return result
 
     def _count(self, node: ast.expr, text: str) -> int:
         if len(text) > 200 or re.search(r"\d_|//", text):
@@ -214,13 +214,13 @@ class Values:
     def _printed(self, text: str) -> str:
         """Return what ``expr A OP B`` prints. Raises NotKnown for any other command."""
         try:
-            commands = [one for one in Lexer(text).commands() if one.words]
+            commands = [command for command in Lexer(text).commands() if command.words]
         except ValueError:
             commands = []
         if len(commands) == 1 and not commands[0].redirects and commands[0].words[0].plain() == "expr":
             words = [field for word in commands[0].words for field in self.fields(word)]
             if len(words) == 4 and words[2] in ("+", "-", "*", "/", "%"):
-                numbers = [re.fullmatch(r"-?\d+", words[place]) for place in (1, 3)]
+                numbers = [re.fullmatch(r"-?\d+", words[position]) for position in (1, 3)]
                 if all(numbers):
                     operator = ast.parse(f"1{words[2]}1", mode="eval").body
                     assert isinstance(operator, ast.BinOp)
@@ -233,19 +233,19 @@ class Values:
 def _joined(operator: ast.operator, left: int, right: int) -> int:
     """Compute as bash does: divisions cut towards zero, and results of 64 bits."""
     if isinstance(operator, (ast.Div, ast.Mod)):
-        whole = abs(left) // abs(right) * (1 if (left < 0) is (right < 0) else -1)
-        found = whole if isinstance(operator, ast.Div) else left - right * whole
+        quotient = abs(left) // abs(right) * (1 if (left < 0) is (right < 0) else -1)
+        result = quotient if isinstance(operator, ast.Div) else left - right * quotient
     elif isinstance(operator, ast.Pow):
-        found = left**right if 0 <= right <= 63 else _MOST
+        result = left**right if 0 <= right <= 63 else _MOST
     elif isinstance(operator, (ast.Add, ast.Sub)):
-        found = left + right if isinstance(operator, ast.Add) else left - right
+        result = left + right if isinstance(operator, ast.Add) else left - right
     elif isinstance(operator, ast.Mult):
-        found = left * right
+        result = left * right
     else:
         raise ValueError(operator)
-    if not -_MOST <= found < _MOST:
-        raise ValueError(found)
-    return found
+    if not -_MOST <= result < _MOST:
+        raise ValueError(result)
+    return result
 
 
 def _home(parts: tuple[WordPart, ...]) -> tuple[WordPart, ...]:
@@ -253,8 +253,8 @@ def _home(parts: tuple[WordPart, ...]) -> tuple[WordPart, ...]:
     first = parts[0] if parts else None
     if first is None or first.kind != "text" or first.quoted:
         return parts
-    named = _NAMED.match(first.text)
-    head, rest = (named[0], first.text[named.end() :]) if named else ("", first.text)
+    assignment = _NAMED.match(first.text)
+    head, rest = (assignment[0], first.text[assignment.end() :]) if assignment else ("", first.text)
     if not rest.startswith("~") or (rest == "~" and len(parts) > 1):
         return parts
     user, slash, more = rest.partition("/")
@@ -264,11 +264,14 @@ def _home(parts: tuple[WordPart, ...]) -> tuple[WordPart, ...]:
     return (WordPart("text", head), home, WordPart("text", more), *parts[1:])
 
 
-def _check(found: _Field) -> None:
+def _check(field_text: _Field) -> None:
     """Raise NotKnown for a word that bash would replace by file names, or by several words."""
-    if _BRACES.search(found.braces):
-        raise NotKnown(f"bash makes several words of {found.text}", "write the words, or put it into quotes")
-    if re.search(r"[*?]|\[[^\]]+\]", found.globs) and glob.glob(found.text):
+    if _BRACES.search(field_text.braces):
         raise NotKnown(
-            f"bash puts names of files in place of {found.text}", "write the names, or put it into quotes"
+            f"bash makes several words of {field_text.text}", "write the words, or put it into quotes"
+        )
+    if re.search(r"[*?]|\[[^\]]+\]", field_text.globs) and glob.glob(field_text.text):
+        raise NotKnown(
+            f"bash puts names of files in place of {field_text.text}",
+            "write the names, or put it into quotes",
         )

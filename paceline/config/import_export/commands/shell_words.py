@@ -67,7 +67,7 @@ class Lexer:
 
     def commands(self) -> list[Simple]:
         """Return the commands of the whole text, empty ones where only an operator stands."""
-        found = [Simple(line=self._line())]
+        commands = [Simple(line=self._line())]
         while self._at < len(self._text):
             self._blank()
             operator = _OPERATORS.match(self._text, self._at)
@@ -77,19 +77,19 @@ class Lexer:
                 break
             if redirect and not self._is_process(redirect.end()):
                 self._at = redirect.end()
-                found[-1].redirects.append(self._redirected(redirect[0]))
-            elif self._text.startswith("((", self._at) and not found[-1].words:
+                commands[-1].redirects.append(self._redirected(redirect[0]))
+            elif self._text.startswith("((", self._at) and not commands[-1].words:
                 words = self._balanced("(", ")")
-                found[-1].words.append(ShellWord((WordPart("number", words),), self._line()))
+                commands[-1].words.append(ShellWord((WordPart("number", words),), self._line()))
             elif operator:
                 self._at = operator.end()
-                found[-1].end = operator[0]
+                commands[-1].end = operator[0]
                 if operator[0] == "\n":
                     self._bodies()
-                found.append(Simple(line=self._line()))
+                commands.append(Simple(line=self._line()))
             else:
-                found[-1].words.append(self._word())
-        return found
+                commands[-1].words.append(self._word())
+        return commands
 
     def _line(self) -> int:
         self._first += self._text.count("\n", self._counted, self._at)
@@ -109,27 +109,27 @@ class Lexer:
 
     def _redirected(self, operator: str) -> Redirect:
         self._blank()
-        found = Redirect(operator, self._word())
+        redirect = Redirect(operator, self._word())
         if operator in ("<<", "<<-"):
-            self._open.append(found)
-        return found
+            self._open.append(redirect)
+        return redirect
 
     def _bodies(self) -> None:
         """Read the here-documents that the line before has opened."""
-        for one in self._open:
-            end = "".join(part.text for part in one.word.parts)
-            one.line = self._line()
+        for redirect in self._open:
+            end = "".join(part.text for part in redirect.word.parts)
+            redirect.line = self._line()
             lines = []
             while self._at < len(self._text):
                 stop = self._text.find("\n", self._at)
                 stop = len(self._text) if stop < 0 else stop
                 line = self._text[self._at : stop]
                 self._at = min(stop + 1, len(self._text))
-                line = line.lstrip("\t") if one.operator == "<<-" else line
+                line = line.lstrip("\t") if redirect.operator == "<<-" else line
                 if line == end:
                     break
                 lines.append(f"{line}\n")
-            one.body = "".join(lines)
+            redirect.body = "".join(lines)
         self._open = []
 
     def _word(self) -> ShellWord:
@@ -167,18 +167,18 @@ class Lexer:
 
     def _piece(self, parts: list[WordPart], quote: str) -> None:
         """Read one piece of a word; ``quote`` is the double quote inside one."""
-        text, at = self._text, self._at
-        char, quoted = text[at], bool(quote)
+        text, start = self._text, self._at
+        char, quoted = text[start], bool(quote)
         if char == "\\":
-            after = text[at + 1 : at + 2]
+            after = text[start + 1 : start + 2]
             self._at += 2
             if quoted and after not in '$`"\\\n':
                 self._add(parts, f"\\{after}", True)
             elif after != "\n":
                 parts.append(WordPart("text" if quoted or after not in " \t" else "escaped", after, True))
         elif char == "'" and not quoted:
-            end = text.index("'", at + 1)
-            self._add(parts, text[at + 1 : end], True)
+            end = text.index("'", start + 1)
+            self._add(parts, text[start + 1 : end], True)
             self._at = end + 1
         elif char == '"' and not quoted:
             self._at += 1
@@ -189,8 +189,8 @@ class Lexer:
                 self._piece(parts, '"')
             self._at += 1
         elif char == "`":
-            end = text.index("`", at + 1)
-            parts.append(WordPart("command", re.sub(r"\\([$`\\])", r"\1", text[at + 1 : end]), quoted))
+            end = text.index("`", start + 1)
+            parts.append(WordPart("command", re.sub(r"\\([$`\\])", r"\1", text[start + 1 : end]), quoted))
             self._at = end + 1
         elif char == "$":
             self._dollar(parts, quoted)
@@ -199,23 +199,23 @@ class Lexer:
             self._at += 1
 
     def _dollar(self, parts: list[WordPart], quoted: bool) -> None:
-        text, at = self._text, self._at
-        name = _NAME.match(text, at + 1)
+        text, start = self._text, self._at
+        name = _NAME.match(text, start + 1)
         self._at += 1
-        if text.startswith("((", at + 1):
+        if text.startswith("((", start + 1):
             inside = self._balanced("(", ")")
             arithmetic = inside.startswith("(") and inside.endswith(")")
             parts.append(WordPart("number" if arithmetic else "command", inside, quoted))
-        elif text.startswith("(", at + 1):
+        elif text.startswith("(", start + 1):
             parts.append(WordPart("command", self._balanced("(", ")"), quoted))
-        elif text.startswith("{", at + 1):
+        elif text.startswith("{", start + 1):
             parts.append(WordPart("variable", self._balanced("{", "}"), quoted))
         elif name is not None:
-            found = name[0][0] if name[0][0].isdigit() else name[0]
-            parts.append(WordPart("variable", found, quoted))
-            self._at += len(found)
-        elif text[at + 1 : at + 2] == "[" or (text[at + 1 : at + 2] in ("'", '"') and not quoted):
-            parts.append(WordPart("other", text[at : at + 2]))
+            variable = name[0][0] if name[0][0].isdigit() else name[0]
+            parts.append(WordPart("variable", variable, quoted))
+            self._at += len(variable)
+        elif text[start + 1 : start + 2] == "[" or (text[start + 1 : start + 2] in ("'", '"') and not quoted):
+            parts.append(WordPart("other", text[start : start + 2]))
         else:
             self._add(parts, "$", quoted)
 

@@ -62,11 +62,11 @@ def translate(reading: KeyReader) -> None:
 def _beta(reading: KeyReader) -> None:
     """Of several betas axolotl takes the first of these, for every algorithm."""
     path = f"training.{reading.facts['algorithm']}.beta"
-    given = [key for key in ("trl.beta", "rl_beta", "orpo_alpha", "dpo_beta") if reading.is_given(key)]
-    if given:
-        reading.keep(given[0], path, reading.given[given[0]])
-    reading.nothing(given[1:], f"{given[0]} wins over it" if given else "")
-    reading.nothing(("orpo_alpha",), "beta decides") if "orpo_alpha" not in given else None
+    written = [key for key in ("trl.beta", "rl_beta", "orpo_alpha", "dpo_beta") if reading.is_given(key)]
+    if written:
+        reading.keep(written[0], path, reading.given[written[0]])
+    reading.nothing(written[1:], f"{written[0]} wins over it" if written else "")
+    reading.nothing(("orpo_alpha",), "beta decides") if "orpo_alpha" not in written else None
 
 
 def _watchdog(reading: KeyReader) -> None:
@@ -102,11 +102,11 @@ def _precision(reading: KeyReader) -> None:
     reading.set("training.mixed_precision", word, key)
     dtype = {"fp16": "float16", "bf16": "bfloat16", "auto": "bfloat16"}.get(word)
     keys = ("bf16", "fp16", "bfloat16", "float16", "float32", "torch_dtype")
-    given = [name for name in keys if reading.given.get(name) and not (fp16 and name == "bf16")] or ["bf16"]
+    written = [name for name in keys if reading.given.get(name) and not (fp16 and name == "bf16")] or ["bf16"]
     if dtype and adapters:
         reading.set("model.dtype", dtype, key)
     elif dtype:
-        for name in given:
+        for name in written:
             whole_weights_in(reading, name, dtype, "axolotl")
     reading.mapped([name for name in keys if not reading.decided(name)], ("training.mixed_precision",))
 
@@ -128,8 +128,8 @@ def _fsdp_config(reading: KeyReader) -> None:
                 "cpu_offload_pin_memory",
             )
         }
-        made: Json = plain | ({"fsdp_version": version} if version else {})
-        reading.set("training.fsdp_config", made, "fsdp_config")
+        block: Json = plain | ({"fsdp_version": version} if version else {})
+        reading.set("training.fsdp_config", block, "fsdp_config")
         reading.mapped(
             [k for k in reading.given if k.partition(".")[0] == "fsdp_config"], ("training.fsdp_config",)
         )

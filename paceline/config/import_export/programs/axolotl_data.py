@@ -37,14 +37,14 @@ def datasets(reading: KeyReader) -> None:
             continue
         listed = [{"path": listed, "type": "pretrain"}] if isinstance(listed, str) and listed else listed
         if isinstance(listed, list) and listed:
-            made = [
+            sets = [
                 _one(reading, f"{key}.{n}", as_object(item), algorithm, key) for n, item in enumerate(listed)
             ]
-            reading.set(path, made, key)
+            reading.set(path, sets, key)
             reading.mapped([k for k in reading.given if k == key], (path,))
 
 
-def _one(reading: KeyReader, at: str, item: JsonObject, algorithm: str, key: str) -> JsonObject:
+def _one(reading: KeyReader, path_of_set: str, item: JsonObject, algorithm: str, key: str) -> JsonObject:
     """Return one of our data sets; decides its keys."""
     files = item.get("data_files")
     listed = files if isinstance(files, list) else [files] if files else []
@@ -53,18 +53,18 @@ def _one(reading: KeyReader, at: str, item: JsonObject, algorithm: str, key: str
         path = listed[0] if loader else f"{path}/{listed[0]}"
     elif listed:
         reading.lose(
-            f"{at}.data_files",
+            f"{path_of_set}.data_files",
             "a data set here has one path: list each of its files as a data set of its own",
         )
-    found: JsonObject = {"path": path}
+    data_set: JsonObject = {"path": path}
     if item.get("name"):
-        found["name"] = item["name"]
+        data_set["name"] = item["name"]
     if item.get("split") not in (None, "train"):
-        found["split"] = item["split"]
-    keys = [f"{at}.{k}" for k in ("path", "name", "split", "data_files")]
+        data_set["split"] = item["split"]
+    keys = [f"{path_of_set}.{k}" for k in ("path", "name", "split", "data_files")]
     reading.mapped([key for key in keys if not reading.decided(key)], ("data.train",))
-    reading.nothing([f"{at}.{k}" for k in _NO_MATTER], "as rows are read here")
-    _turns(reading, at, item)
+    reading.nothing([f"{path_of_set}.{k}" for k in _NO_MATTER], "as rows are read here")
+    _turns(reading, path_of_set, item)
     kind = item.get("type")
     word = (
         str(kind).partition(":")[0]
@@ -74,50 +74,58 @@ def _one(reading: KeyReader, at: str, item: JsonObject, algorithm: str, key: str
         else ""
     )
     if algorithm != "sft":
-        found |= _preference(reading, at, word, item)
+        data_set |= _preference(reading, path_of_set, word, item)
     elif word in _CHAT:
-        found |= _chat(reading, at, item)
+        data_set |= _chat(reading, path_of_set, item)
     elif word in _TEXT:
         column = str(item.get("field") or item.get("text_column") or "text")
-        found |= {"format": "text"} | ({"columns": {"text": column}} if column != "text" else {})
-        reading.mapped([f"{at}.{k}" for k in ("type", "field", "text_column")], ("data.train",))
+        data_set |= {"format": "text"} | ({"columns": {"text": column}} if column != "text" else {})
+        reading.mapped([f"{path_of_set}.{k}" for k in ("type", "field", "text_column")], ("data.train",))
     elif word == "alpaca":
-        found["format"] = "alpaca"
+        data_set["format"] = "alpaca"
         reading.lose(
-            f"{at}.type",
+            f"{path_of_set}.type",
             "axolotl's alpaca prompt is text with a preamble; here the chat template writes the turns",
         )
     elif isinstance(kind, dict):  # the user's own strategy: text is put together by formats
         says = "its formats write text: a data.converter makes such rows, with model.chat_template: plain"
-        for name in [f"{at}.type", *(k for k in reading.given if k.startswith(f"{at}.type."))]:
+        for name in [
+            f"{path_of_set}.type",
+            *(k for k in reading.given if k.startswith(f"{path_of_set}.type.")),
+        ]:
             reading.lose(name, says)
     elif word:
-        reading.lose(f"{at}.type", f"the prompt strategy {word} is axolotl's; convert the rows to messages")
+        reading.lose(
+            f"{path_of_set}.type", f"the prompt strategy {word} is axolotl's; convert the rows to messages"
+        )
     for inner, value in item.items():
-        if reading.decided(f"{at}.{inner}"):
+        if reading.decided(f"{path_of_set}.{inner}"):
             continue
         if value in (None, False, "", [], {}):
-            reading.nothing(f"{at}.{inner}", "off, as here")
+            reading.nothing(f"{path_of_set}.{inner}", "off, as here")
         else:
-            reading.lose(f"{at}.{inner}", f"what axolotl does with {inner} of a data set is not supported")
-    return found
+            reading.lose(
+                f"{path_of_set}.{inner}", f"what axolotl does with {inner} of a data set is not supported"
+            )
+    return data_set
 
 
-def _turns(reading: KeyReader, at: str, item: JsonObject) -> None:
+def _turns(reading: KeyReader, path_of_set: str, item: JsonObject) -> None:
     """Which turns have loss, and what their keys and roles are called."""
     trained = item.get("roles_to_train", ["assistant"])
     listed = [str(role) for role in trained] if isinstance(trained, list) else [str(trained)]
     if listed and set(listed) <= set(_ROLES["assistant"]):
-        reading.nothing([f"{at}.roles_to_train"], "the assistant's turns have loss, as here")
+        reading.nothing([f"{path_of_set}.roles_to_train"], "the assistant's turns have loss, as here")
     else:
         reading.lose(
-            f"{at}.roles_to_train", f"loss on turns of {', '.join(listed) or 'nobody'}: answers have it"
+            f"{path_of_set}.roles_to_train",
+            f"loss on turns of {', '.join(listed) or 'nobody'}: answers have it",
         )
     for key in ("train_on_eos", "train_on_eot"):
         if item.get(key) in (None, "turn"):
-            reading.nothing([f"{at}.{key}"], "what ends an answer has loss, as here")
+            reading.nothing([f"{path_of_set}.{key}"], "what ends an answer has loss, as here")
         else:
-            reading.lose(f"{at}.{key}", f"{item[key]}: here what ends an answer has loss (turn)")
+            reading.lose(f"{path_of_set}.{key}", f"{item[key]}: here what ends an answer has loss (turn)")
     for key, why in (
         ("drop_system_message", "system turns are kept: leave them out of the rows"),
         ("split_thinking", "thoughts are split by the chat template alone"),
@@ -125,25 +133,27 @@ def _turns(reading: KeyReader, at: str, item: JsonObject) -> None:
         ("shards_idx", "a part of the rows: set max_rows of the data set"),
     ):
         if item.get(key):
-            reading.lose(f"{at}.{key}", why)
+            reading.lose(f"{path_of_set}.{key}", why)
         else:
-            reading.nothing([f"{at}.{key}"], "off, as here")
+            reading.nothing([f"{path_of_set}.{key}"], "off, as here")
     if item.get("message_field_training") in _TRAINED:
-        reading.mapped([f"{at}.message_field_training"], ("data.train",))
+        reading.mapped([f"{path_of_set}.message_field_training"], ("data.train",))
     elif item.get("message_field_training"):
         reading.lose(
-            f"{at}.message_field_training", f"{item['message_field_training']}: name the turns' field train"
+            f"{path_of_set}.message_field_training",
+            f"{item['message_field_training']}: name the turns' field train",
         )
-    named = dict(as_object(item.get("message_property_mappings")))
-    named |= {key: item[f"message_field_{key}"] for key in _FIELDS if item.get(f"message_field_{key}")}
-    wrong = [f"{key}: {name}" for key, name in named.items() if name not in (key, *_FIELDS.get(key, ()))]
+    fields = dict(as_object(item.get("message_property_mappings")))
+    fields |= {key: item[f"message_field_{key}"] for key in _FIELDS if item.get(f"message_field_{key}")}
+    wrong = [f"{key}: {name}" for key, name in fields.items() if name not in (key, *_FIELDS.get(key, ()))]
     for key in [key for key in _TURNS if item.get(key)]:
         if wrong:
             reading.lose(
-                f"{at}.{key}", f"keys of a turn are role or from, content or value; not {', '.join(wrong)}"
+                f"{path_of_set}.{key}",
+                f"keys of a turn are role or from, content or value; not {', '.join(wrong)}",
             )
         else:
-            reading.mapped([f"{at}.{key}"], ("data.train",))
+            reading.mapped([f"{path_of_set}.{key}"], ("data.train",))
     names = [
         (role, str(n))
         for role, listed in as_object(item.get("roles")).items()
@@ -151,48 +161,56 @@ def _turns(reading: KeyReader, at: str, item: JsonObject) -> None:
     ]
     unknown = [name for role, name in names if name != role and name not in _ROLES.get(role, ())]
     if unknown:
-        reading.lose(f"{at}.roles", f"turns of {', '.join(unknown)}: a data.converter renames roles")
+        reading.lose(f"{path_of_set}.roles", f"turns of {', '.join(unknown)}: a data.converter renames roles")
 
 
-def _chat(reading: KeyReader, at: str, item: JsonObject) -> JsonObject:
+def _chat(reading: KeyReader, path_of_set: str, item: JsonObject) -> JsonObject:
     """Conversations under any column; the keys of a turn are recognised."""
     turns = str(item.get("field_messages") or "messages")
     names = as_object(item.get("message_property_mappings"))
     role = str(names.get("role") or item.get("message_field_role") or "")
-    keys = [f"{at}.{k}" for k in ("type", "field_messages", "roles", "chat_template", "field")]
-    keys += [k for k in reading.given if k.startswith((f"{at}.message_property_mappings.", f"{at}.roles."))]
+    keys = [f"{path_of_set}.{k}" for k in ("type", "field_messages", "roles", "chat_template", "field")]
+    keys += [
+        k
+        for k in reading.given
+        if k.startswith((f"{path_of_set}.message_property_mappings.", f"{path_of_set}.roles."))
+    ]
     reading.mapped([key for key in keys if not reading.decided(key)], ("data.train",))
     if item.get("chat_template") not in (None, *_OWN_TEMPLATES):
-        reading.lose(f"{at}.chat_template", "one template for all data sets: set model.chat_template")
+        reading.lose(
+            f"{path_of_set}.chat_template", "one template for all data sets: set model.chat_template"
+        )
     if role == "from" or turns == "conversations" or str(item.get("type")).startswith("sharegpt"):
         return {"columns": {"conversations": turns}} if turns not in ("messages", "conversations") else {}
     return {"columns": {"messages": turns}} if turns not in ("messages", "conversations") else {}
 
 
-def _preference(reading: KeyReader, at: str, word: str, item: JsonObject) -> JsonObject:
+def _preference(reading: KeyReader, path_of_set: str, word: str, item: JsonObject) -> JsonObject:
     """Pairs under any columns."""
-    own = as_object(item.get("type"))  # the user's own strategy: text is put together by formats
-    if own:
+    strategy = as_object(item.get("type"))  # the user's own strategy: text is put together by formats
+    if strategy:
         reading.lose(
-            f"{at}.type",
+            f"{path_of_set}.type",
             "its formats write text: a data.converter makes such rows, with model.chat_template: plain",
         )
         names = ("prompt", "chosen", "rejected", "completion", "label")
         columns: JsonObject = {
-            name: own[f"field_{name}"] for name in names if own.get(f"field_{name}") not in (None, name)
+            name: strategy[f"field_{name}"]
+            for name in names
+            if strategy.get(f"field_{name}") not in (None, name)
         }
         return {"columns": columns} if columns else {}
     if word.startswith(("chat_template", "bradley_terry.chat_template")) or not word:
-        reading.mapped([f"{at}.type"], ("data.train",))
+        reading.mapped([f"{path_of_set}.type"], ("data.train",))
     elif word.startswith("chatml"):
-        reading.keep(f"{at}.type", "model.chat_template", "chatml")
+        reading.keep(f"{path_of_set}.type", "model.chat_template", "chatml")
     else:
         reading.lose(
-            f"{at}.type",
+            f"{path_of_set}.type",
             f"the prompt strategy {word} is axolotl's; rows of prompt, chosen and rejected are read",
         )
     fields = {"messages": "field_messages", "chosen": "field_chosen", "rejected": "field_rejected"}
-    reading.mapped([f"{at}.{field}" for field in fields.values()], ("data.train",))
+    reading.mapped([f"{path_of_set}.{field}" for field in fields.values()], ("data.train",))
     columns = {
         ours: item[field]
         for ours, field in fields.items()

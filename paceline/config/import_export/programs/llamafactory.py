@@ -36,11 +36,11 @@ _VERSION_1 = {"model_class", "dist_config", "train_dataset", "peft_config"}
 
 def llamafactory_defaults() -> dict[str, object]:
     """Return the defaults of its arguments, Transformers' below them."""
-    found = defaults("transformers") | defaults("llamafactory")
+    values = defaults("transformers") | defaults("llamafactory")
     # of generation, which is no part of training, and read by code of their own
     for key in ("max_length", "add_tokens", "add_special_tokens"):
-        found.pop(key, None)
-    return {**found, **NO_TRACKERS}
+        values.pop(key, None)
+    return {**values, **NO_TRACKERS}
 
 
 def translate(reading: KeyReader) -> None:
@@ -105,19 +105,19 @@ def _stable_decay(reading: KeyReader) -> None:
     """Its default of ``warmup_stable_decay``: of the steps after the warm-up a third is stable."""
     if reading.text("lr_scheduler_type") != "warmup_stable_decay":
         return
-    given = as_object(reading.given.get("lr_scheduler_kwargs"))
-    if "num_stable_steps" in given and "num_decay_steps" in given:
+    kwargs = as_object(reading.given.get("lr_scheduler_kwargs"))
+    if "num_stable_steps" in kwargs and "num_decay_steps" in kwargs:
         return
     steps, warmup = reading.given.get("max_steps"), reading.value("warmup_steps") or 0
     ratio = reading.given.get("warmup_ratio") or (warmup if isinstance(warmup, float) and warmup < 1 else 0)
     if not isinstance(steps, int) or steps <= 0 or not isinstance(ratio, (int, float)):
         third = "a third of the steps after the warm-up is stable, the rest decays"
-        hint = "set max_steps, or lr_scheduler_kwargs: {num_stable_steps: N, num_decay_steps: M}"
-        reading.lose("lr_scheduler_type", f"{third}, and how many these are is not known: {hint}")
+        remedy = "set max_steps, or lr_scheduler_kwargs: {num_stable_steps: N, num_decay_steps: M}"
+        reading.lose("lr_scheduler_type", f"{third}, and how many these are is not known: {remedy}")
         return
     rest = steps - (math.ceil(steps * ratio) if ratio else int(warmup) if isinstance(warmup, int) else 0)
-    whole: JsonObject = {"num_stable_steps": rest // 3, "num_decay_steps": rest - rest // 3, **given}
-    reading.set("training.lr_scheduler_kwargs", whole, "lr_scheduler_type", "LLaMA-Factory's own thirds")
+    thirds: JsonObject = {"num_stable_steps": rest // 3, "num_decay_steps": rest - rest // 3, **kwargs}
+    reading.set("training.lr_scheduler_kwargs", thirds, "lr_scheduler_type", "LLaMA-Factory's own thirds")
     reading.mapped(
         [key for key in reading.given if key.partition(".")[0] == "lr_scheduler_kwargs"],
         ("training.lr_scheduler_kwargs",),
@@ -129,8 +129,8 @@ def _swanlab(reading: KeyReader) -> None:
     """SwanLab has a switch of its own beside ``report_to``."""
     if not reading.on("use_swanlab"):
         return
-    given = reading.value("report_to")
-    names = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    report_to = reading.value("report_to")
+    names = [report_to] if isinstance(report_to, str) else report_to if isinstance(report_to, list) else []
     used: list[Json] = [name for name in names if name not in ("none", "swanlab")]
     reading.set("training.report_to", [*used, "swanlab"], "use_swanlab")
     reading.mapped(("use_swanlab", "report_to"), ("training.report_to",))
@@ -171,8 +171,8 @@ def _listed(reading: KeyReader, name: str) -> None:
         return
     tree = parse_yaml(read_text(str(file)), str(file))
     listed = as_object(tree.data() if tree else None)
-    found: list[Json] = [{"path": as_object(item).get("path")} for item in listed.values()]
-    reading.keep("train_dataset", "data.train", found)
+    sets: list[Json] = [{"path": as_object(item).get("path")} for item in listed.values()]
+    reading.keep("train_dataset", "data.train", sets)
 
 
 CODE = {

@@ -60,7 +60,7 @@ def datasets(reading: KeyReader) -> None:
 
 
 def _named(reading: KeyReader, key: str, path: str, names: list[str], info: JsonObject, stage: str) -> None:
-    found: list[Json] = []
+    sets: list[Json] = []
     unknown: list[str] = []
     lost: list[str] = []
     differs: list[str] = []
@@ -71,10 +71,11 @@ def _named(reading: KeyReader, key: str, path: str, names: list[str], info: Json
         if entry is None:
             unknown.append(name)
             entry = {"file_name": name}
-        made = _data_set(entry, folder, stage)
-        lost += [f"{name}: {what}" for what in unread(entry)]
+        data_set = _data_set(entry, folder, stage)
+        lost += [f"{name}: {reason}" for reason in unread(entry)]
         differs += [
-            f"{name}: {what}" for what in _read_here_alone(entry, made, Path(reading.result.file).parent)
+            f"{name}: {reason}"
+            for reason in _read_here_alone(entry, data_set, Path(reading.result.file).parent)
         ]
         drawn = entry.get("num_samples")
         if isinstance(drawn, int):
@@ -83,23 +84,23 @@ def _named(reading: KeyReader, key: str, path: str, names: list[str], info: Json
                 " some are drawn twice there (weight: here)"
             )
         limits = [rows for rows in (drawn, limit) if isinstance(rows, int)]
-        found.append(made | ({"max_rows": min(limits)} if limits else {}))
+        sets.append(data_set | ({"max_rows": min(limits)} if limits else {}))
     images = [name for name in names if any(word in name for word in _IMAGES)]
     if images:
         lost.append(f"images, video and sound are not read: {', '.join(images)}")
     if unknown and info:
         lost.append(f"dataset_info.json does not name {', '.join(unknown)}: write the path of its rows")
-    reading.set(path, found, key)
+    reading.set(path, sets, key)
     if lost:
         reading.lose(key, "; ".join(lost))
     elif differs:
-        reading.differs(key, path, found, "; ".join(differs))
+        reading.differs(key, path, sets, "; ".join(differs))
     elif unknown:
         reading.keep(
-            key, path, found, f"dataset_info.json is not here: name the files of {', '.join(unknown)}"
+            key, path, sets, f"dataset_info.json is not here: name the files of {', '.join(unknown)}"
         )
     else:
-        reading.keep(key, path, found)
+        reading.keep(key, path, sets)
     if isinstance(limit, int):
         reading.mapped("max_samples", (path,))
     elif reading.is_given("max_samples"):
@@ -109,27 +110,27 @@ def _named(reading: KeyReader, key: str, path: str, names: list[str], info: Json
 def unread(entry: JsonObject) -> list[str]:
     """Return what an entry of ``dataset_info.json`` says that no data set of ours can."""
     columns, tags = as_object(entry.get("columns")), as_object(entry.get("tags"))
-    found = [f"{key} are not read" for key in ("images", "videos", "audios") if columns.get(key)]
+    reasons = [f"{key} are not read" for key in ("images", "videos", "audios") if columns.get(key)]
     tools = columns.get("tools")
     if tools not in (None, "", "tools", "functions"):
-        found.append(f"tools are read from the column tools, not {tools}")
+        reasons.append(f"tools are read from the column tools, not {tools}")
     if entry.get("folder"):
-        found.append(f"a folder of a repository ({entry['folder']}): write the path of its files")
+        reasons.append(f"a folder of a repository ({entry['folder']}): write the path of its files")
     if entry.get("script_url") or entry.get("cloud_file_name"):
-        found.append("rows of a script or of a cloud's store: write the path of their files")
-    found += [
+        reasons.append("rows of a script or of a cloud's store: write the path of their files")
+    reasons += [
         f"turns are known by {', '.join(_TAGS[tag])}, not {tag}: {value}"
         for tag, value in tags.items()
         if tag in _TAGS and value not in _TAGS[tag]
     ]
     if entry.get("ranking") and entry.get("formatting", "alpaca") == "alpaca" and columns.get("query"):
-        found.append(f"the column {columns['query']} is a part of the prompt there: join it to the prompt")
-    return found
+        reasons.append(f"the column {columns['query']} is a part of the prompt there: join it to the prompt")
+    return reasons
 
 
-def _read_here_alone(entry: JsonObject, made: JsonObject, folder: Path) -> list[str]:
+def _read_here_alone(entry: JsonObject, data_set: JsonObject, folder: Path) -> list[str]:
     """Return the columns that rows have and LLaMA-Factory passes over: ``columns`` does not name them."""
-    row, columns = first_row(str(made["path"]), folder), as_object(entry.get("columns"))
+    row, columns = first_row(str(data_set["path"]), folder), as_object(entry.get("columns"))
     return [
         f"the column {name} is read here; there not, as columns does not name it"
         for name in ("system", "history", "tools")
@@ -156,17 +157,17 @@ def read_info(path: str) -> JsonObject:
 def _data_set(entry: JsonObject, folder: str, stage: str) -> JsonObject:
     """Return one of our data sets for an entry of ``dataset_info.json``."""
     file, hub = entry.get("file_name"), entry.get("hf_hub_url") or entry.get("ms_hub_url")
-    found: JsonObject = {"path": str(hub) if hub and not file else str(Path(folder) / str(file))}
+    data_set: JsonObject = {"path": str(hub) if hub and not file else str(Path(folder) / str(file))}
     columns = as_object(entry.get("columns"))
     if entry.get("subset"):
-        found["name"] = entry["subset"]
+        data_set["name"] = entry["subset"]
     if entry.get("split") not in (None, "train"):
-        found["split"] = entry["split"]
+        data_set["split"] = entry["split"]
     if stage == "pt":
         text = str(columns.get("prompt", "text"))
-        return found | {"format": "text"} | ({"columns": {"text": text}} if text != "text" else {})
+        return data_set | {"format": "text"} | ({"columns": {"text": text}} if text != "text" else {})
     if stage == "kto" and columns.get("kto_tag"):
-        return found | _labelled(entry, columns)
+        return data_set | _labelled(entry, columns)
     shared = _renamed(columns, {"system": "system"})
     sharegpt = entry.get("formatting", "alpaca") != "alpaca"
     turns = str(columns.get("messages", "conversations"))
@@ -177,21 +178,21 @@ def _data_set(entry: JsonObject, folder: str, stage: str) -> JsonObject:
             else _renamed(columns, {"chosen": "chosen", "rejected": "rejected"})
         )
         prompt = {"conversations": turns} if sharegpt else {"prompt": columns.get("prompt", "instruction")}
-        named = {ours: theirs for ours, theirs in prompt.items() if ours != theirs and theirs}
-        whole = named | halves | shared
-        return found | ({"columns": whole} if whole else {})
+        prompt_columns = {ours: theirs for ours, theirs in prompt.items() if ours != theirs and theirs}
+        columns_of_set = prompt_columns | halves | shared
+        return data_set | ({"columns": columns_of_set} if columns_of_set else {})
     if stage == "ppo":
-        return found | ({"columns": shared} if shared else {})
+        return data_set | ({"columns": shared} if shared else {})
     if sharegpt:
         roles = as_object(entry.get("tags")).get("role_tag") == "role" or entry.get("formatting") == "openai"
         kind = "messages" if roles else "sharegpt"
         key = "messages" if kind == "messages" else "conversations"
-        whole = shared | ({key: turns} if turns != key else {})
-        return found | {"format": kind} | ({"columns": whole} if whole else {})
+        columns_of_set = shared | ({key: turns} if turns != key else {})
+        return data_set | {"format": kind} | ({"columns": columns_of_set} if columns_of_set else {})
     renamed: JsonObject = {
         _COLUMNS[k]: v for k, v in columns.items() if k in _COLUMNS and v and _COLUMNS[k] != v
     }
-    return found | ({"format": "alpaca", "columns": renamed} if renamed else {"format": "alpaca"})
+    return data_set | ({"format": "alpaca", "columns": renamed} if renamed else {"format": "alpaca"})
 
 
 def _renamed(columns: JsonObject, names: Mapping[str, str]) -> JsonObject:

@@ -40,16 +40,16 @@ def template(reading: KeyReader) -> None:
         else:
             system = reading.given.get("default_system")
             think = reading.value("enable_thinking") is not False
-            made = jinja(formats, system if isinstance(system, str) else None, think)
-            reading.keep("template", "model.chat_template", made, f"LLaMA-Factory's template {name}")
-            _thoughts(reading, formats, stage, made)
+            source = jinja(formats, system if isinstance(system, str) else None, think)
+            reading.keep("template", "model.chat_template", source, f"LLaMA-Factory's template {name}")
+            _thoughts(reading, formats, stage, source)
             reading.mapped([key for key in kwargs if not reading.decided(key)], ("model.chat_template",))
     reading.nothing("tool_format", "calls of tools are written by the chat template") if not reading.is_given(
         "tool_format"
     ) else None
 
 
-def _thoughts(reading: KeyReader, formats: JsonObject, stage: str, made: str) -> None:
+def _thoughts(reading: KeyReader, formats: JsonObject, stage: str, source: str) -> None:
     """Where LLaMA-Factory takes thoughts out of the rows of reasoning models; here they stay."""
     if "Reasoning" not in str(formats.get("class")):
         reading.nothing(("enable_thinking", "preserve_thinking"), "it acts on templates of reasoning models")
@@ -59,11 +59,11 @@ def _thoughts(reading: KeyReader, formats: JsonObject, stage: str, made: str) ->
         "which LLaMA-Factory takes out of rows, stay: remove them, if there are any",
     )
     if reading.value("enable_thinking") is False:
-        reading.differs("enable_thinking", path, made, f"thoughts, {says}")
+        reading.differs("enable_thinking", path, source, f"thoughts, {says}")
     if stage == "sft" and not reading.on("mask_history"):
         reading.nothing("preserve_thinking", "it acts on pairs, labels and prompts, and with mask_history")
     elif not reading.on("preserve_thinking"):
-        reading.differs("preserve_thinking", path, made, f"thoughts of earlier answers, {says}")
+        reading.differs("preserve_thinking", path, source, f"thoughts of earlier answers, {says}")
 
 
 def jinja(formats: JsonObject, system: str | None = None, think: bool = True) -> str:
@@ -139,13 +139,13 @@ def _written(slots: list[Json], content: str) -> str:
     for slot in slots:
         if isinstance(slot, dict):
             name = str(slot.get("name", ""))
-            known = name in ("bos_token", "eos_token")
-            parts.append(f"({name} | default(''))" if known else _text(str(slot.get("token", name))))
+            is_special = name in ("bos_token", "eos_token")
+            parts.append(f"({name} | default(''))" if is_special else _text(str(slot.get("token", name))))
             continue
-        before, found, after = str(slot).partition("{{content}}")
+        before, marker, after = str(slot).partition("{{content}}")
         parts += [
             _text(text) if text != "\0" else content
-            for text in (before, "\0" if found else "", after)
+            for text in (before, "\0" if marker else "", after)
             if text
         ]
     return " + ".join(parts) or "''"

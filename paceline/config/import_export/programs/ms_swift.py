@@ -28,18 +28,18 @@ _OLDER = {"train_type": "tuner_type", "sft_type": "tuner_type", "model_id_or_pat
 COMMANDS = {"sft": _SFT, "pt": (*_SFT, "PretrainArguments"), "rlhf": (*_SFT, *_RLHF)}
 
 
-def command_of(given: JsonObject, word: str | None) -> str:
+def command_of(arguments: JsonObject, word: str | None) -> str:
     """Return which command a file is for: ``word`` (a command, or an algorithm), else by its own keys."""
     if word in COMMANDS:
         return word
     alone = set(defaults("swift", COMMANDS["rlhf"])) - set(defaults("swift", COMMANDS["sft"]))
-    return "rlhf" if word not in (None, "sft") or alone & set(given) else "sft"
+    return "rlhf" if word not in (None, "sft") or alone & set(arguments) else "sft"
 
 
 def swift_defaults(command: str) -> dict[str, object]:
     """Return the defaults of a command's arguments, Transformers' below them."""
-    own = {"report_to": "tensorboard", "ddp_timeout": 18000000}
-    return {**defaults("transformers"), **defaults("swift", COMMANDS[command]), **NO_TRACKERS, **own}
+    changed = {"report_to": "tensorboard", "ddp_timeout": 18000000}
+    return {**defaults("transformers"), **defaults("swift", COMMANDS[command]), **NO_TRACKERS, **changed}
 
 
 def translate(reading: KeyReader) -> None:
@@ -67,12 +67,12 @@ def translate(reading: KeyReader) -> None:
 
 def _older(reading: KeyReader) -> list[tuple[str, str]]:
     """Take today's name for keys that earlier versions had, and return both."""
-    found = []
+    renamed = []
     for older, name in _OLDER.items():
         if reading.is_given(older) and name not in reading.given:
             reading.older(older, name)
-            found.append((older, name))
-    return found
+            renamed.append((older, name))
+    return renamed
 
 
 def _algorithm(reading: KeyReader, command: str) -> str:
@@ -141,24 +141,28 @@ def new_tokens(reading: KeyReader) -> None:
 def precision(reading: KeyReader) -> None:
     """The weights' dtype decides the precision: bfloat16 is bf16, float16 and float32 are fp16."""
     word = reading.text("torch_dtype")
-    own = config_of(reading)
+    model_config = config_of(reading)
     note = "" if word else "of the model's config.json"
-    found = own.get("dtype") or own.get("torch_dtype") or as_object(own.get("text_config")).get("dtype")
-    word = word or str(found or "bfloat16")
-    given = [key for key in ("bf16", "fp16") if reading.given.get(key) is not None]
+    stored = (
+        model_config.get("dtype")
+        or model_config.get("torch_dtype")
+        or as_object(model_config.get("text_config")).get("dtype")
+    )
+    word = word or str(stored or "bfloat16")
+    written = [key for key in ("bf16", "fp16") if reading.given.get(key) is not None]
     own_precision = "bf16" if word == "bfloat16" else "fp16"
-    on = [key for key in given if reading.on(key)]
-    off = [key for key in given if not reading.on(key)]
+    on = [key for key in written if reading.on(key)]
+    off = [key for key in written if not reading.on(key)]
     chosen = on[0] if on else "no" if own_precision in off else own_precision
-    reading.set("training.mixed_precision", chosen, given[0] if given else "torch_dtype", note)
-    reading.mapped(given, ("training.mixed_precision",))
+    reading.set("training.mixed_precision", chosen, written[0] if written else "torch_dtype", note)
+    reading.mapped(written, ("training.mixed_precision",))
     if reading.facts["adapters_trained"] == "yes":
         reading.keep(
             "torch_dtype", "model.dtype", word, note or "of the frozen weights; adapters are float32"
         )
     else:
         whole_weights_in(reading, "torch_dtype", word, "ms-swift")
-    if not found and not reading.given.get("torch_dtype") and "model" in reading.given:
+    if not stored and not reading.given.get("torch_dtype") and "model" in reading.given:
         reading.differs(
             "torch_dtype",
             "model.dtype",
@@ -282,10 +286,10 @@ def loss(reading: KeyReader) -> None:
 
 def _supervised(reading: KeyReader, key: str, weight: Json) -> None:
     """The loss of the chosen answers: a mean over a micro-batch's tokens there, over a step's here."""
-    found = reading.result.settings.get("training.gradient_accumulation_steps")
+    accumulation = reading.result.settings.get("training.gradient_accumulation_steps")
     (
         reading.keep
-        if reading.given.get("gradient_accumulation_steps", found.value if found else None) == 1
+        if reading.given.get("gradient_accumulation_steps", accumulation.value if accumulation else None) == 1
         else reading.differs
     )(
         key,
@@ -308,20 +312,20 @@ def completion(reading: KeyReader) -> None:
 
 def generations(reading: KeyReader) -> None:
     """``generation_batch_size`` counts answers over all processes, ``steps_per_generation`` micro-batches."""
-    rows, whole = reading.value("per_device_train_batch_size"), reading.given.get("generation_batch_size")
+    rows, answers = reading.value("per_device_train_batch_size"), reading.given.get("generation_batch_size")
     if reading.is_given("steps_per_generation"):
         steps = reading.given["steps_per_generation"]
         reading.keep("steps_per_generation", "training.rollout.steps_per_generation", steps)
         reading.mapped("generation_batch_size", ("training.rollout.steps_per_generation",))
     elif (
-        isinstance(whole, int)
+        isinstance(answers, int)
         and isinstance(rows, int)
         and rows > 0
-        and whole % (rows * processes(reading)) == 0
+        and answers % (rows * processes(reading)) == 0
     ):
-        steps = whole // (rows * processes(reading))
+        steps = answers // (rows * processes(reading))
         reading.keep("generation_batch_size", "training.rollout.steps_per_generation", steps)
-    elif whole:
+    elif answers:
         reading.lose("generation_batch_size", "it is no multiple of the rows of all processes")
 
 
@@ -336,11 +340,11 @@ def rewards(reading: KeyReader) -> None:
     if listed:
         weights = reading.given.get("reward_weights")
         shares = weights if isinstance(weights, list) else [1.0] * len(listed)
-        made: list[Json] = [
+        items: list[Json] = [
             {"name": "model", "options": {"model": name}, "weight": share}
             for name, share in zip(listed, shares[-len(listed) :], strict=False)
         ]
-        reading.keep("reward_model", "training.rollout.rewards", made)
+        reading.keep("reward_model", "training.rollout.rewards", items)
         if not names:
             reading.mapped("reward_weights", ("training.rollout.rewards",))
 

@@ -21,22 +21,22 @@ def data(reading: KeyReader) -> None:
         value = reading.given.get(key)
         listed = value if isinstance(value, list) else [value] if value else []
         if listed:
-            made = [_one(reading, key, str(item), command, columns) for item in listed]
-            reading.set(path, made, key)
+            sets = [_one(reading, key, str(item), command, columns) for item in listed]
+            reading.set(path, sets, key)
             if not reading.decided(key):
-                reading.keep(key, path, made)
+                reading.keep(key, path, sets)
 
 
 def _one(reading: KeyReader, key: str, name: str, command: str, columns: JsonObject) -> Json:
     """``hf::path:subset#rows`` as one of our data sets."""
-    found: JsonObject = {}
+    options: JsonObject = {}
     here = [base / name for base in (Path("."), Path(reading.result.file).parent)]
     if not any(path.exists() for path in here):
         _, _, name = name.rpartition("::")
         name, marked, rows = name.rpartition("#") if "#" in name else (name, "", "")
         name, _, subset = name.partition(":")
         if marked and rows.isdecimal():
-            found["max_rows"] = int(rows)
+            options["max_rows"] = int(rows)
             reading.differs(
                 key,
                 f"data.{'train' if key == 'dataset' else 'eval'}",
@@ -44,15 +44,15 @@ def _one(reading: KeyReader, key: str, name: str, command: str, columns: JsonObj
                 f"#{rows}: ms-swift draws as many rows at random; here they are the first",
             )
         if subset:
-            found["name"] = subset
+            options["name"] = subset
             if "/" in subset or subset == "all":
                 reading.lose(key, f"several subsets of {name}: list each as a data set with its name")
-    made: JsonObject = {"path": name, **found}
+    data_set: JsonObject = {"path": name, **options}
     if columns:
-        made["columns"] = columns
+        data_set["columns"] = columns
     if command == "pt" and not reading.on("use_chat_template"):
-        return made | _pretrained(reading, name)
-    return made
+        return data_set | _pretrained(reading, name)
+    return data_set
 
 
 def _pretrained(reading: KeyReader, name: str) -> JsonObject:
@@ -79,15 +79,15 @@ def _pretrained(reading: KeyReader, name: str) -> JsonObject:
 
 
 def _columns(reading: KeyReader) -> JsonObject:
-    named = reading.given.get("columns")
-    if not isinstance(named, dict) or not named:
+    columns = reading.given.get("columns")
+    if not isinstance(columns, dict) or not columns:
         return {}
-    unknown = [str(theirs) for theirs in named.values() if theirs not in _COLUMNS]
+    unknown = [str(theirs) for theirs in columns.values() if theirs not in _COLUMNS]
     if unknown:
         reading.lose("columns", f"columns for {', '.join(unknown)}: set columns of the data set")
         return {}
-    reading.mapped(("columns", *[f"columns.{key}" for key in named]), ("data.train",))
-    return {_COLUMNS[str(theirs)]: key for key, theirs in named.items()}
+    reading.mapped(("columns", *[f"columns.{key}" for key in columns]), ("data.train",))
+    return {_COLUMNS[str(theirs)]: key for key, theirs in columns.items()}
 
 
 def scale_of(reading: KeyReader) -> str:
@@ -98,10 +98,10 @@ def scale_of(reading: KeyReader) -> str:
 
 def length(reading: KeyReader) -> None:
     """``max_length`` limits a row; in rollouts the prompt alone."""
-    own = config_of(reading)
-    given = reading.given.get("max_length")
-    limit = given or own.get("max_position_embeddings")
-    note = "" if given else "all positions of the model"
+    model_config = config_of(reading)
+    written = reading.given.get("max_length")
+    limit = written or model_config.get("max_position_embeddings")
+    note = "" if written else "all positions of the model"
     if not isinstance(limit, int):
         reading.lose(
             "max_length",

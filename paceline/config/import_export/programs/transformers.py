@@ -74,8 +74,8 @@ def whole_weights_in(reading: KeyReader, key: str, word: str, system: str) -> No
     """
     engine, stored = reading.engine(), ""
     if word == "auto" and not engine:
-        own = config_of(reading)
-        stored = str(own.get("dtype") or own.get("torch_dtype") or "")
+        model_config = config_of(reading)
+        stored = str(model_config.get("dtype") or model_config.get("torch_dtype") or "")
         word = stored or word
     if word == "float32" or (word == "auto" and engine):
         reading.keep(key, "model.dtype", word)
@@ -113,13 +113,13 @@ def by_alias(reading: KeyReader, key: str) -> None:
     if alias is not None:
         _through(reading, key, alias, value)
         return
-    known = RECOGNISED.get(key)
-    if known is not None and key in ("dataset_dir",) and key in reading.defaults:
+    recognised = RECOGNISED.get(key)
+    if recognised is not None and key in ("dataset_dir",) and key in reading.defaults:
         reading.nothing(key, "it says where data sets are looked for, and none is named")
-    elif known is not None and known.accepts(value):
-        reading.nothing(key, known.says)
-    elif known is not None:
-        reading.lose(key, known.says)
+    elif recognised is not None and recognised.accepts(value):
+        reading.nothing(key, recognised.says)
+    elif recognised is not None:
+        reading.lose(key, recognised.says)
     elif "." in key and reading.decided(key.partition(".")[0]):
         outer = reading.result.findings[key.partition(".")[0]]
         reading.result.findings[key] = type(outer)(
@@ -154,9 +154,9 @@ def _through(reading: KeyReader, key: str, alias: Alias, value: Json) -> None:
     elif not isinstance(converted, Skip):
         path = home_of(reading, alias)
         if (other := _of_another(reading, path)) is not None:
-            known, system = key in reading.defaults, reading.result.system
-            says = "it does not act with {}" if known else f"{system} has no such argument for {{}}"
-            (reading.nothing if known else reading.lose)(key, says.format(other))
+            is_argument, system = key in reading.defaults, reading.result.system
+            says = "it does not act with {}" if is_argument else f"{system} has no such argument for {{}}"
+            (reading.nothing if is_argument else reading.lose)(key, says.format(other))
             return
         before = reading.result.settings.get(path)
         if before is not None and before.line and not same(before.value, converted):

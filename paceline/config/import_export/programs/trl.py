@@ -27,27 +27,27 @@ _DPO_LOSSES = {"sigmoid", "hinge", "ipo", "robust"}
 
 def trl_defaults(algorithm: str) -> dict[str, object]:
     """Return the defaults of one of TRL's trainers, Transformers' below them."""
-    found = defaults("transformers") | defaults("trl", _COMMON) | defaults("trl", [TRAINERS[algorithm]])
-    return {**found, **NO_TRACKERS, "bf16": True}  # bf16: TRL's, unless fp16 is set
+    values = defaults("transformers") | defaults("trl", _COMMON) | defaults("trl", [TRAINERS[algorithm]])
+    return {**values, **NO_TRACKERS, "bf16": True}  # bf16: TRL's, unless fp16 is set
 
 
-def trainer_of(given: JsonObject, named: str | None) -> str:
+def trainer_of(data: JsonObject, algorithm: str | None) -> str:
     """Return the trainer that a file is for: the one that is named, or by its keys. Raises ConfigError."""
-    if named is not None and named not in TRAINERS:
+    if algorithm is not None and algorithm not in TRAINERS:
         raise ConfigError(
             codes.CONFIG_VALUE(
-                f"no trainer of TRL for {named} is imported",
+                f"no trainer of TRL for {algorithm} is imported",
                 "--algorithm",
-                named,
+                algorithm,
                 f"one of {', '.join(TRAINERS)}",
             )
         )
-    return named or algorithm_of(given)
+    return algorithm or algorithm_of(data)
 
 
-def algorithm_of(given: JsonObject) -> str:
+def algorithm_of(data: JsonObject) -> str:
     """Return the trainer that a file is for, by its keys; files of TRL do not name it."""
-    keys = set(given)
+    keys = set(data)
     if keys & {"num_generations", "reward_funcs", "max_completion_length", "use_vllm", "scale_rewards"}:
         return "rloo" if keys & {"normalize_advantages", "reward_clip_range"} else "grpo"
     if keys & {"desirable_weight", "undesirable_weight"}:
@@ -92,8 +92,8 @@ def _template_path(reading: KeyReader) -> None:
 
 def _dataset_kwargs(reading: KeyReader) -> None:
     kwargs = reading.given.get("dataset_kwargs")
-    known = {"add_special_tokens", "append_concat_token", "skip_prepare_dataset"}
-    if isinstance(kwargs, dict) and set(kwargs) <= known and not kwargs.get("skip_prepare_dataset"):
+    harmless = {"add_special_tokens", "append_concat_token", "skip_prepare_dataset"}
+    if isinstance(kwargs, dict) and set(kwargs) <= harmless and not kwargs.get("skip_prepare_dataset"):
         inner = [f"dataset_kwargs.{key}" for key in kwargs]
         reading.nothing(("dataset_kwargs", *inner), "the chat template writes the special tokens")
 
@@ -151,10 +151,10 @@ REWARDS: dict[str, JsonObject] = {
 def lengths(reading: KeyReader) -> None:
     """Ours limits prompt and answer together; TRL limits answers, and prompts no longer."""
     answer, prompt = reading.value("max_completion_length"), reading.given.get("max_prompt_length")
-    whole = (answer if isinstance(answer, int) else 512) + (prompt if isinstance(prompt, int) else 2048)
+    total = (answer if isinstance(answer, int) else 512) + (prompt if isinstance(prompt, int) else 2048)
     reading.set(
         "data.max_length",
-        whole,
+        total,
         "max_completion_length",
         "prompt and answer together; TRL does not limit prompts",
     )
@@ -171,8 +171,8 @@ def server(reading: KeyReader) -> None:
     reading.set("training.rollout.server", {"url": url}, "vllm_server_base_url")
     if reading.facts["algorithm"] == "grpo":
         _correction(reading)
-    own = [key for key in reading.given if key.startswith("vllm_") and not reading.decided(key)]
-    reading.mapped(("use_vllm", *own), ("training.rollout.server",))
+    options = [key for key in reading.given if key.startswith("vllm_") and not reading.decided(key)]
+    reading.mapped(("use_vllm", *options), ("training.rollout.server",))
 
 
 def _correction(reading: KeyReader) -> None:
@@ -200,30 +200,32 @@ def _correction(reading: KeyReader) -> None:
 
 def rewards(reading: KeyReader) -> None:
     """Decide the reward functions, their weights, and a reward model."""
-    named, weights = reading.given.get("reward_funcs"), reading.given.get("reward_weights")
+    functions, weights = reading.given.get("reward_funcs"), reading.given.get("reward_weights")
     model = reading.given.get("reward_model_name_or_path")
-    names = [str(name) for name in (named if isinstance(named, list) else [named] if named else [])]
-    found: list[JsonObject | None] = [REWARDS.get(name.removeprefix("trl.rewards.")) for name in names]
+    names = [
+        str(name) for name in (functions if isinstance(functions, list) else [functions] if functions else [])
+    ]
+    items: list[JsonObject | None] = [REWARDS.get(name.removeprefix("trl.rewards.")) for name in names]
     if isinstance(model, str) and model:
         reading.mapped("reward_model_name_or_path", ("training.rollout.rewards",))
-        found.insert(0, {"name": "model", "options": {"model": model}})
+        items.insert(0, {"name": "model", "options": {"model": model}})
     listed = weights if isinstance(weights, list) else [weights] if weights is not None else []
-    shares = listed or [1.0] * len(found)
-    made: list[Json] = [
-        {**one, "weight": share} for one, share in zip(found, shares, strict=False) if one is not None
+    shares = listed or [1.0] * len(items)
+    weighted: list[Json] = [
+        {**item, "weight": share} for item, share in zip(items, shares, strict=False) if item is not None
     ]
-    if made:
-        reading.set("training.rollout.rewards", made, "reward_funcs")
-    lost = [name for name, one in zip(reversed(names), reversed(found), strict=False) if one is None]
-    if len(shares) != len(found):
-        reading.lose("reward_weights", f"{len(shares)} weights for {len(found)} rewards, which TRL refuses")
+    if weighted:
+        reading.set("training.rollout.rewards", weighted, "reward_funcs")
+    lost = [name for name, item in zip(reversed(names), reversed(items), strict=False) if item is None]
+    if len(shares) != len(items):
+        reading.lose("reward_weights", f"{len(shares)} weights for {len(items)} rewards, which TRL refuses")
     if lost:
         says = f"reward functions of that system: {', '.join(reversed(lost))}; write them as"
         says += " training.rollout.rewards (module:function; they get texts, not messages: docs/rollouts.md)"
         reading.lose("reward_funcs", says)
         if listed and not reading.decided("reward_weights"):
             reading.lose("reward_weights", "the weights of rewards that are not known here")
-    elif made and not reading.decided("reward_weights"):
+    elif weighted and not reading.decided("reward_weights"):
         reading.mapped(("reward_funcs", "reward_weights"), ("training.rollout.rewards",))
 
 

@@ -17,15 +17,15 @@ _KNOWN = ("messages", "text")  # TRL reads turns whatever the field says
 def datasets(reading: KeyReader) -> None:
     """Decide where the rows come from and which of their tokens have loss."""
     mixture = _mixture(reading)
-    one = reading.given.get("dataset_name")
+    path = reading.given.get("dataset_name")
     if mixture:
         reading.set("data.train", mixture, "datasets")
         reading.nothing(_NAMES, "the mixture names the data")
-    elif isinstance(one, str):
+    elif isinstance(path, str):
         train = _split(
             reading, "dataset_train_split" if reading.is_given("dataset_train_split") else "dataset_split"
         )
-        reading.set("data.train", [_one(reading, one, train)], "dataset_name")
+        reading.set("data.train", [_one(reading, path, train)], "dataset_name")
         reading.mapped(
             ("dataset_name", "dataset_config", "dataset_train_split", "dataset_split"), ("data.train",)
         )
@@ -33,7 +33,7 @@ def datasets(reading: KeyReader) -> None:
             "evaluation_strategy"
         ) not in ("", "no"):
             test = str(reading.value("dataset_test_split") or "test")
-            reading.set("data.eval", [_one(reading, one, test)], "dataset_test_split")
+            reading.set("data.eval", [_one(reading, path, test)], "dataset_test_split")
             reading.mapped("dataset_test_split", ("data.eval",))
         else:
             reading.nothing("dataset_test_split", "nothing is evaluated: eval_strategy is no")
@@ -57,12 +57,12 @@ def _one(reading: KeyReader, path: str, split: str) -> JsonObject:
         reading.mapped("dataset_prompt_column", ("data.train",))
     if reading.is_given("dataset_text_field") and reading.text("dataset_text_field") not in _KNOWN:
         columns["text"] = str(reading.given["dataset_text_field"])
-    found: JsonObject = {"path": path}
+    data_set: JsonObject = {"path": path}
     if reading.is_given("dataset_config"):
-        found["name"] = str(reading.given["dataset_config"])
+        data_set["name"] = str(reading.given["dataset_config"])
     if split != "train":
-        found["split"] = split
-    return found | ({"columns": columns} if columns else {})
+        data_set["split"] = split
+    return data_set | ({"columns": columns} if columns else {})
 
 
 def _mixture(reading: KeyReader) -> list[Json]:
@@ -71,22 +71,22 @@ def _mixture(reading: KeyReader) -> list[Json]:
     inner: JsonObject = dict(outer) if isinstance(outer, dict) else {}
     listed = inner.get("datasets") if inner else reading.given.get("datasets")
     top = "dataset_mixture" if inner else "datasets"
-    found: list[Json] = []
+    sets: list[Json] = []
     inside = "dataset_mixture.datasets" if inner else "datasets"
     for number, item in enumerate(listed if isinstance(listed, list) else []):
         if isinstance(item, dict):
-            found.append(_of_mixture(item))
+            sets.append(_of_mixture(item))
             _unread(reading, f"{inside}.{number}", item)
     mixer = reading.given.get("dataset_mixer")
     for path, share in mixer.items() if isinstance(mixer, dict) else ():
         if isinstance(share, (int, float)) and share > 1:
-            found.append({"path": path, "max_rows": int(share)})
+            sets.append({"path": path, "max_rows": int(share)})
         else:
-            found.append({"path": path, "weight": share})
+            sets.append({"path": path, "weight": share})
     size = inner.get("test_split_size", reading.given.get("test_split_size"))
-    if size and found:
+    if size and sets:
         reading.set("data.validation_split", size, top)
-    if found:
+    if sets:
         keys = [
             key
             for key in reading.given
@@ -95,7 +95,7 @@ def _mixture(reading: KeyReader) -> list[Json]:
         ]
         reading.mapped(keys, ("data.train",))
         reading.nothing(("dataset_mix_dir", "dataset_splits"), "the mixture names the data")
-    return found
+    return sets
 
 
 def _file(item: JsonObject) -> Json:
@@ -106,24 +106,26 @@ def _file(item: JsonObject) -> Json:
     return listed[0] if loader and len(listed) == 1 and isinstance(listed[0], str) else None
 
 
-def _unread(reading: KeyReader, at: str, item: JsonObject) -> None:
+def _unread(reading: KeyReader, path_of_set: str, item: JsonObject) -> None:
     """Say what a data set of a mixture has that none of ours can."""
     for key in item.keys() - {*_OF_ITEM, *(("data_files",) if _file(item) else ())}:
         if item[key] not in (None, "", [], {}):
-            reading.lose(f"{at}.{key}", "a data set here has one path: list each of its files, or its folder")
+            reading.lose(
+                f"{path_of_set}.{key}", "a data set here has one path: list each of its files, or its folder"
+            )
 
 
 def _of_mixture(item: JsonObject) -> JsonObject:
-    found: JsonObject = {"path": _file(item) or item.get("path", item.get("id"))}
+    data_set: JsonObject = {"path": _file(item) or item.get("path", item.get("id"))}
     name = item.get("name", item.get("config"))
     if name and name != "default":
-        found["name"] = name
+        data_set["name"] = name
     if item.get("split") not in (None, "train"):
-        found["split"] = item["split"]
+        data_set["split"] = item["split"]
     share = item.get("fraction", item.get("weight"))
     if isinstance(share, (int, float)) and share != 1:
-        found["weight"] = share
-    return found
+        data_set["weight"] = share
+    return data_set
 
 
 def _loss_on(reading: KeyReader) -> None:
