@@ -12,11 +12,10 @@ from pathlib import Path
 
 from paceline.api import codes
 from paceline.api.run import Run, existing_run
-from paceline.config.render.effective_values import leaves
 from paceline.config.source import shown
 from paceline.core.errors import ConfigError
 from paceline.core.files import listed, read_run_file
-from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.core.json_types import Json, JsonObject, as_object, leaves
 from paceline.core.rundir import RunDir
 from paceline.core.units import aligned, human_seconds
 

@@ -53,3 +53,28 @@ def inner_object(outer: JsonObject, key: str) -> JsonObject:
     if not isinstance(inner, dict):
         inner = outer[key] = {}
     return inner
+
+
+def put_at(outer: JsonObject, keys: Sequence[str], value: Json) -> None:
+    """Set the value at a path of keys. An object takes the place of what is none on the way."""
+    for key in keys[:-1]:
+        outer = inner_object(outer, key)
+    outer[keys[-1]] = value
+
+
+def value_at(value: Json, path: str) -> Json:
+    """Return the value at a dotted path (``a.0.b``); None where there is none."""
+    for part in path.split("."):
+        if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            value = as_object(value).get(part)
+    return value
+
+
+def leaves(value: Json, path: str = "") -> JsonObject:
+    """Return every value by dotted path; lists and empty objects are values."""
+    if not isinstance(value, dict) or not value:
+        return {path: value}
+    inner = (leaves(item, f"{path}.{key}" if path else str(key)) for key, item in value.items())
+    return {name: leaf for part in inner for name, leaf in part.items()}

@@ -12,7 +12,7 @@ from paceline.config import codes
 from paceline.config.backend_files.deepspeed.normalize import table
 from paceline.config.yaml_text.read_file import names, read_table, texts
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.core.json_types import Json, JsonObject, as_object, value_at
 
 KINDS = ("deepspeed", "accelerate", "fsdp", "config")
 _KEYS = {"deepspeed": "deepspeed", "accelerate": "accelerate_config", "fsdp": "fsdp_config"}
@@ -78,8 +78,10 @@ class Program:
         """Whether this is a file of the program."""
         if self.inside:
             return _inside(data, self.inside)
-        enough = not self.any_of or sum(_at(data, path) is not None for path in self.any_of) >= self.least
-        return enough and all(_at(data, path) is not None for path in self.needs)
+        enough = (
+            not self.any_of or sum(value_at(data, path) is not None for path in self.any_of) >= self.least
+        )
+        return enough and all(value_at(data, path) is not None for path in self.needs)
 
 
 def _inside(data: Json, key: str) -> bool:
@@ -150,7 +152,7 @@ def another_structure(data: Json, name: str) -> Diagnostic | None:
     settings = [
         f"{ours}: {value}"
         for ours, path in program.ours
-        if isinstance(value := _at(data, path), (str, int, float))
+        if isinstance(value := value_at(data, path), (str, int, float))
     ]
     begins = f", which begins {', '.join(settings)}" if settings else ""
     imported = f" (`paceline config import {name}` translates it)" if program.name in IMPORTED else ""
@@ -188,14 +190,3 @@ def _near(problem: Diagnostic) -> str:
     _, suggests, word = problem.hint.partition("did you mean '")
     close = difflib.SequenceMatcher(None, problem.found, word.rstrip("'?")).ratio() > 0.85
     return f": {problem.hint}" if suggests and close else ""
-
-
-def _at(data: Json, path: str) -> Json:
-    for part in path.split("."):
-        if isinstance(data, list) and part.isdecimal() and int(part) < len(data):
-            data = data[int(part)]
-        elif isinstance(data, dict):
-            data = data.get(part)
-        else:
-            return None
-    return data

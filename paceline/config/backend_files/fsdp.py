@@ -17,7 +17,7 @@ from paceline.config.backend_files.layer import Document, Foreign
 from paceline.config.keys.nearest import nearest
 from paceline.config.sections.types import to_bool, to_int, to_mapping, to_texts
 from paceline.config.source import shown
-from paceline.core.diagnostics import Code, Severity
+from paceline.core.diagnostics import Severity
 from paceline.core.json_types import Json, JsonObject, as_object
 
 #: Numbers are Accelerate's ``fsdp_sharding_strategy`` 1 to 5.
@@ -212,19 +212,22 @@ class FsdpReader:
             elif name in ("true", "full_shard") or sharding_of(name) is not None:
                 sharding = "full_shard" if name == "true" else sharding_of(name)
                 if self.sharding not in (None, sharding):
-                    self._problem(
-                        codes.FSDP_VALUE,
-                        "fsdp names two sharding strategies",
-                        origin,
-                        f"{self.sharding} and {word}",
-                        "keep one of them",
+                    self.layer.problems.append(
+                        codes.FSDP_VALUE(
+                            "fsdp names two sharding strategies",
+                            origin,
+                            f"{self.sharding} and {word}",
+                            "keep one of them",
+                        )
                     )
                 self.sharding = sharding
             else:
                 choices = (*SHARDINGS, "auto_wrap", "offload")
                 near = difflib.get_close_matches(name, choices, n=1)
                 remedy = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(choices)}"
-                self._problem(codes.FSDP_VALUE, f"fsdp has no option '{word}'", origin, word, remedy)
+                self.layer.problems.append(
+                    codes.FSDP_VALUE(f"fsdp has no option '{word}'", origin, word, remedy)
+                )
         if self.sharding is None and (self.options or self._auto_wrap):
             self.sharding = "full_shard"
 
@@ -249,12 +252,10 @@ class FsdpReader:
             if name not in KNOWN:
                 near = nearest(name, sorted(KNOWN))
                 remedy = f"did you mean '{near[0]}'?" if near else "remove it"
-                self._problem(
-                    codes.FSDP_UNKNOWN_KEY,
-                    f"FSDP has no setting '{key}'",
-                    self.document.place(path),
-                    key,
-                    remedy,
+                self.layer.problems.append(
+                    codes.FSDP_UNKNOWN_KEY(
+                        f"FSDP has no setting '{key}'", self.document.place(path), key, remedy
+                    )
                 )
             elif value is None:
                 continue
@@ -269,12 +270,13 @@ class FsdpReader:
         try:
             read = _CONVERT[name](value)
         except PydanticCustomError as exc:
-            self._problem(
-                codes.FSDP_VALUE,
-                f"{path} {exc.message()}",
-                self.document.place(path),
-                shown(name, value),
-                f"{path.rpartition('.')[2]}: give a valid value, or remove it",
+            self.layer.problems.append(
+                codes.FSDP_VALUE(
+                    f"{path} {exc.message()}",
+                    self.document.place(path),
+                    shown(name, value),
+                    f"{path.rpartition('.')[2]}: give a valid value, or remove it",
+                )
             )
             return
         self._paths[name] = path
@@ -305,12 +307,13 @@ class FsdpReader:
                 remedy = f"one of {', '.join(word.upper() for word in SHARDINGS)}" + (
                     ", true or false" if name[0] == "r" else ""
                 )
-                self._problem(
-                    codes.FSDP_VALUE,
-                    f"{path} is not a sharding strategy",
-                    self.document.place(path),
-                    shown(name, value),
-                    remedy,
+                self.layer.problems.append(
+                    codes.FSDP_VALUE(
+                        f"{path} is not a sharding strategy",
+                        self.document.place(path),
+                        shown(name, value),
+                        remedy,
+                    )
                 )
                 return
             hybrid = self.replicas or (self.sharding or "").startswith("hybrid")
@@ -329,12 +332,13 @@ class FsdpReader:
     def _policy(self, name: str, value: Json, path: str) -> None:
         if name == "ignored_modules":
             if value not in ([], ""):
-                self._problem(
-                    codes.FSDP_NOT_BUILT,
-                    "modules ignored by FSDP are not supported: every parameter is sharded",
-                    self.document.place(path),
-                    shown(name, value),
-                    "remove the line",
+                self.layer.problems.append(
+                    codes.FSDP_NOT_BUILT(
+                        "modules ignored by FSDP are not supported: every parameter is sharded",
+                        self.document.place(path),
+                        shown(name, value),
+                        "remove the line",
+                    )
                 )
             return
         policy = value.get("param_dtype") if isinstance(value, dict) else value
@@ -348,12 +352,13 @@ class FsdpReader:
         }
         word = words.get(str(policy).lower().removeprefix("torch."))
         if word is None:
-            self._problem(
-                codes.FSDP_VALUE,
-                f"{path} is not a precision",
-                self.document.place(path),
-                shown(name, value),
-                "use bf16, fp16 or fp32 (or set mixed_precision in the training section)",
+            self.layer.problems.append(
+                codes.FSDP_VALUE(
+                    f"{path} is not a precision",
+                    self.document.place(path),
+                    shown(name, value),
+                    "use bf16, fp16 or fp32 (or set mixed_precision in the training section)",
+                )
             )
             return
         self.layer.entries.append(self.document.entry("training.mixed_precision", word, path))
@@ -371,12 +376,13 @@ class FsdpReader:
             and self.sharding is not None
             and self.sharding not in _OFFLOADABLE
         ):
-            self._problem(
-                codes.FSDP_OFFLOAD,
-                f"offload works with {' or '.join(_OFFLOADABLE)}, not with {self.sharding}",
-                self._words_place,
-                f"{self.sharding} and offload",
-                "set fsdp: full_shard offload",
+            self.layer.problems.append(
+                codes.FSDP_OFFLOAD(
+                    f"offload works with {' or '.join(_OFFLOADABLE)}, not with {self.sharding}",
+                    self._words_place,
+                    f"{self.sharding} and offload",
+                    "set fsdp: full_shard offload",
+                )
             )
         if self.sharding is not None:
             self.options["reshard_after_forward"] = _RESHARDS[self.sharding]
@@ -388,13 +394,14 @@ class FsdpReader:
         # No policy named: size or class decides
         policy = self.options.get("auto_wrap_policy")
         if policy is None and by_size and by_class:
-            self._problem(
-                codes.FSDP_VALUE,
-                "min_num_params and transformer_layer_cls_to_wrap are two ways to wrap the model,"
-                " and exclude each other",
-                self.document.place(self._paths["min_num_params"]),
-                "both",
-                "keep one of the two, or set auto_wrap_policy: TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP",
+            self.layer.problems.append(
+                codes.FSDP_VALUE(
+                    "min_num_params and transformer_layer_cls_to_wrap are two ways to wrap the model,"
+                    " and exclude each other",
+                    self.document.place(self._paths["min_num_params"]),
+                    "both",
+                    "keep one of the two, or set auto_wrap_policy: TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP",
+                )
             )
             return
         if policy is None and (by_size or self._auto_wrap):
@@ -416,9 +423,6 @@ class FsdpReader:
                         "you can remove the line",
                     )
                 )
-
-    def _problem(self, code: Code, message: str, where: str, value: str, remedy: str) -> None:
-        self.layer.problems.append(code(message, where=where, found=value, hint=remedy))
 
 
 def read(

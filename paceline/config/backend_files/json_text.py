@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from paceline.config import codes
 from paceline.config.yaml_text.lookalike_characters import near_line, plain
 from paceline.config.yaml_text.tree import MAX_DEPTH
-from paceline.core.diagnostics import Code, Diagnostic
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 
@@ -93,13 +93,14 @@ def _syntax(exc: json.JSONDecodeError, text: str, name: str, kind: str) -> Confi
     line = lines[number - 1]
     bare = _BARE.search(line)
     if bare and bare[1] not in ("true", "false", "null"):
-        return _problem(
-            codes.CONFIG_JSON_TEMPLATE,
-            f"the {kind} has an unquoted word where a value is expected: a placeholder of a"
-            " template that was not filled in",
-            f"{name}:{number}",
-            bare[1],
-            "write the value itself, or put the word in quotes",
+        return ConfigError(
+            codes.CONFIG_JSON_TEMPLATE(
+                f"the {kind} has an unquoted word where a value is expected: a placeholder of a"
+                " template that was not filled in",
+                f"{name}:{number}",
+                bare[1],
+                "write the value itself, or put the word in quotes",
+            )
         )
     remedy = "use JSON, with keys and words in double quotes"
     if exc.pos >= len(text.rstrip()):
@@ -108,34 +109,33 @@ def _syntax(exc: json.JSONDecodeError, text: str, name: str, kind: str) -> Confi
     if slip := near_line(lines, number):
         line = lines[slip[0] - 1].strip()
         kind = f"{slip[1]} is used where a plain character is expected"
-        return _problem(codes.CONFIG_LOOKALIKE, kind, f"{name}:{slip[0]}", repr(line[:80]), plain(line)[:80])
-    return _problem(
-        codes.CONFIG_JSON_SYNTAX,
-        f"the {kind} is not valid JSON: {exc.msg}",
-        f"{name}:{number}",
-        excerpt,
-        remedy,
+        return ConfigError(
+            codes.CONFIG_LOOKALIKE(kind, f"{name}:{slip[0]}", repr(line[:80]), plain(line)[:80])
+        )
+    return ConfigError(
+        codes.CONFIG_JSON_SYNTAX(
+            f"the {kind} is not valid JSON: {exc.msg}", f"{name}:{number}", excerpt, remedy
+        )
     )
 
 
 def _misfit(text: str, name: str, kind: str, word: str, says: str) -> ConfigError:
     value = word if len(word) <= _MOST_DIGITS else f"{word[:_MOST_DIGITS]}…"
-    return _problem(
-        codes.CONFIG_JSON_SYNTAX,
-        f"the {kind} contains {says}",
-        f"{name}:{line_of(text, word)}",
-        value,
-        "a number",
+    return ConfigError(
+        codes.CONFIG_JSON_SYNTAX(
+            f"the {kind} contains {says}", f"{name}:{line_of(text, word)}", value, "a number"
+        )
     )
 
 
 def _too_deep(line: int, name: str, kind: str) -> ConfigError:
-    return _problem(
-        codes.CONFIG_YAML_DEPTH,
-        f"the {kind} is nested more than {MAX_DEPTH} levels deep",
-        f"{name}:{line}",
-        "",
-        "settings need about five levels",
+    return ConfigError(
+        codes.CONFIG_YAML_DEPTH(
+            f"the {kind} is nested more than {MAX_DEPTH} levels deep",
+            f"{name}:{line}",
+            "",
+            "settings need about five levels",
+        )
     )
 
 
@@ -146,10 +146,6 @@ def _twice(key: str, first: int, second: int, name: str, kind: str) -> Diagnosti
         f"line {first} and line {second}",
         "keep one of the two lines",
     )
-
-
-def _problem(code: Code, what: str, where: str, found: str, hint: str) -> ConfigError:
-    return ConfigError(code(what, where=where, found=found, hint=hint))
 
 
 _TOKENS = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)

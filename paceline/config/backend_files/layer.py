@@ -5,11 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from paceline.config import codes
 from paceline.config.source import FOREIGN, Entry, Source
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.json_types import Json, JsonObject, as_object, inner_object
+from paceline.core.json_types import Json, JsonObject, as_object, put_at
+
+
+def inside(by_path: Mapping[str, Any], block: str) -> dict[str, Any]:
+    """Return the items at paths inside ``block``, by their paths in it."""
+    start = f"{block}."
+    return {path.removeprefix(start): item for path, item in by_path.items() if path.startswith(start)}
 
 
 @dataclass
@@ -41,10 +48,11 @@ class Document:
 
     def place(self, path: str) -> str:
         """Return ``file:line`` of an inner path, or where it was set above the file."""
-        if path in self.above:
-            return self.above[path].place()
-        line = self._line(path)
-        return f"{self.name}:{line}" if line else self.name
+        return self.source(path).place()
+
+    def source(self, path: str) -> Source:
+        """Return the source of an inner path."""
+        return self.above.get(path) or Source(FOREIGN, self.name, self._line(path), path)
 
     def _line(self, path: str) -> int | None:
         """Return the line of a path, else of the block that would contain it."""
@@ -54,7 +62,7 @@ class Document:
 
     def entry(self, to: str, value: Json, path: str) -> Entry:
         """Return a setting of the lowest layer that comes from this document's ``path``."""
-        return Entry(to, value, self.above.get(path, Source(FOREIGN, self.name, self._line(path), path)))
+        return Entry(to, value, self.source(path))
 
     def with_keys(self, keys: Sequence[Entry]) -> Document:
         """Return the document with inner keys set, each entry's ``sub`` in order."""
@@ -62,26 +70,18 @@ class Document:
             return self
         data = copy.deepcopy(self.data)
         for key in keys:
-            inner = data
-            for part in key.sub[:-1]:
-                inner = inner_object(inner, part)
-            inner[key.sub[-1]] = key.value
+            put_at(data, key.sub, key.value)
         return replace(self, data=data, above={".".join(key.sub): key.source for key in keys})
 
     def part(self, block: str) -> Document:
         """Return the document of an inner block."""
-        lines = {
-            path.removeprefix(f"{block}."): line
-            for path, line in self.lines.items()
-            if path.startswith(f"{block}.")
-        }
-        above = {
-            path.removeprefix(f"{block}."): source
-            for path, source in self.above.items()
-            if path.startswith(f"{block}.")
-        }
-        line = self.lines.get(block, self.line)
-        return Document(as_object(self.data[block]), self.name, lines, line, above=above)
+        return Document(
+            as_object(self.data[block]),
+            self.name,
+            inside(self.lines, block),
+            self.lines.get(block, self.line),
+            above=inside(self.above, block),
+        )
 
     def bare(self, path: str) -> Document:
         """Return a document without keys, at the place of ``path``."""

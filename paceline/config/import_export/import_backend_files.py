@@ -16,7 +16,7 @@ from paceline.config.import_export.verdicts import Finding, Imported, KeyVerdict
 from paceline.config.load import Loaded, NotLoaded, load_config
 from paceline.config.source import FOREIGN
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, value_at
 
 _KEYS = {"deepspeed": "deepspeed", "accelerate": "accelerate_config"}
 #: Settings that are blocks → the key of an Accelerate file that holds them
@@ -30,6 +30,7 @@ _RECOMPUTE = "training.gradient_checkpointing"
 def import_job(data: JsonObject, lines: Mapping[str, int], path: str, system: str) -> Imported:
     """Return what a file that distributes a job sets: precision, batch, optimizer, sharding, processes."""
     loaded, notes = _loaded(path, system)
+    values = loaded.config.to_json()
     imported = Imported("DeepSpeed" if system == "deepspeed" else "Accelerate", path)
     for ours, source in loaded.provenance.items():
         is_setting = ours.count(".") == 1 or ours.startswith("training.parallelism.")
@@ -37,9 +38,9 @@ def import_job(data: JsonObject, lines: Mapping[str, int], path: str, system: st
             key = source.text.rpartition(" ")[2] or imported.system
             if system == "deepspeed" and ours == "training.distributed_strategy":
                 key = imported.system  # the file as a whole
-            imported.settings[ours] = Setting(_at(loaded, ours), key, source.line or 0)
+            imported.settings[ours] = Setting(value_at(values, ours), key, source.line or 0)
     for ours in _KEPT[system]:
-        value = _at(loaded, ours)
+        value = value_at(values, ours)
         if value:
             key = imported.system if system == "deepspeed" else _BLOCKS[ours]
             imported.settings[ours] = Setting(value, key, lines.get(key, 1))
@@ -161,10 +162,3 @@ def _taken_out(imported: Imported) -> None:
     if block is not None and isinstance(block.value, dict):
         for key in lost & set(block.value):
             del block.value[key]
-
-
-def _at(loaded: Loaded, path: str) -> Json:
-    value: Json = loaded.config.to_json()
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value

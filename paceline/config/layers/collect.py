@@ -24,7 +24,7 @@ from paceline.config.schema import SECTIONS, field_of, is_text, nested_model, ta
 from paceline.config.source import Entry, Source, shown
 from paceline.config.written_values import leaves, misplaced
 from paceline.config.yaml_text.tree import Node
-from paceline.core.diagnostics import Code, Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import Json
 
 _FLAT_ORDER = ("training", "data", "model", "launch", "generation")
@@ -59,12 +59,13 @@ class Collector:
         """Collect all settings of a YAML file."""
         if not isinstance(node.value, dict):
             kind = "a list" if isinstance(node.value, list) else "a single value"
-            self._problem(
-                codes.CONFIG_NOT_A_MAPPING,
-                "the file must be a mapping of keys to values",
-                f"{file}:{node.line}",
-                kind,
-                "training:\n             learning_rate: 5e-5",
+            self.problems.append(
+                codes.CONFIG_NOT_A_MAPPING(
+                    "the file must be a mapping of keys to values",
+                    f"{file}:{node.line}",
+                    kind,
+                    "training:\n             learning_rate: 5e-5",
+                )
             )
             return
         self.look_at(node, Source(layer, file))
@@ -73,11 +74,14 @@ class Collector:
                 continue
             source = Source(layer, file, node.key_lines[key], key)
             if key.startswith(_EXTENSION):
-                self._note(
-                    codes.CONFIG_EXTENSION,
-                    f"{key}: is a block for anchors (&name); the block itself is not read",
-                    source,
-                    "put *name where its value is needed, or <<: *name to merge its keys",
+                self.notes.append(
+                    codes.CONFIG_EXTENSION(
+                        f"{key}: is a block for anchors (&name); the block itself is not read",
+                        source.place(),
+                        "",
+                        "put *name where its value is needed, or <<: *name to merge its keys",
+                        Severity.NOTE,
+                    )
                 )
             else:
                 self.setting((key,), child, source)
@@ -113,12 +117,13 @@ class Collector:
         elif parts[0] in _SHORTHAND and isinstance(node.value, (str, list)):
             self._emit(_SHORTHAND[parts[0]], node.data(), node, source)
         else:
-            self._problem(
-                codes.CONFIG_SECTION,
-                f"{parts[0]}: is a section and must contain keys",
-                source.place(),
-                shown(parts[0], node.data()),
-                f"{parts[0]}: with indented keys below it",
+            self.problems.append(
+                codes.CONFIG_SECTION(
+                    f"{parts[0]}: is a section and must contain keys",
+                    source.place(),
+                    shown(parts[0], node.data()),
+                    f"{parts[0]}: with indented keys below it",
+                )
             )
 
     def _children(self, parts: tuple[str, ...], node: Node, source: Source) -> None:
@@ -151,12 +156,13 @@ class Collector:
         elif inner and (takes_mapping(info) or takes_items(info) or path in NAMED_FILES):
             self._emit(path, node.data(), node, source, sub=inner)
         elif inner:
-            self._problem(
-                codes.CONFIG_UNKNOWN_KEY,
-                f"{path} has no keys inside it",
-                source.place(),
-                ".".join((path, *inner)),
-                f"{path}: the complete value",
+            self.problems.append(
+                codes.CONFIG_UNKNOWN_KEY(
+                    f"{path} has no keys inside it",
+                    source.place(),
+                    ".".join((path, *inner)),
+                    f"{path}: the complete value",
+                )
             )
         else:
             self._emit(path, node.data(), node, source)
@@ -193,12 +199,13 @@ class Collector:
         if isinstance(value, dict) and "config_path" in value:
             if len(value) > 1:
                 others = ", ".join(key for key in value if key != "config_path")
-                self._problem(
-                    codes.CONFIG_DEEPSPEED_BOTH,
-                    "deepspeed has both a file and settings",
-                    source.place(),
-                    f"config_path and {others}",
-                    "give config_path alone, or the settings alone",
+                self.problems.append(
+                    codes.CONFIG_DEEPSPEED_BOTH(
+                        "deepspeed has both a file and settings",
+                        source.place(),
+                        f"config_path and {others}",
+                        "give config_path alone, or the settings alone",
+                    )
                 )
                 return
             line = node.key_lines["config_path"] if source.file else source.line
@@ -244,20 +251,22 @@ class Collector:
                 if isinstance(exc, NoTranslation)
                 else (f"{name} {exc.message()}", f"see {alias.to}")
             )
-            self._problem(
-                codes.CONFIG_VALUE, message, source.place(), f"{name}: {shown(name, value)}", remedy
+            self.problems.append(
+                codes.CONFIG_VALUE(message, source.place(), f"{name}: {shown(name, value)}", remedy)
             )
             return
         if translated is SKIP:
             return
         self._emit(alias.to, translated, node, source, of_algorithm=alias.of_algorithm)
         if alias.note:
-            self._note(
-                codes.CONFIG_TRANSLATED,
-                f"{name} is read as {alias.to}: {shown(alias.to, translated)}",
-                source,
-                alias.note,
-                found=f"{name}: {shown(name, value)}",
+            self.notes.append(
+                codes.CONFIG_TRANSLATED(
+                    f"{name} is read as {alias.to}: {shown(alias.to, translated)}",
+                    source.place(),
+                    f"{name}: {shown(name, value)}",
+                    alias.note,
+                    Severity.NOTE,
+                )
             )
 
     def _recognised(self, name: str, key: Recognised, node: Node, source: Source) -> None:
@@ -265,34 +274,41 @@ class Collector:
         written = f"{name}: {shown(name, value)}"
         if name == "fp16_opt_level" and str(value).strip().lower() == "o0":
             self.entries.append(Entry(APEX_LEVEL, "o0", source))
-            self._note(
-                codes.CONFIG_TRANSLATED,
-                f"{name}: O0 is read as float32, as in Apex: fp16 is off",
-                source,
-                "mixed_precision: no",
-                found=written,
+            self.notes.append(
+                codes.CONFIG_TRANSLATED(
+                    f"{name}: O0 is read as float32, as in Apex: fp16 is off",
+                    source.place(),
+                    written,
+                    "mixed_precision: no",
+                    Severity.NOTE,
+                )
             )
         elif key.accepts(value):
-            self._note(
-                codes.CONFIG_NO_EFFECT,
-                f"{name} is ignored: {key.says}",
-                source,
-                "you can remove the line",
-                found=written,
+            self.notes.append(
+                codes.CONFIG_NO_EFFECT(
+                    f"{name} is ignored: {key.says}",
+                    source.place(),
+                    written,
+                    "you can remove the line",
+                    Severity.NOTE,
+                )
             )
         elif key.refuses(value):
             fine = (
                 f"{name}: {shown(name, key.fine[0])}, or remove the line" if key.fine else "remove the line"
             )
-            self._problem(codes.CONFIG_NOT_SUPPORTED, f"{name}: {key.says}", source.place(), written, fine)
+            self.problems.append(
+                codes.CONFIG_NOT_SUPPORTED(f"{name}: {key.says}", source.place(), written, fine)
+            )
         else:
-            self._note(
-                codes.CONFIG_NOT_GRANTED,
-                f"{name} is not supported: {key.says}",
-                source,
-                "remove the line",
-                found=written,
-                severity=Severity.WARNING,
+            self.notes.append(
+                codes.CONFIG_NOT_GRANTED(
+                    f"{name} is not supported: {key.says}",
+                    source.place(),
+                    written,
+                    "remove the line",
+                    Severity.WARNING,
+                )
             )
 
     def _unknown(
@@ -312,12 +328,13 @@ class Collector:
         if remedy is None and where:
             remedy = f"a key of {where}: {', '.join(valid_names[:6])}, … (docs/config.md lists all)"
         shown_name = f"{where}.{name}" if where else name
-        self._problem(
-            codes.CONFIG_UNKNOWN_KEY,
-            f"unknown key '{name}'" + (f" under {where}:" if where else ""),
-            where_written,
-            shown_name,
-            remedy or "docs/config.md lists every key",
+        self.problems.append(
+            codes.CONFIG_UNKNOWN_KEY(
+                f"unknown key '{name}'" + (f" under {where}:" if where else ""),
+                where_written,
+                shown_name,
+                remedy or "docs/config.md lists every key",
+            )
         )
 
     def _count_further(self, where_written: str) -> None:
@@ -360,17 +377,3 @@ class Collector:
             return
         before.append(value)
         self.entries.append(Entry(path, value, source, sub, lines, of_algorithm))
-
-    def _problem(self, code: Code, what: str, where: str, found: str = "", hint: str = "") -> None:
-        self.problems.append(code(what, where=where, found=found, hint=hint))
-
-    def _note(
-        self,
-        code: Code,
-        what: str,
-        source: Source,
-        hint: str,
-        found: str = "",
-        severity: Severity = Severity.NOTE,
-    ) -> None:
-        self.notes.append(code(what, where=source.place(), found=found, hint=hint, severity=severity))

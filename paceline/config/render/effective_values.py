@@ -9,7 +9,7 @@ from paceline.config.load import Loaded
 from paceline.config.schema import SECTIONS
 from paceline.config.sections.types import Section
 from paceline.config.source import DEFAULTS, LAYERS, Source, shown
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, leaves
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
@@ -117,16 +117,6 @@ def as_json(listed: list[Difference]) -> list[JsonObject]:
         {"key": d.path, "values": [shown(d.path, value) for value in d.values], "places": list(d.places)}
         for d in listed
     ]
-
-
-def leaves(value: Json, path: str = "") -> dict[str, Json]:
-    """Return every value by dotted path; lists and empty mappings are values."""
-    if not isinstance(value, dict) or not value:
-        return {path: value}
-    values: dict[str, Json] = {}
-    for key, inner in value.items():
-        values |= leaves(inner, f"{path}.{key}" if path else str(key))
-    return values
 
 
 def _place(loaded: Loaded, path: str) -> str:

@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 
 from paceline.config import codes
-from paceline.core.diagnostics import Code
 from paceline.core.errors import ConfigError
 from paceline.core.files import open_file
 from paceline.core.json_types import Json, JsonObject, as_object
@@ -26,47 +25,47 @@ def read_text(path: str, kind: str = "the config file") -> str:
     file = Path(path)
     try:
         if file.is_dir():
-            raise _fail(
-                codes.CONFIG_IS_DIRECTORY,
-                f"{kind} is a directory",
-                path,
-                hint="give the YAML file inside it, e.g. " + str(file / "config.yaml"),
+            raise ConfigError(
+                codes.CONFIG_IS_DIRECTORY(
+                    f"{kind} is a directory",
+                    path,
+                    hint="give the YAML file inside it, e.g. " + str(file / "config.yaml"),
+                )
             )
         if not file.exists():
-            raise _fail(codes.CONFIG_MISSING_FILE, f"{kind} does not exist", path, hint=_nearby(file))
+            raise ConfigError(codes.CONFIG_MISSING_FILE(f"{kind} does not exist", path, hint=_nearby(file)))
         # Process substitution of a shell, paceline plan <(…), is a pipe that does end
         with file.open("rb") if str(file).startswith(_OPEN_ALREADY) else open_file(file) as stream:
             raw = stream.read(MAX_BYTES + 1)
     except OSError as exc:
-        raise _fail(
-            codes.CONFIG_UNREADABLE,
-            f"{kind} cannot be read",
-            path,
-            found=exc.strerror or str(exc),
-            hint="give a file that this user can read",
+        raise ConfigError(
+            codes.CONFIG_UNREADABLE(
+                f"{kind} cannot be read",
+                path,
+                found=exc.strerror or str(exc),
+                hint="give a file that this user can read",
+            )
         ) from exc
     if len(raw) > MAX_BYTES:
-        raise _fail(
-            codes.CONFIG_TOO_LARGE,
-            f"{kind} is larger than 1 MiB",
-            path,
-            hint="put only settings in it; name data files under data:",
+        raise ConfigError(
+            codes.CONFIG_TOO_LARGE(
+                f"{kind} is larger than 1 MiB",
+                path,
+                hint="put only settings in it; name data files under data:",
+            )
         )
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         line = raw[: exc.start].count(b"\n") + 1
-        raise _fail(
-            codes.CONFIG_NOT_UTF8,
-            f"{kind} is not UTF-8 text",
-            f"{path}:{line}",
-            found=f"byte 0x{raw[exc.start]:02x}",
-            hint="save the file as UTF-8",
+        raise ConfigError(
+            codes.CONFIG_NOT_UTF8(
+                f"{kind} is not UTF-8 text",
+                f"{path}:{line}",
+                found=f"byte 0x{raw[exc.start]:02x}",
+                hint="save the file as UTF-8",
+            )
         ) from exc
-
-
-def _fail(code: Code, what: str, where: str, found: str = "", hint: str = "") -> ConfigError:
-    return ConfigError(code(what, where=where, found=found, hint=hint))
 
 
 def _nearby(file: Path) -> str:

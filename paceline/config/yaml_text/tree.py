@@ -95,10 +95,6 @@ def parse_yaml(text: str, name: str) -> Node | None:
     return _Builder(name, text).build()
 
 
-def _fail(code: Code, what: str, where: str, found: str = "", hint: str = "") -> ConfigError:
-    return ConfigError(code(what, where=where, found=found, hint=hint))
-
-
 class _Builder:
     def __init__(self, name: str, text: str) -> None:
         self._name = name
@@ -140,7 +136,7 @@ class _Builder:
         return int(event.start_mark.line) + 1
 
     def _error(self, code: Code, what: str, line: int, found: str = "", hint: str = "") -> ConfigError:
-        return _fail(code, what, f"{self._name}:{line}", found, hint)
+        return ConfigError(code(what, f"{self._name}:{line}", found, hint))
 
     def _syntax(self, exc: YAMLError) -> ConfigError:
         # Find the line at fault

@@ -6,17 +6,18 @@ launcher's default ranks below the YAML. Every conflict is reported with both pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from paceline.config import codes
-from paceline.config.backend_files.layer import Document, Foreign
+from paceline.config.backend_files.layer import Document, Foreign, inside
 from paceline.config.keys.valid_keys import same
 from paceline.config.source import ENVIRONMENT, Entry, Source, shown
 from paceline.config.yaml_text.read_file import names, read_table, texts
 from paceline.config.yaml_text.scalars import resolve_plain
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.json_types import Json, JsonObject, as_object, inner_object
+from paceline.core.json_types import Json, JsonObject, as_object, inner_object, leaves, put_at, value_at
 
 _STRATEGY, _DEEPSPEED = "training.distributed_strategy", "training.deepspeed"
 _OFF = ("", "none", "no", "false", "0")
@@ -34,27 +35,15 @@ class Variables(Document):
     names: Mapping[str, str] = field(default_factory=dict)
     requested: frozenset[str] = frozenset()
 
-    def place(self, path: str) -> str:
-        """Return ``environment VARIABLE``."""
-        return f"{ENVIRONMENT} {self._variable(path)}".strip()
-
-    def entry(self, to: str, value: Json, path: str) -> Entry:
-        """Return the setting that a variable makes."""
-        return Entry(to, value, Source(ENVIRONMENT, text=self._variable(path)))
+    def source(self, path: str) -> Source:
+        """Return the variable that sets ``path``."""
+        return Source(ENVIRONMENT, text=self._variable(path))
 
     def part(self, block: str) -> Variables:
         """Return the variables of an inner block."""
-        names = {
-            path.removeprefix(f"{block}."): name
-            for path, name in self.names.items()
-            if path.startswith(f"{block}.")
-        }
-        requested = frozenset(
-            path.removeprefix(f"{block}.") for path in self.requested if path.startswith(f"{block}.")
-        )
-        return Variables(
-            as_object(self.data[block]), self.name, {}, None, names | {"": self._variable(block)}, requested
-        )
+        names = inside(self.names, block) | {"": self._variable(block)}
+        requested = frozenset(inside(dict.fromkeys(self.requested, ""), block))
+        return Variables(as_object(self.data[block]), self.name, {}, None, names, requested)
 
     def bare(self, path: str) -> Variables:
         """Return an empty document at the variable of ``path``."""
@@ -111,7 +100,11 @@ def launched_layer(
     # Report what is used, and every conflict with the YAML
     _same_engine(launched, yaml)
     launched.notes += _taken(launched)
-    launched.notes += [_wins(entry, winners[entry.path]) for entry in launched.above if _differs(entry, yaml)]
+    launched.notes += [
+        _wins(entry, winners[entry.path].source.place(), winners[entry.path].value)
+        for entry in launched.above
+        if _differs(entry, yaml)
+    ]
     # the launcher's defaults are reported too: without the YAML they would apply
     launched.notes += [
         _gives_way(entry, winners[entry.path]) for entry in launched.below if _differs(entry, yaml)
@@ -156,7 +149,7 @@ def _document(environ: Mapping[str, str]) -> Variables:
             continue
         if path == "gradient_clipping":
             continue
-        _put(data, path, resolve_plain(text.strip()))
+        put_at(data, path.split("."), resolve_plain(text.strip()))
         names[path] = variable
         if _is_asked(variable, environ=environ):
             requested.add(path)
@@ -278,10 +271,10 @@ def _differs(entry: Entry, yaml: Mapping[str, Json]) -> bool:
     return entry.path in yaml and written not in (None, "auto") and not same(written, entry.value)
 
 
-def _wins(entry: Entry, other: Entry) -> Diagnostic:
+def _wins(entry: Entry, other_place: str, other: Json) -> Diagnostic:
     return codes.LAUNCH_OPTION_WINS(
         f"{entry.path} is {shown(entry.path, entry.value)}, as set for the launcher;"
-        f" {other.source.place()} sets {shown(entry.path, other.value)}",
+        f" {other_place} sets {shown(entry.path, other)}",
         entry.source.place(),
         entry.source.text,
         "keep one of the two",
@@ -302,13 +295,6 @@ def _gives_way(entry: Entry, other: Entry) -> Diagnostic:
 
 def _is_on(text: str) -> bool:
     return text.strip().lower() in ("true", "1", "yes", "y", "on", "t")
-
-
-def _put(data: JsonObject, path: str, value: Json) -> None:
-    *outer, last = path.split(".")
-    for part in outer:
-        data = inner_object(data, part)
-    data[last] = value
 
 
 _TABLE = read_table("launcher_variables", "backend_files")
@@ -346,23 +332,15 @@ def by_accelerate(environ: dict[str, str]) -> bool:
 
 
 @dataclass(frozen=True)
-class Blend(Document):
+class MergedDocument(Document):
     """A document merged from both; ``variables`` has the places of the launcher's settings."""
 
     variables: Variables | None = None
 
-    def place(self, path: str) -> str:
-        """Return ``file:line``, or the launcher's variable."""
-        launcher = self._launcher_of(path)
-        return launcher.place(path) if launcher else super().place(path)
-
-    def entry(self, to: str, value: Json, path: str) -> Entry:
-        """Return a setting with the source that it comes from."""
-        launcher = self._launcher_of(path)
-        return launcher.entry(to, value, path) if launcher else super().entry(to, value, path)
-
-    def _launcher_of(self, path: str) -> Variables | None:
-        return self.variables if self.variables is not None and path in self.variables.requested else None
+    def source(self, path: str) -> Source:
+        """Return the source of a setting: the file, or the launcher's variable."""
+        launched = self.variables is not None and path in self.variables.requested
+        return self.variables.source(path) if self.variables and launched else super().source(path)
 
 
 def blended(
@@ -373,55 +351,18 @@ def blended(
     Each difference adds a warning to ``layer``. ``same_key`` normalises the spelling of a key. The launcher's
     defaults do not override ``document``.
     """
-    data, written = (
-        _copy(document.data),
-        {_canonical(path, same_key): path for path, _ in _leaves(document.data)},
-    )
-    for path, value in _leaves(launcher.data):
-        if path not in launcher.requested:
-            continue
-        before = written.get(_canonical(path, same_key))
-        if before is not None:
-            replaced = _pop(data, before)
+
+    def canonical(path: str) -> str:
+        return ".".join(map(same_key, path.split(".")))
+
+    data, written = copy.deepcopy(document.data), {canonical(path): path for path in leaves(document.data)}
+    options = leaves(launcher.data)
+    for path, value in ((path, options[path]) for path in options if path in launcher.requested):
+        if (before := written.get(canonical(path))) is not None:
+            outer, _, key = before.rpartition(".")
+            replaced = as_object(value_at(data, outer) if outer else data).pop(key)
             if replaced != "auto" and not same(replaced, value):
-                layer.notes.append(_option_wins(launcher, path, value, document.place(before), replaced))
-        _put_leaf(data, path, value)
-    return Blend(data, document.name, document.lines, document.line, launcher)
-
-
-def _option_wins(launcher: Variables, path: str, value: Json, other_place: str, other: Json) -> Diagnostic:
-    what = f"{path} is {shown(path, value)}, as set for the launcher; {other_place} sets {shown(path, other)}"
-    where = launcher.place(path)
-    return codes.LAUNCH_OPTION_WINS(
-        what, where, where.rpartition(" ")[2], "keep one of the two", Severity.WARNING
-    )
-
-
-def _canonical(path: str, same_key: Callable[[str], str]) -> str:
-    return ".".join(same_key(part) for part in path.split("."))
-
-
-def _leaves(data: JsonObject, before: str = "") -> Iterator[tuple[str, Json]]:
-    for key, value in data.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
-
-
-def _copy(data: JsonObject) -> JsonObject:
-    return {key: _copy(value) if isinstance(value, dict) else value for key, value in data.items()}
-
-
-def _pop(data: JsonObject, path: str) -> Json:
-    *outer, last = path.split(".")
-    for part in outer:
-        data = inner_object(data, part)
-    return data.pop(last)
-
-
-def _put_leaf(data: JsonObject, path: str, value: Json) -> None:
-    *outer, last = path.split(".")
-    for part in outer:
-        data = inner_object(data, part)
-    data[last] = value
+                entry = launcher.entry(path, value, path)
+                layer.notes.append(_wins(entry, document.place(before), replaced))
+        put_at(data, path.split("."), value)
+    return MergedDocument(data, document.name, document.lines, document.line, launcher)
