@@ -8,14 +8,14 @@ two-dimensional device mesh.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from pydantic_core import PydanticCustomError
 
 from paceline.config import codes
-from paceline.config.backend_files.layer import Document, Foreign
-from paceline.config.keys.nearest import nearest
-from paceline.config.sections.types import to_bool, to_int, to_mapping, to_texts
+from paceline.config.backend_files.layer import Document, Foreign, SettingsReader
+from paceline.config.keys.nearest import did_you_mean
+from paceline.config.sections.types import misfit, to_bool, to_int, to_mapping, to_texts
 from paceline.config.source import shown
 from paceline.core.diagnostics import Severity
 from paceline.core.json_types import Json, JsonObject, as_object
@@ -49,40 +49,33 @@ _RENAMED = {
     "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap",
     "offload": "cpu_offload",
 }
-_SAYS: dict[str, tuple[Callable[[Json], bool], str]] = {
-    "activation_cpu_offload": (
-        lambda v: v is True,
-        "recomputed activations stay on the device; offloading them is not supported",
-    ),
-    "activation_checkpointing_offload": (
-        lambda v: v is True,
-        "recomputed activations stay on the device; offloading them is not supported",
-    ),
-    "xla_fsdp_settings": (
-        lambda v: bool(v),
-        "it would set torch_xla's wrapper (compute and buffer dtypes, flattening)",
-    ),
-    "xla_fsdp_v2": (lambda v: v is True, "it would shard with torch_xla's SPMD"),
-    "xla_fsdp_grad_ckpt": (
-        lambda v: v is True,
-        "it would recompute activations in the backward, inside each XLA FSDP unit",
-    ),
-    "xla": (
-        lambda v: v is True,
-        "it would shard with torch_xla's FSDP on TPUs; XLA devices are not supported",
-    ),
+_NOT_OFFLOADED = "recomputed activations stay on the device; offloading them is not supported"
+#: Notes on settings that are on
+_SAYS = {
+    "activation_cpu_offload": _NOT_OFFLOADED,
+    "activation_checkpointing_offload": _NOT_OFFLOADED,
+    "xla_fsdp_settings": "it would set torch_xla's wrapper (compute and buffer dtypes, flattening)",
+    "xla_fsdp_v2": "it would shard with torch_xla's SPMD",
+    "xla_fsdp_grad_ckpt": "it would recompute activations in the backward, inside each XLA FSDP unit",
+    "xla": "it would shard with torch_xla's FSDP on TPUs; XLA devices are not supported",
+}
+_PRECISIONS = {
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "fp16",
+    "float16": "fp16",
+    "fp32": "no",
+    "float32": "no",
 }
 
 
-def _one_of(choices: tuple[str, ...], also: dict[str, str]) -> Callable[[Json], str]:
+def _one_of(choices: Collection[str], also: Mapping[str, str]) -> Callable[[Json], str]:
     def convert(value: Json) -> str:
         word = "none" if value in (None, False) else str(value).strip().lower()
         word = also.get(word, word)
         if word in choices:
             return word
-        raise PydanticCustomError(
-            "paceline", "{expected}", {"expected": f"must be one of {', '.join(choices)}"}
-        )
+        raise misfit(f"must be one of {', '.join(choices)}")
 
     return convert
 
@@ -110,24 +103,21 @@ def _words(value: Json) -> list[str]:
 def _wrap(value: Json) -> str:
     word = _WRAP.get("none" if value in (None, False) else _word(value))
     if word is None:
-        expected = "must be one of TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP, NO_WRAP"
-        raise PydanticCustomError("paceline", "{expected}", {"expected": expected})
+        raise misfit("must be one of TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP, NO_WRAP")
     return word
 
 
 def _version(value: Json) -> int:
     number = to_int(value)
     if number not in (1, 2):
-        raise PydanticCustomError("paceline", "{expected}", {"expected": "must be 1 or 2"})
+        raise misfit("must be 1 or 2")
     return number
 
 
 def _count(value: Json) -> int:
     number = to_int(value)
     if number < 0:
-        raise PydanticCustomError(
-            "paceline", "{expected}", {"expected": "must be a number of parameters, 0 or more"}
-        )
+        raise misfit("must be a number of parameters, 0 or more")
     return number
 
 
@@ -183,13 +173,12 @@ def plain_name(key: str) -> str:
     return _RENAMED.get(name, name)
 
 
-class FsdpReader:
+class FsdpReader(SettingsReader):
     """Reads one set of FSDP settings; ``sharding`` and ``options`` are the normal form."""
 
     def __init__(self, document: Document, layer: Foreign, replicas: bool = False) -> None:
+        super().__init__(document, layer)
         self.replicas = replicas
-        self.document = document
-        self.layer = layer
         self.sharding: str | None = None
         self.options: JsonObject = {}
         self._words_place = document.place("")
@@ -199,18 +188,14 @@ class FsdpReader:
     def words(self, value: Json, origin: str) -> None:
         """Read ``fsdp: full_shard auto_wrap offload`` as a text, a list, or true."""
         self._words_place = origin
-        if value is True:
-            self.sharding = "full_shard"
-            return
         # Options, and at most one sharding
-        for word in _words(value):
-            name = word.lower()
+        for word in ["full_shard"] if value is True else _words(value):
+            name = "full_shard" if word.lower() == "true" else word.lower()
             if name == "auto_wrap":
                 self._auto_wrap = True
             elif name == "offload":
                 self.options["cpu_offload"] = True
-            elif name in ("true", "full_shard") or sharding_of(name) is not None:
-                sharding = "full_shard" if name == "true" else sharding_of(name)
+            elif (sharding := sharding_of(name)) is not None:
                 if self.sharding not in (None, sharding):
                     self.layer.problems.append(
                         codes.FSDP_VALUE(
@@ -234,8 +219,7 @@ class FsdpReader:
     def settings(self, block: JsonObject, prefix: str = "") -> None:
         """Read the keys of an ``fsdp_config``; ``prefix`` is their path inside the document."""
         for key, value in block.items():
-            path = f"{prefix}{key}"
-            name = plain_name(key)
+            path, name = f"{prefix}{key}", plain_name(key)
             if key.startswith(("_", "//", "#")) or key == "comment":
                 continue
             written = key.lower().removeprefix("fsdp_")
@@ -250,121 +234,96 @@ class FsdpReader:
                     )
                 )
             if name not in KNOWN:
-                near = nearest(name, sorted(KNOWN))
-                remedy = f"did you mean '{near[0]}'?" if near else "remove it"
-                self.layer.problems.append(
-                    codes.FSDP_UNKNOWN_KEY(
-                        f"FSDP has no setting '{key}'", self.document.place(path), key, remedy
-                    )
-                )
-            elif value is None:
-                continue
-            elif name in _SHARDING_KEYS:
-                self._sharding(name, value, path)
-            elif name in _POLICY_KEYS:
-                self._policy(name, value, path)
-            else:
-                self._plain(name, value, path)
+                remedy = did_you_mean(name, sorted(KNOWN))
+                self.problem(codes.FSDP_UNKNOWN_KEY, f"FSDP has no setting '{key}'", path, key, remedy)
+            elif value is not None:
+                special = {
+                    "sharding_strategy": self._sharding,
+                    "reshard_after_forward": self._sharding,
+                    "mixed_precision_policy": self._precision,
+                    "ignored_modules": self._ignored_modules,
+                }
+                special.get(name, self._plain)(name, value, path)
 
     def _plain(self, name: str, value: Json, path: str) -> None:
         try:
-            read = _CONVERT[name](value)
+            setting = _CONVERT[name](value)
         except PydanticCustomError as exc:
-            self.layer.problems.append(
-                codes.FSDP_VALUE(
-                    f"{path} {exc.message()}",
-                    self.document.place(path),
-                    shown(name, value),
-                    f"{path.rpartition('.')[2]}: give a valid value, or remove it",
-                )
+            self.problem(
+                codes.FSDP_VALUE,
+                f"{path} {exc.message()}",
+                path,
+                shown(name, value),
+                f"{path.rpartition('.')[2]}: give a valid value, or remove it",
             )
             return
         self._paths[name] = path
-        if name in self.options and self.options[name] != read:
-            self.layer.notes.append(
-                self.document.note(
-                    path,
-                    f"{path} {shown(name, read)} applies, not the value in training.fsdp"
-                    f" ({shown(name, self.options[name])})",
-                )
+        if self.options.get(name, setting) != setting:
+            self.note(
+                path,
+                f"{path} {shown(name, setting)} applies, not the value in training.fsdp"
+                f" ({shown(name, self.options[name])})",
             )
         if name == "activation_checkpointing":
-            self.layer.entries.append(self.document.entry("training.gradient_checkpointing", read, path))
-        if name in _SAYS and _SAYS[name][0](read):
-            self.layer.notes.append(self.document.note(path, _SAYS[name][1]))
+            self.take("training.gradient_checkpointing", setting, path)
+        if setting not in (False, {}) and name in _SAYS:
+            self.note(path, _SAYS[name])
         if name not in _DROPPED:
-            self.options[name] = read
+            self.options[name] = setting
 
     def _sharding(self, name: str, value: Json, path: str) -> None:
         word = sharding_of(value)
         # reshard_after_forward as a boolean: ZeRO-3 or ZeRO-2 style, hybrid if the mesh has replicas
         if word is None:
             try:
-                flag = to_bool(value)
+                flag = to_bool(value) if name == "reshard_after_forward" else None
             except PydanticCustomError:
                 flag = None
-            if flag is None or name == "sharding_strategy":
-                remedy = f"one of {', '.join(word.upper() for word in SHARDINGS)}" + (
-                    ", true or false" if name[0] == "r" else ""
-                )
-                self.layer.problems.append(
-                    codes.FSDP_VALUE(
-                        f"{path} is not a sharding strategy",
-                        self.document.place(path),
-                        shown(name, value),
-                        remedy,
-                    )
+            if flag is None:
+                words = ", ".join(word.upper() for word in SHARDINGS)
+                self.problem(
+                    codes.FSDP_VALUE,
+                    f"{path} is not a sharding strategy",
+                    path,
+                    shown(name, value),
+                    f"one of {words}{', true or false' if name == 'reshard_after_forward' else ''}",
                 )
                 return
             hybrid = self.replicas or (self.sharding or "").startswith("hybrid")
             grouped = ("hybrid_shard", "hybrid_shard_zero2") if hybrid else ("full_shard", "shard_grad_op")
             word = self.sharding if self.sharding == "no_shard" and not flag else grouped[not flag]
         if self.sharding not in (None, word):
-            self.layer.notes.append(
-                self.document.note(
-                    path,
-                    f"the sharding strategy is {word}, from {path}; {self._words_place} sets {self.sharding}",
-                    "keep one of the two",
-                )
+            self.note(
+                path,
+                f"the sharding strategy is {word}, from {path}; {self._words_place} sets {self.sharding}",
+                "keep one of the two",
             )
         self.sharding = word
 
-    def _policy(self, name: str, value: Json, path: str) -> None:
-        if name == "ignored_modules":
-            if value not in ([], ""):
-                self.layer.problems.append(
-                    codes.FSDP_NOT_BUILT(
-                        "modules ignored by FSDP are not supported: every parameter is sharded",
-                        self.document.place(path),
-                        shown(name, value),
-                        "remove the line",
-                    )
-                )
-            return
+    def _ignored_modules(self, name: str, value: Json, path: str) -> None:
+        if value not in ([], ""):
+            self.problem(
+                codes.FSDP_NOT_BUILT,
+                "modules ignored by FSDP are not supported: every parameter is sharded",
+                path,
+                shown(name, value),
+                "remove the line",
+            )
+
+    def _precision(self, name: str, value: Json, path: str) -> None:
         policy = value.get("param_dtype") if isinstance(value, dict) else value
-        words = {
-            "bf16": "bf16",
-            "bfloat16": "bf16",
-            "fp16": "fp16",
-            "float16": "fp16",
-            "fp32": "no",
-            "float32": "no",
-        }
-        word = words.get(str(policy).lower().removeprefix("torch."))
+        word = _PRECISIONS.get(str(policy).lower().removeprefix("torch."))
         if word is None:
-            self.layer.problems.append(
-                codes.FSDP_VALUE(
-                    f"{path} is not a precision",
-                    self.document.place(path),
-                    shown(name, value),
-                    "use bf16, fp16 or fp32 (or set mixed_precision in the training section)",
-                )
+            self.problem(
+                codes.FSDP_VALUE,
+                f"{path} is not a precision",
+                path,
+                shown(name, value),
+                "use bf16, fp16 or fp32 (or set mixed_precision in the training section)",
             )
             return
-        self.layer.entries.append(self.document.entry("training.mixed_precision", word, path))
-        self.layer.notes.append(
-            self.document.note(path, f"read as mixed_precision: {word}; gradients are reduced in float32")
-        )
+        self.take("training.mixed_precision", word, path)
+        self.note(path, f"read as mixed_precision: {word}; gradients are reduced in float32")
 
     def finish(self, default_version: int | None) -> None:
         """Resolve settings that depend on several keys."""
@@ -394,14 +353,13 @@ class FsdpReader:
         # No policy named: size or class decides
         policy = self.options.get("auto_wrap_policy")
         if policy is None and by_size and by_class:
-            self.layer.problems.append(
-                codes.FSDP_VALUE(
-                    "min_num_params and transformer_layer_cls_to_wrap are two ways to wrap the model,"
-                    " and exclude each other",
-                    self.document.place(self._paths["min_num_params"]),
-                    "both",
-                    "keep one of the two, or set auto_wrap_policy: TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP",
-                )
+            self.problem(
+                codes.FSDP_VALUE,
+                "min_num_params and transformer_layer_cls_to_wrap are two ways to wrap the model,"
+                " and exclude each other",
+                self._paths["min_num_params"],
+                "both",
+                "keep one of the two, or set auto_wrap_policy: TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP",
             )
             return
         if policy is None and (by_size or self._auto_wrap):

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.config import codes
 from paceline.config.source import FOREIGN, Entry, Source
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.core.json_types import Json, JsonObject, as_object, put_at
 
 
@@ -98,3 +98,23 @@ class Document:
         return codes.CONFIG_FOREIGN_NOT_TAKEN(
             what, where=self.place(path), found=path, hint=hint, severity=severity
         )
+
+
+class SettingsReader:
+    """Reads a document into the lowest layer; reports what it translates, ignores or refuses."""
+
+    def __init__(self, document: Document, layer: Foreign) -> None:
+        self.document = document
+        self.layer = layer
+
+    def take(self, to: str, value: Json, path: str) -> None:
+        """Set the canonical path ``to``."""
+        self.layer.entries.append(self.document.entry(to, value, path))
+
+    def note(self, path: str, message: str, remedy: str = "", severity: Severity = Severity.NOTE) -> None:
+        """Report a setting that is translated or ignored."""
+        self.layer.notes.append(self.document.note(path, message, remedy, severity))
+
+    def problem(self, code: Code, message: str, path: str, value: str, remedy: str) -> None:
+        """Report a setting that is refused."""
+        self.layer.problems.append(code(message, self.document.place(path), value, remedy))

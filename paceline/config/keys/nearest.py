@@ -88,6 +88,12 @@ def nearest(written: str, names: Sequence[str], most_edits: int = _MOST_EDITS) -
     return best if len(best) <= 2 else []
 
 
+def did_you_mean(written: str, names: Sequence[str], otherwise: str = "remove it") -> str:
+    """Return what to write instead of an unknown name: the nearest one, or ``otherwise``."""
+    near = nearest(written, names)
+    return f"did you mean '{near[0]}'?" if near else otherwise
+
+
 class _Index:
     def __init__(self, names: tuple[str, ...]) -> None:
         self.letters = [(name, _plain(name), _letters(_plain(name))) for name in names]

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 
-from paceline.config.sections.types import Mapping, Section, to_path, to_text, to_texts
+from paceline.config.sections.types import Mapping, Section, misfit, to_path, to_text, to_texts
 from paceline.core.json_types import Json
 from paceline.core.plugins.extensions import registered
 
@@ -33,10 +32,10 @@ def own_name(kind: str, built_in: Collection[str] = (), *, only: bool = False) -
         found = registered(kind, name)
         if len(found) > 1:
             expected = f"must name one part: installed packages register '{name}' as {' and as '.join(found)}"
-            raise PydanticCustomError("paceline", "{expected}", {"expected": expected})
+            raise misfit(expected)
         if only and not found:
             expected = f"must be module:function, or a name that a package registers in paceline.{kind}"
-            raise PydanticCustomError("paceline", "{expected}", {"expected": expected})
+            raise misfit(expected)
         return found[0] if found else name
 
     return read

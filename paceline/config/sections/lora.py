@@ -6,7 +6,6 @@ import re
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 
 from paceline.config.sections.types import (
     Bool,
@@ -17,6 +16,7 @@ from paceline.config.sections.types import (
     Section,
     Texts,
     Word,
+    misfit,
     optional,
     to_int,
     to_texts,
@@ -31,9 +31,7 @@ def to_targets(value: Json) -> tuple[str, ...]:
         try:
             re.compile(name)
         except re.error as error:
-            raise PydanticCustomError(
-                "paceline", "{expected}", {"expected": f"is no regular expression: {error}"}
-            ) from None
+            raise misfit(f"is no regular expression: {error}") from None
     return names
 
 
@@ -50,7 +48,7 @@ def _init(value: Json) -> str | None:
         return text
     random = text.startswith("pissa_niter")
     why = ": an approximation by random numbers leaves another base at each start" if random else ""
-    raise PydanticCustomError("paceline", "{expected}", {"expected": f"must be pissa, olora or true{why}"})
+    raise misfit(f"must be pissa, olora or true{why}")
 
 
 class LoraSection(Section):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 
 from paceline.config.registries.evaluation_metrics import ANSWER_METRICS, METRIC_GROUPS
 from paceline.config.registries.optimizers import BUILT, KNOWN
@@ -24,6 +23,7 @@ from paceline.config.sections.types import (
     OptText,
     Section,
     Word,
+    misfit,
     to_int,
     to_path,
     to_texts,
@@ -89,7 +89,7 @@ def to_numbers(value: Json) -> Json:
         end = to_int(last) if dash and first else begin
         if not 0 <= end - begin < MOST_STEPS:
             expected = f"must be numbers or ranges of at most {MOST_STEPS}, like [3, 10-12]"
-            raise PydanticCustomError("paceline", "{expected}", {"expected": expected})
+            raise misfit(expected)
         numbers.update(range(begin, end + 1))
     return sorted(numbers)
 

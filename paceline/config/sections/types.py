@@ -44,7 +44,8 @@ class Section(BaseModel):
     )
 
 
-def _fail(expected: str) -> PydanticCustomError:
+def misfit(expected: str) -> PydanticCustomError:
+    """Return the error of a value that a field does not take; ``expected`` follows the field's name."""
     return PydanticCustomError("paceline", "{expected}", {"expected": expected})
 
 
@@ -54,13 +55,13 @@ def to_number(value: Json) -> float:
         parsed = parse_number(value.strip())
         value = value if parsed is None else parsed
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _fail("must be a number")
+        raise misfit("must be a number")
     try:
         number = float(value)
     except OverflowError:  # an int of more than 308 digits
         number = math.inf
     if not math.isfinite(number):
-        raise _fail("must be a finite number, not NaN or infinity")
+        raise misfit("must be a finite number, not NaN or infinity")
     return number
 
 
@@ -70,12 +71,12 @@ def to_int(value: Json) -> int:
         try:
             number = to_number(value)
         except PydanticCustomError:
-            raise _fail("must be a whole number") from None
+            raise misfit("must be a whole number") from None
         if number != int(number):
-            raise _fail("must be a whole number")
+            raise misfit("must be a whole number")
         value = int(number)
     if abs(value) > MOST:
-        raise _fail(f"must be a whole number of at most {MOST:,}")
+        raise misfit(f"must be a whole number of at most {MOST:,}")
     return int(value)
 
 
@@ -87,18 +88,18 @@ def to_bool(value: Json) -> bool:
         return bool(value)
     if isinstance(value, str) and value.strip().lower() in _TRUTH:
         return _TRUTH[value.strip().lower()]
-    raise _fail("must be true or false")
+    raise misfit("must be true or false")
 
 
 def to_text(value: Json) -> str:
     """Convert a text or a number to str. Raises PydanticCustomError for lists, mappings and booleans."""
     if isinstance(value, str):
         if "\0" in value:
-            raise _fail("holds a NUL character, which no name, path or word has")
+            raise misfit("holds a NUL character, which no name, path or word has")
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    raise _fail("must be a text")
+    raise misfit("must be a text")
 
 
 def to_path(value: Json) -> str:
@@ -108,7 +109,7 @@ def to_path(value: Json) -> str:
     """
     text = to_text(value)
     if any(len(name.encode("utf-8", "replace")) > _LONGEST_NAME for name in text.split("/")):
-        raise _fail(f"must be a path, and no name in one is longer than {_LONGEST_NAME} bytes")
+        raise misfit(f"must be a path, and no name in one is longer than {_LONGEST_NAME} bytes")
     return text
 
 
@@ -118,12 +119,12 @@ def to_mapping(value: Json) -> JsonObject:
         try:
             value = json.loads(value)
         except json.JSONDecodeError:
-            raise _fail("must be a mapping, and this text is not the JSON of one") from None
+            raise misfit("must be a mapping, and this text is not the JSON of one") from None
     if isinstance(value, dict):
         if not all_finite(value):
-            raise _fail("holds NaN or infinity")
+            raise misfit("holds NaN or infinity")
         return value
-    raise _fail("must be a mapping (key: value lines, indented)")
+    raise misfit("must be a mapping (key: value lines, indented)")
 
 
 def all_finite(value: Json) -> bool:
@@ -144,7 +145,7 @@ def to_texts(value: Json) -> tuple[str, ...]:
         return tuple(part.strip() for part in to_text(value).split(",") if part.strip())
     if isinstance(value, (list, tuple)):
         return tuple(to_text(item) for item in value)
-    raise _fail("must be a list of texts")
+    raise misfit("must be a list of texts")
 
 
 def optional(convert: Callable[[Json], Read]) -> Callable[[Json], Read | None]:
@@ -186,7 +187,7 @@ class OneOf:
             else ", ".join(self.choices)
         )
         words += ", or your own as module:SPEC" if self.own else ""
-        raise _fail(f"must be one of {words}" + (f"; did you mean {near}?" if near else ""))
+        raise misfit(f"must be one of {words}" + (f"; did you mean {near}?" if near else ""))
 
 
 def _nearest(word: str, choices: tuple[str, ...]) -> str | None:

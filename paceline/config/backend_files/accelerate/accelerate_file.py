@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from paceline.config import codes
-from paceline.config.backend_files.accelerate import blocks as blocks
-from paceline.config.backend_files.layer import Document, Foreign
-from paceline.config.keys.nearest import nearest
+from paceline.config.backend_files.accelerate import blocks
+from paceline.config.backend_files.layer import Document, Foreign, SettingsReader
+from paceline.config.keys.nearest import did_you_mean
 from paceline.config.source import shown
 from paceline.config.yaml_text.read_file import names, read_table, texts
 from paceline.core.diagnostics import Severity
-from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.core.json_types import Json, JsonObject, as_number, as_object
 
 _TABLE = read_table("accelerate", "backend_files")
 KNOWN, _NOT_DRIVEN = frozenset(names(_TABLE["keys"])), names(_TABLE["not_driven"])
@@ -24,7 +24,7 @@ SAID = {
     key: (str(row["says"]), names(row.get("silent")))
     for key, row in ((key, as_object(row)) for key, row in as_object(_TABLE["said"]).items())
 }
-_BLOCKS: dict[str, tuple[str, Callable[[Document, Foreign, JsonObject], None]]] = {
+_BLOCKS: dict[str, tuple[str, Callable[[SettingsReader, JsonObject], None]]] = {
     "deepspeed_config": ("DEEPSPEED", blocks.deepspeed_block),
     "fsdp_config": ("FSDP", blocks.fsdp_block),
     "megatron_lm_config": ("MEGATRON_LM", blocks.megatron_block),
@@ -38,207 +38,172 @@ def read(document: Document, layer: Foreign, upper: Mapping[str, Json] | None = 
 
     ``upper``: the values of higher layers by path; settings that they decide are not reported.
     """
-    data = document.data
-    if "SAGEMAKER" in str(data.get("compute_environment", "")).upper() or "ec2_instance_type" in data:
-        _refuse(
-            document, layer, "compute_environment", str(data.get("compute_environment")), REFUSED["SAGEMAKER"]
-        )
-        return
-    _unknown(document, layer)
-    kind = _distribution(document, layer)
-    if kind is None and "distributed_type" in data:
-        return
-    _plain_keys(document, layer)
-    _no_precision(document, layer, upper or {})
-    if kind in _NOT_DRIVEN:
-        layer.notes.append(
-            document.note(
+    _AccelerateReader(document, layer).run(upper or {})
+
+
+class _AccelerateReader(SettingsReader):
+    def run(self, upper: Mapping[str, Json]) -> None:
+        data = self.document.data
+        if "SAGEMAKER" in str(data.get("compute_environment", "")).upper() or "ec2_instance_type" in data:
+            self._refuse("compute_environment", str(data.get("compute_environment")), REFUSED["SAGEMAKER"])
+            return
+        for key in data:
+            if key not in KNOWN and not key.startswith(("_", "//", "#")):
+                self.problem(
+                    codes.ACCELERATE_UNKNOWN_KEY,
+                    f"Accelerate has no setting '{key}'",
+                    key,
+                    key,
+                    did_you_mean(key, sorted(KNOWN)),
+                )
+        kind = self._distribution()
+        if kind is None and "distributed_type" in data:
+            return
+        self._plain_keys()
+        self._no_precision(upper)
+        if kind in _NOT_DRIVEN:
+            self.note(
                 "distributed_type",
                 f"distributed_type {kind}: such devices are not supported; on a machine with them a start is"
                 " refused without use_cpu: true",
                 "MULTI_GPU or MULTI_CPU",
                 Severity.WARNING,
             )
-        )
-    if kind == "MULTI_CPU":
-        layer.entries.append(document.entry("training.use_cpu", True, "distributed_type"))
-    _processes(document, layer)
-    _check_written(document, layer)
-    if isinstance(data.get("dynamo_backend"), str):
-        blocks.dynamo_block(
-            Document({"dynamo_backend": data["dynamo_backend"]}, document.name, document.lines), layer, data
-        )
-    _blocks(document, layer, kind)
+        if kind == "MULTI_CPU":
+            self.take("training.use_cpu", True, "distributed_type")
+        self._processes()
+        self._ignored_keys()
+        # Older versions write the backend alone, at the top level
+        if isinstance(data.get("dynamo_backend"), str):
+            alone = Document(
+                {"dynamo_backend": data["dynamo_backend"]}, self.document.name, self.document.lines
+            )
+            blocks.dynamo_block(SettingsReader(alone, self.layer), data)
+        self._blocks(kind)
 
-
-def _plain_keys(document: Document, layer: Foreign) -> None:
-    """Read the precision and other plain keys."""
-    data = document.data
-    eight_bits = str(data.get("mixed_precision")).lower() == "fp8"
-    if eight_bits or data.get("fp8_config"):
-        path = "mixed_precision" if eight_bits else "fp8_config"
-        layer.notes.append(
-            document.note(
+    def _plain_keys(self) -> None:
+        """Read the precision and other plain keys."""
+        data = self.document.data
+        eight_bits = str(data.get("mixed_precision")).lower() == "fp8"
+        if eight_bits or data.get("fp8_config"):
+            path = "mixed_precision" if eight_bits else "fp8_config"
+            self.note(
                 path,
                 f"{path}: 8-bit matrix products are not supported; the run computes in bf16, which they"
                 " approximate: more exact and slower",
                 "mixed_precision: bf16",
                 Severity.WARNING,
             )
-        )
-        if eight_bits:
-            layer.entries.append(document.entry("training.mixed_precision", "bf16", path))
-    for key, to in _PLAIN.items():
-        if data.get(key) not in (None, "") and not (key == "mixed_precision" and eight_bits):
-            layer.entries.append(document.entry(to, data[key], key))
+        for key, to in _PLAIN.items():
+            if data.get(key) not in (None, ""):
+                bf16 = key == "mixed_precision" and eight_bits
+                self.take(to, "bf16" if bf16 else data[key], key)
 
-
-def _blocks(document: Document, layer: Foreign, kind: str | None) -> None:
-    """Read the blocks of this distributed_type; others are ignored, as in Accelerate."""
-    data = document.data
-    for name, (wanted, take) in _BLOCKS.items():
-        block = data.get(name)
-        if block and not isinstance(block, dict):
-            layer.problems.append(
-                codes.CONFIG_TYPE(
+    def _blocks(self, kind: str | None) -> None:
+        """Read the blocks of this distributed_type; others are ignored, as in Accelerate."""
+        data = self.document.data
+        for name, (wanted, read_block) in _BLOCKS.items():
+            block = data.get(name)
+            if block and not isinstance(block, dict):
+                self.problem(
+                    codes.CONFIG_TYPE,
                     f"{name} must be a mapping",
-                    document.place(name),
+                    name,
                     shown(name, block),
                     f"{name}: with indented keys below it",
                 )
-            )
-        if not isinstance(block, dict) or not any(value is not None for value in block.values()):
-            continue
-        if wanted and kind not in (None, wanted):
-            layer.notes.append(
-                document.note(
+            if not isinstance(block, dict) or not any(value is not None for value in block.values()):
+                continue
+            if wanted and kind not in (None, wanted):
+                self.note(
                     name,
                     f"{name} is ignored with distributed_type {kind}, as in accelerate",
                     f"distributed_type: {wanted}",
                 )
-            )
-            continue
-        take(document.part(name), layer, data)
-    if kind in ("DEEPSPEED", "FSDP") and not data.get(f"{kind.lower()}_config"):
-        name = f"{kind.lower()}_config"
-        _BLOCKS[name][1](document.bare("distributed_type"), layer, data)
+            else:
+                read_block(SettingsReader(self.document.part(name), self.layer), data)
+        if kind in ("DEEPSPEED", "FSDP") and not data.get(name := f"{kind.lower()}_config"):
+            _BLOCKS[name][1](SettingsReader(self.document.bare("distributed_type"), self.layer), data)
 
-
-def _no_precision(document: Document, layer: Foreign, upper: Mapping[str, Json]) -> None:
-    """Without mixed_precision use float32, as Accelerate does, unless FSDP's policy or DeepSpeed sets it."""
-    data = document.data
-    elsewhere = any(
-        isinstance(block, dict)
-        and any(key.endswith(("mixed_precision_policy", "config_file")) for key in block)
-        for block in [data.get(name) for name in ("fsdp_config", "deepspeed_config")]
-    )
-    has_precision = any(data.get(key) not in (None, "") for key in ("mixed_precision", "fp16")) or data.get(
-        "fp8_config"
-    )
-    if (
-        "distributed_type" not in data
-        or has_precision
-        or elsewhere
-        or upper.get("training.mixed_precision", "auto") != "auto"
-    ):
-        return
-    layer.entries.append(document.entry("training.mixed_precision", "no", "distributed_type"))
-    layer.notes.append(
-        document.note(
-            "mixed_precision",
-            "mixed_precision is absent: float32, as in accelerate",
-            "set mixed_precision: bf16, or training.mixed_precision",
+    def _no_precision(self, upper: Mapping[str, Json]) -> None:
+        """Without mixed_precision use float32, as Accelerate does, unless a policy or DeepSpeed sets it."""
+        data = self.document.data
+        elsewhere = any(
+            key.endswith(("mixed_precision_policy", "config_file"))
+            for name in ("fsdp_config", "deepspeed_config")
+            for key in as_object(data.get(name))
         )
-    )
-
-
-def _unknown(document: Document, layer: Foreign) -> None:
-    for key in document.data:
-        if key in KNOWN or key.startswith(("_", "//", "#")):
-            continue
-        near = nearest(key, sorted(KNOWN))
-        layer.problems.append(
-            codes.ACCELERATE_UNKNOWN_KEY(
-                f"Accelerate has no setting '{key}'",
-                where=document.place(key),
-                found=key,
-                hint=f"did you mean '{near[0]}'?" if near else "remove it",
+        has_precision = any(data.get(key) not in (None, "") for key in ("mixed_precision", "fp16"))
+        decided = upper.get("training.mixed_precision", "auto") != "auto"
+        if "distributed_type" in data and not (
+            has_precision or data.get("fp8_config") or elsewhere or decided
+        ):
+            self.take("training.mixed_precision", "no", "distributed_type")
+            self.note(
+                "mixed_precision",
+                "mixed_precision is absent: float32, as in accelerate",
+                "set mixed_precision: bf16, or training.mixed_precision",
             )
-        )
 
-
-def _distribution(document: Document, layer: Foreign) -> str | None:
-    """Return Accelerate's distributed_type, or None when it is not given or not supported."""
-    kind = document.data.get("distributed_type")
-    if kind is None:
-        return None
-    # A bare NO is read as the word "NO"; some write it as false.
-    name = "NO" if kind is False else str(kind).upper()
-    if name in _STRATEGY:
-        if _STRATEGY[name]:
-            layer.entries.append(
-                document.entry("training.distributed_strategy", _STRATEGY[name], "distributed_type")
-            )
-        return name
-    if name in REFUSED:
-        _refuse(document, layer, "distributed_type", name, REFUSED[name])
-    else:
-        layer.problems.append(
-            codes.CONFIG_VALUE(
+    def _distribution(self) -> str | None:
+        """Return Accelerate's distributed_type, or None when it is not given or not supported."""
+        kind = self.document.data.get("distributed_type")
+        if kind is None:
+            return None
+        # A bare NO is read as the word "NO"; some write it as false.
+        name = "NO" if kind is False else str(kind).upper()
+        if name in _STRATEGY:
+            if _STRATEGY[name]:
+                self.take("training.distributed_strategy", _STRATEGY[name], "distributed_type")
+            return name
+        if name in REFUSED:
+            self._refuse("distributed_type", name, REFUSED[name])
+        else:
+            self.problem(
+                codes.CONFIG_VALUE,
                 f"distributed_type {name} is not supported",
-                where=document.place("distributed_type"),
-                found=name,
-                hint=f"one of {', '.join(_STRATEGY)}",
+                "distributed_type",
+                name,
+                f"one of {', '.join(_STRATEGY)}",
             )
+        return None
+
+    def _refuse(self, path: str, value: str, why: str) -> None:
+        self.problem(
+            codes.ACCELERATE_NOT_BUILT,
+            f"{path} {value}: {why}",
+            path,
+            value,
+            "use MULTI_GPU, FSDP or DEEPSPEED on the available devices",
         )
-    return None
 
-
-def _refuse(document: Document, layer: Foreign, path: str, value: str, why: str, hint: str = "") -> None:
-    hint = hint or "use MULTI_GPU, FSDP or DEEPSPEED on the available devices"
-    layer.problems.append(
-        codes.ACCELERATE_NOT_BUILT(
-            f"{path} {value}: {why}", where=document.place(path), found=value, hint=hint
-        )
-    )
-
-
-def _processes(document: Document, layer: Foreign) -> None:
-    total, machines = document.data.get("num_processes"), document.data.get("num_machines") or 1
-    if total is None or total == -1:
-        return
-    if not (
-        isinstance(total, int)
-        and isinstance(machines, int)
-        and machines > 0
-        and total > 0
-        and total % machines == 0
-    ):
-        layer.problems.append(
-            codes.CONFIG_VALUE(
+    def _processes(self) -> None:
+        total, machines = self.document.data.get("num_processes"), self.document.data.get("num_machines") or 1
+        if total is None or total == -1:
+            return
+        numbers = isinstance(total, int) and isinstance(machines, int) and min(total, machines) > 0
+        if numbers and as_number(total) % as_number(machines) == 0:
+            self.take("launch.nproc", int(as_number(total) // as_number(machines)), "num_processes")
+        else:
+            self.problem(
+                codes.CONFIG_VALUE,
                 "num_processes must be a multiple of num_machines",
-                where=document.place("num_processes"),
-                found=f"{total} over {machines}",
-                hint="set num_processes to the number of processes of all machines together",
+                "num_processes",
+                f"{total} over {machines}",
+                "set num_processes to the number of processes of all machines together",
             )
-        )
-        return
-    layer.entries.append(document.entry("launch.nproc", total // machines, "num_processes"))
 
-
-def _check_written(document: Document, layer: Foreign) -> None:
-    for key, (says, silent) in SAID.items():
-        value = document.data.get(key)
-        word = value.strip().lower() if isinstance(value, str) else value
-        if word in (None, False, "", "no", "false") or word in ([], {}) or word in silent:
-            continue
-        layer.notes.append(document.note(key, f"{key}: {says}", "you can remove the line"))
-    machines = document.data.get("num_machines") or 1
-    if document.data.get("same_network") is False and isinstance(machines, int) and machines > 1:
-        layer.notes.append(
-            document.note(
+    def _ignored_keys(self) -> None:
+        data = self.document.data
+        for key, (says, silent) in SAID.items():
+            value = data.get(key)
+            word = value.strip().lower() if isinstance(value, str) else value
+            if word not in (None, False, "", "no", "false", [], {}) and word not in silent:
+                self.note(key, f"{key}: {says}", "you can remove the line")
+        machines = data.get("num_machines") or 1
+        if data.get("same_network") is False and isinstance(machines, int) and machines > 1:
+            self.note(
                 "same_network",
                 "same_network: the machines must reach each other's ports; if they cannot, the first"
                 " collective fails within its timeout",
             )
-        )

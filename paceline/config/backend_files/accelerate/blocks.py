@@ -6,10 +6,10 @@ import math
 
 from paceline.config import codes
 from paceline.config.backend_files.deepspeed.normalize import table
-from paceline.config.backend_files.layer import Document, Foreign
-from paceline.config.keys.nearest import nearest
+from paceline.config.backend_files.layer import SettingsReader
+from paceline.config.keys.nearest import did_you_mean
 from paceline.config.yaml_text.read_file import read_table, texts
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, as_object
 
 _TABLE = read_table("accelerate", "backend_files")
 _DEEPSPEED, _DEEPSPEED_SAID = texts(_TABLE["deepspeed"]), texts(_TABLE["deepspeed_said"])
@@ -31,30 +31,28 @@ _MEGATRON_OFF = (
 )
 
 
-def _unknown(document: Document, layer: Foreign, block: str, key: str, valid_keys: list[str]) -> None:
-    near = nearest(key, tuple(valid_keys))
-    hint = f"did you mean '{near[0]}'?" if near else "remove it"
-    layer.problems.append(
-        codes.ACCELERATE_UNKNOWN_KEY(
-            f"Accelerate's {block} has no setting '{key}'", where=document.place(key), found=key, hint=hint
-        )
+def _unknown(reader: SettingsReader, block: str, key: str, valid_keys: tuple[str, ...]) -> None:
+    reader.problem(
+        codes.ACCELERATE_UNKNOWN_KEY,
+        f"Accelerate's {block} has no setting '{key}'",
+        key,
+        key,
+        did_you_mean(key, valid_keys),
     )
 
 
-def deepspeed_block(document: Document, layer: Foreign, file_data: JsonObject) -> None:
+def deepspeed_block(reader: SettingsReader, file_data: JsonObject) -> None:
     """Convert the block to the DeepSpeed JSON that Accelerate makes of it, or note the file that it names."""
-    data = document.data
+    document, data = reader.document, reader.document.data
     # A file replaces the block's own settings
     file = data.get("deepspeed_config_file")
     if file and str(file).lower() != "none":
-        layer.blocks["training.deepspeed"] = f"{document.place('deepspeed_config_file')}\n{file}"
+        reader.layer.blocks["training.deepspeed"] = f"{document.place('deepspeed_config_file')}\n{file}"
         for key in data:
             if key in _DEEPSPEED:
-                layer.notes.append(
-                    document.note(key, f"{key}: the DeepSpeed file takes precedence, as in accelerate")
-                )
+                reader.note(key, f"{key}: the DeepSpeed file takes precedence, as in accelerate")
             elif key != "deepspeed_config_file":
-                _deepspeed_other(document, layer, key, {}, {})
+                _deepspeed_other(reader, key, {}, {})
         return
     # Translate each key, remembering where it came from
     json: JsonObject = {}
@@ -65,57 +63,46 @@ def deepspeed_block(document: Document, layer: Foreign, file_data: JsonObject) -
                 _put(json, _DEEPSPEED[key], value)
                 origin[_DEEPSPEED[key]] = key
         elif key != "deepspeed_config_file":
-            _deepspeed_other(document, layer, key, json, origin)
+            _deepspeed_other(reader, key, json, origin)
     # Accelerate's defaults
-    zero = json.setdefault("zero_optimization", {})
-    if isinstance(zero, dict):
+    if isinstance(zero := json.setdefault("zero_optimization", {}), dict):
         zero.setdefault("stage", 2)
-    mesh = file_data.get("parallelism_config")
-    sequence = mesh.get("parallelism_config_sp_size") if isinstance(mesh, dict) else None
+    sequence = as_object(file_data.get("parallelism_config")).get("parallelism_config_sp_size")
     if isinstance(sequence, int) and sequence > 1:
         json["sequence_parallel_size"] = sequence
-    for key in _OPEN:
-        json.setdefault(key, "auto")
-    layer.blocks["training.deepspeed"] = document.made(json, origin)
+    open_keys = {key: "auto" for key in _OPEN if key not in json}
+    reader.layer.blocks["training.deepspeed"] = document.made(json | open_keys, origin)
 
 
-def _deepspeed_other(
-    document: Document, layer: Foreign, key: str, json: JsonObject, origin: dict[str, str]
-) -> None:
-    value = document.data[key]
+def _deepspeed_other(reader: SettingsReader, key: str, json: JsonObject, origin: dict[str, str]) -> None:
+    value = reader.document.data[key]
     if key in _DEEPSPEED_SAID:
         if value not in (None, False, "", "standard"):
-            layer.notes.append(document.note(key, f"{key}: {_DEEPSPEED_SAID[key]}"))
+            reader.note(key, f"{key}: {_DEEPSPEED_SAID[key]}")
     elif key in _MOE:
-        names = [name.strip() for name in str(value or "").split(",") if name.strip()]
-        if names:
+        if names := [name.strip() for name in str(value or "").split(",") if name.strip()]:
             _put(json, "zero_optimization.leaf_module.classes", names)
             origin["zero_optimization.leaf_module.classes"] = key
     elif key in ("enable_msamp", "msamp_opt_level"):
         if value not in (None, False):
-            layer.problems.append(
-                codes.ACCELERATE_NOT_BUILT(
-                    f"{key}: 8-bit training is not supported", document.place(key), str(value), "remove it"
-                )
+            reader.problem(
+                codes.ACCELERATE_NOT_BUILT,
+                f"{key}: 8-bit training is not supported",
+                key,
+                str(value),
+                "remove it",
             )
     elif key in table():
         json[key] = _merged(json.get(key), value)
-        origin.update({path: path for path in document.lines if path == key or path.startswith(f"{key}.")})
-        layer.notes.append(
-            document.note(
-                key,
-                f"{key}: read as a key of DeepSpeed's JSON; accelerate itself ignores it here",
-                "name a JSON file in deepspeed_config_file",
-            )
+        origin |= {path: path for path in reader.document.lines if f"{path}.".startswith(f"{key}.")}
+        reader.note(
+            key,
+            f"{key}: read as a key of DeepSpeed's JSON; accelerate itself ignores it here",
+            "name a JSON file in deepspeed_config_file",
         )
     else:
-        _unknown(
-            document,
-            layer,
-            "deepspeed_config",
-            key,
-            [*_DEEPSPEED, *_DEEPSPEED_SAID, *_MOE, "deepspeed_config_file"],
-        )
+        valid_keys = (*_DEEPSPEED, *_DEEPSPEED_SAID, *_MOE, "deepspeed_config_file")
+        _unknown(reader, "deepspeed_config", key, valid_keys)
 
 
 def _merged(lower: Json, upper: Json) -> Json:
@@ -135,107 +122,90 @@ def _put(data: JsonObject, path: str, value: Json) -> None:
     data[last] = value
 
 
-def fsdp_block(document: Document, layer: Foreign, file_data: JsonObject) -> None:
+def fsdp_block(reader: SettingsReader, file_data: JsonObject) -> None:
     """Keep the FSDP settings for the FSDP reader."""
-    layer.blocks["training.fsdp_config"] = document
+    reader.layer.blocks["training.fsdp_config"] = reader.document
 
 
-def parallelism_block(document: Document, layer: Foreign, file_data: JsonObject) -> None:
+def parallelism_block(reader: SettingsReader, file_data: JsonObject) -> None:
     """Convert the mesh sizes.
 
     Ulysses (``sp_size``) and context parallelism (``cp_size``) both split the sequence.
     """
-    # Collect the sizes
     sizes: JsonObject = {}
-    for key, value in document.data.items():
+    for key, value in reader.document.data.items():
         name = key.removeprefix("parallelism_config_")
         if value is None:
             continue
         if name in _AXES:
             sizes[name] = value
         elif name in _PARALLEL_SAID:
-            layer.notes.append(document.note(key, f"{key}: {_PARALLEL_SAID[name]}"))
+            reader.note(key, f"{key}: {_PARALLEL_SAID[name]}")
         else:
-            valid_keys = [f"parallelism_config_{n}" for n in (*_AXES, *_PARALLEL_SAID)]
-            _unknown(document, layer, "parallelism_config", key, valid_keys)
+            valid_keys = tuple(f"parallelism_config_{axis}" for axis in (*_AXES, *_PARALLEL_SAID))
+            _unknown(reader, "parallelism_config", key, valid_keys)
     if sizes.get("sp_size", 1) != 1 and sizes.get("cp_size", 1) != 1:
-        layer.problems.append(
-            codes.ACCELERATE_NOT_BUILT(
-                "sp_size and cp_size both split the sequence; only one can be used",
-                document.place(""),
-                str(sizes),
-                "set sp_size: 1, or cp_size: 1",
-            )
+        reader.problem(
+            codes.ACCELERATE_NOT_BUILT,
+            "sp_size and cp_size both split the sequence; only one can be used",
+            "",
+            str(sizes),
+            "set sp_size: 1, or cp_size: 1",
         )
         return
     # sp_size is Ulysses, cp_size gathers keys and values
     for name, size in sizes.items():
-        if name in ("cp_size", "sp_size"):
-            if size != 1:
-                layer.entries.append(
-                    document.entry("training.parallelism.cp_size", size, f"parallelism_config_{name}")
-                )
-                method = "allgather" if name == "cp_size" else "ulysses"
-                layer.entries.append(
-                    document.entry("training.parallelism.cp_method", method, f"parallelism_config_{name}")
-                )
-        else:
-            layer.entries.append(
-                document.entry(f"training.parallelism.{name}", size, f"parallelism_config_{name}")
-            )
+        path = f"parallelism_config_{name}"
+        if name not in ("cp_size", "sp_size"):
+            reader.take(f"training.parallelism.{name}", size, path)
+        elif size != 1:
+            reader.take("training.parallelism.cp_size", size, path)
+            method = "allgather" if name == "cp_size" else "ulysses"
+            reader.take("training.parallelism.cp_method", method, path)
 
 
-def megatron_block(document: Document, layer: Foreign, file_data: JsonObject) -> None:
+def megatron_block(reader: SettingsReader, file_data: JsonObject) -> None:
     """Convert Megatron's parallel degrees to the native mesh, which splits the model in the same way."""
     data = {
         key.removeprefix("megatron_lm_"): (key, value)
-        for key, value in document.data.items()
+        for key, value in reader.document.data.items()
         if value is not None
     }
     for name, (key, value) in data.items():
         if name in _MEGATRON:
-            layer.entries.append(document.entry(_MEGATRON[name], value, key))
+            reader.take(_MEGATRON[name], value, key)
         elif name in _MEGATRON_OFF and value not in (False, 1):
-            layer.problems.append(
-                codes.ACCELERATE_NOT_BUILT(
-                    f"{key} is not supported", document.place(key), str(value), "remove it"
-                )
+            reader.problem(
+                codes.ACCELERATE_NOT_BUILT, f"{key} is not supported", key, str(value), "remove it"
             )
         elif name != "use_distributed_optimizer":
-            layer.notes.append(
-                document.note(key, f"{key} belongs to Megatron's own training loop and is ignored")
-            )
+            reader.note(key, f"{key} belongs to Megatron's own training loop and is ignored")
     # Ranks beyond tp · pp · cp are data-parallel and shard weights and optimizer states
-    tp, pp, cp = (data.get(name, ("", 1))[1] for name in ("tp_degree", "pp_degree", "context_parallel_size"))
-    strategy = "pipeline" if pp != 1 else "fsdp"
-    layer.entries.append(document.entry("training.distributed_strategy", strategy, "megatron_lm_pp_degree"))
-    degrees = [n for n in (tp, pp, cp) if isinstance(n, int)]
-    total, split = file_data.get("num_processes"), math.prod(degrees) if len(degrees) == 3 else 0
+    degrees = [data.get(name, ("", 1))[1] for name in ("tp_degree", "pp_degree", "context_parallel_size")]
+    strategy = "pipeline" if degrees[1] != 1 else "fsdp"
+    reader.take("training.distributed_strategy", strategy, "megatron_lm_pp_degree")
+    numbers = [degree for degree in degrees if isinstance(degree, int)]
+    total, split = file_data.get("num_processes"), math.prod(numbers) if len(numbers) == 3 else 0
     if isinstance(total, int) and split and total % split == 0 and total > split:
-        layer.entries.append(
-            document.entry("training.parallelism.dp_shard_size", total // split, "megatron_lm_tp_degree")
-        )
-    layer.notes.append(
-        document.note(
-            "megatron_lm_use_distributed_optimizer",
-            "Megatron-LM itself is not used: the same parallel degrees are set on Paceline's mesh, with"
-            " weights and optimizer sharded over the data-parallel ranks",
-        )
+        reader.take("training.parallelism.dp_shard_size", total // split, "megatron_lm_tp_degree")
+    reader.note(
+        "megatron_lm_use_distributed_optimizer",
+        "Megatron-LM itself is not used: the same parallel degrees are set on Paceline's mesh, with"
+        " weights and optimizer sharded over the data-parallel ranks",
     )
 
 
-def dynamo_block(document: Document, layer: Foreign, file_data: JsonObject) -> None:
+def dynamo_block(reader: SettingsReader, file_data: JsonObject) -> None:
     """Convert ``dynamo_backend`` and its options to torch_compile."""
-    data = {key.removeprefix("dynamo_"): (key, value) for key, value in document.data.items()}
-    key, backend = data.get("backend", ("", "no"))
+    data = {key.removeprefix("dynamo_"): (key, value) for key, value in reader.document.data.items()}
+    key, backend = data.pop("backend", ("", "no"))
     if str(backend).lower() in ("no", "false", "none", ""):
         return
-    layer.entries.append(document.entry("training.torch_compile", True, key))
-    layer.entries.append(document.entry("training.torch_compile_backend", str(backend).lower(), key))
+    reader.take("training.torch_compile", True, key)
+    reader.take("training.torch_compile_backend", str(backend).lower(), key)
     for name, (path, value) in data.items():
-        if name == "mode" and value not in (None, "default"):
-            layer.entries.append(document.entry("training.torch_compile_mode", value, path))
-        elif name not in ("backend", "mode") and value not in (None, False):
-            layer.notes.append(
-                document.note(path, f"{path}: ignored; torch.compile chooses its own settings")
-            )
+        if name == "mode":
+            if value not in (None, "default"):
+                reader.take("training.torch_compile_mode", value, path)
+        elif value not in (None, False):
+            reader.note(path, f"{path}: ignored; torch.compile chooses its own settings")

@@ -362,7 +362,6 @@ def blended(
             outer, _, key = before.rpartition(".")
             replaced = as_object(value_at(data, outer) if outer else data).pop(key)
             if replaced != "auto" and not same(replaced, value):
-                entry = launcher.entry(path, value, path)
-                layer.notes.append(_wins(entry, document.place(before), replaced))
+                layer.notes.append(_wins(launcher.entry(path, value, path), document.place(before), replaced))
         put_at(data, path.split("."), value)
     return MergedDocument(data, document.name, document.lines, document.line, launcher)

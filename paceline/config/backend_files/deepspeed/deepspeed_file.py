@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.config import codes
-from paceline.config.backend_files.deepspeed.key_verdicts import Teller, is_on
+from paceline.config.backend_files.deepspeed.key_verdicts import EntryWriter, is_on
 from paceline.config.backend_files.deepspeed.normalize import Normaliser
-from paceline.config.backend_files.deepspeed.training_keys import read_optimizer, read_scheduler
+from paceline.config.backend_files.deepspeed.training_keys import OptimizerReader, read_scheduler
 from paceline.config.backend_files.layer import Document, Foreign
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, as_object
 
 MICRO, STEPS, TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
 
@@ -62,13 +62,12 @@ def read(document: Document, layer: Foreign, upper: Mapping[str, Json] | None = 
     upper = upper or {}
     normal = Normaliser(document, layer, upper.get("training.distributed_strategy")).run()
     layer.contents["training.deepspeed"] = normal
-    layer.entries.append(
-        document.entry("training.distributed_strategy", "deepspeed", next(iter(document.data), ""))
-    )
-    _Reader(document, layer, normal, upper).run()
+    reader = _Reader(document, layer, normal, upper)
+    reader.take("training.distributed_strategy", "deepspeed", next(iter(document.data), ""))
+    reader.run()
 
 
-class _Reader(Teller):
+class _Reader(EntryWriter):
     """Creates the entries of one document."""
 
     def run(self) -> None:
@@ -76,7 +75,9 @@ class _Reader(Teller):
         self._batch()
         self.take("training.max_grad_norm", self.normal.get("gradient_clipping"), "gradient_clipping")
         self._precision()
-        read_optimizer(self, read_scheduler(self))
+        rate = read_scheduler(self)
+        if block := self.typed("optimizer"):
+            OptimizerReader(self, *block, rate).run()
         self._moved()
 
     def _batch(self) -> None:
@@ -141,11 +142,13 @@ class _Reader(Teller):
         if isinstance(autocast, dict):
             word = _PRECISIONS.get(str(autocast.get("dtype", "bfloat16")).lower().removeprefix("torch."))
             if autocast.get("enabled") is True and word:
-                self.layer.entries.append(
-                    self.document.entry(f"training.{word}", True, "torch_autocast.enabled")
-                )
-            what = "training.mixed_precision sets mixed precision, the same way under every strategy"
-            self.note("torch_autocast", f"torch_autocast: {what}", f"{word}: true" if word else "")
+                self.take(f"training.{word}", True, "torch_autocast.enabled")
+            self.note(
+                "torch_autocast",
+                "torch_autocast: training.mixed_precision sets mixed precision, the same way under every"
+                " strategy",
+                f"{word}: true" if word else "",
+            )
             return autocast.get("enabled", False)
         return None
 
@@ -154,28 +157,24 @@ class _Reader(Teller):
         amp = self.normal.pop("amp", None)
         if not isinstance(amp, dict):
             return None
-        zero = self.normal.get("zero_optimization")
-        stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
+        stage = as_object(self.normal.get("zero_optimization")).get("stage", 0)
         level = str(amp.get("opt_level", "O1")).upper()
         if not is_on(amp):
             self.note("amp", "amp: switched off")
         elif level == "O0":
             self.note("amp", "amp: level O0 computes in float32", "remove the block")
         elif stage not in (0, "auto") or level not in ("O1", "AUTO"):
-            reason = (
-                "Apex amp does not work with ZeRO"
-                if stage
-                else f"Apex level {level} keeps weights in half precision"
-            )
             self.problem(
                 codes.PREC_AMP_ZERO,
-                reason,
+                "Apex amp does not work with ZeRO"
+                if stage
+                else f"Apex level {level} keeps weights in half precision",
                 "amp",
                 f"amp.enabled with stage {stage}, {level}",
                 'use an "fp16" or "bf16" block instead of "amp"',
             )
         else:
-            self.layer.entries.append(self.document.entry("training.fp16", True, "amp.enabled"))
+            self.take("training.fp16", True, "amp.enabled")
             self.note(
                 "amp",
                 "amp: read as fp16: true; Apex O1 corresponds to torch's autocast with a gradient scaler",
@@ -185,22 +184,18 @@ class _Reader(Teller):
 
     def _moved(self) -> None:
         """Move keys that belong entirely to training.*."""
-        drop = self.normal.pop("dataloader_drop_last", None)
-        self.take("training.dataloader_drop_last", drop, "dataloader_drop_last")
+        key = "dataloader_drop_last"
+        self.take(f"training.{key}", self.normal.pop(key, None), key)
         if self.normal.get("gradient_allreduce_op") == "sum":
-            what = (
-                "gradients are averaged over the tokens of all processes; a sum would change with"
-                " the number of processes"
-            )
             self.problem(
                 codes.ZERO_NOT_BUILT,
-                f"gradient_allreduce_op: {what}",
+                "gradient_allreduce_op: gradients are averaged over the tokens of all processes; a sum would"
+                " change with the number of processes",
                 "gradient_allreduce_op",
                 "sum",
                 '"mean"',
             )
-        block = self.normal.pop("compile", None)
-        if isinstance(block, dict) and block:
+        if as_object(self.normal.pop("compile", None)):
             self.note(
                 "compile",
                 "compile: ignored; under DeepSpeed weights are gathered and partitioned inside the"
@@ -223,8 +218,7 @@ class _Reader(Teller):
                 self.note(name, f"{name}: {verdict}")
         self.take("training.report_to", trackers or None, trackers[0] if trackers else "")
         for name in ("csv_monitor", "comet"):
-            block = self.normal.get(name)
-            if isinstance(block, dict) and is_on(block):
+            if is_on(as_object(self.normal.get(name))):
                 self.note(
                     name,
                     f"{name}: not written; the run's events contain every step, and"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeGuard
 
-from paceline.config.backend_files.layer import Document, Foreign
+from paceline.config.backend_files.layer import Document, Foreign, SettingsReader
 from paceline.config.yaml_text.read_file import names, read_table, texts
-from paceline.core.diagnostics import Code, Severity
 from paceline.core.json_types import Json, JsonObject, as_object
 
 _TABLE = read_table("deepspeed", "backend_files")
@@ -51,42 +49,29 @@ def _switched(value: Json) -> bool:
     return isinstance(value, dict) and ("enabled" in value or any(_switched(item) for item in value.values()))
 
 
-class Teller:
+class EntryWriter(SettingsReader):
     """Creates entries of the lowest layer from a normalised document.
 
-    ``given``: the values of higher layers by path.
+    ``upper``: the values of higher layers by path.
     """
 
     def __init__(
         self, document: Document, layer: Foreign, normal: JsonObject, upper: Mapping[str, Json]
     ) -> None:
-        self.document = document
-        self.layer = layer
+        super().__init__(document, layer)
         self.normal = normal
         self.upper = upper
 
     def take(self, to: str, value: Json, path: str) -> None:
         """Set the canonical path ``to`` to ``value``, unless that is null or ``"auto"``."""
         if given_value(value):
-            self.layer.entries.append(self.document.entry(to, value, path))
+            super().take(to, value, path)
 
-    def default(self, to: str, value: Json, path: str, says: str, remedy: str = "") -> None:
+    def default(self, to: str, value: Json, path: str, says: str, remedy: str) -> None:
         """Set ``to`` to DeepSpeed's default for an absent key, with a note, unless a higher layer sets it."""
         if to not in self.upper:
             self.take(to, value, path)
             self.note(path, says, remedy)
-
-    def note(self, path: str, message: str, remedy: str = "") -> None:
-        """Report a setting that is translated or not used."""
-        self.layer.notes.append(self.document.note(path, message, remedy))
-
-    def warn(self, path: str, message: str, remedy: str = "") -> None:
-        """Report a requested feature that is replaced by another."""
-        self.layer.notes.append(self.document.note(path, message, remedy, Severity.WARNING))
-
-    def problem(self, code: Code, message: str, path: str, value: str, remedy: str) -> None:
-        """Report a setting that is refused."""
-        self.layer.problems.append(code(message, where=self.document.place(path), found=value, hint=remedy))
 
     def typed(self, name: str) -> tuple[str, JsonObject] | None:
         """Return (type, params) of the block ``optimizer`` or ``scheduler``; None without the block."""
@@ -99,8 +84,3 @@ class Teller:
 def given_value(value: Json) -> bool:
     """Whether a JSON value sets something; null and ``"auto"`` do not."""
     return value is not None and value != "auto"
-
-
-def number_in(value: Json) -> TypeGuard[int | float]:
-    """Whether a value is a number and not a bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -26,12 +26,12 @@ from paceline.config.backend_files.deepspeed.key_verdicts import (
     SAID,
     is_on,
 )
-from paceline.config.backend_files.layer import Document, Foreign
+from paceline.config.backend_files.layer import Document, Foreign, SettingsReader
 from paceline.config.keys.nearest import MOST_UNKNOWN, nearest
 from paceline.config.keys.valid_keys import same
-from paceline.config.sections.types import to_bool, to_int, to_number, to_text
+from paceline.config.sections.types import misfit, to_bool, to_int, to_number, to_text
 from paceline.config.source import holds_secret, shown
-from paceline.core.diagnostics import Code, Severity
+from paceline.core.diagnostics import Severity
 from paceline.core.json_types import Json, JsonObject
 
 _COMMENTS = ("_", "//", "#", "$")
@@ -59,16 +59,15 @@ def table() -> Keys:
     return json.loads(Path(__file__).with_name("keys.json").read_text(encoding="utf-8"))["keys"]
 
 
-class Normaliser:
+class Normaliser(SettingsReader):
     """Normalises one document into ``result``.
 
     ``strategy``: the strategy that a higher layer names, if any.
     """
 
     def __init__(self, document: Document, layer: Foreign, strategy: Json = None) -> None:
+        super().__init__(document, layer)
         self.strategy = strategy
-        self.document = document
-        self.layer = layer
         self.result: JsonObject = {}
         self._unknown_keys = 0
 
@@ -85,7 +84,7 @@ class Normaliser:
                 f"this is a GPT-NeoX file: {len(foreign)} keys of its own (model, data, schedule)"
                 " are not DeepSpeed's and are ignored, as in DeepSpeed"
             )
-            self._note(
+            self.note(
                 neox[0],
                 f"{', '.join(foreign)}: {what}",
                 "set them in model:, data: and training: of the YAML",
@@ -94,7 +93,7 @@ class Normaliser:
             data = {key: value for key, value in data.items() if key not in foreign}
         self.result = self._block(data, table(), "")
         if self._unknown_keys > MOST_UNKNOWN:
-            self._problem(
+            self.problem(
                 codes.ZERO_UNKNOWN_TOPLEVEL,
                 f"{self._unknown_keys - MOST_UNKNOWN:,} more keys that DeepSpeed does not have",
                 "",
@@ -114,15 +113,15 @@ class Normaliser:
             name = self._name(key, prefix.rstrip("."), path)
             canonical = f"{prefix}{name}"
             if key.startswith(_COMMENTS) or key.lower() in ("comment", "comments", "description"):
-                self._note(path, "a comment", "")
+                self.note(path, "a comment", "")
             elif self._special(canonical, path, value, normal):
                 continue
             elif canonical in REFUSED:
                 self._refused(canonical, path, value)
             elif canonical in DROPPED:
-                self._note(path, DROPPED[canonical])
+                self.note(path, DROPPED[canonical])
             elif canonical in NOT_GRANTED:
-                self._note(
+                self.note(
                     path, NOT_GRANTED[canonical] if is_on(value) else "switched off", "", Severity.WARNING
                 )
             elif name not in spec:
@@ -137,13 +136,13 @@ class Normaliser:
         new = RENAMED.get(block, {}).get(key)
         if new is None:
             return key
-        self._note(path, f"{key} is now called {new}", new)
+        self.note(path, f"{key} is now called {new}", new)
         return new
 
     def _known(self, name: str, path: str, value: Json, spec: str | Keys, normal: JsonObject) -> None:
         # Check the type and add the value
         if name in normal and not same(normal[name], value):
-            self._problem(
+            self.problem(
                 codes.CONFIG_CONFLICT,
                 f"{path} is given twice, by an old and by the new name",
                 path,
@@ -155,7 +154,7 @@ class Normaliser:
         elif isinstance(spec, dict):
             inner = {"enabled": value} if isinstance(value, bool) and "enabled" in spec else value
             if not isinstance(inner, dict):
-                self._problem(
+                self.problem(
                     codes.CONFIG_TYPE,
                     f"{path} must be a mapping",
                     path,
@@ -166,7 +165,7 @@ class Normaliser:
             normal[name] = self._block(inner, spec, f"{path}.")
         else:
             if isinstance(value, list) and spec.startswith(("int", "bool", "number")):
-                self._problem(
+                self.problem(
                     codes.ZERO_TUNING_SPACE,
                     f"{path} is a list: a tuning space for DeepSpeed's autotuner, not the config of one run",
                     path,
@@ -177,7 +176,7 @@ class Normaliser:
             try:
                 normal[name] = convert(spec, value)
             except PydanticCustomError as exc:
-                self._problem(
+                self.problem(
                     codes.CONFIG_TYPE,
                     f"{path} {exc.message()}",
                     path,
@@ -189,9 +188,9 @@ class Normaliser:
         taken = normal[name]
         on = any(item is True for item in taken.values()) if isinstance(taken, dict) else is_on(taken)
         if path in SAID and on:
-            self._note(path, SAID[path])
+            self.note(path, SAID[path])
         if isinstance(taken, str) and taken != "auto" and holds_secret(name, taken):
-            self._problem(
+            self.problem(
                 codes.SEC_SECRET_ON_CLI,
                 f"'{path}' contains a secret in plain text; it would appear in logs and saved configs",
                 path,
@@ -204,23 +203,23 @@ class Normaliser:
         block, _, name = canonical.rpartition(".")
         if canonical == "zero_optimization" and isinstance(value, bool):
             normal["zero_optimization"] = {"stage": int(value)}
-            self._note(
+            self.note(
                 path,
                 f"zero_optimization: {shown('', value)} means stage {int(value)}",
                 f'{{"stage": {int(value)}}}',
             )
         elif block == "bf16" and name in LOSS_SCALE:
-            self._note(
+            self.note(
                 path,
                 "bf16 has float32's range and needs no loss scaling; DeepSpeed 0.19 refuses the key",
                 "remove it",
             )
         elif canonical in ("fp16.fp16", "bf16.bf16"):
-            self._note(path, "this is GPT-NeoX's spelling; `enabled` is used", '"enabled"')
+            self.note(path, "this is GPT-NeoX's spelling; `enabled` is used", '"enabled"')
             if is_on(value):
                 normal.setdefault("enabled", True)
         elif canonical in ("fp16.opt_level", "fp16.fp16_scale_tolerance", "fp16.loss_scaling"):
-            self._note(
+            self.note(
                 path, "DeepSpeed's fp16 block has no such key; it never had an effect there", "remove it"
             )
         elif block == "zero_optimization" and name in (
@@ -232,7 +231,7 @@ class Normaliser:
                 "offload_optimizer" if name == "cpu_offload" else "offload_param", path, value, normal
             )
         elif canonical == "zero_optimization.cpu_offload_use_pin_memory":
-            self._note(
+            self.note(
                 path,
                 "read as pin_memory of offload_optimizer and offload_param",
                 'set "pin_memory" inside these blocks',
@@ -251,7 +250,7 @@ class Normaliser:
 
     def _offload(self, name: str, path: str, value: Json, normal: JsonObject) -> None:
         on = is_on(value)
-        self._note(
+        self.note(
             path,
             f"read as {name}: device {'cpu' if on else 'none'}",
             f'"{name}": {{"device": "{"cpu" if on else "none"}"}}',
@@ -272,12 +271,12 @@ class Normaliser:
         if isinstance(tp, dict) and "autotp_size" not in inner:
             sizes["tp.tp_size"] = tp.get("tp_size")
         if not is_on(enabled):
-            self._note(path, "switched off")
+            self.note(path, "switched off")
             return
         # Drop keys that AutoTP decides, then agree on one size
         for key in [key for key in inner if key.startswith(AUTOTP_DECIDES)]:
             del inner[key]
-            self._note(
+            self.note(
                 f"{path}.{key}",
                 "DeepSpeed has no such key: AutoTP chooses which matrices it shards and how, and"
                 " its groups are consecutive ranks",
@@ -285,7 +284,7 @@ class Normaliser:
             )
         for written, size in sizes.items():
             if size is not None and inner.setdefault("autotp_size", size) != size:
-                self._problem(
+                self.problem(
                     codes.CONFIG_CONFLICT,
                     "tensor_parallel sets two different sizes",
                     f"{path}.{written}",
@@ -293,7 +292,7 @@ class Normaliser:
                     "keep autotp_size alone",
                 )
             elif size is not None and "autotp_size" not in value:
-                self._note(
+                self.note(
                     f"{path}.{written}",
                     f"read as autotp_size: {size}; DeepSpeed itself does not shard with this spelling",
                     f'"autotp_size": {size}',
@@ -307,7 +306,7 @@ class Normaliser:
             del zero["stage"]
             if not str(self.strategy).startswith("zero"):
                 zero["stage"] = 2
-                self._note(
+                self.note(
                     "zero_optimization.stage",
                     '"auto" means 2, as in accelerate, if no strategy sets it',
                     '"stage": 2',
@@ -319,7 +318,7 @@ class Normaliser:
                 continue
             if block.get("device") == "auto":
                 block["device"] = "none"
-                self._note(
+                self.note(
                     f"zero_optimization.{name}.device",
                     '"auto" means none, as in accelerate',
                     'set "device": "cpu" to offload',
@@ -327,7 +326,7 @@ class Normaliser:
             if pin is not None:
                 block.setdefault("pin_memory", is_on(pin))
             if block.get("device") == "nvme" and block.get("nvme_path") in (None, "auto", ""):
-                self._problem(
+                self.problem(
                     codes.ZERO_NVME_PATH,
                     f"{name} to nvme needs a folder",
                     f"zero_optimization.{name}.device",
@@ -338,9 +337,9 @@ class Normaliser:
     def _refused(self, canonical: str, path: str, value: Json) -> None:
         reason, remedy = REFUSED[canonical]
         if is_on(value):
-            self._problem(codes.ZERO_NOT_BUILT, f"{path}: {reason}", path, path, remedy)
+            self.problem(codes.ZERO_NOT_BUILT, f"{path}: {reason}", path, path, remedy)
         else:
-            self._note(path, "switched off")
+            self.note(path, "switched off")
 
     def _unknown(self, key: str, path: str, spec: Keys) -> None:
         self._unknown_keys += 1
@@ -350,16 +349,14 @@ class Normaliser:
         remedy = f"did you mean '{near[0]}'?" if near else "remove it"
         if path != key:
             block = path.rpartition(".")[0]
-            self._problem(
-                codes.ZERO_UNKNOWN_KEY, f"DeepSpeed's {block} has no key '{key}'", path, key, remedy
-            )
+            self.problem(codes.ZERO_UNKNOWN_KEY, f"DeepSpeed's {block} has no key '{key}'", path, key, remedy)
             return
         inside = next(
             (name for name, block in spec.items() if isinstance(block, dict) and key in block), None
         )
         if inside == "zero_optimization" and key != "stage":
             # Only ZeRO's stage changes the setup; its other keys affect memory and speed.
-            self._note(
+            self.note(
                 path,
                 "DeepSpeed reads this key inside zero_optimization only; at the top level it has no effect",
                 f'"zero_optimization": {{"{key}": …}}',
@@ -367,7 +364,7 @@ class Normaliser:
             )
         elif key not in IGNORED and (inside or near):
             remedy = f"did you mean '{near[0]}'?" if near and not inside else f'put it inside "{inside}"'
-            self._problem(
+            self.problem(
                 codes.ZERO_UNKNOWN_TOPLEVEL,
                 f"DeepSpeed has no key '{key}' and would ignore it silently",
                 path,
@@ -375,15 +372,13 @@ class Normaliser:
                 remedy,
             )
         else:
-            self._note(
+            self.note(
                 path, "DeepSpeed has no such key and ignores it", "you can remove the line", Severity.WARNING
             )
 
-    def _note(self, path: str, message: str, remedy: str = "", severity: Severity = Severity.NOTE) -> None:
-        self.layer.notes.append(self.document.note(path, f"{path}: {message}", remedy, severity))
-
-    def _problem(self, code: Code, message: str, path: str, value: str, remedy: str) -> None:
-        self.layer.problems.append(code(message, where=self.document.place(path), found=value, hint=remedy))
+    def note(self, path: str, message: str, remedy: str = "", severity: Severity = Severity.NOTE) -> None:
+        """Report a key that is translated or dropped, by its path."""
+        super().note(path, f"{path}: {message}", remedy, severity)
 
 
 def convert(spec: str, value: Json) -> Json:
@@ -392,34 +387,25 @@ def convert(spec: str, value: Json) -> Json:
     Raises PydanticCustomError if it does not fit.
     """
     kind, _, limits = spec.partition(" ")
-    if kind == "any":
-        return value
+    if kind in _KINDS:
+        return _KINDS[kind](value)
     if kind in ("mapping", "list"):
         if isinstance(value, {"mapping": dict, "list": list}[kind]):
             return value
-        raise _fail(f"must be a {kind}")
-    if kind == "bool":
-        return to_bool(value)
-    if kind == "text":
-        return to_text(value)
-    if kind not in _NUMBERS:
-        words = kind.split("|")
-        if str(value).lower() in words:
-            return str(value).lower()
-        raise _fail(f"must be one of {', '.join(words)}")
-    read = _NUMBERS[kind](value)
+        raise misfit(f"must be a {kind}")
+    if kind not in ("int", "number"):
+        if (word := str(value).lower()) in kind.split("|"):
+            return word
+        raise misfit(f"must be one of {', '.join(kind.split('|'))}")
+    number = (
+        to_int(value) if kind == "int" else value if isinstance(value, (int, float)) else to_number(value)
+    )
     low, _, high = limits.partition("..")
-    if (low and read < float(low)) or (high and read > float(high)):
-        raise _fail(f"must be at least {low}" if low and read < float(low) else f"must be at most {high}")
-    return read
+    if low and number < float(low):
+        raise misfit(f"must be at least {low}")
+    if high and number > float(high):
+        raise misfit(f"must be at most {high}")
+    return number
 
 
-def _number(value: Json) -> float:
-    return value if isinstance(value, (int, float)) else to_number(value)
-
-
-_NUMBERS: dict[str, Callable[[Json], float]] = {"int": to_int, "number": _number}
-
-
-def _fail(expected: str) -> PydanticCustomError:
-    return PydanticCustomError("paceline", "{expected}", {"expected": expected})
+_KINDS: dict[str, Callable[[Json], Json]] = {"any": lambda value: value, "bool": to_bool, "text": to_text}
