@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypeVar
 
 from paceline.config import codes
 from paceline.config.source import FOREIGN, Entry, Source
 from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.core.json_types import Json, JsonObject, as_object, put_at
 
+Item = TypeVar("Item")
 
-def inside(by_path: Mapping[str, Any], block: str) -> dict[str, Any]:
+
+def inside(by_path: Mapping[str, Item], block: str) -> dict[str, Item]:
     """Return the items at paths inside ``block``, by their paths in it."""
     start = f"{block}."
     return {path.removeprefix(start): item for path, item in by_path.items() if path.startswith(start)}
