@@ -44,25 +44,29 @@ def choose_strategy(job: Job) -> StrategyChoice:
     Raises ConfigError if it cannot be started; the config rules refuse unknown names.
     """
     requested = job.training.distributed_strategy
-    if requested in CHOOSERS:
-        chosen = by_sections(job.training) or _by_size(job.world_size, job.shape)
-    else:
-        chosen = StrategyChoice(requested, "named in the config")
+    chosen = (
+        by_sections(job.training) or _by_size(job.world_size, job.shape)
+        if requested in CHOOSERS
+        else StrategyChoice(requested, "named in the config")
+    )
     if chosen.by_size:
         return chosen
     spec = strategy_spec(chosen.strategy)
     if ":" in spec.name and not spec.implementation:
         unchecked = ", and strategy_options are not checked" if job.training.strategy_options else ""
-        reason = "your own class, named in the config; it has no spec, so memory and speed are unknown"
-        return replace(chosen, reason=reason + unchecked)
+        return replace(
+            chosen,
+            reason="your own class, named in the config; it has no spec, so memory and speed are unknown"
+            + unchecked,
+        )
     if missing := missing_package(spec, job.hardware):
         raise ConfigError(_not_installed(spec, missing))
     if spec.alone and job.world_size == 1:
-        reason = (
+        return StrategyChoice(
+            spec.alone,
             f"{spec.name} was requested; with one process there is nothing to average, and"
-            f" '{spec.alone}' computes the same"
+            f" '{spec.alone}' computes the same",
         )
-        return StrategyChoice(spec.alone, reason)
     return chosen
 
 
@@ -113,8 +117,14 @@ def check_chosen(chosen: StrategyChoice, run: Combination) -> None:
     spec = strategy_spec(chosen.strategy)
     found = []
     if run.compiled and spec.not_compiled:
-        what = f"torch.compile is not supported by this strategy: {spec.not_compiled}"
-        found.append((codes.STRATEGY_COMPILE, what, "training.torch_compile", "torch_compile: false"))
+        found.append(
+            (
+                codes.STRATEGY_COMPILE,
+                f"torch.compile is not supported by this strategy: {spec.not_compiled}",
+                "training.torch_compile",
+                "torch_compile: false",
+            )
+        )
     if not supports(run.optimizer.name, spec.state_split):
         known = BUILT[run.optimizer.name]
         code = codes.STRATEGY_ADAFACTOR if known.factored else codes.STRATEGY_OPTIMIZER_SPLIT
@@ -131,8 +141,12 @@ def check_chosen(chosen: StrategyChoice, run: Combination) -> None:
 
 def _substituted(chosen: StrategyChoice, strategy: str, sharding: str) -> StrategyChoice:
     """Return FSDP with the sharding that keeps the same states on each rank as the ZeRO stage."""
-    reason = f"{chosen.reason}; DeepSpeed is not installed, and FSDP's {sharding} shards the same states"
-    return replace(chosen, strategy=strategy, reason=reason, sharding=sharding)
+    return replace(
+        chosen,
+        strategy=strategy,
+        reason=f"{chosen.reason}; DeepSpeed is not installed, and FSDP's {sharding} shards the same states",
+        sharding=sharding,
+    )
 
 
 def _not_installed(spec: StrategySpec, package: str) -> Diagnostic:

@@ -15,6 +15,17 @@ class _ALGORITHM_NO_SPEC(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _ALGORITHM_NO_TEACHER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        model_key: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _ALGORITHM_SPEC_TORCH(CodeName):
     def __call__(
         self,
@@ -23,6 +34,16 @@ class _ALGORITHM_SPEC_TORCH(CodeName):
         *,
         module: object,
         hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _DISTILLATION_LMBDA_OFF(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -330,6 +351,91 @@ class _PLAN_OPTIM_TARGET_MODULES(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _DEVICE_CPU_TORCH(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        install: object,
+        or_cpu: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _DEVICE_DRIVER_OLD(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        driver: object,
+        built: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _DEVICE_HIDDEN(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        variable: object,
+        or_cpu: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _DEVICE_MEMORY_TAKEN(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        taken: object,
+        name: object,
+        free: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _DEVICE_MIG_EMPTY(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        or_cpu: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _DEVICE_PACKAGE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        package: object,
+        or_cpu: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _DEVICE_SILENT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        slow_driver: object,
+        or_cpu: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _DEVICE_TORCH_SILENT(CodeName):
     def __call__(
         self,
@@ -352,12 +458,47 @@ class _DEVICE_UNDRIVEN(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _DEVICE_UNUSED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        remedy: object,
+        or_cpu: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _MODEL_ADAPTER_BASE(CodeName):
     def __call__(
         self,
         where: str = "",
         found: str = "",
         *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _MODEL_DAMAGED_WEIGHTS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _MODEL_MISSING_SHARDS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        missing: object,
+        named: object,
+        index: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -405,6 +546,16 @@ class _MODEL_PICKLED(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _MODEL_WEIGHTS_INDEX(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PREC_FULL_EVAL(CodeName):
     def __call__(
         self,
@@ -419,12 +570,67 @@ class _PREC_FULL_EVAL(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _ROLLOUT_GROUPS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        near: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ROLLOUT_STEPS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        steps: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _ROLLOUT_CORRECTION(CodeName):
     def __call__(
         self,
         where: str = "",
         found: str = "",
         *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PAR_DS_TP_MISMATCH(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PAR_PP_LAYERS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        layers: object,
+        stages: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PAR_PP_SIZE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        pp_size: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -463,6 +669,85 @@ class _PAR_CP_HEADS(CodeName):
         heads: object,
         size: object,
         hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _FSDP2_LOCAL_STATE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ZERO_HPZ(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        world_size: object,
+        size: object,
+        key: object,
+        legal: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ZERO_NOT_SUPPORTED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        key: object,
+        why: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ZERO_NVME_STAGE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ZERO_OFFLOAD_RATIO(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ZERO_QUANTISED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        key: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _STRATEGY_DEEPSPEED_FP16(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        stage: object,
+        device_name: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -607,11 +892,11 @@ class _SAVE_OBJECTS_PACKAGE(CodeName):
     ) -> Diagnostic: ...
 
 ALGORITHM_NO_SPEC: _ALGORITHM_NO_SPEC
-ALGORITHM_NO_TEACHER: Code
+ALGORITHM_NO_TEACHER: _ALGORITHM_NO_TEACHER
 ALGORITHM_VOCABULARY: Code
 ALGORITHM_SPEC_TORCH: _ALGORITHM_SPEC_TORCH
 CLASSIFICATION_LABELS: Code
-DISTILLATION_LMBDA_OFF: Code
+DISTILLATION_LMBDA_OFF: _DISTILLATION_LMBDA_OFF
 PLAN_STEP_TIMEOUT: _PLAN_STEP_TIMEOUT
 PLAN_PACKAGE: Code
 PLAN_OTHER_TORCH: _PLAN_OTHER_TORCH
@@ -663,42 +948,42 @@ PLAN_QUANTISED_FLOAT64: _PLAN_QUANTISED_FLOAT64
 PLAN_QUANTISED_STRATEGY: Code
 PLAN_OPTIM_TARGET_MODULES: _PLAN_OPTIM_TARGET_MODULES
 DEVICE_ARCH: Code
-DEVICE_CPU_TORCH: Code
-DEVICE_DRIVER_OLD: Code
-DEVICE_HIDDEN: Code
-DEVICE_MEMORY_TAKEN: Code
-DEVICE_MIG_EMPTY: Code
+DEVICE_CPU_TORCH: _DEVICE_CPU_TORCH
+DEVICE_DRIVER_OLD: _DEVICE_DRIVER_OLD
+DEVICE_HIDDEN: _DEVICE_HIDDEN
+DEVICE_MEMORY_TAKEN: _DEVICE_MEMORY_TAKEN
+DEVICE_MIG_EMPTY: _DEVICE_MIG_EMPTY
 DEVICE_MIXED: Code
-DEVICE_PACKAGE: Code
-DEVICE_SILENT: Code
+DEVICE_PACKAGE: _DEVICE_PACKAGE
+DEVICE_SILENT: _DEVICE_SILENT
 DEVICE_TORCH_SILENT: _DEVICE_TORCH_SILENT
 DEVICE_UNDRIVEN: _DEVICE_UNDRIVEN
-DEVICE_UNUSED: Code
+DEVICE_UNUSED: _DEVICE_UNUSED
 TRACKER_NOT_INSTALLED: Code
 TRACKER_OFFLINE: Code
 MODEL_ADAPTER_FOLDER: Code
 MODEL_ADAPTER_BASE: _MODEL_ADAPTER_BASE
 MODEL_RUN_FOLDER: Code
 MODEL_OTHER_HEAD: Code
-MODEL_DAMAGED_WEIGHTS: Code
-MODEL_MISSING_SHARDS: Code
+MODEL_DAMAGED_WEIGHTS: _MODEL_DAMAGED_WEIGHTS
+MODEL_MISSING_SHARDS: _MODEL_MISSING_SHARDS
 MODEL_NO_WEIGHTS: _MODEL_NO_WEIGHTS
 MODEL_SPECIAL_FILE: _MODEL_SPECIAL_FILE
 MODEL_NOT_A_FOLDER: _MODEL_NOT_A_FOLDER
 MODEL_PICKLED: _MODEL_PICKLED
-MODEL_WEIGHTS_INDEX: Code
+MODEL_WEIGHTS_INDEX: _MODEL_WEIGHTS_INDEX
 PREC_FP8: Code
 PREC_BF16_WEIGHTS: Code
 PREC_FULL_EVAL: _PREC_FULL_EVAL
 ROLLOUT_SERVER_ROOM: Code
 ROLLOUT_GATHER_ROOM: Code
-ROLLOUT_GROUPS: Code
-ROLLOUT_STEPS: Code
+ROLLOUT_GROUPS: _ROLLOUT_GROUPS
+ROLLOUT_STEPS: _ROLLOUT_STEPS
 ROLLOUT_CORRECTION: _ROLLOUT_CORRECTION
 PAR_DEEPSPEED: Code
-PAR_DS_TP_MISMATCH: Code
-PAR_PP_LAYERS: Code
-PAR_PP_SIZE: Code
+PAR_DS_TP_MISMATCH: _PAR_DS_TP_MISMATCH
+PAR_PP_LAYERS: _PAR_PP_LAYERS
+PAR_PP_SIZE: _PAR_PP_SIZE
 PAR_PP_STAGES: Code
 PAR_SHARDING: Code
 PAR_TP_WIDTH: Code
@@ -707,14 +992,14 @@ PAR_TP_HEADS: _PAR_TP_HEADS
 PAR_TP_KV_HEADS: Code
 PAR_TP_NODE: _PAR_TP_NODE
 PAR_CP_HEADS: _PAR_CP_HEADS
-FSDP2_LOCAL_STATE: Code
-ZERO_HPZ: Code
-ZERO_NOT_SUPPORTED: Code
-ZERO_NVME_STAGE: Code
+FSDP2_LOCAL_STATE: _FSDP2_LOCAL_STATE
+ZERO_HPZ: _ZERO_HPZ
+ZERO_NOT_SUPPORTED: _ZERO_NOT_SUPPORTED
+ZERO_NVME_STAGE: _ZERO_NVME_STAGE
 ZERO_OFFLOAD: Code
-ZERO_OFFLOAD_RATIO: Code
-ZERO_QUANTISED: Code
-STRATEGY_DEEPSPEED_FP16: Code
+ZERO_OFFLOAD_RATIO: _ZERO_OFFLOAD_RATIO
+ZERO_QUANTISED: _ZERO_QUANTISED
+STRATEGY_DEEPSPEED_FP16: _STRATEGY_DEEPSPEED_FP16
 STRATEGY_SPEC_TORCH: _STRATEGY_SPEC_TORCH
 STRATEGY_DEEPSPEED_TP_PLAN: Code
 STRATEGY_DEEPSPEED_TP_STAGE: _STRATEGY_DEEPSPEED_TP_STAGE

@@ -82,12 +82,15 @@ def _memory(plan: Plan) -> list[str]:
     """Return the model states of a rank as a small table."""
     memory = plan.memory
     if memory is None or memory.largest is None or memory.smallest is None:
-        why = (
-            "the model's size is unknown"
-            if plan.shape is None
-            else "not counted for this strategy or adapter"
-        )
-        return _entry("model states", "unknown", why) + _roles(plan)
+        return _entry(
+            "model states",
+            "unknown",
+            (
+                "the model's size is unknown"
+                if plan.shape is None
+                else "not counted for this strategy or adapter"
+            ),
+        ) + _roles(plan)
     about = "" if plan.shape is not None and plan.shape.exact else "about "
     most, least = memory.largest.total, memory.smallest.total
     every = (
@@ -116,9 +119,11 @@ def _roles(plan: Plan) -> list[str]:
 
 def _entry(subject: str, choice: str, reason: str) -> list[str]:
     """Return ``subject  choice: reason``, wrapped; long words such as paths are not broken."""
-    text = f"{choice}: {reason}" if reason else choice
     wrapped = textwrap.wrap(
-        text, WIDTH - SUBJECT_WIDTH - 2, break_long_words=False, break_on_hyphens=False
+        f"{choice}: {reason}" if reason else choice,
+        WIDTH - SUBJECT_WIDTH - 2,
+        break_long_words=False,
+        break_on_hyphens=False,
     ) or [""]
     if len(subject) > SUBJECT_WIDTH - 1:
         return [f"  {subject}", *(" " * (SUBJECT_WIDTH + 2) + line for line in wrapped)]

@@ -75,9 +75,8 @@ def _search_spec(job: Job) -> SearchSpec:
             )
         )
     # Sizes and speeds must be known.
-    per_node = max(1, job.world_size // max(1, job.num_nodes))
     cluster = (
-        cluster_of_cpu(hardware, per_node)
+        cluster_of_cpu(hardware, max(1, job.world_size // max(1, job.num_nodes)))
         if hardware.device == "cpu"
         else cluster_of_hardware(hardware, job.num_nodes)
     )
@@ -106,25 +105,30 @@ def may_be(candidate: Candidate, hardware: Hardware) -> bool:
 
 
 def _explained(plan: Plan, taken: Candidate, found: list[Candidate], refused: dict[str, str]) -> Plan:
-    speed = taken.work.step_tokens / taken.step
     how = (
         f"{short_mesh(taken)}, micro-batch {taken.work.micro_batch} ×"
         f" {taken.work.accumulation}{', recomputed' if taken.work.recompute == 'full' else ''}"
     )
     reason = (
-        f"the fastest of {len(found)} predicted layouts: {how}: {speed:,.0f} tokens/s,"
+        f"the fastest of {len(found)} predicted layouts: {how}:"
+        f" {taken.work.step_tokens / taken.step:,.0f} tokens/s,"
         f" {taken.bytes / GIB:.1f} GiB of a limit of {taken.limit / GIB:.1f}"
     )
     others = []
     for best in best_of_each(found):
         if best.strategy == taken.strategy:
             continue
-        why = (
-            best.binding
-            or refused.get(best.strategy)
-            or f"not faster: {best.work.step_tokens / best.step:,.0f} tokens/s"
+        others.append(
+            Decision(
+                f"not {best.strategy}",
+                short_mesh(best),
+                (
+                    best.binding
+                    or refused.get(best.strategy)
+                    or f"not faster: {best.work.step_tokens / best.step:,.0f} tokens/s"
+                ),
+            )
         )
-        others.append(Decision(f"not {best.strategy}", short_mesh(best), why))
     decisions = tuple(replace(d, reason=reason) if d.subject == KEY else d for d in plan.decisions)
     return replace(plan, strategy_reason=reason, decisions=(*decisions, *others))
 
@@ -151,9 +155,12 @@ def what_fits(plan: Plan, hardware: Hardware, *, ran_out: bool = False) -> list[
     fits or can be predicted. Never the plan's own layout.
     """
     # Predict the plan itself and every layout of the search.
-    per_node = max(1, plan.world_size // plan.num_nodes)
     on_cpu = hardware.device == "cpu"
-    cluster = cluster_of_cpu(hardware, per_node) if on_cpu else cluster_of_hardware(hardware, plan.num_nodes)
+    cluster = (
+        cluster_of_cpu(hardware, max(1, plan.world_size // plan.num_nodes))
+        if on_cpu
+        else cluster_of_hardware(hardware, plan.num_nodes)
+    )
     if cluster is None or plan.world_size > MANY_CARDS:
         return []
     spec = search_spec_of(plan, replace(cluster, cards=plan.world_size))
@@ -169,9 +176,14 @@ def what_fits(plan: Plan, hardware: Hardware, *, ran_out: bool = False) -> list[
     # Fitting layouts: of the same strategy only if they need less; then the nearest of each kind.
     fits = [c for c in found if c.safe and factor * (c.bytes + resident) <= c.limit and may_be(c, hardware)]
     fits = [c for c in fits if not (_layout(c.work) == _layout(own.work) and not _gentler(c.work, own.work))]
-    near = [c for c in fits if _layout(c.work) == _layout(own.work)]
-    other = [c for c in fits if _layout(c.work) != _layout(own.work)]
-    return [_sentence(min(some, key=_changes(own)), factor, resident) for some in (near, other) if some]
+    return [
+        _sentence(min(some, key=_changes(own)), factor, resident)
+        for some in (
+            [c for c in fits if _layout(c.work) == _layout(own.work)],
+            [c for c in fits if _layout(c.work) != _layout(own.work)],
+        )
+        if some
+    ]
 
 
 def _layout(work: StepSpec) -> tuple[int, int, int, int, int, str, float]:
@@ -194,8 +206,10 @@ def _changes(own: Candidate) -> Callable[[Candidate], tuple[bool, bool, float]]:
 
 
 def _sentence(found: Candidate, factor: float, resident: float) -> str:
-    need, room = factor * (found.bytes + resident) / GIB, found.card / GIB
-    return f"{found.strategy} fits, {need:.1f} of {room:.1f} GiB: {settings_text(settings(found))}"
+    need = factor * (found.bytes + resident) / GIB
+    return (
+        f"{found.strategy} fits, {need:.1f} of {found.card / GIB:.1f} GiB: {settings_text(settings(found))}"
+    )
 
 
 def plan_auto(by_size: StrategyChoice, hardware: Hardware, make: Callable[[StrategyChoice], Plan]) -> Plan:
@@ -235,8 +249,9 @@ def plan_auto(by_size: StrategyChoice, hardware: Hardware, make: Callable[[Strat
     if kept is None:
         assert first is not None
         raise first
-    less = what_fits(kept, hardware)
-    last = f"keeping {kept.strategy}; " + ("; or ".join(less) or "none of the searched layouts fits")
+    last = f"keeping {kept.strategy}; " + (
+        "; or ".join(what_fits(kept, hardware)) or "none of the searched layouts fits"
+    )
     return with_reason(kept, "; ".join([by_size.reason, *reasons, last]))
 
 

@@ -83,21 +83,24 @@ def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def tp_heads(heads: int, size: int) -> Diagnostic | None:
+def tp_heads(heads: int, size: int, where: str = "", found: str = "") -> Diagnostic | None:
     """Return the refusal of a tensor-parallel size that does not divide the attention heads."""
-    return codes.PAR_TP_HEADS(heads=heads, size=size) if heads % size else None
+    return codes.PAR_TP_HEADS(where, found, heads=heads, size=size) if heads % size else None
 
 
-def cp_heads(heads: int, size: int, hint: str) -> Diagnostic | None:
+def cp_heads(heads: int, size: int, hint: str, where: str = "", found: str = "") -> Diagnostic | None:
     """Return the refusal of a Ulysses size that does not divide the heads of a rank."""
-    return codes.PAR_CP_HEADS(heads=heads, size=size, hint=hint) if heads % size else None
+    return codes.PAR_CP_HEADS(where, found, heads=heads, size=size, hint=hint) if heads % size else None
 
 
-def tp_inside_node(per_node: int, size: int, key: str, why: str = "") -> Diagnostic | None:
-    """Return the refusal of tensor-parallel groups that span nodes; ``key``: names the size in the hint."""
-    if per_node % size == 0:
-        return None
-    return codes.PAR_TP_NODE(per_node=per_node, size=size, hint=f"{key}: {math.gcd(per_node, size)}{why}")
+def tp_inside_node(
+    per_node: int, size: int, remedy: str, where: str = "", found: str = ""
+) -> Diagnostic | None:
+    """Return the refusal of tensor-parallel groups that span nodes; ``{}`` in ``remedy``: one that fits."""
+    hint = remedy.format(math.gcd(per_node, size))
+    return (
+        codes.PAR_TP_NODE(where, found, per_node=per_node, size=size, hint=hint) if per_node % size else None
+    )
 
 
 @dataclass(frozen=True)

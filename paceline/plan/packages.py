@@ -60,12 +60,19 @@ def check_packages(
     t = config.training
     package = BUILT[t.optim].package if t.optim in BUILT else ""
     if package and find(package) is None:
-        what = f"the optimizer {t.optim} needs the package {package}"
-        hint = "pip install 'paceline[optimizers]', or set optim: adamw_torch_fused"
-        yield _missing(what, "training.optim", package, hint)
+        yield _missing(
+            f"the optimizer {t.optim} needs the package {package}",
+            "training.optim",
+            package,
+            "pip install 'paceline[optimizers]', or set optim: adamw_torch_fused",
+        )
     if t.fp8 and find("torchao") is None:
-        what, hint = "fp8 needs the package torchao", "pip install 'paceline[optimizers]', or set fp8: false"
-        yield _missing(what, "training.fp8", "torchao", hint)
+        yield _missing(
+            "fp8 needs the package torchao",
+            "training.fp8",
+            "torchao",
+            "pip install 'paceline[optimizers]', or set fp8: false",
+        )
     if t.torch_compile and t.torch_compile_backend in (None, "inductor"):
         yield from _compiler(device)
 
@@ -76,13 +83,19 @@ def _compiler(device: str) -> Iterator[Diagnostic]:
     """
     key = "training.torch_compile"
     if device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        what = "torch.compile on a CPU needs a C++ compiler"
-        hint = "apt-get install g++; or set torch_compile: false"
-        yield codes.PLAN_COMPILER(what, key, "no c++, g++ or clang++ on PATH", hint)
+        yield codes.PLAN_COMPILER(
+            "torch.compile on a CPU needs a C++ compiler",
+            key,
+            "no c++, g++ or clang++ on PATH",
+            "apt-get install g++; or set torch_compile: false",
+        )
     if device != "cpu" and (obstacle := triton_obstacle()):
-        what = "torch.compile needs Triton, which builds its launchers with a C compiler and Python's headers"
-        hint = "pip install triton; apt-get install gcc python3-dev; or set torch_compile: false"
-        yield codes.PLAN_COMPILER(what, key, obstacle, hint)
+        yield codes.PLAN_COMPILER(
+            "torch.compile needs Triton, which builds its launchers with a C compiler and Python's headers",
+            key,
+            obstacle,
+            "pip install triton; apt-get install gcc python3-dev; or set torch_compile: false",
+        )
 
 
 def _trackers(
@@ -101,13 +114,20 @@ def _trackers(
         if facts is None:
             continue
         if find(facts.package) is None:
-            what = f"the tracker {name} is not installed"
-            hint = f"{facts.install}, or remove '{name}'"
-            yield codes.TRACKER_NOT_INSTALLED(what, key, facts.package, hint)
+            yield codes.TRACKER_NOT_INSTALLED(
+                f"the tracker {name} is not installed",
+                key,
+                facts.package,
+                f"{facts.install}, or remove '{name}'",
+            )
         elif not has_key(name, environ) and not meant_offline(name, environ):
-            what = f"{name} has no key of its server here: it records offline, for `{facts.later}` later"
-            hint = f"run {name} login, or set {facts.mode}=offline if this is intended"
-            yield codes.TRACKER_OFFLINE(what, key, f"no {facts.key}", hint, Severity.WARNING)
+            yield codes.TRACKER_OFFLINE(
+                f"{name} has no key of its server here: it records offline, for `{facts.later}` later",
+                key,
+                f"no {facts.key}",
+                f"run {name} login, or set {facts.mode}=offline if this is intended",
+                Severity.WARNING,
+            )
 
 
 def _data(config: Config, find: Find) -> Iterator[Diagnostic]:
@@ -158,10 +178,8 @@ def meant_offline(name: str, environ: Mapping[str, str]) -> bool:
 
 def _has_login(facts: TrackerFacts, environ: Mapping[str, str]) -> bool:
     given = environ.get("NETRC") if facts.host else None
-    home = environ.get("HOME", "~")
-    path = Path(given or facts.login.replace("~", home, 1)).expanduser()
-    address = environ.get("WANDB_BASE_URL", "") if facts.host else ""
-    host = urlsplit(address).hostname or facts.host
+    path = Path(given or facts.login.replace("~", environ.get("HOME", "~"), 1)).expanduser()
+    host = urlsplit(environ.get("WANDB_BASE_URL", "") if facts.host else "").hostname or facts.host
     try:
         hosts = netrc(str(path)).hosts
     except (OSError, NetrcParseError, UnicodeError):

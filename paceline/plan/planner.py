@@ -66,8 +66,9 @@ def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
 
     def made(chosen: StrategyChoice | None) -> Plan:
         warned = list(found)
-        resolved = resolve(chosen, job, warned)
-        return _with_room(_checked(_assembled(job, resolved, warned)), job.hardware, job.needs_room)
+        return _with_room(
+            _checked(_assembled(job, resolve(chosen, job, warned), warned)), job.hardware, job.needs_room
+        )
 
     chosen = attempt(lambda: choose_strategy(job), found)
     if chosen is None or not chosen.by_size or errors(found):
@@ -98,8 +99,12 @@ def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
 
         fits = what_fits(plan, hardware) if problems else []
         raise ConfigError(*(replace(d, hint="; or ".join(fits) or d.hint) for d in problems), *own_keys)
-    slow = _warnings([*step_limit_warning(plan, hardware)])
-    decisions = (*plan.decisions, *nvme_decisions(plan), *room_decisions(plan, hardware, room), *slow)
+    decisions = (
+        *plan.decisions,
+        *nvme_decisions(plan),
+        *room_decisions(plan, hardware, room),
+        *_warnings([*step_limit_warning(plan, hardware)]),
+    )
     return with_snapshot(
         replace(plan, decisions=decisions), hardware, (room.states_host if room else None) or 0
     )
@@ -109,9 +114,9 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
     """Return the plan of the resolved choices, without memory; ``found`` becomes warnings."""
     config, hardware, shape, spec = job.config, job.hardware, job.shape, job.algorithm
     training, engine, precision = config.training, resolved.engine, resolved.precision
-    requested, length = config.model.attn_implementation, config.data.max_length
+    length = config.data.max_length
     backend, about_backend = choose_backend(training.ddp_backend, hardware, WaitLimits.of(training))
-    attention = choose_attention(requested, hardware, precision, shape, length)
+    attention = choose_attention(config.model.attn_implementation, hardware, precision, shape, length)
     kernel = attention.kernel
     packing = choose_packing(job, apart=kernel is not None)
     reference, models, about_models = spec.models(training, resolved.adapter)
@@ -201,8 +206,7 @@ def _with_shape(
 def _main_decisions(
     hardware: Hardware, world_size: int, num_nodes: int, resolved: Resolved
 ) -> tuple[Decision, ...]:
-    batch, precision = resolved.engine.batch, resolved.precision
-    where = f"{world_size} process(es) on {num_nodes} node(s)"
+    precision = resolved.precision
     devices = hardware.num_devices
     on_each_node = "one per device" if world_size // num_nodes == devices else f"{devices} device(s) per node"
     made = [
@@ -210,12 +214,12 @@ def _main_decisions(
         Decision("training.distributed_strategy", resolved.chosen.strategy, resolved.chosen.reason),
         Decision(
             "processes",
-            where,
+            f"{world_size} process(es) on {num_nodes} node(s)",
             on_each_node if is_accelerator(hardware.device) else f"{hardware.cpu_count} cores per node",
         ),
         Decision(
             "batch",
-            str(batch),
+            str(resolved.engine.batch),
             "per_device_train_batch_size × gradient_accumulation_steps × data-parallel ranks",
         ),
         Decision(

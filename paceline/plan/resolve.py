@@ -68,8 +68,9 @@ def _divided(chosen: StrategyChoice, job: Job) -> _Divided:
     findings, t = Findings(), job.training
     mesh = strategy_spec(chosen.strategy).mesh(job, findings)
     findings.raise_if_refused()
-    requested = t.per_device_train_batch_size, t.gradient_accumulation_steps
-    micro, accumulation, from_total = batch_of(t.deepspeed, *requested, mesh.data_parallel_size)
+    micro, accumulation, from_total = batch_of(
+        t.deepspeed, *(t.per_device_train_batch_size, t.gradient_accumulation_steps), mesh.data_parallel_size
+    )
     batch = split_batch(micro, accumulation, mesh.data_parallel_size)
     about = (Decision("train_batch_size", str(batch.global_batch), from_total),) if from_total else ()
     return _Divided(mesh, batch, (*findings.decisions, *about))
@@ -108,9 +109,11 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
     adapter = attempt(lambda: adapter_of(job.lora), found)
     router = router_options(training, shape.router_aux_loss if shape else 0.0)
     optimizer = _optimizer(training, found)
-    bf16_weights = training.pure_bf16 or rounds(optimizer.name)
     precision = choose_precision(
-        training.mixed_precision, job.hardware, job.config.model.dtype, bf16_weights=bf16_weights
+        training.mixed_precision,
+        job.hardware,
+        job.config.model.dtype,
+        bf16_weights=training.pure_bf16 or rounds(optimizer.name),
     )
     optimizer = _in_dtype(optimizer, precision)
     if precision.master == "bfloat16" and chosen and not strategy_spec(chosen.strategy).shards_weights:
@@ -137,9 +140,13 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
         if cut is not None:
             engine = attempt(partial(_engine, chosen, sharded, precision, cut), found)
     if chosen is not None and engine is not None:
-        here = job.hardware.packages is not None
         found += check_adapter(
-            adapter, strategy_spec(chosen.strategy), engine.mesh, precision.compute, engine.options, here=here
+            adapter,
+            strategy_spec(chosen.strategy),
+            engine.mesh,
+            precision.compute,
+            engine.options,
+            here=job.hardware.packages is not None,
         )
     found += check_expert_adapters(run, shape)
     found += check_router(shape, router, adapters=job.lora is not None)
@@ -165,14 +172,13 @@ def _optimizer(training: TrainingSection, found: list[Diagnostic]) -> OptimizerS
         args["warmup_steps"] = int(training.warmup_steps)
     if known is not None and known.rounds:
         args["seed"] = training.seed
-    given = attempt(lambda: parse_optim_args(training.optim_args), found)
     return OptimizerSpec(
         name=training.optim,
         learning_rate=training.learning_rate,
         weight_decay=training.weight_decay,
         betas=(training.adam_beta1, training.adam_beta2),
         eps=training.adam_epsilon,
-        args={**args, **(given or {})},
+        args={**args, **(attempt(lambda: parse_optim_args(training.optim_args), found) or {})},
         target_modules=targets_of(training.optim_target_modules),
     )
 
@@ -182,8 +188,13 @@ def _in_dtype(optimizer: OptimizerSpec, precision: Precision) -> OptimizerSpec:
     known = BUILT.get(optimizer.name)
     if known is None or not known.orthogonalises:
         return optimizer
-    low = precision.compute in ("bfloat16", "float16")
-    return replace(optimizer, args={"ns_dtype": "bfloat16" if low else "float32", **optimizer.args})
+    return replace(
+        optimizer,
+        args={
+            "ns_dtype": "bfloat16" if (precision.compute in ("bfloat16", "float16")) else "float32",
+            **optimizer.args,
+        },
+    )
 
 
 def attempt(choice: Callable[[], T], found: list[Diagnostic]) -> T | None:

@@ -14,11 +14,16 @@ _KEY, _ALGORITHM = "training.algorithm_options", "training.algorithm"
 
 def options(c: Context) -> Iterator[Diagnostic]:
     """algorithm.options"""
-    given, spec = c.config.training.algorithm_options, c.algorithm
-    if given and not spec.own:
-        what = "algorithm_options are passed only to your own algorithm (module:SPEC)"
-        hint = "set algorithm: module:SPEC, or use the section named after the built-in algorithm"
-        yield c.problem(codes.ALGORITHM_OPTIONS, what, _KEY, _ALGORITHM, hint=hint, severity=Severity.WARNING)
+    spec = c.algorithm
+    if c.config.training.algorithm_options and not spec.own:
+        yield c.problem(
+            codes.ALGORITHM_OPTIONS,
+            "algorithm_options are passed only to your own algorithm (module:SPEC)",
+            _KEY,
+            _ALGORITHM,
+            hint="set algorithm: module:SPEC, or use the section named after the built-in algorithm",
+            severity=Severity.WARNING,
+        )
         return
     yield from wrong_options(c, codes.ALGORITHM_OPTIONS, spec.name, _KEY, spec.options)
 
@@ -35,9 +40,12 @@ def whole_answers(c: Context) -> Iterator[Diagnostic]:
         return
     wrong = sharding_keys(c, sharding_axes(c, scores=c.algorithm.scalar_head))
     if wrong:
-        tp = "" if c.algorithm.scalar_head else ", with tp_size"
         yield c.at(
-            codes.STRATEGY_PAIRS(name=c.algorithm.name, in_words=in_words(wrong), tp=tp),
+            codes.STRATEGY_PAIRS(
+                name=c.algorithm.name,
+                in_words=in_words(wrong),
+                tp="" if c.algorithm.scalar_head else ", with tp_size",
+            ),
             "training.algorithm",
             *places(wrong),
         )

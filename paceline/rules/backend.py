@@ -22,12 +22,12 @@ def strategy_name(c: Context) -> Iterator[Diagnostic]:
     if name in names or ":" in name:
         return
     meant = value_meant(_STRATEGY, name, names)
-    hint = f"did you mean '{meant}'?" if meant in names else meant
     yield c.problem(
         core_codes.STRATEGY_UNKNOWN,
         "there is no strategy of this name",
         _STRATEGY,
-        hint=hint or f"one of {', '.join(names)}, or module:Class",
+        hint=(f"did you mean '{meant}'?" if meant in names else meant)
+        or f"one of {', '.join(names)}, or module:Class",
     )
 
 
@@ -108,13 +108,14 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
 
 def needs_processes(c: Context) -> Iterator[Diagnostic]:
     """back.fsdp_single"""
-    t, world, spec = c.config.training, c.facts.world_size, c.strategy
+    world, spec = (c.facts.world_size, c.strategy)
     least = 1 if spec is None else spec.min_processes
     if spec is not None and world is not None and world < least:
-        there = "there is only one" if world == 1 else f"there are {world}"
         yield c.at(
-            codes.BACK_FSDP_SINGLE(name=spec.name, least=least, there=there),
-            "training.fsdp" if t.fsdp else _STRATEGY,
+            codes.BACK_FSDP_SINGLE(
+                name=spec.name, least=least, there="there is only one" if world == 1 else f"there are {world}"
+            ),
+            "training.fsdp" if c.config.training.fsdp else _STRATEGY,
         )
 
 
@@ -122,8 +123,10 @@ def nccl(c: Context) -> Iterator[Diagnostic]:
     """back.nccl_cpu"""
     t = c.config.training
     if t.ddp_backend == "nccl" and (t.use_cpu or c.facts.device == "cpu"):
-        why = "use_cpu is set" if t.use_cpu else "this machine has no CUDA device"
-        yield c.at(codes.BACK_NCCL_CPU(why=why), "training.ddp_backend")
+        yield c.at(
+            codes.BACK_NCCL_CPU(why="use_cpu is set" if t.use_cpu else "this machine has no CUDA device"),
+            "training.ddp_backend",
+        )
 
 
 _BACKEND_FROM = {
@@ -169,13 +172,7 @@ def launch(c: Context) -> Iterator[Diagnostic]:
     if section.master_port is not None and not 0 <= section.master_port <= 65535:
         yield c.at(codes.BACK_MASTER_PORT_RANGE(), "launch.master_port")
     if section.node_rank >= section.nnodes:
-        yield c.problem(
-            codes.BACK_NODE_RANK,
-            f"node_rank must be from 0 to {section.nnodes - 1}",
-            "launch.node_rank",
-            "launch.nnodes",
-            hint="set node_rank: 0 on the first node",
-        )
+        yield c.at(codes.BACK_NODE_RANK(last=section.nnodes - 1), "launch.node_rank", "launch.nnodes")
     if section.nnodes > 1 and section.master_port is None and c.starting:
         yield c.at(codes.BACK_MULTI_NODE_PORT(), "launch.master_port")
 

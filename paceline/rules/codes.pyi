@@ -167,6 +167,31 @@ class _TRAIN_OPTIMIZER(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _TRAIN_OPTIMIZER_DEVICE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        devices: object,
+        device: object,
+        elsewhere: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAIN_OPTIMIZER_FLOAT64(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _TRAIN_MAX_GRAD_NORM(CodeName):
     def __call__(
         self,
@@ -174,6 +199,17 @@ class _TRAIN_MAX_GRAD_NORM(CodeName):
         found: str = "",
         *,
         max_grad_norm: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _TRAIN_WEIGHT_DECAY(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        fraction: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -495,6 +531,17 @@ class _BACK_MASTER_PORT_RANGE(CodeName):
         where: str = "",
         found: str = "",
         *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _BACK_NODE_RANK(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        last: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -1071,13 +1118,13 @@ TRAIN_PROFILE: Code
 TRAIN_REPORT_TO: _TRAIN_REPORT_TO
 TRAIN_CALLBACK: _TRAIN_CALLBACK
 TRAIN_OPTIMIZER: _TRAIN_OPTIMIZER
-TRAIN_OPTIMIZER_DEVICE: Code
-TRAIN_OPTIMIZER_FLOAT64: Code
+TRAIN_OPTIMIZER_DEVICE: _TRAIN_OPTIMIZER_DEVICE
+TRAIN_OPTIMIZER_FLOAT64: _TRAIN_OPTIMIZER_FLOAT64
 TRAIN_SCHEDULE_FREE: Code
 TRAIN_OPTIM_TARGET_MODULES: Code
 TRAIN_LEARNING_RATE: Code
 TRAIN_MAX_GRAD_NORM: _TRAIN_MAX_GRAD_NORM
-TRAIN_WEIGHT_DECAY: Code
+TRAIN_WEIGHT_DECAY: _TRAIN_WEIGHT_DECAY
 TRAIN_ADAM_EPSILON: _TRAIN_ADAM_EPSILON
 TRAIN_SCHEDULE: _TRAIN_SCHEDULE
 TRAIN_SCHEDULE_OPTIONS: Code
@@ -1115,7 +1162,7 @@ BACK_FSDP_SINGLE: _BACK_FSDP_SINGLE
 BACK_NCCL_CPU: _BACK_NCCL_CPU
 BACK_NOT_BUILT: _BACK_NOT_BUILT
 BACK_MASTER_PORT_RANGE: _BACK_MASTER_PORT_RANGE
-BACK_NODE_RANK: Code
+BACK_NODE_RANK: _BACK_NODE_RANK
 BACK_MULTI_NODE_PORT: _BACK_MULTI_NODE_PORT
 DEVICE_FLOAT64: _DEVICE_FLOAT64
 DEVICE_ALONE: Code

@@ -39,8 +39,8 @@ def positions(c: Context) -> Iterator[Diagnostic]:
 
 def packing(c: Context) -> Iterator[Diagnostic]:
     """data.packing_eval"""
-    t, d = c.config.training, c.config.data
-    if d.packing and c.given("data.packing") and c.algorithm.generation(t) is not None:
+    t = c.config.training
+    if c.config.data.packing and c.given("data.packing") and c.algorithm.generation(t) is not None:
         yield c.at(codes.DATA_PACKING_EVAL(algorithm=t.algorithm), "data.packing", "training.algorithm")
 
 

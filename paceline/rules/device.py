@@ -27,8 +27,14 @@ def device_float64(c: Context) -> Iterator[Diagnostic]:
     several = (c.facts.world_size or 1) > 1
     if kind.float64 and (kind.wire_float64 or not several):
         return
-    why = f"{kind.backend} does not transfer it" if kind.float64 else "the device has no such tensors"
-    yield c.at(codes.DEVICE_FLOAT64(label=kind.label, why=why, or_cpu=_OR_CPU), "model.dtype")
+    yield c.at(
+        codes.DEVICE_FLOAT64(
+            label=kind.label,
+            why=f"{kind.backend} does not transfer it" if kind.float64 else "the device has no such tensors",
+            or_cpu=_OR_CPU,
+        ),
+        "model.dtype",
+    )
 
 
 def device_alone(c: Context) -> Iterator[Diagnostic]:
@@ -39,15 +45,14 @@ def device_alone(c: Context) -> Iterator[Diagnostic]:
     world, group = c.facts.world_size or 1, c.strategy is not None and c.strategy.needs_group
     if world == 1 and not group:
         return
-    what = (
-        f"{world} processes are to train on {kind.label}, but no backend transfers its tensors"
-        if world > 1
-        else f"{c.config.training.distributed_strategy} needs a process group, and no backend transfers"
-        f" {kind.label} tensors"
-    )
     yield c.problem(
         codes.DEVICE_ALONE,
-        what,
+        (
+            f"{world} processes are to train on {kind.label}, but no backend transfers its tensors"
+            if world > 1
+            else f"{c.config.training.distributed_strategy} needs a process group, and no backend transfers"
+            f" {kind.label} tensors"
+        ),
         "training.distributed_strategy",
         hint=f"set distributed_strategy: single and start one process, or set {_OR_CPU}",
     )

@@ -108,10 +108,8 @@ def attention(c: Context) -> Iterator[Diagnostic]:
             codes.SEC_ATTENTION_KERNEL,
             "an attention named org/repository is code from the hub",
             "model.attn_implementation",
-            hint=(
-                "set attn_implementation: auto; or org/repository@COMMIT, the 40 digits of the"
-                " commit you have reviewed, with trust_remote_code: true"
-            ),
+            hint="set attn_implementation: auto; or org/repository@COMMIT, the 40 digits of the"
+            " commit you have reviewed, with trust_remote_code: true",
         )
     if name.startswith("flash_attention") and (
         c.config.training.use_cpu or c.facts.device in (CPU.name, MPS.name)

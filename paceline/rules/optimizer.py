@@ -33,12 +33,14 @@ def optimizer_machine(c: Context) -> Iterator[Diagnostic]:
     if known is None:
         return
     if known.devices and device is not None and device not in known.devices:
-        what = f"the optimizer {name} runs only on {' or '.join(known.devices)}, but this run uses {device}"
-        yield c.problem(codes.TRAIN_OPTIMIZER_DEVICE, what, _OPTIM, hint=f"set optim: {known.elsewhere}")
+        yield c.at(
+            codes.TRAIN_OPTIMIZER_DEVICE(
+                name=name, devices=" or ".join(known.devices), device=device, elsewhere=known.elsewhere
+            ),
+            _OPTIM,
+        )
     if not known.float64 and c.config.model.dtype == "float64":
-        what = f"the optimizer {name} computes in float32, but the weights are float64"
-        hint = "set dtype: float32, or optim: adamw_torch"
-        yield c.problem(codes.TRAIN_OPTIMIZER_FLOAT64, what, "model.dtype", _OPTIM, hint=hint)
+        yield c.at(codes.TRAIN_OPTIMIZER_FLOAT64(name=name), "model.dtype", _OPTIM)
 
 
 def schedule_free(c: Context) -> Iterator[Diagnostic]:
@@ -47,19 +49,29 @@ def schedule_free(c: Context) -> Iterator[Diagnostic]:
     if t.optim not in BUILT or not BUILT[t.optim].averaged:
         return
     if t.lr_scheduler_type != _CONSTANT:
-        what = f"{t.optim} needs a constant learning rate, but lr_scheduler_type is {t.lr_scheduler_type}"
         yield c.problem(
-            codes.TRAIN_SCHEDULE_FREE, what, _SCHEDULE, _OPTIM, hint=f"set lr_scheduler_type: {_CONSTANT}"
+            codes.TRAIN_SCHEDULE_FREE,
+            f"{t.optim} needs a constant learning rate, but lr_scheduler_type is {t.lr_scheduler_type}",
+            _SCHEDULE,
+            _OPTIM,
+            hint=f"set lr_scheduler_type: {_CONSTANT}",
         )
     if t.warmup_steps and ("warmup_steps" not in BUILT[t.optim].takes or t.warmup_steps < 1):
         takes = "warmup_steps" in BUILT[t.optim].takes
-        what = f"{t.optim} {'needs its warm-up as a number of steps' if takes else 'has a built-in warm-up'}"
-        hint = "set warmup_steps: 100" if takes else "set warmup_steps: 0"
-        yield c.problem(codes.TRAIN_SCHEDULE_FREE, what, "training.warmup_steps", _OPTIM, hint=hint)
-    if "betas" in BUILT[t.optim].takes and t.adam_beta1 == 0:
-        what = f"{t.optim} weights its average by 1 / adam_beta1, and adam_beta1 is 0"
         yield c.problem(
-            codes.TRAIN_SCHEDULE_FREE, what, "training.adam_beta1", _OPTIM, hint="set adam_beta1: 0.9"
+            codes.TRAIN_SCHEDULE_FREE,
+            f"{t.optim} {'needs its warm-up as a number of steps' if takes else 'has a built-in warm-up'}",
+            "training.warmup_steps",
+            _OPTIM,
+            hint="set warmup_steps: 100" if takes else "set warmup_steps: 0",
+        )
+    if "betas" in BUILT[t.optim].takes and t.adam_beta1 == 0:
+        yield c.problem(
+            codes.TRAIN_SCHEDULE_FREE,
+            f"{t.optim} weights its average by 1 / adam_beta1, and adam_beta1 is 0",
+            "training.adam_beta1",
+            _OPTIM,
+            hint="set adam_beta1: 0.9",
         )
 
 
@@ -74,14 +86,22 @@ def projected_modules(c: Context) -> Iterator[Diagnostic]:
     """train.optim_target_modules"""
     t = c.config.training
     if t.optim in BUILT and BUILT[t.optim].projects and c.config.lora is not None:
-        what = f"{t.optim} projects the gradients of whole weights; LoRA's matrices are of low rank already"
-        hint = "remove lora, or set optim: adamw_torch_fused"
-        yield c.problem(codes.TRAIN_OPTIM_TARGET_MODULES, what, _OPTIM, "lora", hint=hint)
+        yield c.problem(
+            codes.TRAIN_OPTIM_TARGET_MODULES,
+            f"{t.optim} projects the gradients of whole weights; LoRA's matrices are of low rank already",
+            _OPTIM,
+            "lora",
+            hint="remove lora, or set optim: adamw_torch_fused",
+        )
     if not t.optim_target_modules or t.optim not in BUILT or BUILT[t.optim].projects:
         return
-    what = f"optim_target_modules is for optimizers that project gradients, and {t.optim} projects none"
-    hint = "set optim: galore_adamw, or remove optim_target_modules"
-    yield c.problem(codes.TRAIN_OPTIM_TARGET_MODULES, what, _TARGETS, _OPTIM, hint=hint)
+    yield c.problem(
+        codes.TRAIN_OPTIM_TARGET_MODULES,
+        f"optim_target_modules is for optimizers that project gradients, and {t.optim} projects none",
+        _TARGETS,
+        _OPTIM,
+        hint="set optim: galore_adamw, or remove optim_target_modules",
+    )
 
 
 def schedule(c: Context) -> Iterator[Diagnostic]:
@@ -138,8 +158,9 @@ def best_metric(c: Context) -> Iterator[Diagnostic]:
         return  # the algorithm's first metric, and its way
     requested = t.metric_for_best_model or "loss"
     rewards = t.rollout.rewards if c.algorithm.on_policy and t.rollout is not None else ()
-    answers = t.eval_metrics if t.eval_generate else ()
-    names = evaluation_metrics(t.algorithm, [reward.name for reward in rewards], answers)
+    names = evaluation_metrics(
+        t.algorithm, [reward.name for reward in rewards], t.eval_metrics if t.eval_generate else ()
+    )
     full = requested if requested.startswith("eval_") else f"eval_{requested}"
     if full not in names:
         if t.metric_for_best_model is None:
@@ -174,8 +195,14 @@ def rate(c: Context) -> Iterator[Diagnostic]:
     elif t.learning_rate < _SMALLEST:
         what = f"with a learning rate of {t.learning_rate:g} the weights hardly change"
     if what:
-        hint = "learning_rate: 2e-5 (all weights) or 1e-4 (adapters) are usual"
-        yield c.problem(codes.TRAIN_LEARNING_RATE, what, _RATE, _OPTIM, hint=hint, severity=Severity.WARNING)
+        yield c.problem(
+            codes.TRAIN_LEARNING_RATE,
+            what,
+            _RATE,
+            _OPTIM,
+            hint="learning_rate: 2e-5 (all weights) or 1e-4 (adapters) are usual",
+            severity=Severity.WARNING,
+        )
     if 0 < t.max_grad_norm < _SMALLEST:
         yield c.at(codes.TRAIN_MAX_GRAD_NORM(max_grad_norm=t.max_grad_norm), _CLIP)
 
@@ -184,13 +211,8 @@ def decay(c: Context) -> Iterator[Diagnostic]:
     """train.weight_decay, train.adam_epsilon"""
     t = c.config.training
     if t.learning_rate * t.weight_decay >= 1:
-        yield c.problem(
-            codes.TRAIN_WEIGHT_DECAY,
-            "each step removes weight_decay × learning_rate of every weight, here a fraction of"
-            f" {t.weight_decay * t.learning_rate:g}",
-            "training.weight_decay",
-            hint="weight_decay: 0.01 or 0.1 are usual",
-            severity=Severity.WARNING,
+        yield c.at(
+            codes.TRAIN_WEIGHT_DECAY(fraction=t.weight_decay * t.learning_rate), "training.weight_decay"
         )
     if t.adam_epsilon >= 1:
         yield c.at(codes.TRAIN_ADAM_EPSILON(adam_epsilon=t.adam_epsilon), "training.adam_epsilon")

@@ -59,10 +59,8 @@ def product(c: Context) -> Iterator[Diagnostic]:
         f"the mesh has {held} processes, but {world} are started",
         _SIZES,
         found=_written(sizes),
-        hint=(
-            f"choose sizes whose product is {world} (its divisors: {divisors}); leave out"
-            " dp_shard_size to derive it from the others"
-        ),
+        hint=f"choose sizes whose product is {world} (its divisors: {divisors}); leave out"
+        " dp_shard_size to derive it from the others",
     )
 
 
@@ -95,8 +93,9 @@ def heads(c: Context) -> Iterator[Diagnostic]:
             f"{_SIZES}.tp_size",
             hint=f"set tp_size: {math.gcd(kv, sizes.tp_size)}, and use the other ranks for dp_shard_size",
         )
-    hint = "set cp_method: allgather, or a cp_size that divides the heads"
-    wrong = cp_heads(count // sizes.tp_size, sizes.cp_size, hint)
+    wrong = cp_heads(
+        count // sizes.tp_size, sizes.cp_size, "set cp_method: allgather, or a cp_size that divides the heads"
+    )
     if wrong and sizes.cp_method == "ulysses":
         yield c.at(wrong, f"{_SIZES}.cp_size")
 
@@ -106,8 +105,8 @@ def inside_nodes(c: Context) -> Iterator[Diagnostic]:
     sizes, world, nodes = _usable(c), c.facts.world_size, c.facts.num_nodes
     if sizes is None or world is None or nodes is None or nodes < 2 or world % nodes:
         return
-    why = ", a divisor of the number of processes per node"
-    if wrong := tp_inside_node(world // nodes, sizes.tp_size, "tp_size", why):
+    remedy = "tp_size: {}, a divisor of the number of processes per node"
+    if wrong := tp_inside_node(world // nodes, sizes.tp_size, remedy):
         yield c.at(wrong, f"{_SIZES}.tp_size")
 
 
@@ -127,13 +126,12 @@ def axes_of_strategy(c: Context) -> Iterator[Diagnostic]:
     allowed = None if spec is None else spec.axes
     wrong = [axis for axis in used if allowed is not None and axis.removesuffix("_size") not in allowed]
     if wrong and spec is not None:
-        instead = _strategy_with({axis.removesuffix("_size") for axis in used})
         yield c.at(
             codes.PAR_STRATEGY(
                 found=_written(sizes),
                 name=spec.name,
                 wrong=", ".join(axis.removesuffix("_size") for axis in wrong),
-                instead=instead,
+                instead=_strategy_with({axis.removesuffix("_size") for axis in used}),
             ),
             _SIZES,
             _STRATEGY,

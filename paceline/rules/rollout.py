@@ -16,8 +16,7 @@ MODEL = "model"  # name of the reward that is a model, and of its option
 
 
 def _rollout(c: Context) -> RolloutOptions | None:
-    t = c.config.training
-    return (t.rollout or RolloutOptions()) if c.algorithm.on_policy else None
+    return (c.config.training.rollout or RolloutOptions()) if c.algorithm.on_policy else None
 
 
 def strategies(c: Context) -> Iterator[Diagnostic]:
@@ -82,11 +81,9 @@ def code_sandbox(c: Context) -> Iterator[Diagnostic]:
             "this machine cannot isolate the model's programs in a sandbox",
             f"{_ROLLOUT}.allow_code_execution",
             found=c.facts.code_sandbox,
-            hint=(
-                "use Linux 5.12 or newer with user namespaces for this user, a reward that runs no"
-                " code, or allow_unsandboxed_code: true where losing all files of this user is"
-                " acceptable"
-            ),
+            hint="use Linux 5.12 or newer with user namespaces for this user, a reward that runs no"
+            " code, or allow_unsandboxed_code: true where losing all files of this user is"
+            " acceptable",
         )
 
 
@@ -174,10 +171,8 @@ def sections(c: Context) -> Iterator[Diagnostic]:
             f"training.{name}",
             "training.algorithm",
             found=f"algorithm: {t.algorithm}",
-            hint=(
-                f"set algorithm: {' or '.join(learners) if name == 'rollout' else name}, or remove the"
-                " section"
-            ),
+            hint=f"set algorithm: {' or '.join(learners) if name == 'rollout' else name}, or remove the"
+            " section",
             severity=Severity.WARNING,
         )
 
@@ -220,13 +215,16 @@ def weights(c: Context) -> Iterator[Diagnostic]:
     lora = c.config.lora
     quantised = lora is not None and lora.quantization_bit is not None
     if wrong or quantised:
-        what = (
-            f"{in_words(wrong)} leaves only a part of them on each rank"
-            if wrong
-            else "they are quantised to 4 bits here"
-        )
         yield c.at(
-            codes.ROLLOUT_SERVER_CUT(detail=what), _SERVER, *(places(wrong) or ("lora.quantization_bit",))
+            codes.ROLLOUT_SERVER_CUT(
+                detail=(
+                    f"{in_words(wrong)} leaves only a part of them on each rank"
+                    if wrong
+                    else "they are quantised to 4 bits here"
+                )
+            ),
+            _SERVER,
+            *(places(wrong) or ("lora.quantization_bit",)),
         )
 
 

@@ -199,15 +199,23 @@ def wrong_options(
         found, path = f"{option}: {value!r}", f"{key}.{option}"
         if option not in declared:
             near = difflib.get_close_matches(option, declared, n=1)
-            known = f"one of {', '.join(declared) or 'none: it has none'}"
-            hint = f"did you mean '{near[0]}'?" if near else known
-            yield c.problem(code, f"{name} has no such option", path, found=found, hint=hint)
-        elif not _fits(value, declared[option]):
-            what, hint = (
-                f"{name} expects another type of value there",
-                f"such as {option}: {declared[option]!r}",
+            yield c.problem(
+                code,
+                f"{name} has no such option",
+                path,
+                found=found,
+                hint=f"did you mean '{near[0]}'?"
+                if near
+                else f"one of {', '.join(declared) or 'none: it has none'}",
             )
-            yield c.problem(code, what, path, found=found, hint=hint)
+        elif not _fits(value, declared[option]):
+            yield c.problem(
+                code,
+                f"{name} expects another type of value there",
+                path,
+                found=found,
+                hint=f"such as {option}: {declared[option]!r}",
+            )
 
 
 def _fits(value: Json, default: Json) -> bool:

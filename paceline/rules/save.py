@@ -26,10 +26,8 @@ def best_strategy(c: Context) -> Iterator[Diagnostic]:
             "training.load_best_model_at_end",
             "training.eval_strategy",
             "training.save_strategy",
-            hint=(
-                f"set eval_strategy: {t.save_strategy if t.save_strategy != 'no' else 'steps'} and"
-                " the same save_strategy, or save_strategy: best"
-            ),
+            hint=f"set eval_strategy: {t.save_strategy if t.save_strategy != 'no' else 'steps'} and"
+            " the same save_strategy, or save_strategy: best",
         )
     elif t.load_best_model_at_end and t.save_strategy == t.eval_strategy == "steps":
         yield from _best_steps(c)
@@ -139,10 +137,8 @@ def resume(c: Context) -> Iterator[Diagnostic]:
             codes.RESUME_ONLY_INCOMPLETE,
             f"the run directory contains {f.incomplete_checkpoints} checkpoints, but none is complete",
             "training.resume_from_checkpoint",
-            hint=(
-                "set resume_from_checkpoint to the PATH of a complete one, or overwrite_output_dir:"
-                " true without resume_from_checkpoint to start from step 0"
-            ),
+            hint="set resume_from_checkpoint to the PATH of a complete one, or overwrite_output_dir:"
+            " true without resume_from_checkpoint to start from step 0",
         )
     elif (
         t.resume_from_checkpoint == "latest"
@@ -153,10 +149,8 @@ def resume(c: Context) -> Iterator[Diagnostic]:
             codes.RESUME_NO_CHECKPOINT,
             "there is no checkpoint to resume from",
             "training.resume_from_checkpoint",
-            hint=(
-                "set resume_from_checkpoint: auto (resume if there is a checkpoint), or the path of a"
-                " checkpoint"
-            ),
+            hint="set resume_from_checkpoint: auto (resume if there is a checkpoint), or the path of a"
+            " checkpoint",
         )
 
 
@@ -240,8 +234,12 @@ def object_storage(c: Context) -> Iterator[Diagnostic]:
             if parse_url(value).step is not None and key == "training.checkpoint_url":
                 raise ValueError("it names one checkpoint: name the folder of the run")
         except ValueError as wrong:
-            hint = "checkpoint_url: s3://bucket/folder"
-            yield c.problem(codes.SAVE_CHECKPOINT_URL, f"this URL cannot be used: {wrong}", key, hint=hint)
+            yield c.problem(
+                codes.SAVE_CHECKPOINT_URL,
+                f"this URL cannot be used: {wrong}",
+                key,
+                hint="checkpoint_url: s3://bucket/folder",
+            )
     if t.upload_timeout is not None and t.checkpoint_url is None:
         yield c.at(codes.SAVE_UPLOAD_TIMEOUT(), "training.upload_timeout")
     key = "training.checkpoint_url" if t.checkpoint_url else "training.resume_from_checkpoint"

@@ -42,8 +42,7 @@ def float64(c: Context) -> Iterator[Diagnostic]:
 
 def fp16(c: Context) -> Iterator[Diagnostic]:
     """strategy.fp16_pipeline"""
-    t = c.config.training
-    if t.mixed_precision != "fp16":
+    if c.config.training.mixed_precision != "fp16":
         return
     if c.strategy is not None and not c.strategy.loss_scale:
         yield c.at(codes.STRATEGY_FP16_PIPELINE(name=c.strategy.name), "training.mixed_precision", _STRATEGY)
@@ -129,10 +128,13 @@ def options(c: Context) -> Iterator[Diagnostic]:
     """strategy.options"""
     t = c.config.training
     if t.strategy_options and ":" not in t.distributed_strategy:
-        what = "strategy_options are passed only to your own strategy"
-        hint = "set distributed_strategy: module:SPEC, or module:Class"
         yield c.problem(
-            codes.STRATEGY_OPTIONS, what, _OPTIONS, _STRATEGY, hint=hint, severity=Severity.WARNING
+            codes.STRATEGY_OPTIONS,
+            "strategy_options are passed only to your own strategy",
+            _OPTIONS,
+            _STRATEGY,
+            hint="set distributed_strategy: module:SPEC, or module:Class",
+            severity=Severity.WARNING,
         )
 
 

@@ -55,8 +55,7 @@ class OnPolicySpec(AlgorithmSpec):
         if not self.kl:
             return "", ()
         if not self.options_of(training)[self.kl]:
-            why = f"{key}.{self.kl} is 0, so no reference is used"
-            return "", (Decision("reference", "none", why),)
+            return "", (Decision("reference", "none", f"{key}.{self.kl} is 0, so no reference is used"),)
         model = self.model_named(training, "reference")
         if switched_off(adapter, model):
             return "adapter", (
@@ -74,8 +73,7 @@ class Grpo(OnPolicySpec):
         own, rollout = job.own_options, job.config.training.rollout
         if not isinstance(own, GrpoOptions):
             return
-        corrected = own.rollout_correction != "none"
-        if corrected and rollout is not None and rollout.old_logprobs == "sampling":
+        if (own.rollout_correction != "none") and rollout is not None and rollout.old_logprobs == "sampling":
             yield job.at(
                 codes.ROLLOUT_CORRECTION(), "training.rollout.old_logprobs", f"{self.key}.rollout_correction"
             )

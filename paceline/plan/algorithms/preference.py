@@ -23,16 +23,32 @@ class Dpo(AlgorithmSpec):
     ) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         options = self.options_of(training)
         if options.get("reference_free"):
-            why = f"{self.key}.reference_free: all answers are treated as equally likely"
-            return "", {}, (Decision("reference", "none", why),)
+            return (
+                "",
+                {},
+                (
+                    Decision(
+                        "reference",
+                        "none",
+                        f"{self.key}.reference_free: all answers are treated as equally likely",
+                    ),
+                ),
+            )
         model = self.model_named(training, "reference")
         named = f"{self.key}.ref_model: {model}" if model else "the model that training starts from"
         if options.get("precompute_ref_log_probs"):
-            why = (
-                f"{named}, computed once before training and kept in the data cache; no reference"
-                " is loaded during training"
+            return (
+                "cached",
+                {},
+                (
+                    Decision(
+                        "reference",
+                        "cached",
+                        f"{named}, computed once before training and kept in the data cache; no reference"
+                        " is loaded during training",
+                    ),
+                ),
             )
-            return "cached", {}, (Decision("reference", "cached", why),)
         more = f"; {self.key}.precompute_ref_log_probs: true saves its memory and its forward"
         return live_reference(self, training, adapter, more)
 

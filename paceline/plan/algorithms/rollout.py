@@ -75,32 +75,33 @@ def check_rollout(sizes: RolloutSizes) -> list[Diagnostic]:
     """Return errors if a rollout does not consist of whole groups and whole optimizer steps."""
     batch, group, pieces, answers = sizes.batch, sizes.group, sizes.pieces, sizes.answers
     if pieces % batch.accumulation:
-        hint = f"steps_per_generation: {max(1, round(pieces / batch.accumulation)) * batch.accumulation}"
-        what = "a rollout must consist of complete optimizer steps"
         found = f"steps_per_generation: {pieces}, gradient accumulation {batch.accumulation}"
-        return [codes.ROLLOUT_STEPS(what, f"{_KEY}.steps_per_generation", found, hint)]
+        return [
+            codes.ROLLOUT_STEPS(
+                f"{_KEY}.steps_per_generation",
+                found,
+                steps=max(1, round(pieces / batch.accumulation)) * batch.accumulation,
+            )
+        ]
     if answers % group:
         near = sorted(
             (n for n in range(1, answers + 1) if answers % n == 0), key=lambda n: (abs(n - group), n)
         )[:2]
-        what = (
-            "the answers to one prompt would be split between two rollouts: batch sizes count"
-            " answers, and a rollout must contain complete groups"
-        )
         found = f"{answers} answers per rollout ({batch}), num_generations: {group}"
-        hint = (
-            f"set num_generations: {' or '.join(map(str, sorted(near)))}, or a"
-            " per_device_train_batch_size that fits"
-        )
-        return [codes.ROLLOUT_GROUPS(what, f"{_KEY}.num_generations", found, hint)]
+        return [
+            codes.ROLLOUT_GROUPS(f"{_KEY}.num_generations", found, near=" or ".join(map(str, sorted(near))))
+        ]
     return []
 
 
 def rollout_decision(sizes: RolloutSizes) -> Decision:
     """Return the rollout's sizes as a decision of the plan."""
     group, steps = sizes.group, sizes.windows * sizes.passes
-    split = sizes.pieces * sizes.batch.micro_batch % group != 0
-    parts = "; ranks hold parts of groups, and a reward function sees its own rank's answers" if split else ""
+    parts = (
+        "; ranks hold parts of groups, and a reward function sees its own rank's answers"
+        if (sizes.pieces * sizes.batch.micro_batch % group != 0)
+        else ""
+    )
     return Decision(
         "rollout",
         f"{sizes.answers // group} prompts × {group} answer{'s' if group > 1 else ''}",
@@ -230,8 +231,9 @@ def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float 
 
     Needed: weights, KV cache of ``rows`` answers, and the rank's states.
     """
-    local = max(1, plan.world_size // plan.num_nodes)
-    room = hardware.memory_bytes / (1 if is_accelerator(hardware.device) else local)
+    room = hardware.memory_bytes / (
+        1 if is_accelerator(hardware.device) else max(1, plan.world_size // plan.num_nodes)
+    )
     shape, states = plan.shape, plan.memory and plan.memory.largest
     if shape is None or not states:
         return None, room, "the model's size is unknown"
@@ -239,8 +241,7 @@ def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float 
     weights = shape.num_parameters * size / plan.mesh.tp
     cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * plan.seq_len * rows * size / plan.mesh.tp
     kept = replace(states, counters=0)
-    on_cpu = hardware.device == "cpu"
-    held = float(kept.total if on_cpu else bytes_by_device(plan, kept).card)
+    held = float(kept.total if (hardware.device == "cpu") else bytes_by_device(plan, kept).card)
     parts = f"weights {human_bytes(weights)}, {rows} answers {human_bytes(cache)}, states {human_bytes(held)}"
     return weights + cache + held, room, f"the gathered model would use {parts} of {human_bytes(room)}"
 

@@ -166,9 +166,10 @@ class AlgorithmSpec:
             return training.rollout or RolloutOptions()
         if not self.own_fraction(training):
             return None
-        length = self._number(training, "max_completion_length")
-        temperature = self._number(training, "sampling_temperature")
-        return RolloutOptions(max_completion_length=int(length), temperature=temperature)
+        return RolloutOptions(
+            max_completion_length=int(self._number(training, "max_completion_length")),
+            temperature=self._number(training, "sampling_temperature"),
+        )
 
     def num_passes(self, training: Training) -> int:
         """Return the number of epochs over a rollout."""
@@ -228,11 +229,23 @@ def live_reference(
     """Return ``AlgorithmSpec.models`` for a reference run in every step; ``more`` is added to its reason."""
     model = spec.model_named(training, "reference")
     if switched_off(adapter, model):
-        why = "the policy itself with its adapter switched off: no second model"
-        return "adapter", {}, (Decision("reference", "adapter off", why),)
+        return (
+            "adapter",
+            {},
+            (
+                Decision(
+                    "reference",
+                    "adapter off",
+                    "the policy itself with its adapter switched off: no second model",
+                ),
+            ),
+        )
     named = f"{spec.key}.ref_model: {model}" if model else "the model that training starts from"
-    why = f"{named}, kept frozen in addition to the policy{more}"
-    return "live", {"reference": OtherModel(False, model)}, (Decision("reference", "live", why),)
+    return (
+        "live",
+        {"reference": OtherModel(False, model)},
+        (Decision("reference", "live", f"{named}, kept frozen in addition to the policy{more}"),),
+    )
 
 
 def algorithm_spec(name: str) -> AlgorithmSpec:
@@ -254,17 +267,28 @@ def _own_spec(name: str) -> AlgorithmSpec:
     except ConfigError as error:
         raise ConfigError(*(replace(d, where=where) for d in error.diagnostics)) from error
     if not isinstance(found, AlgorithmSpec):
-        hint = (
-            "write SPEC = AlgorithmSpec(implementation='my_module:MyAlgorithm'), with AlgorithmSpec"
-            " from paceline.extend"
+        raise ConfigError(
+            codes.ALGORITHM_NO_SPEC(
+                where,
+                repr(found)[:99],
+                name=name,
+                hint="write SPEC = AlgorithmSpec(implementation='my_module:MyAlgorithm'), with AlgorithmSpec"
+                " from paceline.extend",
+            )
         )
-        raise ConfigError(codes.ALGORITHM_NO_SPEC(where, repr(found)[:99], name=name, hint=hint))
     module = name.partition(":")[0]
     if "torch" in sys.modules and not had_torch:
-        hint = (
-            f"move the class to a module of its own, and set in {module}: implementation='other_module:Class'"
+        raise ConfigError(
+            codes.ALGORITHM_SPEC_TORCH(
+                where,
+                name,
+                module=module,
+                hint=(
+                    f"move the class to a module of its own, and set in {module}:"
+                    " implementation='other_module:Class'"
+                ),
+            )
         )
-        raise ConfigError(codes.ALGORITHM_SPEC_TORCH(where, name, module=module, hint=hint))
     return guarded(replace(found, name=name), where)
 
 
@@ -299,8 +323,11 @@ def key_of_model(training: TrainingSection, role: str) -> str:
     """Return the config key that names the role's model: its own option, else the rewards."""
     spec = algorithm_spec(training.algorithm)
     key = spec.named.get(role, "")
-    of_its_own = spec.options_of(training).get(key) is not None
-    return f"{spec.key}.{key}" if of_its_own else "training.rollout.rewards"
+    return (
+        f"{spec.key}.{key}"
+        if (spec.options_of(training).get(key) is not None)
+        else "training.rollout.rewards"
+    )
 
 
 def named_shapes(

@@ -148,9 +148,9 @@ def _checkpoint(chosen: Candidate) -> str:
     """Recommend a save interval: √(2 · time to save · time between failures) (Young 1974, Daly 2006)."""
     between = HOURS_BETWEEN_FAILURES / chosen.work.world * 3600
     interval = math.sqrt(2 * SECONDS_TO_SAVE * between)
-    steps = max(1, round(interval / chosen.step))
     return (
-        f"save every {human_seconds(interval)} ({steps} steps): one failure per"
+        f"save every {human_seconds(interval)} ({max(1, round(interval / chosen.step))} steps): one"
+        " failure per"
         f" {human_seconds(between)} on {chosen.work.world} devices, {SECONDS_TO_SAVE:.0f} s per"
         " save (Young/Daly)"
     )

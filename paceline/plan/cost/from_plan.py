@@ -127,8 +127,7 @@ def adapter_work(shape: ModelShape, adapter: AdapterSpec | None) -> AdapterSize 
     base = 2.0
     if quantization:
         base = quantization.bits / 8 + (0.016 if quantization.double_quant else 0.0625)
-    full = sum(p.numel for p in pieces) - factors
-    return AdapterSize(factors, base, full, decomposed=decomposes(adapter))
+    return AdapterSize(factors, base, sum(p.numel for p in pieces) - factors, decomposed=decomposes(adapter))
 
 
 def search_spec_of(
@@ -176,10 +175,14 @@ def _rollout(plan: Plan) -> RolloutSpec | None:
     if options is None or (spec.on_policy and plan.config.training.rollout is None):
         return None
     sizes = rollout_sizes(spec, plan.config.training, plan.batch)
-    share = spec.own_fraction(plan.config.training)
-    captured = graph_obstacle(plan.device, plan.shape) is None
-    rows, answer = options.generation_rows, options.max_completion_length
-    return RolloutSpec(answer, sizes.windows, sizes.passes, rows, share, captured)
+    return RolloutSpec(
+        options.max_completion_length,
+        sizes.windows,
+        sizes.passes,
+        options.generation_rows,
+        spec.own_fraction(plan.config.training),
+        graph_obstacle(plan.device, plan.shape) is None,
+    )
 
 
 def _with_length(spec: SearchSpec, plan: Plan) -> SearchSpec:
@@ -191,10 +194,13 @@ def _with_length(spec: SearchSpec, plan: Plan) -> SearchSpec:
         if training.save_strategy == "no" or not steps
         else max(1, int(steps // every) if every >= 1 else round(1 / every) if every else 1)
     )
-    kept = min(saves, training.save_total_limit or saves)
     parts = zip(("optimizer", "parameters"), plan.engine.places, strict=True)
-    nvme = frozenset(part for part, place in parts if place == "nvme")
-    return replace(spec, steps=steps, kept=kept, nvme=nvme)
+    return replace(
+        spec,
+        steps=steps,
+        kept=min(saves, training.save_total_limit or saves),
+        nvme=frozenset(part for part, place in parts if place == "nvme"),
+    )
 
 
 def of_length(spec: SearchSpec, plan: Plan, epoch: tuple[int, int] | None) -> SearchSpec:
@@ -204,18 +210,26 @@ def of_length(spec: SearchSpec, plan: Plan, epoch: tuple[int, int] | None) -> Se
     """
     training = plan.config.training
     if epoch is None or not epoch[0]:
-        full = f"rows are assumed to be full, {spec.seq_len:,} tokens"
         needed = (
             "once the data is prepared: paceline prepare"
             if algorithm_spec(plan.algorithm).measured
             else "with training.max_steps"
         )
-        return replace(spec, basis=full if spec.steps else f"the total time is predicted {needed}")
+        return replace(
+            spec,
+            basis=f"rows are assumed to be full, {spec.seq_len:,} tokens"
+            if spec.steps
+            else f"the total time is predicted {needed}",
+        )
     rows, tokens = epoch
     whole = rows // spec.rows if training.dataloader_drop_last else -(-rows // spec.rows)
-    steps = spec.steps or math.ceil(training.num_train_epochs * whole)
     basis = f"{rows:,} rows per epoch, {tokens / rows:,.0f} tokens each on average, as prepared"
-    return replace(spec, steps=steps, row_tokens=tokens / rows, basis=basis)
+    return replace(
+        spec,
+        steps=spec.steps or math.ceil(training.num_train_epochs * whole),
+        row_tokens=tokens / rows,
+        basis=basis,
+    )
 
 
 def planned_candidate(plan: Plan, spec: SearchSpec) -> Candidate | None:
@@ -240,8 +254,11 @@ def planned_candidate(plan: Plan, spec: SearchSpec) -> Candidate | None:
     offload = candidate.work.offload
     if offload != "none":  # counted exactly, but on the host
         share = candidate.work.offloaded
-        kept = peak.optimizer * (1 - share)
-        peak = replace(peak, optimizer=kept, parameters=peak.parameters - share * master_bytes(plan))
+        peak = replace(
+            peak,
+            optimizer=peak.optimizer * (1 - share),
+            parameters=peak.parameters - share * master_bytes(plan),
+        )
     if offload == "all":
         peak = replace(peak, parameters=0.0, gradients=0.0)
     return replace(candidate, peak=peak)

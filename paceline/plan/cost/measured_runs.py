@@ -66,8 +66,9 @@ def _entry(line: str) -> LedgerEntry | None:
 def append(path: Path, entry: LedgerEntry) -> None:
     """Append one entry, keeping at most ``KEPT`` lines; the file is replaced atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = read(path)[-(KEPT - 1) :]
-    text = "".join(json.dumps(asdict(e), ensure_ascii=False) + "\n" for e in (*kept, entry))
+    text = "".join(
+        json.dumps(asdict(e), ensure_ascii=False) + "\n" for e in (*read(path)[-(KEPT - 1) :], entry)
+    )
     staged = path.with_name(f".{path.name}.new")
     staged.write_text(text, encoding="utf-8")
     staged.replace(path)

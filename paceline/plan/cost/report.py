@@ -48,12 +48,11 @@ class Forecast:
 
     def to_json(self) -> JsonObject:
         """Plain JSON types."""
-        machine = self.spec.cluster.machine
         return {
             "model": self.name,
             "parameters": self.spec.shape.num_parameters,
             "hardware": {
-                **asdict(machine),
+                **asdict(self.spec.cluster.machine),
                 "cards": self.spec.cluster.cards,
                 "nodes": self.spec.cluster.nodes,
                 "source": self.spec.cluster.source,

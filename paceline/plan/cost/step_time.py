@@ -247,10 +247,7 @@ def _send(work: StepSpec, c: SpeedCoefficients) -> float:
 
 def _optimizer(work: StepSpec, c: SpeedCoefficients) -> float:
     """Return the optimizer step's seconds: Adam moves about 30 bytes per parameter, plus a fixed cost."""
-    if work.adapter:
-        own = float(work.adapter.trained)
-    else:
-        own = work.largest_stage
+    own = float(work.adapter.trained) if work.adapter else work.largest_stage
     if work.zero:
         own /= work.sharers
     return c.optimizer_moves * own / work.machine.hbm + c.step_fixed

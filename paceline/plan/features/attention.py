@@ -106,22 +106,33 @@ def choose_packing(job: Job, *, apart: bool) -> Decision:
     if documents > 1:
         alone = f"{documents} documents per row, each up to {data.max_length} tokens"
     if spec.on_policy:
-        why = "rows are built from rollouts: a micro-batch concatenates its answers, without padding"
-        return Decision(subject, "off", why)
+        return Decision(
+            subject,
+            "off",
+            "rows are built from rollouts: a micro-batch concatenates its answers, without padding",
+        )
     if spec.generation(job.training) is not None:
-        why = "the length of the model's own answers is not known in advance; one document per row"
-        return Decision(subject, "off", why)
+        return Decision(
+            subject,
+            "off",
+            "the length of the model's own answers is not known in advance; one document per row",
+        )
     if not data.packing:
         return Decision(subject, "off", alone)
     if not apart:
-        why = (
+        return Decision(
+            subject,
+            "off",
             f"this attention cannot separate packed documents; {alone}, padded to the longest of its"
-            " micro-batch"
+            " micro-batch",
+            False,
         )
-        return Decision(subject, "off", why, False)
-    room = data.max_length * documents
-    together = f"rows of {room} tokens contain several documents that do not attend to each other"
-    return Decision(subject, "on", f"{together}; no padding")
+    return Decision(
+        subject,
+        "on",
+        f"rows of {data.max_length * documents} tokens contain several documents that do not attend to each"
+        " other; no padding",
+    )
 
 
 def choose_kernel(hardware: Hardware, precision: Precision, shape: ModelShape | None) -> KernelChoice:

@@ -108,20 +108,29 @@ def option_decisions(
             False,
         )
     elif pin and on_cpu:
-        why = "pinned memory speeds up copies to a CUDA device, but this run has none"
-        explain("training.dataloader_pin_memory", "off", why, False)
+        explain(
+            "training.dataloader_pin_memory",
+            "off",
+            "pinned memory speeds up copies to a CUDA device, but this run has none",
+            False,
+        )
     elif pin:
         explain("training.dataloader_pin_memory", "on", "batches are copied to the device from pinned memory")
     if workers and prompts:
-        why = "a rollout uses the weights of its step, so nothing can be loaded ahead"
-        explain("training.dataloader_num_workers", "0", why, False)
+        explain(
+            "training.dataloader_num_workers",
+            "0",
+            "a rollout uses the weights of its step, so nothing can be loaded ahead",
+            False,
+        )
     elif workers:
         ahead = training.dataloader_prefetch_factor or 2
-        why = (
+        explain(
+            "training.dataloader_num_workers",
+            str(workers),
             f"threads prepare the batches of the next {workers * ahead} steps while one runs; the"
-            " order does not change"
+            " order does not change",
         )
-        explain("training.dataloader_num_workers", str(workers), why)
     for key, requested in (
         ("bf16_full_eval", training.bf16_full_eval),
         ("fp16_full_eval", training.fp16_full_eval),
@@ -177,8 +186,14 @@ def idle_decisions(config: Config, mesh: Mesh, adapter: AdapterSpec | None) -> l
     for name, axis in _AXIS_OF.items():
         requested = getattr(keys, name)
         if getattr(mesh, axis) == 1 and requested != Parallelism.model_fields[name].default:
-            reason = f"{axis}_size is 1: it acts with {axis}_size: 2 or more"
-            found.append(Decision(f"training.parallelism.{name}", str(requested).lower(), reason, False))
+            found.append(
+                Decision(
+                    f"training.parallelism.{name}",
+                    str(requested).lower(),
+                    f"{axis}_size is 1: it acts with {axis}_size: 2 or more",
+                    False,
+                )
+            )
     for path, reason in IDLE.items():
         section, _, name = path.partition(".")
         requested, info = getattr(getattr(config, section), name), field_of(path)
@@ -190,6 +205,12 @@ def idle_decisions(config: Config, mesh: Mesh, adapter: AdapterSpec | None) -> l
         if name in has and value not in (LoraSection.model_fields[name].default, has[name]):
             both = (value, has[name])
             given, used = (f"[{', '.join(v)}]" if isinstance(v, tuple) else str(v).lower() for v in both)
-            reason = f"the adapter of adapter_name_or_path has {used}, and is trained on as it is"
-            found.append(Decision(f"lora.{name}", given, reason, False))
+            found.append(
+                Decision(
+                    f"lora.{name}",
+                    given,
+                    f"the adapter of adapter_name_or_path has {used}, and is trained on as it is",
+                    False,
+                )
+            )
     return found

@@ -85,11 +85,12 @@ def expert_decisions(shape: ModelShape | None, adapter: AdapterSpec | None) -> I
     if shape is not None and shape.exact:
         count = expert_parameters(shape, adapter)
         size = f"{human_count(count)} parameters, {human_count(4 * count)}B in fp32"
-    why = (
+    yield Decision(
+        TARGETS_KEY,
+        ", ".join(adapter.target_parameters),
         f"{size}; computed on the routed tokens, never as a product of a whole expert; files have peft's"
-        " names, a merged export the model's own"
+        " names, a merged export the model's own",
     )
-    yield Decision(TARGETS_KEY, ", ".join(adapter.target_parameters), why)
 
 
 def expert_parameters(shape: ModelShape, adapter: AdapterSpec) -> int:
@@ -117,12 +118,14 @@ def grouped_decisions(shape: ModelShape | None, capability: float | None, comput
         return
     if experts_wait(capability, compute):
         able = " and ".join(f"{major}.x" for major in ONE_KERNEL_ON)
-        why = (
+        yield Decision(
+            PRODUCTS,
+            PRODUCT_AN_EXPERT,
             f"torch has one kernel for all experts only in {ONE_KERNEL_IN} and of compute capability {able};"
-            f" here ({compute}, {capability:.1f}) the host waits for the number of each expert's tokens, in"
-            " every layer"
+            f" here ({compute}, {capability:.1f}) the host waits for the number of each expert's"
+            " tokens, in"
+            " every layer",
         )
-        yield Decision(PRODUCTS, PRODUCT_AN_EXPERT, why)
     else:
         yield Decision(PRODUCTS, "one grouped product", "torch's kernel for all experts of a layer at once")
 
@@ -192,8 +195,11 @@ def check_router_loss(
 def check_router(shape: ModelShape | None, router: RouterOptions, *, adapters: bool) -> Iterator[Diagnostic]:
     """Yield why no router can be frozen."""
     if router.frozen and (adapters or (shape is not None and shape.mixture is None)):
-        why = "only adapters are trained" if adapters else "the model is no mixture of experts"
-        yield codes.PLAN_NO_ROUTER("training.freeze_router", "true", why=why)
+        yield codes.PLAN_NO_ROUTER(
+            "training.freeze_router",
+            "true",
+            why="only adapters are trained" if adapters else "the model is no mixture of experts",
+        )
 
 
 def router_decisions(shape: ModelShape | None, router: RouterOptions) -> Iterator[Decision]:
@@ -208,14 +214,18 @@ def router_decisions(shape: ModelShape | None, router: RouterOptions) -> Iterato
             "balance loss", f"{loss.coefficient:g}, over each {_WORDS[loss.scope]}", _WHY[loss.scope]
         )
     elif shape.family.balance_loss is not None:
-        why = "as in Transformers while output_router_logits is false; router_aux_loss_coef: 0.001 adds it"
-        yield Decision("balance loss", "none", why)
-    elif shape.buffers:
-        why = (
-            "this family balances by a bias of its routers, which Transformers never updates: it stays as"
-            " loaded, and no loss is added (DeepSeek-V3's sequence-wise loss is not in Transformers)"
+        yield Decision(
+            "balance loss",
+            "none",
+            "as in Transformers while output_router_logits is false; router_aux_loss_coef: 0.001 adds it",
         )
-        yield Decision("balance loss", "none", why)
+    elif shape.buffers:
+        yield Decision(
+            "balance loss",
+            "none",
+            "this family balances by a bias of its routers, which Transformers never updates: it stays as"
+            " loaded, and no loss is added (DeepSeek-V3's sequence-wise loss is not in Transformers)",
+        )
     else:
         yield Decision("balance loss", "none", "Transformers computes none for this family")
 

@@ -168,14 +168,22 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
             f"{human_count(count)} parameters trained in addition to"
             f" {human_count(shape.num_parameters)} ({100 * count / shape.num_parameters:.2g} %)"
         )
-    reason = (
-        f"{trained}; everything else is frozen and not saved: checkpoints contain the adapter,"
-        " `paceline export --merge` writes a complete model"
-    )
-    made = [Decision("lora", choice, reason)]
+    made = [
+        Decision(
+            "lora",
+            choice,
+            f"{trained}; everything else is frozen and not saved: checkpoints contain the adapter,"
+            " `paceline export --merge` writes a complete model",
+        )
+    ]
     if shape is not None and shape.experts and adapter.target_modules == (ALL_LINEAR,):
-        why = "in Transformers, experts are plain parameters: target_parameters gives them adapters"
-        made.append(Decision("lora.target_modules", "the linear layers other than the experts", why))
+        made.append(
+            Decision(
+                "lora.target_modules",
+                "the linear layers other than the experts",
+                "in Transformers, experts are plain parameters: target_parameters gives them adapters",
+            )
+        )
     if adapter.start:
         made.append(
             Decision(
@@ -185,11 +193,15 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
             )
         )
     if decomposes(adapter):
-        why = (
-            "peft takes the adapter's first values out of each weight, which keeps the rest; they are read"
-            " whole, and decomposed on the host"
+        made.append(
+            Decision(
+                "lora.init_lora_weights",
+                str(adapter.init_lora_weights),
+                "peft takes the adapter's first values out of each weight, which keeps the rest; they"
+                " are read"
+                " whole, and decomposed on the host",
+            )
         )
-        made.append(Decision("lora.init_lora_weights", str(adapter.init_lora_weights), why))
     if adapter.modules_to_save:
         made.append(Decision("lora.modules_to_save", ", ".join(adapter.modules_to_save), "trained in full"))
     # The 4-bit base.
@@ -212,8 +224,11 @@ def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
     with other ``modules_to_save`` than the two tables of a family whose class was not asked.
     """
     listed, whole = shape.listing is not None, set(adapter.modules_to_save)
-    unknown = whole - (set() if listed else {"embed_tokens", "lm_head"})
-    if unknown or adapter.bias != "none" or not (listed or linears(shape)):
+    if (
+        (whole - (set() if listed else {"embed_tokens", "lm_head"}))
+        or adapter.bias != "none"
+        or not (listed or linears(shape))
+    ):
         return None
     linear = ((p, p.name.rpartition(".")[0]) for p in parameters_of(shape) if is_linear(shape, p))
     adapted = (rank_of(adapter, name) * sum(p.shape) for p, name in linear if is_target(adapter, name))
@@ -241,5 +256,6 @@ def _not_installed(package: str, what: str, where: str, extra: str, here: bool) 
     found = f"{package} is not installed" + (
         "" if here else " on this machine, which is not the one being planned for"
     )
-    severity = Severity.ERROR if here else Severity.NOTE
-    return codes.PLAN_NOT_INSTALLED(what, where, found, f"pip install 'paceline[{extra}]'", severity)
+    return codes.PLAN_NOT_INSTALLED(
+        what, where, found, f"pip install 'paceline[{extra}]'", Severity.ERROR if here else Severity.NOTE
+    )

@@ -16,8 +16,11 @@ from paceline.plan.plan_sections import OptimizerSpec
 
 def optimizer_decision(optimizer: OptimizerSpec, hardware: Hardware, shape: ModelShape | None) -> Decision:
     """Return the decision on ``training.optim``, with everything about it that is not usual."""
-    reasons = _reasons(BUILT[optimizer.name], optimizer, hardware, shape)
-    return Decision("training.optim", optimizer.name, "; ".join(reasons) or "requested")
+    return Decision(
+        "training.optim",
+        optimizer.name,
+        "; ".join(_reasons(BUILT[optimizer.name], optimizer, hardware, shape)) or "requested",
+    )
 
 
 def _reasons(
@@ -67,5 +70,6 @@ def check_targets(optimizer: OptimizerSpec, shape: ModelShape | None) -> Iterato
         return
     names = [(p.name, len(p.shape)) for p in parameters_of(shape)]
     if names and not any(projected(name, dims, targets) for name, dims in names):
-        where, found = "training.optim_target_modules", ", ".join(targets)
-        yield codes.PLAN_OPTIM_TARGET_MODULES(where, found, name=optimizer.name)
+        yield codes.PLAN_OPTIM_TARGET_MODULES(
+            "training.optim_target_modules", ", ".join(targets), name=optimizer.name
+        )

@@ -160,9 +160,11 @@ def _wrong(settings: JsonObject) -> list[str]:
     if decomposed and experts:
         found.append(f"init_lora_weights is {init!r} beside target_parameters: peft has none for experts")
     for key in ("rank_pattern", "alpha_pattern"):
-        fits = _is_whole if key == "rank_pattern" else _is_number
         given = settings.get(key)
-        if given and not (isinstance(given, dict) and all(map(fits, given.values()))):
+        if given and not (
+            isinstance(given, dict)
+            and all(map(_is_whole if key == "rank_pattern" else _is_number, given.values()))
+        ):
             found.append(f"{key} is no mapping to numbers")
         if given and experts:
             found.append(f"{key} is set beside target_parameters")
@@ -257,8 +259,10 @@ def is_saved(adapter: AdapterSpec, parameter: str, tied_head: bool) -> bool:
     ``tied_head``: the parameter is also the head's weight.
     """
     parts = parameter.split(".")[:-1]
-    around = [".".join(parts[: end + 1]) for end in range(len(parts))]
-    return any(names_module(adapter.modules_to_save, name) for name in (*around, *["lm_head"] * tied_head))
+    return any(
+        names_module(adapter.modules_to_save, name)
+        for name in (*[".".join(parts[: end + 1]) for end in range(len(parts))], *["lm_head"] * tied_head)
+    )
 
 
 def names_module(saved: Collection[str], module: str) -> bool:

@@ -41,8 +41,13 @@ def choose_precision(
                 f"{hardware.device_name} has no instructions for it: correct, but hardly faster than float32"
             )
         reason = f"requested; {how}"
-    kept = "bfloat16" if bf16_weights and word == "bf16" else "float32"
-    return Precision(_DTYPES[word], kept, "float32", word == "fp16", reason)
+    return Precision(
+        _DTYPES[word],
+        "bfloat16" if bf16_weights and word == "bf16" else "float32",
+        "float32",
+        word == "fp16",
+        reason,
+    )
 
 
 def _auto(hardware: Hardware) -> tuple[str, str]:
@@ -97,25 +102,41 @@ def check_fp8(run: Combination, hardware: Hardware) -> Iterator[Diagnostic]:
     found, name = hardware.capability, hardware.device_name
     if hardware.device != CUDA.name or found is None or found < FP8_CAPABILITY:
         has = f"{name} has {found}" if found else f"this run is on {name}"
-        what = f"fp8 needs an NVIDIA device of compute capability {FP8_CAPABILITY} or higher: {has}"
-        yield codes.PREC_FP8(what, _FP8, "fp8: true", _WITHOUT_FP8)
-    if precision.compute != "bfloat16":
-        what = f"all but fp8's products is computed in bfloat16, but training computes in {precision.compute}"
-        yield codes.PREC_FP8(what, "training.mixed_precision", precision.compute, "set mixed_precision: bf16")
-    if run.adapter is not None:
-        what = "fp8 converts layers that are trained in full; LoRA's layers stay as they are"
-        yield codes.PREC_FP8(what, _FP8, "fp8: true", _WITHOUT_FP8)
-    if strategy is not None and not strategy_spec(strategy).fp8:
-        what = (
-            f"fp8 is not supported under {strategy}, whose engine reads or casts the layers' weights itself"
-        )
         yield codes.PREC_FP8(
-            what, _FP8, "fp8: true", f"distributed_strategy: single, ddp or fsdp; or {_WITHOUT_FP8}"
+            f"fp8 needs an NVIDIA device of compute capability {FP8_CAPABILITY} or higher: {has}",
+            _FP8,
+            "fp8: true",
+            _WITHOUT_FP8,
+        )
+    if precision.compute != "bfloat16":
+        yield codes.PREC_FP8(
+            f"all but fp8's products is computed in bfloat16, but training computes in {precision.compute}",
+            "training.mixed_precision",
+            precision.compute,
+            "set mixed_precision: bf16",
+        )
+    if run.adapter is not None:
+        yield codes.PREC_FP8(
+            "fp8 converts layers that are trained in full; LoRA's layers stay as they are",
+            _FP8,
+            "fp8: true",
+            _WITHOUT_FP8,
+        )
+    if strategy is not None and not strategy_spec(strategy).fp8:
+        yield codes.PREC_FP8(
+            f"fp8 is not supported under {strategy}, whose engine reads or casts the layers' weights itself",
+            _FP8,
+            "fp8: true",
+            f"distributed_strategy: single, ddp or fsdp; or {_WITHOUT_FP8}",
         )
     elif mesh is not None and (mesh.tp, mesh.pp) != (1, 1):
         axes = ", ".join(f"{n}_size: {v}" for n in ("tp", "pp") if (v := getattr(mesh, n)) > 1)
-        what = "fp8 needs whole layers, each on one rank"
-        yield codes.PREC_FP8(what, "training.parallelism", axes, f"remove {axes}; or {_WITHOUT_FP8}")
+        yield codes.PREC_FP8(
+            "fp8 needs whole layers, each on one rank",
+            "training.parallelism",
+            axes,
+            f"remove {axes}; or {_WITHOUT_FP8}",
+        )
 
 
 def fp8_decisions(plan: Plan) -> Iterator[Decision]:
@@ -127,12 +148,14 @@ def fp8_decisions(plan: Plan) -> Iterator[Decision]:
         if plan.compile
         else "without torch_compile the passes that scale may cost more than the products save"
     )
-    why = (
+    yield Decision(
+        _FP8,
+        "on",
         "linear layers of the decoder whose sides are multiples of 16, by torchao, a scale a tensor; head,"
-        " embedding, norms and attention stay in bfloat16; masters, gradients and moments are as large as in"
-        f" bf16; MLP and attention are not fused; {speed}"
+        " embedding, norms and attention stay in bfloat16; masters, gradients and moments are as"
+        " large as in"
+        f" bf16; MLP and attention are not fused; {speed}",
     )
-    yield Decision(_FP8, "on", why)
 
 
 _OPTIM, _PURE = "training.optim", "training.pure_bf16"
@@ -153,23 +176,40 @@ def check_bf16_weights(run: Combination) -> Iterator[Diagnostic]:
     where, value = (_OPTIM, optimizer.name) if by_optimizer else (_PURE, "pure_bf16: true")
     instead = "optim: adamw_torch_fused" if by_optimizer else "pure_bf16: false"
     if precision.compute != "bfloat16":
-        what = f"{who} keeps the weights in bfloat16, but training computes in {precision.compute}"
         other = "model.dtype: float32" if precision.compute == "float64" else "mixed_precision: bf16"
-        hint = f"set {other} (the device must compute it), or {instead}"
-        yield codes.PREC_BF16_WEIGHTS(what, "training.mixed_precision", precision.compute, hint)
+        yield codes.PREC_BF16_WEIGHTS(
+            f"{who} keeps the weights in bfloat16, but training computes in {precision.compute}",
+            "training.mixed_precision",
+            precision.compute,
+            f"set {other} (the device must compute it), or {instead}",
+        )
     if run.adapter is not None:
-        what = f"{who} is for weights trained in full; LoRA's are few, and stay in float32"
-        yield codes.PREC_BF16_WEIGHTS(what, where, value, f"set {instead}")
+        yield codes.PREC_BF16_WEIGHTS(
+            f"{who} is for weights trained in full; LoRA's are few, and stay in float32",
+            where,
+            value,
+            f"set {instead}",
+        )
     if not by_optimizer and optimizer.name in BUILT and BUILT[optimizer.name].averaged:
-        what = f"{optimizer.name} averages the weights, and bfloat16 alone loses what each step adds"
-        yield codes.PREC_BF16_WEIGHTS(what, where, value, f"set {instead}, or optim: adamw_bf16_rounding")
+        yield codes.PREC_BF16_WEIGHTS(
+            f"{optimizer.name} averages the weights, and bfloat16 alone loses what each step adds",
+            where,
+            value,
+            f"set {instead}, or optim: adamw_bf16_rounding",
+        )
     if strategy is not None and not strategy_spec(strategy).bf16_masters:
         if not by_optimizer or supports(optimizer.name, strategy_spec(strategy).state_split):  # else refused
-            what = f"{who} has no float32 masters, which {strategy} trains with"
-            hint = f"set distributed_strategy: single, ddp or fsdp, or {instead}"
-            yield codes.PREC_BF16_WEIGHTS(what, where, value, hint)
+            yield codes.PREC_BF16_WEIGHTS(
+                f"{who} has no float32 masters, which {strategy} trains with",
+                where,
+                value,
+                f"set distributed_strategy: single, ddp or fsdp, or {instead}",
+            )
     elif mesh is not None and (mesh.tp, mesh.cp, mesh.pp) != (1, 1, 1):
         axes = ", ".join(f"{n}_size: {v}" for n in ("tp", "cp", "pp") if (v := getattr(mesh, n)) > 1)
-        what = f"{who} shards over data-parallel ranks only"
-        hint = f"remove {axes}, or set {instead}"
-        yield codes.PREC_BF16_WEIGHTS(what, "training.parallelism", axes, hint)
+        yield codes.PREC_BF16_WEIGHTS(
+            f"{who} shards over data-parallel ranks only",
+            "training.parallelism",
+            axes,
+            f"remove {axes}, or set {instead}",
+        )

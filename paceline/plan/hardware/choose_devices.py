@@ -100,8 +100,15 @@ def _by_torch(sights: Sights, kind: DeviceKind, environ: Mapping[str, str]) -> C
     chosen = tuple(devices[i] for i in used)
     findings = [*_left_out(devices, used, kind, sights), *_taken(chosen, sights)]
     hip = bool(torch.hip)
-    note = _note(chosen, kind, hip, f"torch {torch.version} sees")
-    return Choice(kind, used, chosen, note, tuple(findings), hip, len(devices))
+    return Choice(
+        kind,
+        used,
+        chosen,
+        _note(chosen, kind, hip, f"torch {torch.version} sees"),
+        tuple(findings),
+        hip,
+        len(devices),
+    )
 
 
 def _by_tool(sights: Sights, cards: Sequence[SeenDevice]) -> Choice:
@@ -114,9 +121,16 @@ def _by_tool(sights: Sights, cards: Sequence[SeenDevice]) -> Choice:
     why = sights.silence or "torch is not installed here"
     if sights.silence:
         findings.append(codes.DEVICE_TORCH_SILENT(tool, sights.silence, hint=unusable_reasons.SLOW_DRIVER))
-    note = _note(chosen, CUDA, hip, f"{why}: {tool} lists")
     # CUDA counts the fastest cards first, the tool by their place on the bus
-    return Choice(CUDA, tuple(range(len(used))), chosen, note, tuple(findings), hip, len(cards))
+    return Choice(
+        CUDA,
+        tuple(range(len(used))),
+        chosen,
+        _note(chosen, CUDA, hip, f"{why}: {tool} lists"),
+        tuple(findings),
+        hip,
+        len(cards),
+    )
 
 
 def _note(chosen: Sequence[SeenDevice], kind: DeviceKind, hip: bool, by: str) -> str:
@@ -140,13 +154,14 @@ def _left_out(
     )
     archs = sights.torch.arch_list if sights.torch else ()
     without = [devices[i] for i in others if not runs_on(devices[i], archs)]
-    if without:
-        hint = f"this torch has no kernels for {_names(without)}"
-    else:
-        hint = (
+    hint = (
+        f"this torch has no kernels for {_names(without)}"
+        if without
+        else (
             f"set {kind.visible[0]}={list_} to use all of them, each with the memory and precision"
             " of the weakest"
         )
+    )
     return [codes.DEVICE_MIXED(what, kind.visible[0], hint=hint, severity=Severity.WARNING)]
 
 
@@ -157,14 +172,13 @@ def _taken(chosen: Sequence[SeenDevice], sights: Sights) -> list[Diagnostic]:
         if taken:
             assert device.total_bytes is not None
             free = device.total_bytes - taken
-            what = (
-                f"other processes hold {taken / GIB:.1f} GiB of {device.name}: the plan counts on the"
-                f" {free / GIB:.1f} GiB that are free now"
-            )
-            hint = "use `paceline doctor` to list these processes; end them, or train on another card"
             found.append(
                 codes.DEVICE_MEMORY_TAKEN(
-                    what, device.uuid, f"{device.total_bytes / GIB:.1f} GiB in all", hint, Severity.WARNING
+                    device.uuid,
+                    f"{device.total_bytes / GIB:.1f} GiB in all",
+                    taken=taken / GIB,
+                    name=device.name,
+                    free=free / GIB,
                 )
             )
     return found

@@ -224,14 +224,14 @@ def cluster_of(text: str) -> AcceleratorCluster:
 def _whole_nodes(machine: Machine, count: int) -> Machine:
     """Shrink the node if there are fewer cards than a node has; refuse partial nodes."""
     if count > machine.node and count % machine.node:
-        lower, upper = count // machine.node * machine.node, -(-count // machine.node) * machine.node
+        upper = -(-count // machine.node) * machine.node
         raise ConfigError(
             codes.PLAN_HARDWARE_NODES(
                 f"nodes with {machine.name} have {machine.node} devices, and all nodes are assumed"
                 " to be alike",
                 "--hardware",
                 str(count),
-                f"{lower} or {upper}, or a YAML with cards_per_node",
+                f"{count // machine.node * machine.node} or {upper}, or a YAML with cards_per_node",
             )
         )
     return replace(machine, node=min(machine.node, count))

@@ -128,8 +128,7 @@ def probe(
 def look(environ: Mapping[str, str]) -> Sights:
     """Return what every witness sees. Starts processes only where a file or a program hints at a device."""
     wheel, nodes = installed_wheel(), device_nodes()
-    nvidia, amd = nvidia_smi(), rocm_smi()
-    sights = Sights(wheel, nodes, nvidia, amd)
+    sights = Sights(wheel, nodes, nvidia_smi(), rocm_smi())
     hinted = nodes.certain or sights.of_tools or nodes.unsure or (nodes.renders and wheel.xpu)
     if not hinted or not wheel.version or wheel.on_cpu_only and not nodes.unsure:
         return sights

@@ -149,9 +149,7 @@ def visible_cards(cards: Sequence[SeenDevice], environ: Mapping[str, str]) -> tu
     parts = [
         one for card in chosen for one in ([card] if card.of else [s for s in slices if s.of == card.uuid])
     ]
-    if parts:
-        return tuple(parts[:1])
-    return tuple(card for card in chosen if not card.mig)
+    return tuple(parts[:1]) if parts else tuple(card for card in chosen if not card.mig)
 
 
 def with_tool_memory(devices: Sequence[SeenDevice], sights: Sights) -> tuple[SeenDevice, ...]:

@@ -41,39 +41,27 @@ def idle(sights: Sights, environ: Mapping[str, str]) -> Diagnostic:
     """Return the error for accelerators that are there and that torch does not use."""
     found = _witnesses(sights)
     if variable := hiding(sights, environ):
-        what = f"{variable} hides every accelerator of this machine"
         value = f"{variable}={environ[variable]}"
-        return codes.DEVICE_HIDDEN(
-            what, variable, f"{value}; {found}", f"unset {variable}, or set it to a card; {OR_CPU}"
-        )
+        return codes.DEVICE_HIDDEN(variable, f"{value}; {found}", variable=variable, or_cpu=OR_CPU)
     if sights.nodes.gaudi and not (sights.nodes.nvidia or sights.nodes.amd or sights.nodes.ascend):
         return undriven("Intel Gaudi (hpu)")
     if sights.nodes.ascend and not sights.wheel.npu:
-        what = f"there is an Ascend NPU, but torch supports it only with the package {NPU.package}"
-        hint = (
-            f"pip install {NPU.package} of the release that matches this torch, and source CANN's"
-            f" set_env.sh; {OR_CPU}"
+        return codes.DEVICE_PACKAGE(
+            NPU.package or "", f"torch {sights.wheel.version}; {found}", package=NPU.package, or_cpu=OR_CPU
         )
-        return codes.DEVICE_PACKAGE(what, NPU.package or "", f"torch {sights.wheel.version}; {found}", hint)
     if sights.wheel.on_cpu_only:
-        what = "there is an accelerator, but this torch is a CPU build"
         return codes.DEVICE_CPU_TORCH(
-            what, "torch", f"torch {sights.wheel.version}; {found}", f"{install(sights)}; {OR_CPU}"
+            "torch", f"torch {sights.wheel.version}; {found}", install=install(sights), or_cpu=OR_CPU
         )
     if old := _old_driver(sights):
         return old
     if any(card.mig for card in sights.of_tools) and not any(card.of for card in sights.of_tools):
-        what = "the card is in MIG mode and has no instance, so no process can compute on it"
-        hint = (
-            f"nvidia-smi mig -cgi 0 -C makes an instance of the whole card, nvidia-smi -mig 0 ends the"
-            f" mode; {OR_CPU}"
-        )
-        return codes.DEVICE_MIG_EMPTY(what, "nvidia-smi", found, hint)
+        return codes.DEVICE_MIG_EMPTY("nvidia-smi", found, or_cpu=OR_CPU)
     if sights.silence:
-        what = "there is an accelerator, but neither torch nor the driver's tool reports anything about it"
-        return codes.DEVICE_SILENT(what, "torch", f"{sights.silence}; {found}", f"{SLOW_DRIVER}; {OR_CPU}")
+        return codes.DEVICE_SILENT(
+            "torch", f"{sights.silence}; {found}", slow_driver=SLOW_DRIVER, or_cpu=OR_CPU
+        )
     warnings = sights.torch.warnings if sights.torch else ""
-    what = "there is an accelerator, but torch does not use it"
     maker = "AMD" if sights.nodes.amd and not sights.nodes.nvidia else "NVIDIA"
     fits = sights.wheel.hip if maker == "AMD" else sights.wheel.cuda
     messages = " ".join((warnings, *(tool.failure for tool in (sights.nvidia, sights.amd) if tool))).lower()
@@ -84,7 +72,9 @@ def idle(sights: Sights, environ: Mapping[str, str]) -> Diagnostic:
         if fits
         else install(sights)
     )
-    return codes.DEVICE_UNUSED(what, "torch", "; ".join(filter(None, (warnings, found))), f"{hint}; {OR_CPU}")
+    return codes.DEVICE_UNUSED(
+        "torch", "; ".join(filter(None, (warnings, found))), remedy=hint, or_cpu=OR_CPU
+    )
 
 
 def hiding(sights: Sights, environ: Mapping[str, str]) -> str:
@@ -114,10 +104,11 @@ def no_kernels(device: SeenDevice, sights: Sights) -> Diagnostic:
         hint = "no current torch has code for it: use another card"
     elif able is not None and able < _FIRST_OF_13:
         hint = f"{_forced(sights)} --index-url {_WHEELS}/{_LAST_FOR_OLD} ({_GET_STARTED})"
-    elif able is not None and sights.wheel.cuda and not sights.wheel.cuda.startswith("13"):
-        hint = f"{install(sights)} ({_GET_STARTED})"
-    else:
-        hint = f"use a torch with code for it ({_GET_STARTED})"
+    hint = (
+        f"{install(sights)} ({_GET_STARTED})"
+        if able is not None and sights.wheel.cuda and not sights.wheel.cuda.startswith("13")
+        else f"use a torch with code for it ({_GET_STARTED})"
+    )
     return codes.DEVICE_ARCH(
         what, "torch", f"torch {sights.torch.version} has code for {has}", f"{hint}; {OR_CPU}"
     )
@@ -130,17 +121,14 @@ def _old_driver(sights: Sights) -> Diagnostic | None:
     runs = _number(driver)
     if "too old" not in warnings and not (oldest and runs and runs < oldest):
         return None
-    what = (
-        f"the NVIDIA driver{f' {driver}' if driver else ''} is too old for this torch, which is built"
-        f" for CUDA {built}"
-    )
-    hint = (
-        f"install a driver from {oldest:.0f} on, or {install(sights)}; {OR_CPU}"
-        if oldest
-        else install(sights)
-    )
     return codes.DEVICE_DRIVER_OLD(
-        what, "nvidia-smi", warnings or f"driver {driver}, torch {sights.wheel.version}", hint
+        "nvidia-smi",
+        warnings or f"driver {driver}, torch {sights.wheel.version}",
+        driver=f" {driver}" if driver else "",
+        built=built,
+        hint=f"install a driver from {oldest:.0f} on, or {install(sights)}; {OR_CPU}"
+        if oldest
+        else install(sights),
     )
 
 

@@ -64,9 +64,8 @@ def parse_nvidia(text: str) -> SmiAnswer:
                 continue
             fields = [*fields[:3], "", *fields[3:], ""]
         name, total, free, capability, uuid, driver, mig = fields
-        total_bytes, free_bytes = _mib(total), _mib(free)
         found.append(
-            SeenDevice(name, total_bytes, free_bytes, _number(capability), uuid, mig=mig == "Enabled")
+            SeenDevice(name, _mib(total), _mib(free), _number(capability), uuid, mig=mig == "Enabled")
         )
     return SmiAnswer(tuple(found), driver, "" if found else (text.strip().splitlines() or ["no card"])[0])
 
@@ -79,9 +78,13 @@ def with_slices(cards: Sequence[SeenDevice], listed: str) -> tuple[SeenDevice, .
         if match := _CARD.match(line):
             card = next((one for one in cards if one.uuid == match[3]), SeenDevice(match[2], uuid=match[3]))
         elif match := _SLICE.match(line):
-            size = int(int(match[2]) * 2**30 * _SLICE_SHARE)
             part = SeenDevice(
-                f"{card.name} MIG {match[1]}", size, None, card.capability, match[3], of=card.uuid
+                f"{card.name} MIG {match[1]}",
+                int(int(match[2]) * 2**30 * _SLICE_SHARE),
+                None,
+                card.capability,
+                match[3],
+                of=card.uuid,
             )
             slices.setdefault(card.uuid, []).append(part)
     return tuple(one for card in cards for one in (card, *slices.get(card.uuid, ())))
@@ -99,14 +102,13 @@ def parse_amd(text: str) -> SmiAnswer:
             continue
         by_name = {key.lower(): str(value) for key, value in values.items()}
         total = _number(by_name.get("vram total memory (b)", ""))
-        used = _number(by_name.get("vram total used memory (b)", ""))
         names = [by_name.get(key, "") for key in ("card series", "card model", "device name")]
         name = next((one for one in names if one and not one.startswith("0x") and one != "N/A"), "AMD GPU")
         found.append(
             SeenDevice(
                 name,
                 int(total) if total else None,
-                int(total - (used or 0)) if total else None,
+                int(total - (_number(by_name.get("vram total used memory (b)", "")) or 0)) if total else None,
                 uuid=by_name.get("unique id", ""),
                 arch=by_name.get("gfx version", ""),
             )

@@ -120,8 +120,11 @@ def _parsed(data: Json) -> Listing | None:
 
 
 def _key(request: JsonObject) -> str:
-    versions = {name: _version(name) for name in ("transformers", "torch")}
-    known = {"format": _FORMAT, "request": request, "versions": versions}
+    known = {
+        "format": _FORMAT,
+        "request": request,
+        "versions": {name: _version(name) for name in ("transformers", "torch")},
+    }
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
 
 

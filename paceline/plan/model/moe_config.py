@@ -56,18 +56,24 @@ def mixture_of(config: Mapping[str, Json], layers: int, intermediate: int, where
         return None
     width = _number(config, WIDTH, where) or intermediate
     shared = _number(config, FURTHER[:1], where) or width * _number(config, SHARED, where)
-    visited = min(experts, _number(config, VISITED, where) or 1)
-    gated = family_of(config.get("model_type")).shared_gate
-    return Mixture(experts, visited, width, shared, gated, _dense(config, layers, where))
+    return Mixture(
+        experts,
+        min(experts, _number(config, VISITED, where) or 1),
+        width,
+        shared,
+        family_of(config.get("model_type")).shared_gate,
+        _dense(config, layers, where),
+    )
 
 
 def latent_of(config: Mapping[str, Json], where: str) -> Latent | None:
     """Return the ranks of latent attention; None for ordinary attention."""
     if not _number(config, ("kv_lora_rank",), where):
         return None
-    full = "q_lora_rank" in config and config["q_lora_rank"] is None
     numbers = [_number(config, (name,), where) for name in LOW_RANKS]
-    return Latent(0 if full else numbers[0], *numbers[1:])
+    return Latent(
+        0 if ("q_lora_rank" in config and config["q_lora_rank"] is None) else numbers[0], *numbers[1:]
+    )
 
 
 def config_coefficient(config: Mapping[str, Json]) -> float:
@@ -100,16 +106,19 @@ def _number(config: Mapping[str, Json], names: tuple[str, ...], where: str) -> i
 
     Raises ConfigError if it is not an integer from 0 to the limit.
     """
-    defaults = family_of(config.get("model_type")).defaults
-    for values in (config, defaults):
+    for values in (config, family_of(config.get("model_type")).defaults):
         for name in names:
             value = values.get(name)
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
-                what = f"{name} must be a whole number up to {_MOST:,}"
                 raise ConfigError(
-                    codes.PLAN_MODEL_SIZE(what, f"{where}.{name}", repr(value)[:100], f"{name}: 8")
+                    codes.PLAN_MODEL_SIZE(
+                        f"{name} must be a whole number up to {_MOST:,}",
+                        f"{where}.{name}",
+                        repr(value)[:100],
+                        f"{name}: 8",
+                    )
                 )
             return value
     return 0

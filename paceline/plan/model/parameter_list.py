@@ -163,7 +163,7 @@ def _product(term: str, sizes: Mapping[str, int]) -> int:
 
 def _sizes(shape: ModelShape) -> dict[str, int]:
     """Return the sizes that lines name."""
-    low, mixture = shape.latent or Latent(0, 0, 0, 0, 0), shape.mixture or Mixture(0, 0, 0)
+    mixture = shape.mixture or Mixture(0, 0, 0)
     return {
         "hidden": shape.hidden_size,
         "inter": shape.intermediate,
@@ -177,7 +177,7 @@ def _sizes(shape: ModelShape) -> dict[str, int]:
         "experts": mixture.experts,
         "width": mixture.width,
         "shared": mixture.shared,
-        **asdict(low),
+        **asdict(shape.latent or Latent(0, 0, 0, 0, 0)),
     }
 
 

@@ -80,12 +80,15 @@ def quantised_base(config: Mapping[str, Json], where: str, own_code: bool = Fals
         why = "the model brings Python code of its own"
     if not why:
         return []
-    hint = (
-        "use the release of this model in bfloat16, or one of"
-        f" {', '.join(METHODS)}; lora.quantization_bit: 4 quantizes a plain base when it is loaded"
-    )
-    what = f"the weights are stored quantized ({method}), and cannot be read as plain ones: {why}"
-    return [codes.PLAN_QUANTISED_BASE(what, where, f"quantization_config: {method}", hint)]
+    return [
+        codes.PLAN_QUANTISED_BASE(
+            f"the weights are stored quantized ({method}), and cannot be read as plain ones: {why}",
+            where,
+            f"quantization_config: {method}",
+            "use the release of this model in bfloat16, or one of"
+            f" {', '.join(METHODS)}; lora.quantization_bit: 4 quantizes a plain base when it is loaded",
+        )
+    ]
 
 
 def _not_read(settings: Mapping[str, Json]) -> str:
@@ -117,8 +120,15 @@ def layouts(settings: Mapping[str, Json]) -> tuple[PackedWeight, ...]:
         return (PackedWeight("_blocks", {"_blocks": "blocks", "_scales": "scales"}, "", count=2),)
     if method in (GPTQ, AWQ):
         names = ("qweight", "qzeros", "scales", *(("g_idx",) if method == GPTQ else ()))
-        count = 32 // int(str(settings["bits"]))
-        return (PackedWeight(".qweight", {f".{n}": n for n in names}, ".weight", (".g_idx",), count=count),)
+        return (
+            PackedWeight(
+                ".qweight",
+                {f".{n}": n for n in names},
+                ".weight",
+                (".g_idx",),
+                count=32 // int(str(settings["bits"])),
+            ),
+        )
     numbers = ("F8_E4M3", "F8_E5M2") if method != COMPRESSED else ("F8_E4M3", "F8_E5M2", "I8")
     plain = PackedWeight(
         "",
@@ -131,10 +141,17 @@ def layouts(settings: Mapping[str, Json]) -> tuple[PackedWeight, ...]:
     if method != COMPRESSED:
         return (plain,)
     ends = ("packed", "scale", "zero_point", "shape", "g_idx")
-    parts = {f".weight_{end}": end for end in ends}
-    few = (".weight_zero_point", ".weight_g_idx")
-    count = 32 // int(str(settings.get("num_bits", 8)))
-    return (PackedWeight(".weight_packed", parts, ".weight", few, _ACTIVATIONS, count=count), plain)
+    return (
+        PackedWeight(
+            ".weight_packed",
+            {f".weight_{end}": end for end in ends},
+            ".weight",
+            ((".weight_zero_point", ".weight_g_idx")),
+            _ACTIVATIONS,
+            count=32 // int(str(settings.get("num_bits", 8))),
+        ),
+        plain,
+    )
 
 
 @dataclass(frozen=True)
@@ -197,8 +214,9 @@ def packed_names(stored: Mapping[str, StoredTensor], settings: Mapping[str, Json
             module = plain.removesuffix(".weight")
             idle = (*(module + end for end in layout.idle), *(plain + "_" + end[1:] for end in layout.idle))
             beside[plain] = tuple(n for n in idle if n in stored)
-    every = frozenset(name for some in beside.values() for name in some)
-    return PackedNames(weights, every, numbers, tuple(lacking), beside)
+    return PackedNames(
+        weights, frozenset(name for some in beside.values() for name in some), numbers, tuple(lacking), beside
+    )
 
 
 def _parts(name: str, layout: PackedWeight, stored: Mapping[str, StoredTensor]) -> str | None:

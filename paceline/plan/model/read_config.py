@@ -125,8 +125,7 @@ def shape_of(
     name = model.name_or_path
     if not name:
         return None
-    local = Path(name).expanduser()
-    if not local.exists() and name.startswith(("/", "./", "../", "~")):
+    if not Path(name).expanduser().exists() and name.startswith(("/", "./", "../", "~")):
         raise ConfigError(
             codes.PLAN_MODEL_MISSING(
                 "there is no such folder",
@@ -174,8 +173,11 @@ def _folder_of(name: str | None, revision: str | None, environ: Mapping[str, str
         return None
     local = Path(name).expanduser()
     home = Path(environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-    cache = Path(environ.get("HF_HUB_CACHE") or home / "hub")
-    return local if local.exists() else cached_model_dir(name, revision, cache)
+    return (
+        local
+        if local.exists()
+        else cached_model_dir(name, revision, Path(environ.get("HF_HUB_CACHE") or home / "hub"))
+    )
 
 
 def trained_shape(
@@ -226,10 +228,12 @@ def _whole(value: Json, name: str, where: str, largest: int) -> int:
     ):
         value = value[0]
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
-        what = f"{name} must be a whole number from 1 to {largest:,}"
         raise ConfigError(
             codes.PLAN_MODEL_SIZE(
-                what, f"{where}.{name}", repr(value)[:100], f"{name}: {_USUAL.get(name, 512)}"
+                f"{name} must be a whole number from 1 to {largest:,}",
+                f"{where}.{name}",
+                repr(value)[:100],
+                f"{name}: {_USUAL.get(name, 512)}",
             )
         )
     return value
@@ -285,8 +289,7 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
         intermediate=intermediate,
         max_positions=sizes.get("max_positions", 0),
     )
-    mixture = mixture_of(config, sizes["layers"], intermediate, where)
-    latent, known = latent_of(config, where), family_of(family)
+    known = family_of(family)
     shape = ModelShape(
         model_type=family,
         hidden_size=hidden,
@@ -303,8 +306,8 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
         exact=known.counted and not config.get("use_qk_norm"),
         attention_bias=bool(config.get("attention_bias", known.attention_bias)),
         mlp_bias=bool(config.get("mlp_bias", False)),
-        mixture=mixture,
-        latent=latent,
+        mixture=mixture_of(config, sizes["layers"], intermediate, where),
+        latent=latent_of(config, where),
         rows=PACKED if obstacle(config) is None else PADDED,
         softcap=has_softcap(config),
         dropout=has_dropout(config),

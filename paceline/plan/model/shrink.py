@@ -35,13 +35,19 @@ def shrunk(config: Mapping[str, Json], *, layers: int = 2, kv_heads: int = 2) ->
     new_heads = 2 * kv_heads if grouped else max(kv_heads, 4 if kv_heads in (1, 2, 4) else kv_heads)
     hidden = new_heads * HEAD_DIM
     old_hidden = have.get("hidden_size") or hidden
-    ratio = (have.get("intermediate") or 4 * old_hidden) / old_hidden
     sizes = {
         "hidden_size": hidden,
         "layers": min(layers, have.get("layers") or layers),
         "heads": new_heads,
         "kv_heads": kv_heads if grouped else (new_heads if "kv_heads" in have else None),
-        "intermediate": max(1, round(hidden * min(ratio, 4) / (4 * kv_heads))) * 4 * kv_heads,
+        "intermediate": max(
+            1,
+            round(
+                hidden * min((have.get("intermediate") or 4 * old_hidden) / old_hidden, 4) / (4 * kv_heads)
+            ),
+        )
+        * 4
+        * kv_heads,
         "head_dim": HEAD_DIM if "head_dim" in have else None,
     }
     for name, size in sizes.items():

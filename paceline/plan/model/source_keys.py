@@ -43,8 +43,9 @@ def family_words(model_type: str) -> FamilyWords | None:
     if not fields:
         return None
     words = {word for text in code for word in _WORD.findall(text)}
-    everywhere = _declared(read_text(root / _BASE))
-    return FamilyWords(tuple(dict.fromkeys(fields)), frozenset(words.union(everywhere)))
+    return FamilyWords(
+        tuple(dict.fromkeys(fields)), frozenset(words.union(_declared(read_text(root / _BASE))))
+    )
 
 
 def _folder(root: Path, model_type: str) -> Path | None:
@@ -53,8 +54,9 @@ def _folder(root: Path, model_type: str) -> Path | None:
     if own.is_dir():
         return own
     table = root / "models" / "auto" / "auto_mappings.py"
-    text = read_text(table) if table.is_file() else ""
-    named = re.findall(rf'\("{re.escape(model_type)}", "([a-z0-9_]+)"\)', text)
+    named = re.findall(
+        rf'\("{re.escape(model_type)}", "([a-z0-9_]+)"\)', read_text(table) if table.is_file() else ""
+    )
     return next((root / "models" / name for name in named if (root / "models" / name).is_dir()), None)
 
 

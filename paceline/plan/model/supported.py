@@ -31,8 +31,11 @@ def unsupported(
     """
     composite = composite_of(config)
     found = [*([] if composite else _tower(config, where)), *_balance(config, where)]
-    outer = family_of(config.get("model_type"))
-    if attention == "eager" and outer.alibi_twice_in_eager and config.get("alibi"):
+    if (
+        attention == "eager"
+        and family_of(config.get("model_type")).alibi_twice_in_eager
+        and config.get("alibi")
+    ):
         found.append(codes.PLAN_ALIBI_TWICE("model.attn_implementation", "eager"))
     kind = text_part(config).get("model_type") if composite else config.get("model_type")
     family = family_of(kind)
@@ -73,11 +76,15 @@ def separated(kind: str) -> bool:
 
 
 def _family(kind: str, why: str, where: str) -> Diagnostic:
-    near = difflib.get_close_matches(kind, supported(), n=3, cutoff=0.6)
-    known = list(dict.fromkeys([*near, *usual()]))[:7]
-    what = f"models of type '{kind}' are not supported" + (f": {why}" if why else "")
-    hint = f"supported: {', '.join(known)} and {len(supported()) - len(known)} more ({LIST})"
-    return codes.PLAN_FAMILY(what, f"{where}.model_type", kind, hint)
+    known = list(dict.fromkeys([*difflib.get_close_matches(kind, supported(), n=3, cutoff=0.6), *usual()]))[
+        :7
+    ]
+    return codes.PLAN_FAMILY(
+        f"models of type '{kind}' are not supported" + (f": {why}" if why else ""),
+        f"{where}.model_type",
+        kind,
+        f"supported: {', '.join(known)} and {len(supported()) - len(known)} more ({LIST})",
+    )
 
 
 def _tower(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
@@ -135,28 +142,34 @@ def check_family(shape: ModelShape | None, mesh: Mesh) -> Iterator[Diagnostic]:
         return
     cp, kind = "training.parallelism.cp_size", shape.model_type
     if mesh.cp > 1 and shape.rows == PADDED:
-        what = (
-            f"context parallelism shards packed rows, but models of type '{kind}' get one padded"
-            " row per document"
-        )
-        yield codes.PLAN_FAMILY_STRATEGY(what, cp, str(mesh.cp), "cp_size: 1")
-    elif mesh.cp > 1 and shape.carries:
-        what = (
-            f"models of type '{kind}' have layers that pass a state from token to token, but context"
-            " parallelism gives a rank only a part of each document"
-        )
-        yield codes.PLAN_FAMILY_STRATEGY(what, cp, str(mesh.cp), "cp_size: 1")
-    elif mesh.cp > 1 and shape.rope_by_length:
-        what = (
-            "this model's rotary embedding depends on the length of the complete document (dynamic"
-            " or longrope), but context parallelism gives a rank only a part of it"
-        )
-        yield codes.PLAN_FAMILY_STRATEGY(what, cp, str(mesh.cp), "cp_size: 1")
-    if mesh.pp > 1 and shape.buffers:
-        what = (
-            f"models of type '{kind}' have state other than their parameters (buffers), which"
-            " pipeline stages do not save"
-        )
         yield codes.PLAN_FAMILY_STRATEGY(
-            what, "training.distributed_strategy", f"pipeline of {mesh.pp}", "distributed_strategy: fsdp"
+            f"context parallelism shards packed rows, but models of type '{kind}' get one padded"
+            " row per document",
+            cp,
+            str(mesh.cp),
+            "cp_size: 1",
+        )
+    elif mesh.cp > 1 and shape.carries:
+        yield codes.PLAN_FAMILY_STRATEGY(
+            f"models of type '{kind}' have layers that pass a state from token to token, but context"
+            " parallelism gives a rank only a part of each document",
+            cp,
+            str(mesh.cp),
+            "cp_size: 1",
+        )
+    elif mesh.cp > 1 and shape.rope_by_length:
+        yield codes.PLAN_FAMILY_STRATEGY(
+            "this model's rotary embedding depends on the length of the complete document (dynamic"
+            " or longrope), but context parallelism gives a rank only a part of it",
+            cp,
+            str(mesh.cp),
+            "cp_size: 1",
+        )
+    if mesh.pp > 1 and shape.buffers:
+        yield codes.PLAN_FAMILY_STRATEGY(
+            f"models of type '{kind}' have state other than their parameters (buffers), which"
+            " pipeline stages do not save",
+            "training.distributed_strategy",
+            f"pipeline of {mesh.pp}",
+            "distributed_strategy: fsdp",
         )

@@ -93,13 +93,12 @@ class Fsdp(StrategySpec):
 
     def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
         zero, storage = (3, SHARDED) if mesh.dp_shard > 1 else (0, WHOLE)
-        offload = "all" if _own(engine).cpu_offload else "none"
         return StrategyLayout(
             self.name,
             self.name,
             zero,
             storage,
-            offload=offload,
+            offload="all" if _own(engine).cpu_offload else "none",
             start=self.start(engine),
             gathering=_gathering(_own(engine)),
         )

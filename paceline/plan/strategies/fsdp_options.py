@@ -66,20 +66,22 @@ def _check_sharding(requested: FsdpAsked, replicate: int, shard: int, findings: 
     if requested.sharding in ("full_shard", "shard_grad_op") and replicate > 1:
         other = "hybrid_shard" if requested.sharding == "full_shard" else "hybrid_shard_zero2"
         findings.refuse(
-            codes.PAR_SHARDING,
-            f"{requested.sharding} shards the weights over all data-parallel ranks, but the mesh"
-            f" has {replicate} copies of them",
-            PARALLELISM,
-            f"dp_replicate_size: {replicate} with fsdp: {requested.sharding}",
-            f"set fsdp: {other}, or dp_replicate_size: 1",
+            codes.PAR_SHARDING(
+                f"{requested.sharding} shards the weights over all data-parallel ranks, but the mesh"
+                f" has {replicate} copies of them",
+                PARALLELISM,
+                f"dp_replicate_size: {replicate} with fsdp: {requested.sharding}",
+                f"set fsdp: {other}, or dp_replicate_size: 1",
+            )
         )
     if requested.sharding == "no_shard" and shard > 1:
         findings.refuse(
-            codes.PAR_SHARDING,
-            "no_shard keeps complete weights on every rank, but the mesh shards them",
-            PARALLELISM,
-            f"dp_shard_size: {shard} with fsdp: no_shard",
-            "set fsdp: full_shard, or dp_replicate_size instead of dp_shard_size",
+            codes.PAR_SHARDING(
+                "no_shard keeps complete weights on every rank, but the mesh shards them",
+                PARALLELISM,
+                f"dp_shard_size: {shard} with fsdp: no_shard",
+                "set fsdp: full_shard, or dp_replicate_size instead of dp_shard_size",
+            )
         )
 
 
@@ -90,28 +92,31 @@ def _check_width(tp: int, job: Job, findings: Findings) -> None:
     family = job.shape.model_type
     if not job.shape.family.tensor_plan:
         findings.refuse(
-            codes.MODELS_TP_NO_PLAN,
-            "this model has no tensor-parallel plan",
-            f"{PARALLELISM}.tp_size",
-            f"model_type {family} with tp_size {tp}",
-            "fsdp without tp_size shards any model",
+            codes.MODELS_TP_NO_PLAN(
+                "this model has no tensor-parallel plan",
+                f"{PARALLELISM}.tp_size",
+                f"model_type {family} with tp_size {tp}",
+                "fsdp without tp_size shards any model",
+            )
         )
         return
     if job.shape.experts % tp:
         findings.refuse(
-            codes.PAR_TP_WIDTH,
-            f"{job.shape.experts} experts cannot be split into {tp} equal parts",
-            f"{PARALLELISM}.tp_size",
-            f"tp_size: {tp}",
-            "a tp_size that divides the experts, and the other ranks for dp_shard_size",
+            codes.PAR_TP_WIDTH(
+                f"{job.shape.experts} experts cannot be split into {tp} equal parts",
+                f"{PARALLELISM}.tp_size",
+                f"tp_size: {tp}",
+                "a tp_size that divides the experts, and the other ranks for dp_shard_size",
+            )
         )
     if job.shape.experts and job.parallelism.sequence_parallel:
         findings.refuse(
-            codes.MODELS_TP_STYLE,
-            "sequence parallelism shards tokens between blocks, but routers of experts choose for all",
-            f"{PARALLELISM}.sequence_parallel",
-            f"model_type {family} with tp_size {tp}",
-            "sequence_parallel: false",
+            codes.MODELS_TP_STYLE(
+                "sequence parallelism shards tokens between blocks, but routers of experts choose for all",
+                f"{PARALLELISM}.sequence_parallel",
+                f"model_type {family} with tp_size {tp}",
+                "sequence_parallel: false",
+            )
         )
     if job.shape.experts:
         return  # widths of what is beside the experts differ: the model itself is asked
@@ -120,11 +125,12 @@ def _check_width(tp: int, job: Job, findings: Findings) -> None:
     width = job.shape.intermediate
     fitting = max(size for size in range(1, tp + 1) if width % size == 0)
     findings.refuse(
-        codes.PAR_TP_WIDTH,
-        f"an MLP of width {width} cannot be split into {tp} equal parts",
-        f"{PARALLELISM}.tp_size",
-        f"tp_size: {tp}",
-        f"tp_size: {fitting}, and use the other ranks for dp_shard_size",
+        codes.PAR_TP_WIDTH(
+            f"an MLP of width {width} cannot be split into {tp} equal parts",
+            f"{PARALLELISM}.tp_size",
+            f"tp_size: {tp}",
+            f"tp_size: {fitting}, and use the other ranks for dp_shard_size",
+        )
     )
 
 
@@ -135,11 +141,12 @@ def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> FsdpOptions:
     findings.explain("fsdp sharding", sharding, reason)
     if requested.offload and sharding not in ("full_shard", "shard_grad_op"):
         findings.refuse(
-            config_codes.FSDP_OFFLOAD,
-            f"offload works with full_shard or shard_grad_op, not with {sharding}",
-            KEY,
-            f"offload with {sharding}",
-            "fsdp: [full_shard, offload]",
+            config_codes.FSDP_OFFLOAD(
+                f"offload works with full_shard or shard_grad_op, not with {sharding}",
+                KEY,
+                f"offload with {sharding}",
+                "fsdp: [full_shard, offload]",
+            )
         )
     engine = FsdpOptions(
         sharding=sharding,
@@ -169,11 +176,13 @@ def _loss_parallel(job: Job, mesh: Mesh, findings: Findings) -> bool:
         return False
     if job.shape is None or job.shape.vocab % mesh.tp == 0:
         return True
-    why = (
+    findings.explain(
+        f"{PARALLELISM}.loss_parallel",
+        "off",
         f"a vocabulary of {job.shape.vocab} cannot be divided among {mesh.tp} ranks; if the"
-        f" embedding is resized, model.embedding_multiple: {mesh.tp} pads it"
+        f" embedding is resized, model.embedding_multiple: {mesh.tp} pads it",
+        granted=False,
     )
-    findings.explain(f"{PARALLELISM}.loss_parallel", "off", why, granted=False)
     return False
 
 
@@ -234,13 +243,15 @@ def _explain_main(
             "NO_WRAP requested: all weights are gathered together in a forward",
         )
     else:
-        names = ", ".join(wrap.classes) or "the model's own decoder layers"
-        reason = (
-            "requested"
-            if requested.wrap
-            else "default; gathering layer by layer gives the same numbers with less memory"
+        findings.explain(
+            "fsdp wrap",
+            ", ".join(wrap.classes) or "the model's own decoder layers",
+            (
+                "requested"
+                if requested.wrap
+                else "default; gathering layer by layer gives the same numbers with less memory"
+            ),
         )
-        findings.explain("fsdp wrap", names, reason)
     if engine.cpu_offload:
         host = "; on a CPU this saves nothing" if job.hardware.device == "cpu" else ""
         findings.explain(
@@ -255,30 +266,34 @@ def _explain_start(
     """Explain which ranks read the weights."""
     quantised = job.lora is not None and bool(job.lora.quantization_bit)
     if meta_start and quantised and job.config.model.config:
-        why = (
+        findings.explain(
+            "fsdp start",
+            "all ranks make the model",
             "the weights of model.config are drawn, so there are no files to read a part of: every rank makes"
-            " the complete model before its layers are packed in 4 bits"
+            " the complete model before its layers are packed in 4 bits",
+            granted=requested.cpu_ram_efficient_loading is not True,
         )
-        granted = requested.cpu_ram_efficient_loading is not True
-        findings.explain("fsdp start", "all ranks make the model", why, granted=granted)
         return
     if meta_start and quantised:
-        why = (
+        findings.explain(
+            "fsdp start",
+            "each rank reads its part",
             "of the model's files: it packs one weight after the other in 4 bits and keeps its shard of"
-            " each; where the files cannot be read so, every rank reads the complete model"
+            " each; where the files cannot be read so, every rank reads the complete model",
         )
-        findings.explain("fsdp start", "each rank reads its part", why)
         return
     if meta_start:
-        why = (
-            "of the model's files, below adapters as well; what they do not hold (new weights, and values"
-            " that are converted) rank 0 makes and sends"
-        )
         part = "the tensors of its stages" if pipeline else "its part"
-        findings.explain("fsdp start", f"each rank reads {part}", why)
+        findings.explain(
+            "fsdp start",
+            f"each rank reads {part}",
+            "of the model's files, below adapters as well; what they do not hold (new weights, and values"
+            " that are converted) rank 0 makes and sends",
+        )
         return
-    why = "requested: every rank reads the complete model before it is sharded"
-    findings.explain("fsdp start", "all ranks read", why)
+    findings.explain(
+        "fsdp start", "all ranks read", "requested: every rank reads the complete model before it is sharded"
+    )
 
 
 def _say_axes(engine: FsdpOptions, mesh: Mesh, job: Job, findings: Findings) -> None:
@@ -315,15 +330,14 @@ def _explain_settings(requested: FsdpAsked, job: Job, findings: Findings) -> Non
         findings.explain(f"fsdp_config.{key}", "true", FIXED[key], granted=granted)
     state = requested.state_dict_type
     if state == "local_state_dict":
-        findings.refuse(
-            codes.FSDP2_LOCAL_STATE, "FSDP2 has no local state dict", CONFIG, state, "sharded_state_dict"
-        )
+        findings.refuse(codes.FSDP2_LOCAL_STATE(CONFIG, state))
     elif state:
-        why = (
-            "every rank writes its shards to checkpoints; the export converts them to one Hugging Face folder"
-        )
         findings.explain(
-            "fsdp_config.state_dict_type", "sharded_state_dict", why, granted=state == "sharded_state_dict"
+            "fsdp_config.state_dict_type",
+            "sharded_state_dict",
+            "every rank writes its shards to checkpoints; the export converts them to one Hugging Face"
+            " folder",
+            granted=state == "sharded_state_dict",
         )
     if requested.backward_prefetch != "backward_pre" or requested.forward_prefetch:
         findings.explain(

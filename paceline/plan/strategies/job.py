@@ -9,7 +9,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_scale import Parallelism
-from paceline.core.diagnostics import Code, Diagnostic
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, as_object
 from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec
@@ -84,8 +84,12 @@ class Job:
         """Return the job with ``training.fsdp`` set to the plan's choice; unchanged for None."""
         if sharding is None:
             return self
-        training = self.training.model_copy(update={"fsdp": sharding})
-        return replace(self, config=self.config.model_copy(update={"training": training}))
+        return replace(
+            self,
+            config=self.config.model_copy(
+                update={"training": self.training.model_copy(update={"fsdp": sharding})}
+            ),
+        )
 
 
 @dataclass
@@ -99,14 +103,10 @@ class Findings:
         """Add a decision."""
         self.decisions.append(Decision(subject, choice, reason, granted))
 
-    def refuse(self, code: Code, what: str, where: str, found: str, hint: str) -> None:
-        """Add a problem."""
-        self.problems.append(code(what, where, found, hint))
-
-    def refuse_at(self, problem: Diagnostic | None, where: str, found: str) -> None:
-        """Add a problem, if there is one, with its place and the value found there."""
+    def refuse(self, problem: Diagnostic | None) -> None:
+        """Add a problem, if there is one."""
         if problem is not None:
-            self.problems.append(replace(problem, where=where, found=found))
+            self.problems.append(problem)
 
     def raise_if_refused(self) -> None:
         """Raise ConfigError with all problems, if there are any."""

@@ -100,15 +100,11 @@ def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings)
     stages = job.parallelism.pp_stages_per_rank or MULTI_STAGE.get(schedule, 1)
     if mesh.pp == 1:
         findings.refuse(
-            codes.PAR_PP_SIZE,
-            "a pipeline needs at least two stages",
-            f"{PARALLELISM}.pp_size",
-            "pp_size: 1",
-            f"set pp_size: {min(2, job.world_size)} or more, or distributed_strategy: fsdp",
+            codes.PAR_PP_SIZE(f"{PARALLELISM}.pp_size", "pp_size: 1", pp_size=min(2, job.world_size))
         )
     if job.shape is not None and not job.shape.family.stages:
         why = "its stages would compute other results than the complete model"
-        findings.problems.append(no_stages(f"model_type {job.shape.model_type}: {why}"))
+        findings.refuse(no_stages(f"model_type {job.shape.model_type}: {why}"))
     _check_stages(schedule, stages, findings)
     _check_layers(job, mesh, stages, findings)
     bubble = (mesh.pp - 1) / (mesh.pp - 1 + batch.accumulation * (stages if schedule == "interleaved" else 1))
@@ -130,19 +126,21 @@ def _check_stages(schedule: str, stages: int, findings: Findings) -> None:
     where = f"{PARALLELISM}.pp_stages_per_rank"
     if schedule == "zbv" and stages != 2:
         findings.refuse(
-            codes.PAR_PP_STAGES,
-            "the V schedule has two stages per process: one on the way down, one on the way up",
-            where,
-            str(stages),
-            "2",
+            codes.PAR_PP_STAGES(
+                "the V schedule has two stages per process: one on the way down, one on the way up",
+                where,
+                str(stages),
+                "2",
+            )
         )
     if schedule not in MULTI_STAGE and stages > 1:
         findings.refuse(
-            codes.PAR_PP_STAGES,
-            f"the schedule {schedule} has one stage per process",
-            where,
-            str(stages),
-            "1, or set pp_schedule: interleaved",
+            codes.PAR_PP_STAGES(
+                f"the schedule {schedule} has one stage per process",
+                where,
+                str(stages),
+                "1, or set pp_schedule: interleaved",
+            )
         )
 
 
@@ -150,11 +148,12 @@ def _check_layers(job: Job, mesh: Mesh, stages: int, findings: Findings) -> None
     if job.shape is None or job.shape.layers >= mesh.pp * stages:
         return
     findings.refuse(
-        codes.PAR_PP_LAYERS,
-        f"{job.shape.layers} layers cannot be split into {mesh.pp * stages} stages",
-        f"{PARALLELISM}.pp_size",
-        f"pp_size: {mesh.pp} × {stages} stage(s) per process",
-        f"at most {job.shape.layers} stages in total",
+        codes.PAR_PP_LAYERS(
+            f"{PARALLELISM}.pp_size",
+            f"pp_size: {mesh.pp} × {stages} stage(s) per process",
+            layers=job.shape.layers,
+            stages=mesh.pp * stages,
+        )
     )
 
 

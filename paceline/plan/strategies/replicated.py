@@ -116,8 +116,9 @@ class ZeroRedundancySpec(Averaged):
         )
 
     def layouts(self) -> tuple[StrategyLayout, ...]:
-        storage = replace(WHOLE, sent=4.0)
-        return (StrategyLayout(self.name, self.name, 1, storage, packed=True, start=ARRIVES),)
+        return (
+            StrategyLayout(self.name, self.name, 1, replace(WHOLE, sent=4.0), packed=True, start=ARRIVES),
+        )
 
     def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
         return self.layouts()[0]
@@ -149,8 +150,6 @@ ZERO_REDUNDANCY = ZeroRedundancySpec(
     state_form=TORCH_FORM,
     gradient_buffers=True,
     simulated=Simulated.MODULE,
-    not_simulated=(
-        "DDP's reducer reads real memory, and the optimizer differs on each rank: both are computed"
-        " by formula"
-    ),
+    not_simulated="DDP's reducer reads real memory, and the optimizer differs on each rank: both are computed"
+    " by formula",
 )

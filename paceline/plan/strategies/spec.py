@@ -216,8 +216,7 @@ def _own_spec(name: str) -> StrategySpec | None:
     if not isinstance(found, StrategySpec):
         return None
     if "torch" in sys.modules and not had_torch:
-        module = name.partition(":")[0]
-        raise ConfigError(codes.STRATEGY_SPEC_TORCH(where, name, module=module))
+        raise ConfigError(codes.STRATEGY_SPEC_TORCH(where, name, module=name.partition(":")[0]))
     return guarded(replace(found, name=name), where)
 
 

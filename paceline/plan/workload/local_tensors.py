@@ -154,8 +154,10 @@ def layer_ranges(num_layers: int, count: int) -> list[range]:
     each, left = divmod(num_layers, count)
     order = [*range(1, count - 1), 0, count - 1] if count > 1 else [0]
     sizes = [each + (1 if stage in order[:left] else 0) for stage in range(count)]
-    starts = [sum(sizes[:i]) for i in range(count)]
-    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    return [
+        range(start, start + size)
+        for start, size in zip([sum(sizes[:i]) for i in range(count)], sizes, strict=True)
+    ]
 
 
 def own_stages(engine: PipelineOptions, mesh: Mesh, place: int) -> OwnStages:

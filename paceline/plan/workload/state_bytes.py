@@ -102,8 +102,7 @@ def group_of(piece: Piece, optimizer: OptimizerSpec) -> int:
     """Return the parameter group of ``piece``, as ``strategies.optimizer`` orders them: Muon's or GaLore's,
     with weight decay, without.
     """
-    apart = by_muon(piece, optimizer) or by_projection(piece, optimizer)
-    return 0 if apart else 1 if piece.decays else 2
+    return 0 if (by_muon(piece, optimizer) or by_projection(piece, optimizer)) else 1 if piece.decays else 2
 
 
 def by_muon(piece: Piece, optimizer: OptimizerSpec) -> bool:
@@ -113,8 +112,9 @@ def by_muon(piece: Piece, optimizer: OptimizerSpec) -> bool:
 
 def by_projection(piece: Piece, optimizer: OptimizerSpec) -> bool:
     """Whether the optimizer projects the gradient of ``piece``."""
-    known = BUILT[optimizer.name]
-    return known.projects and projected(piece.name, len(piece.shape), optimizer.target_modules)
+    return BUILT[optimizer.name].projects and projected(
+        piece.name, len(piece.shape), optimizer.target_modules
+    )
 
 
 def moment_bytes(shape: tuple[int, ...], optimizer: OptimizerSpec, size: int) -> int:

@@ -248,32 +248,55 @@ def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Dia
     several = f" ({1 + len(plan.models)} models)" if plan.models else ""
     # Cards: states first, since a smaller startup would not help.
     if card and room.states_card is not None and room.states_card > card:
-        what = "the model states alone, without activations, do not fit on a device"
-        hint = _in_bf16(plan, card) + _smaller(plan)
-        found.append(_lacks(codes.PLAN_STATES_CARD, what, room.states_card, card, "card", hint))
-    elif card and room.start_card > card:
-        what = (
-            f"the start does not fit on a device: {room.words}, and {plan.precision.master} weights"
-            f" need {whole}{several}"
+        found.append(
+            _lacks(
+                codes.PLAN_STATES_CARD,
+                "the model states alone, without activations, do not fit on a device",
+                room.states_card,
+                card,
+                "card",
+                _in_bf16(plan, card) + _smaller(plan),
+            )
         )
-        found.append(_lacks(codes.PLAN_START_CARD, what, room.start_card, card, "card", _startable(plan)))
+    elif card and room.start_card > card:
+        found.append(
+            _lacks(
+                codes.PLAN_START_CARD,
+                f"the start does not fit on a device: {room.words}, and {plan.precision.master} weights"
+                f" need {whole}{several}",
+                room.start_card,
+                card,
+                "card",
+                _startable(plan),
+            )
+        )
     if not host:
         return found
     # Host memory of a node.
     node = "this host" if plan.num_nodes == 1 else "a node"
     many = f"{processes} process{'es' if processes > 1 else ''} of {node}"
     if room.states_host is not None and room.states_host > host:
-        what = f"model states and interpreters of the {many} do not fit in its memory"
         found.append(
-            _lacks(codes.PLAN_STATES_HOST, what, room.states_host, host, "host memory", _smaller(plan))
+            _lacks(
+                codes.PLAN_STATES_HOST,
+                f"model states and interpreters of the {many} do not fit in its memory",
+                room.states_host,
+                host,
+                "host memory",
+                _smaller(plan),
+            )
         )
     elif room.start_host > host:
-        what = (
-            f"the start of the {many} does not fit in its memory: {room.words}, and"
-            f" {plan.precision.master} weights need {whole}{several}"
-        )
         found.append(
-            _lacks(codes.PLAN_START_HOST, what, room.start_host, host, "host memory", _startable(plan))
+            _lacks(
+                codes.PLAN_START_HOST,
+                f"the start of the {many} does not fit in its memory: {room.words}, and"
+                f" {plan.precision.master} weights need {whole}{several}",
+                room.start_host,
+                host,
+                "host memory",
+                _startable(plan),
+            )
         )
     return found
 

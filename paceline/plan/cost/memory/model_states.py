@@ -60,16 +60,19 @@ def _with_scales(states: ModelStates, shape: ModelShape, adapter: AdapterSpec | 
 
 def states_by_role(plan: Plan, rank: int) -> dict[str, ModelStates | None]:
     """Return the states of each model that ``rank`` keeps, by role; the main trained model comes first."""
-    own = algorithm_spec(plan.algorithm).trains
-    found = {own: model_states(replace(plan, models={}), rank)}
+    found = {algorithm_spec(plan.algorithm).trains: model_states(replace(plan, models={}), rank)}
     for role, model in plan.models.items():
         alone = replace(plan, shape=model.shape, models={})
         if model.trained:
             found[role] = model_states(alone, rank)
             continue
         found[role] = _frozen_states(alone, model.model, rank)
-        lent, kept = role in algorithm_spec(plan.algorithm).lends_head, found[role]
-        if lent and kept is not None and strategy_spec(plan.strategy).shares_frozen(plan.engine):
+        kept = found[role]
+        if (
+            (role in algorithm_spec(plan.algorithm).lends_head)
+            and kept is not None
+            and strategy_spec(plan.strategy).shares_frozen(plan.engine)
+        ):
             found[role] = replace(kept, parameters=kept.parameters + _head_bytes(alone))
     return found
 
@@ -91,10 +94,11 @@ def _frozen_states(plan: Plan, named: str | None, rank: int) -> ModelStates | No
     if plan.shape is None or listed is None:
         return None
     frozen, spec = [replace(p, trained=False) for p in listed], strategy_spec(plan.strategy)
-    if spec.shares_frozen(plan.engine):
-        kept = spec.states(plan, frozen, rank)
-    else:
-        kept = whole_states(plan, [tp_share(p, plan.mesh.tp, vocabulary=False) for p in frozen])
+    kept = (
+        spec.states(plan, frozen, rank)
+        if spec.shares_frozen(plan.engine)
+        else whole_states(plan, [tp_share(p, plan.mesh.tp, vocabulary=False) for p in frozen])
+    )
     return None if kept is None else _with_scales(ModelStates(kept.parameters, 0, 0), plan.shape, adapter)
 
 
@@ -166,11 +170,20 @@ def with_snapshot(plan: Plan, hardware: Hardware, held: int) -> Plan:
         each = node // (plan.world_size // plan.num_nodes)
         copy = f"{human_bytes(each)} a process, {human_bytes(node)} a node"
         if host and held + node > host:
-            reason = (
-                f"the copy of what is saved needs {copy}, beside {human_bytes(held)} of states and"
-                f" interpreters: more than the {human_bytes(host)} of host memory; saves are synchronous"
+            return replace(
+                plan,
+                decisions=(
+                    *plan.decisions,
+                    Decision(
+                        _KEY,
+                        "off",
+                        f"the copy of what is saved needs {copy}, beside {human_bytes(held)} of states and"
+                        f" interpreters: more than the {human_bytes(host)} of host memory; saves are"
+                        " synchronous",
+                        granted=False,
+                    ),
+                ),
             )
-            return replace(plan, decisions=(*plan.decisions, Decision(_KEY, "off", reason, granted=False)))
         known = f" (of {human_bytes(host)})" if host else ""
         decision = Decision(
             _KEY,

@@ -48,8 +48,11 @@ class OptimizerStates:
     ) -> OptimizerStates:
         """Return the states of a job whose precision is not resolved yet. Raises ConfigError."""
         bf16 = training.pure_bf16 or rounds(training.optim)
-        args, targets = parse_optim_args(training.optim_args), targets_of(training.optim_target_modules)
-        optimizer = OptimizerSpec(training.optim, args=args, target_modules=targets)
+        optimizer = OptimizerSpec(
+            training.optim,
+            args=parse_optim_args(training.optim_args),
+            target_modules=targets_of(training.optim_target_modules),
+        )
         return cls.of(pieces_of(shape, adapter, 2 if bf16 else 4) or (), optimizer, bf16_weights=bf16)
 
     @property
@@ -65,8 +68,13 @@ class OptimizerStates:
         known = BUILT.get(self.optim)
         if self.bf16_weights or not self.computes_bf16 or (known is not None and known.averaged):
             return None
-        own = known is None or (not known.package and not known.factored)
-        return replace(self, moments=self.moments / 2 if own else self.moments, bf16_weights=True)
+        return replace(
+            self,
+            moments=self.moments / 2
+            if (known is None or (not known.package and not known.factored))
+            else self.moments,
+            bf16_weights=True,
+        )
 
     def storage(self, layout: StrategyLayout) -> Storage:
         """Return the layout's bytes a parameter with these states."""

@@ -46,12 +46,17 @@ def check_model_folder(name: str, key: str) -> list[Diagnostic]:
     if not folder.exists():
         return list(_not_there(folder, name, key))
     if not folder.is_dir():
-        hint = (
-            f"{key.rpartition('.')[2]}: {folder.parent}"
-            if folder.parent != Path(".")
-            else "give the folder that contains it"
-        )
-        return [codes.MODEL_NOT_A_FOLDER(key, name, hint=hint)]
+        return [
+            codes.MODEL_NOT_A_FOLDER(
+                key,
+                name,
+                hint=(
+                    f"{key.rpartition('.')[2]}: {folder.parent}"
+                    if folder.parent != Path(".")
+                    else "give the folder that contains it"
+                ),
+            )
+        ]
     if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
         return [adapter_folder(folder, key)]
     if run := of_a_run(folder, key):
@@ -61,9 +66,14 @@ def check_model_folder(name: str, key: str) -> list[Diagnostic]:
     if (pointers := pointers_in(folder, key)) is not None:
         return [pointers]
     if (folder / "adapter_config.json").is_file():
-        what = "this folder contains a model and an adapter, which Transformers would lay on it"
-        hint = "merge it (merge_and_unload of peft), or move adapter_*.* to a folder of its own"
-        return [codes.MODEL_ADAPTER_FOLDER(what, key, f"{folder}/adapter_config.json", hint)]
+        return [
+            codes.MODEL_ADAPTER_FOLDER(
+                "this folder contains a model and an adapter, which Transformers would lay on it",
+                key,
+                f"{folder}/adapter_config.json",
+                "merge it (merge_and_unload of peft), or move adapter_*.* to a folder of its own",
+            )
+        ]
     try:
         config_from_path(folder)
     except ConfigError as error:
@@ -108,13 +118,14 @@ def adapter_folder(folder: Path, key: str) -> Diagnostic:
         if base is None or not str(base).startswith(("/", ".")) or Path(base).exists()
         else ", which does not exist"
     )
-    what = (
-        f"this folder contains an adapter, without its base model ({base or 'which it does not name'}{there})"
+    return codes.MODEL_ADAPTER_FOLDER(
+        "this folder contains an adapter, without its base model"
+        f" ({base or 'which it does not name'}{there})",
+        key,
+        str(folder),
+        f"{key.rpartition('.')[2]}: {base or 'the base model'}, with lora:"
+        f" {{adapter_name_or_path: {folder}}}",
     )
-    hint = (
-        f"{key.rpartition('.')[2]}: {base or 'the base model'}, with lora: {{adapter_name_or_path: {folder}}}"
-    )
-    return codes.MODEL_ADAPTER_FOLDER(what, key, str(folder), hint)
 
 
 def of_a_run(folder: Path, key: str) -> Diagnostic | None:
@@ -126,14 +137,22 @@ def of_a_run(folder: Path, key: str) -> Diagnostic | None:
     if (checkpoint / _MANIFEST).is_file() or RunDir(run).plan_json.is_file():
         whole = not key.startswith("lora.") and bool([*checkpoint.glob(_ADAPTERS), *folder.glob(_ADAPTERS)])
         merge, then = " --merge" * whole, written(key, "DIR")
-        hint = f"paceline export {quote(str(checkpoint))} --to DIR{merge}, then {then}"
-        return codes.MODEL_RUN_FOLDER("this is a folder of a Paceline run", key, str(folder), hint)
+        return codes.MODEL_RUN_FOLDER(
+            "this is a folder of a Paceline run",
+            key,
+            str(folder),
+            f"paceline export {quote(str(checkpoint))} --to DIR{merge}, then {then}",
+        )
     saved = [f.parent for f in folder.glob("checkpoint-*/*config.json") if f.name in _CONFIGS]
     newest = max(saved, key=lambda f: (len(f.name), f.name), default=None)
     if newest is None or (folder / "config.json").is_file():
         return None
-    what = "this folder holds checkpoints of the Trainer, and no model itself"
-    return codes.MODEL_RUN_FOLDER(what, key, str(folder), written(key, str(newest)))
+    return codes.MODEL_RUN_FOLDER(
+        "this folder holds checkpoints of the Trainer, and no model itself",
+        key,
+        str(folder),
+        written(key, str(newest)),
+    )
 
 
 def written(key: str, folder: str) -> str:
@@ -161,16 +180,13 @@ def _shards(folder: Path, index: Path, key: str) -> Iterator[Diagnostic]:
         text = read_text(index) if index.stat().st_size <= MAX_INDEX_BYTES else ""
         named = sorted({str(place) for place in json.loads(text)["weight_map"].values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        what, found = "the index of the weights cannot be read", f"{type(error).__name__}: {error}"
-        yield codes.MODEL_WEIGHTS_INDEX(
-            what, key, f"{index}: {found}"[:300], "download the folder's files again, completely"
-        )
+        found = f"{type(error).__name__}: {error}"
+        yield codes.MODEL_WEIGHTS_INDEX(key, f"{index}: {found}"[:300])
         return
     missing = [name for name in named if not (folder / name).is_file()]
     if missing:
-        what = f"{len(missing)} of {len(named)} weight files listed in {_INDEX} are missing"
         yield codes.MODEL_MISSING_SHARDS(
-            what, key, ", ".join(missing[:4]), "copy or download them again: hf download NAME --local-dir DIR"
+            key, ", ".join(missing[:4]), missing=len(missing), named=len(named), index=_INDEX
         )
     for name in named:
         if name not in missing and (wrong := damage(folder / name, key)):
@@ -221,14 +237,18 @@ def _no_weights(folder: Path, key: str, convert: str) -> Diagnostic:
     )
     if pickles:
         line = convert.format(quote(str(folder)), quote(f"{folder}-safetensors"))
-        hint = f"convert them once, where that code may run, and use the new folder: {line}"
-        return codes.MODEL_PICKLED(key, ", ".join(pickles[:4]), hint=hint)
+        return codes.MODEL_PICKLED(
+            key,
+            ", ".join(pickles[:4]),
+            hint=f"convert them once, where that code may run, and use the new folder: {line}",
+        )
     inside = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
-    hint = (
-        f"use a folder with model.safetensors, or {_INDEX} and its files; or set model.config"
-        " instead of model.name_or_path, to train from scratch"
+    return codes.MODEL_NO_WEIGHTS(
+        key,
+        f"{folder}: {inside}",
+        hint=f"use a folder with model.safetensors, or {_INDEX} and its files; or set model.config"
+        " instead of model.name_or_path, to train from scratch",
     )
-    return codes.MODEL_NO_WEIGHTS(key, f"{folder}: {inside}", hint=hint)
 
 
 _MAIN, _ADAPTER = "model.name_or_path", "lora.adapter_name_or_path"
@@ -245,14 +265,18 @@ def wrong_folders(config: Config) -> list[Diagnostic]:
     spec, lora = algorithm_spec(config.training.algorithm), config.lora
     found: list[Diagnostic] = []
     if config.model.config is None and config.model.name_or_path:
-        scalar = spec.head_outputs(config.training) if spec.scalar_head else 0
-        found += _wrong_model(config.model.name_or_path, _MAIN, scalar, exactly="scores" in spec.outputs)
+        found += _wrong_model(
+            config.model.name_or_path,
+            _MAIN,
+            spec.head_outputs(config.training) if spec.scalar_head else 0,
+            exactly="scores" in spec.outputs,
+        )
     for role in spec.named_roles():
         name = spec.model_named(config.training, role)
         if name is not None:
-            key, scalar = key_of_model(config.training, role), int(role not in _WRITING)
+            key = key_of_model(config.training, role)
             # what judges answers is looked at with the rewards
-            found += _wrong_model(name, key, scalar, exactly=key.startswith(spec.key))
+            found += _wrong_model(name, key, int(role not in _WRITING), exactly=key.startswith(spec.key))
     if lora is not None and lora.adapter_name_or_path:
         found += _wrong_adapter(lora.adapter_name_or_path, spec.scalar_head)
     return list({(d.code, d.where): d for d in found}.values())
@@ -269,12 +293,13 @@ def _wrong_model(name: str, key: str, scalar: int, *, exactly: bool) -> Iterator
         if key == _MAIN:
             yield adapter_folder(folder, key)
         else:
-            what = "this folder contains an adapter, without its base model"
-            hint = (
+            yield codes.MODEL_ADAPTER_FOLDER(
+                "this folder contains an adapter, without its base model",
+                key,
+                name,
                 "merge it first: paceline export RUN --to DIR --merge, or peft's"
-                f" merge_and_unload().save_pretrained(DIR), then {written(key, 'DIR')}"
+                f" merge_and_unload().save_pretrained(DIR), then {written(key, 'DIR')}",
             )
-            yield codes.MODEL_ADAPTER_FOLDER(what, key, name, hint)
     else:
         yield from _other_head(folder / "config.json", name, key, scalar, exactly=exactly)
 
@@ -306,12 +331,16 @@ def _other_head(config: Path, name: str, key: str, scalar: int, *, exactly: bool
     count = len(_labels(config))
     found = f"{name}: {classes[0]}, {count} label{'s' * (count != 1)}"
     if not scalar:
-        what = "the model in this folder scores texts, and a language model is needed here"
-        yield codes.MODEL_OTHER_HEAD(what, key, found, _OF_TEXT)
+        yield codes.MODEL_OTHER_HEAD(
+            "the model in this folder scores texts, and a language model is needed here", key, found, _OF_TEXT
+        )
     elif exactly and count != scalar:
-        what = "the model in this folder has several labels, and one number is needed here"
-        hint = "name a model with one label, or the language model that it was trained from, for a new head"
-        yield codes.MODEL_OTHER_HEAD(what, key, found, hint)
+        yield codes.MODEL_OTHER_HEAD(
+            "the model in this folder has several labels, and one number is needed here",
+            key,
+            found,
+            "name a model with one label, or the language model that it was trained from, for a new head",
+        )
 
 
 def _wrong_adapter(name: str, scalar: bool) -> Iterator[Diagnostic]:
@@ -324,23 +353,29 @@ def _wrong_adapter(name: str, scalar: bool) -> Iterator[Diagnostic]:
         and not (folder / "adapter_config.json").is_file()
         and (folder / "config.json").is_file()
     ):
-        what = "this folder contains a complete model, and no adapter"
-        hint = f"name_or_path: {name} under model:, without adapter_name_or_path"
-        yield codes.MODEL_ADAPTER_FOLDER(what, _ADAPTER, name, hint)
+        yield codes.MODEL_ADAPTER_FOLDER(
+            "this folder contains a complete model, and no adapter",
+            _ADAPTER,
+            name,
+            f"name_or_path: {name} under model:, without adapter_name_or_path",
+        )
         return
     kind = _value(folder / "adapter_config.json", "task_type")
     if kind == "SEQ_CLS" and not scalar:
-        what = "this adapter is of a model that scores texts, and a language model's is needed here"
         yield codes.MODEL_OTHER_HEAD(
-            what, _ADAPTER, f"{name}: task_type {kind}", "name a language model's adapter"
+            "this adapter is of a model that scores texts, and a language model's is needed here",
+            _ADAPTER,
+            f"{name}: task_type {kind}",
+            "name a language model's adapter",
         )
     elif kind == "CAUSAL_LM" and scalar:
-        what = "this adapter is of a language model, without the head that scores texts"
-        hint = (
+        yield codes.MODEL_OTHER_HEAD(
+            "this adapter is of a language model, without the head that scores texts",
+            _ADAPTER,
+            f"{name}: task_type {kind}",
             "merge it: paceline export RUN --to DIR --merge (or peft's merge_and_unload), then"
-            " name_or_path: DIR under model:, without adapter_name_or_path"
+            " name_or_path: DIR under model:, without adapter_name_or_path",
         )
-        yield codes.MODEL_OTHER_HEAD(what, _ADAPTER, f"{name}: task_type {kind}", hint)
 
 
 def _value(file: Path, key: str) -> Json:

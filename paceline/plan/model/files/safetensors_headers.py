@@ -42,8 +42,7 @@ def damage(file: Path, key: str) -> Diagnostic | None:
         return codes.PLAN_MODEL_FILE(what, key, f"{file}: {error.strerror or error}", hint)
     except ValueError as error:
         found = str(error)[:200]
-    what = "a weight file of the model is damaged or truncated"
-    return codes.MODEL_DAMAGED_WEIGHTS(what, key, f"{file}: {found}", "copy or download it again")
+    return codes.MODEL_DAMAGED_WEIGHTS(key, f"{file}: {found}")
 
 
 def weights_of(folder: Path, found: list[Diagnostic]) -> list[Path]:
@@ -87,9 +86,11 @@ def read_json(file: Path, most: int) -> Json:
 
 
 def _damaged(file: Path, found: str) -> Diagnostic:
-    what = "this file of the model is damaged"
     return codes.PLAN_MODEL_FILE(
-        what, str(file), found, "download the model again (hf download …), or use another folder"
+        "this file of the model is damaged",
+        str(file),
+        found,
+        "download the model again (hf download …), or use another folder",
     )
 
 
@@ -143,14 +144,13 @@ def with_quantised(shape: ModelShape, folder: Path, config: Mapping[str, Json]) 
         return shape
     names = packed_names(tensors, settings)
     plain = names.others(tensors) <= {"BF16"} and not shape.family.read_wide
-    stored = "bfloat16" if plain and names.weights else ""
     twice = shape.tied and _HEAD in names.plain(tensors)
     return replace(
         shape,
         quantised=method_of(config),
         dequantised_bytes=names.num_bytes,
         file_bytes=sum(tensors[n].span[1] - tensors[n].span[0] for n in tensors),
-        stored=stored,
+        stored="bfloat16" if plain and names.weights else "",
         in_files=names.others(tensors) <= FLOATS and bool(names.weights) and not twice,
     )
 

@@ -57,9 +57,14 @@ def other_sizes(folder: Path, shape: ModelShape) -> list[Diagnostic]:
     wrong = list(_misfits(tensors, shape))
     if not wrong:
         return []
-    what = "the weights belong to another model than config.json describes"
-    hint = "use the config.json that belongs to these weights (hf download …), or another folder"
-    return [codes.PLAN_WEIGHTS_SIZES(what, "model.name_or_path", f"{folder}: {'; '.join(wrong[:3])}", hint)]
+    return [
+        codes.PLAN_WEIGHTS_SIZES(
+            "the weights belong to another model than config.json describes",
+            "model.name_or_path",
+            f"{folder}: {'; '.join(wrong[:3])}",
+            "use the config.json that belongs to these weights (hf download …), or another folder",
+        )
+    ]
 
 
 def _misfits(tensors: Mapping[str, StoredTensor], shape: ModelShape) -> Iterator[str]:
@@ -109,9 +114,11 @@ def adapter_sizes(folder: Path, adapter: AdapterSpec, shape: ModelShape) -> list
             wrong.append(f"{name} is {list(entry.shape)}, the model makes it {fits}")
     if not wrong:
         return []
-    what, key = "the adapter's weights belong to another model", "lora.adapter_name_or_path"
     return [
         codes.PLAN_WEIGHTS_SIZES(
-            what, key, f"{folder}: {'; '.join(wrong[:3])}", "use an adapter that was trained on this model"
+            "the adapter's weights belong to another model",
+            "lora.adapter_name_or_path",
+            f"{folder}: {'; '.join(wrong[:3])}",
+            "use an adapter that was trained on this model",
         )
     ]

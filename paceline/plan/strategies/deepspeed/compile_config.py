@@ -137,13 +137,7 @@ def _blocks(user: Mapping[str, Json], findings: Findings) -> JsonObject:
             continue
         if key in _REFUSED:
             if _is_on(value):
-                findings.refuse(
-                    codes.ZERO_NOT_SUPPORTED,
-                    f"{key}: {_REFUSED[key]}",
-                    KEY,
-                    key,
-                    f'"{key}": {{"enabled": false}}',
-                )
+                findings.refuse(codes.ZERO_NOT_SUPPORTED(KEY, key, key=key, why=_REFUSED[key]))
         elif key in _LEFT_OUT:
             if value not in (None, {}, False) and _is_on(value):
                 findings.explain(f"deepspeed {key}", "off", _LEFT_OUT[key], granted=False)
@@ -198,11 +192,12 @@ def _precision(
     """
     half = precision.half
     if half and stage == 0:
-        why = (
+        findings.explain(
+            "deepspeed precision",
+            f"{half} outside DeepSpeed",
             "without ZeRO, DeepSpeed's own half precision drifts from the reference; layers compute"
-            " with copies of fp32 weights, as under ddp"
+            " with copies of fp32 weights, as under ddp",
         )
-        findings.explain("deepspeed precision", f"{half} outside DeepSpeed", why)
         half = ""
     scaler = _mapping(user, "fp16")
     made["bf16"] = {"enabled": half == "bf16"}
@@ -255,8 +250,12 @@ def _ownership(user: Mapping[str, Json], job: Job, findings: Findings) -> None:
             else f"{kind or 'the block'} of the file is not used: training.lr_scheduler_type says otherwise",
         )
     if user.get("zero_force_ds_cpu_optimizer") is True:
-        why = "torch's own optimizer is used, fused on a CPU as well; it resumes bit for bit"
-        findings.explain("zero_force_ds_cpu_optimizer", "false", why, granted=False)
+        findings.explain(
+            "zero_force_ds_cpu_optimizer",
+            "false",
+            "torch's own optimizer is used, fused on a CPU as well; it resumes bit for bit",
+            granted=False,
+        )
 
 
 def _tensor_parallel(user: Mapping[str, Json], size: int, findings: Findings) -> JsonObject:
@@ -266,15 +265,21 @@ def _tensor_parallel(user: Mapping[str, Json], size: int, findings: Findings) ->
     known = {*_TP_KEYS, "autotp_size", "tp_size", "tp", "tensor_parallel", "enabled"}
     own_loss = sorted({"vocab_parallel_lm_head", "vocab_parallel_ce_backend"} & set(block))
     if any(block[key] for key in own_loss):
-        why = "Paceline computes the loss, with the complete weight of the head"
-        findings.explain("tensor_parallel", ", ".join(own_loss) + ": off", why, granted=False)
+        findings.explain(
+            "tensor_parallel",
+            ", ".join(own_loss) + ": off",
+            "Paceline computes the loss, with the complete weight of the head",
+            granted=False,
+        )
     dropped = sorted(set(block) - known - set(own_loss))
     if dropped:
-        why = (
+        findings.explain(
+            "tensor_parallel",
+            ", ".join(dropped) + ": off",
             "DeepSpeed has no such keys: AutoTP chooses how each matrix is sharded, and its groups"
-            " are always consecutive ranks"
+            " are always consecutive ranks",
+            granted=False,
         )
-        findings.explain("tensor_parallel", ", ".join(dropped) + ": off", why, granted=False)
     return made
 
 
@@ -283,16 +288,17 @@ def _activation_checkpointing(user: Mapping[str, Json], job: Job, findings: Find
     if not isinstance(block, dict) or not any(value is True for value in block.values()):
         return
     requested = ", ".join(sorted(key for key, value in block.items() if value is True))
-    if job.training.gradient_checkpointing:
-        why = (
+    why = (
+        (
             "passed to DeepSpeed; torch recomputes layers (training.gradient_checkpointing) and"
             " keeps their inputs on their device"
         )
-    else:
-        why = (
+        if job.training.gradient_checkpointing
+        else (
             "passed to DeepSpeed, where it only configures how its own recomputation stores"
             " activations; training.gradient_checkpointing: true switches recomputation on"
         )
+    )
     findings.explain("activation_checkpointing", requested, why, granted=False)
 
 

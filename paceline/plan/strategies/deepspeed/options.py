@@ -37,29 +37,32 @@ def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
     ):
         if job.axis(axis) > 1:
             findings.refuse(
-                codes.PAR_DEEPSPEED,
-                f"{axis}_size is an axis of the native strategies; DeepSpeed has data parallelism,"
-                " AutoTP and Ulysses",
-                f"{PARALLELISM}.{axis}_size",
-                f"{axis}_size: {job.axis(axis)}",
-                f"{instead}, or set {axis}_size: 1",
+                codes.PAR_DEEPSPEED(
+                    f"{axis}_size is an axis of the native strategies; DeepSpeed has data parallelism,"
+                    " AutoTP and Ulysses",
+                    f"{PARALLELISM}.{axis}_size",
+                    f"{axis}_size: {job.axis(axis)}",
+                    f"{instead}, or set {axis}_size: 1",
+                )
             )
     if tp > 1 and cp > 1:
         findings.refuse(
-            codes.PAR_DEEPSPEED,
-            "DeepSpeed's AutoTP and Ulysses cannot be combined",
-            KEY,
-            f"autotp_size {tp} with sequence_parallel_size {cp}",
-            "keep one of the two, or set distributed_strategy: fsdp with tp_size and cp_size",
+            codes.PAR_DEEPSPEED(
+                "DeepSpeed's AutoTP and Ulysses cannot be combined",
+                KEY,
+                f"autotp_size {tp} with sequence_parallel_size {cp}",
+                "keep one of the two, or set distributed_strategy: fsdp with tp_size and cp_size",
+            )
         )
     # The remaining ranks are data-parallel.
     if job.world_size % (tp * cp):
         findings.refuse(
-            codes.PAR_DEEPSPEED,
-            f"{job.world_size} processes cannot be divided into groups of {tp * cp}",
-            KEY,
-            f"autotp_size {tp}" if tp > 1 else f"sequence_parallel_size {cp}",
-            f"a divisor of {job.world_size}",
+            codes.PAR_DEEPSPEED(
+                f"{job.world_size} processes cannot be divided into groups of {tp * cp}",
+                KEY,
+                f"autotp_size {tp}" if tp > 1 else f"sequence_parallel_size {cp}",
+                f"a divisor of {job.world_size}",
+            )
         )
         return Mesh(dp_shard=job.world_size)
     _check_degrees(tp, cp, job, findings)
@@ -68,11 +71,12 @@ def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
     shard, given = job.world_size // (tp * cp), job.axis("dp_shard")
     if given not in (1, shard):
         findings.refuse(
-            codes.PAR_PRODUCT,
-            f"dp_shard_size {given} × AutoTP {tp} × Ulysses {cp} is not {job.world_size}",
-            f"{PARALLELISM}.dp_shard_size",
-            str(given),
-            f"dp_shard_size: {shard}",
+            codes.PAR_PRODUCT(
+                f"dp_shard_size {given} × AutoTP {tp} × Ulysses {cp} is not {job.world_size}",
+                f"{PARALLELISM}.dp_shard_size",
+                str(given),
+                f"dp_shard_size: {shard}",
+            )
         )
     return Mesh(dp_shard=shard, cp=cp, tp=tp)
 
@@ -82,27 +86,32 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
     # AutoTP: heads, the family's plan, KV heads.
     heads = job.shape.heads if job.shape else None
     if heads is not None and job.axis("tp") == 1:
-        findings.refuse_at(tp_heads(heads, tp), KEY, f"autotp_size: {tp}")
+        findings.refuse(tp_heads(heads, tp, KEY, f"autotp_size: {tp}"))
     if job.shape is not None and tp > 1 and not job.shape.family.tensor_plan:
-        findings.problems.append(
-            no_tensor_plan(KEY, f"model_type {job.shape.model_type} with autotp_size {tp}")
-        )
+        findings.refuse(no_tensor_plan(KEY, f"model_type {job.shape.model_type} with autotp_size {tp}"))
     _check_kv_heads(tp, job, findings)
     # Ulysses divides heads; AutoTP groups stay inside a node.
     if heads is not None and job.axis("cp") == 1:
-        findings.refuse_at(cp_heads(heads, cp, f"a divisor of {heads}"), KEY, f"sequence_parallel_size: {cp}")
+        findings.refuse(cp_heads(heads, cp, f"a divisor of {heads}", KEY, f"sequence_parallel_size: {cp}"))
     if job.num_nodes > 1 and job.axis("tp") == 1:
-        findings.refuse_at(tp_inside_node(job.ranks_per_node, tp, "autotp_size"), KEY, f"autotp_size: {tp}")
+        findings.refuse(tp_inside_node(job.ranks_per_node, tp, "autotp_size: {}", KEY, f"autotp_size: {tp}"))
     if cp > 1 and job.parallelism.cp_method == "allgather":
-        why = "under DeepSpeed, Ulysses shards sequences; distributed_strategy: fsdp has allgather"
-        findings.explain(f"{PARALLELISM}.cp_method", "ulysses", why, granted=False)
+        findings.explain(
+            f"{PARALLELISM}.cp_method",
+            "ulysses",
+            "under DeepSpeed, Ulysses shards sequences; distributed_strategy: fsdp has allgather",
+            granted=False,
+        )
 
 
 def no_tensor_plan(where: str, found: str) -> Diagnostic:
     """Return the refusal of AutoTP for a model without a tensor-parallel plan."""
-    what = "AutoTP needs the model's own tensor-parallel plan, but this model has none"
-    hint = "use a model that has one (llama, qwen2, mistral, gemma2, …), or autotp_size: 1"
-    return codes.STRATEGY_DEEPSPEED_TP_PLAN(what, where, found, hint)
+    return codes.STRATEGY_DEEPSPEED_TP_PLAN(
+        "AutoTP needs the model's own tensor-parallel plan, but this model has none",
+        where,
+        found,
+        "use a model that has one (llama, qwen2, mistral, gemma2, …), or autotp_size: 1",
+    )
 
 
 def tensor_plan_without_zero(where: str, found: str, hint: str) -> Diagnostic:
@@ -119,13 +128,14 @@ def _own_partitions(user: Mapping[str, Json]) -> bool:
 def _check_tensor_plan(tp: int, job: Job, findings: Findings) -> None:
     if job.shape is not None and not job.shape.family.autotp:
         findings.refuse(
-            codes.STRATEGY_DEEPSPEED_TP_PLAN,
-            "AutoTP follows the model's own tensor-parallel plan, but this one shards in ways that"
-            " DeepSpeed does not know",
-            KEY,
-            f"model_type {job.shape.model_type} with autotp_size {tp}",
-            "set distributed_strategy: fsdp with tp_size, autotp_size: 1, or"
-            " tensor_parallel.partition_config",
+            codes.STRATEGY_DEEPSPEED_TP_PLAN(
+                "AutoTP follows the model's own tensor-parallel plan, but this one shards in ways that"
+                " DeepSpeed does not know",
+                KEY,
+                f"model_type {job.shape.model_type} with autotp_size {tp}",
+                "set distributed_strategy: fsdp with tp_size, autotp_size: 1, or"
+                " tensor_parallel.partition_config",
+            )
         )
 
 
@@ -139,16 +149,15 @@ def _check_kv_heads(tp: int, job: Job, findings: Findings) -> None:
         and job.axis("tp") == 1
     ):
         findings.refuse(
-            codes.PAR_TP_KV_HEADS,
-            f"{kv_heads} key-value head{'s' if kv_heads > 1 else ''} for {tp} ranks: each rank of"
-            " AutoTP needs its own",
-            KEY,
-            f"autotp_size: {tp}",
-            (
+            codes.PAR_TP_KV_HEADS(
+                f"{kv_heads} key-value head{'s' if kv_heads > 1 else ''} for {tp} ranks: each rank of"
+                " AutoTP needs its own",
+                KEY,
+                f"autotp_size: {tp}",
                 f"autotp_size: {math.gcd(kv_heads, tp)}"
                 if math.gcd(kv_heads, tp) > 1
-                else "set distributed_strategy: fsdp or zero3, without autotp_size"
-            ),
+                else "set distributed_strategy: fsdp or zero3, without autotp_size",
+            )
         )
 
 
@@ -158,11 +167,12 @@ def _agreed(axis: str, in_file: int, job: Job, findings: Findings) -> int:
     if given > 1 and in_file > 1 and given != in_file:
         name = "tensor_parallel.autotp_size" if axis == "tp" else "sequence_parallel_size"
         findings.refuse(
-            codes.PAR_DEEPSPEED,
-            f"{axis}_size and the DeepSpeed file's {name} differ",
-            f"{PARALLELISM}.{axis}_size",
-            f"{given} and {in_file}",
-            "set the same number in both, or only one of the two",
+            codes.PAR_DEEPSPEED(
+                f"{axis}_size and the DeepSpeed file's {name} differ",
+                f"{PARALLELISM}.{axis}_size",
+                f"{given} and {in_file}",
+                "set the same number in both, or only one of the two",
+            )
         )
     return max(given, in_file)
 
@@ -186,9 +196,8 @@ def autotp_size(user: Mapping[str, Json], findings: Findings) -> int:
     # All spellings must agree; others than DeepSpeed's own are translated.
     given = {name: size for name, size in sizes.items() if size > 1}
     if len(set(given.values())) > 1:
-        found = ", ".join(f"{name}: {size}" for name, size in given.items())
         findings.refuse(
-            codes.PAR_DS_TP_MISMATCH, "the tensor-parallel degree is set twice", KEY, found, "autotp_size"
+            codes.PAR_DS_TP_MISMATCH(KEY, ", ".join(f"{name}: {size}" for name, size in given.items()))
         )
     size = max(given.values(), default=1)
     if size > 1 and "autotp_size" not in given:
@@ -210,12 +219,14 @@ def _check_family(stage: int, job: Job, findings: Findings) -> None:
     """Refuse sharded weights for a family whose ranks would gather them in another order each."""
     if stage == 3 and job.shape is not None and job.shape.family.experts_in_turn:
         findings.refuse(
-            codes.PLAN_FAMILY_STRATEGY,
-            f"models of type '{job.shape.model_type}' visit only the experts that a rank's tokens chose, but"
-            " ZeRO-3 gathers and reduces the same weights on every rank",
-            "training.distributed_strategy",
-            "ZeRO-3",
-            "distributed_strategy: fsdp",
+            codes.PLAN_FAMILY_STRATEGY(
+                f"models of type '{job.shape.model_type}' visit only the experts that a rank's tokens"
+                " chose, but"
+                " ZeRO-3 gathers and reduces the same weights on every rank",
+                "training.distributed_strategy",
+                "ZeRO-3",
+                "distributed_strategy: fsdp",
+            )
         )
 
 
@@ -224,8 +235,9 @@ def deepspeed_engine(
 ) -> DeepSpeedOptions:
     """Return ``Plan.engine`` for DeepSpeed; its ``config`` is passed to ``deepspeed.initialize``."""
     user = user_config(job.training)
-    requested = asked_stage(user) if named_stage is None else named_stage
-    stage = _stage_that_counts(requested, mesh, precision, findings)
+    stage = _stage_that_counts(
+        asked_stage(user) if named_stage is None else named_stage, mesh, precision, findings
+    )
     _check_family(stage, job, findings)
     zero = zero_block(user)
     engine = DeepSpeedOptions(
@@ -247,11 +259,13 @@ def _stage_that_counts(stage: int, mesh: Mesh, precision: Precision, findings: F
     tensor-parallel group, counts gradients only on the first of them and finds none on the others.
     """
     if stage == 1 and mesh.cp > 1 and precision.compute == "bfloat16":
-        why = (
+        findings.explain(
+            "ZeRO stage",
+            "2",
             "1 was requested; in bfloat16, DeepSpeed's stage 1 loses the gradient norm when ranks"
-            " share a sequence. Same numbers, with gradients sharded as well"
+            " share a sequence. Same numbers, with gradients sharded as well",
+            granted=False,
         )
-        findings.explain("ZeRO stage", "2", why, granted=False)
         return 2
     return stage
 
@@ -259,8 +273,11 @@ def _stage_that_counts(stage: int, mesh: Mesh, precision: Precision, findings: F
 def _check_stage(stage: int, tp: int, job: Job, precision: Precision, findings: Findings) -> None:
     """Refuse what DeepSpeed rejects or computes incorrectly at this stage."""
     if tp > 1 and not stage:
-        hint = 'set "zero_optimization": {"stage": 1}'
-        findings.problems.append(tensor_plan_without_zero(KEY, f"stage 0 with autotp_size {tp}", hint))
+        findings.refuse(
+            tensor_plan_without_zero(
+                KEY, f"stage 0 with autotp_size {tp}", 'set "zero_optimization": {"stage": 1}'
+            )
+        )
     hardware = job.hardware
     if (
         stage
@@ -269,13 +286,9 @@ def _check_stage(stage: int, tp: int, job: Job, precision: Precision, findings: 
         and "float16" not in hardware.products
     ):
         findings.refuse(
-            codes.STRATEGY_DEEPSPEED_FP16,
-            f"ZeRO-{stage} keeps the weights in float16, which DeepSpeed refuses on a CPU without"
-            f" float16 products ({hardware.device_name})",
-            "training.mixed_precision",
-            "fp16",
-            "set bf16: true, mixed_precision: no, or distributed_strategy: ddp, whose master"
-            " weights stay float32",
+            codes.STRATEGY_DEEPSPEED_FP16(
+                "training.mixed_precision", "fp16", stage=stage, device_name=hardware.device_name
+            )
         )
 
 

@@ -78,10 +78,13 @@ class DeepSpeedSpec(StrategySpec):
 
     def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
         optimizer, weights = (place != "none" for place in engine.places)
-        offload = "all" if weights else "optimizer" if optimizer else "none"
         zero = as_object(_own(engine).config.get("zero_optimization"))
         ratio = as_object(zero.get("offload_optimizer")).get("ratio", 1.0)
-        layout = self._layout(self.name, _own(engine).zero_stage, offload=offload)
+        layout = self._layout(
+            self.name,
+            _own(engine).zero_stage,
+            offload="all" if weights else "optimizer" if optimizer else "none",
+        )
         return replace(layout, offloaded=float(ratio)) if isinstance(ratio, (int, float)) else layout
 
     def _layout(self, name: str, stage: int, tp: bool = False, offload: str = "none") -> StrategyLayout:

@@ -106,52 +106,44 @@ def _offload(block: JsonObject, part: str, engine: DeepSpeedOptions, findings: F
     device = str(given.get("device", "none")).lower()
     if device not in _DEVICES:
         findings.refuse(
-            codes.ZERO_OFFLOAD,
-            f"{part} supports the devices none, cpu and nvme",
-            KEY,
-            f"device: {device}",
-            '"device": "cpu"',
+            codes.ZERO_OFFLOAD(
+                f"{part} supports the devices none, cpu and nvme", KEY, f"device: {device}", '"device": "cpu"'
+            )
         )
     if device == "none" or (part == "offload_param" and engine.zero_stage < 3):
         if device != "none":
-            why = f"only ZeRO-3 moves weights away; this is ZeRO-{engine.zero_stage}"
-            findings.explain(f"zero_optimization.{part}", "off", why, granted=False)
+            findings.explain(
+                f"zero_optimization.{part}",
+                "off",
+                f"only ZeRO-3 moves weights away; this is ZeRO-{engine.zero_stage}",
+                granted=False,
+            )
         del block[part]
         return
     # Refuse offloading that this stage cannot do.
     if engine.zero_stage == 0:
         findings.refuse(
-            codes.ZERO_OFFLOAD,
-            f"{part} needs ZeRO-1 or higher",
-            KEY,
-            f"device: {device} with stage 0",
-            'set "stage": 1, or remove offload',
+            codes.ZERO_OFFLOAD(
+                f"{part} needs ZeRO-1 or higher",
+                KEY,
+                f"device: {device} with stage 0",
+                'set "stage": 1, or remove offload',
+            )
         )
     if device == "nvme" and not given.get("nvme_path"):
         findings.refuse(
-            config_codes.ZERO_NVME_PATH,
-            f"{part} to NVMe needs a folder on the drive",
-            KEY,
-            f'{part}: {{"device": "nvme"}}',
-            '"nvme_path": "/local_nvme"',
+            config_codes.ZERO_NVME_PATH(
+                f"{part} to NVMe needs a folder on the drive",
+                KEY,
+                f'{part}: {{"device": "nvme"}}',
+                '"nvme_path": "/local_nvme"',
+            )
         )
     if device == "nvme" and engine.zero_stage < 3:
-        findings.refuse(
-            codes.ZERO_NVME_STAGE,
-            "only ZeRO-3 can use NVMe",
-            KEY,
-            f"{part} to nvme with stage {engine.zero_stage}",
-            'set "stage": 3, or "device": "cpu"',
-        )
+        findings.refuse(codes.ZERO_NVME_STAGE(KEY, f"{part} to nvme with stage {engine.zero_stage}"))
     ratio = given.get("ratio", 1.0)
     if isinstance(ratio, (int, float)) and ratio < 1.0 and engine.zero_stage != 3:
-        findings.refuse(
-            codes.ZERO_OFFLOAD_RATIO,
-            "only ZeRO-3 can offload a part of the optimizer",
-            KEY,
-            f"ratio: {ratio}",
-            "1.0",
-        )
+        findings.refuse(codes.ZERO_OFFLOAD_RATIO(KEY, f"ratio: {ratio}"))
     block[part] = {key: value for key, value in given.items() if value != "auto"}
 
 
@@ -161,13 +153,7 @@ def _loss_less(block: JsonObject, job: Job, findings: Findings) -> None:
         if block.get(key) is not True:
             continue
         if job.hardware.device == "cpu":
-            findings.refuse(
-                codes.ZERO_QUANTISED,
-                f"{key} has CUDA kernels only",
-                KEY,
-                f"{key}: true",
-                f'"{key}": false',
-            )
+            findings.refuse(codes.ZERO_QUANTISED(KEY, f"{key}: true", key=key))
         else:
             findings.explain(
                 f"zero_optimization.{key}",
@@ -188,11 +174,7 @@ def _second_copy(block: JsonObject, stage: int, job: Job, findings: Findings) ->
     if job.world_size % min(size, job.world_size):
         legal = ", ".join(str(n) for n in range(2, size) if job.world_size % n == 0) or "1"
         findings.refuse(
-            codes.ZERO_HPZ,
-            f"{job.world_size} processes cannot be divided into groups of {size}",
-            KEY,
-            f"{key}: {size}",
-            f'"{key}": {legal}',
+            codes.ZERO_HPZ(KEY, f"{key}: {size}", world_size=job.world_size, size=size, key=key, legal=legal)
         )
         return
     held = min(size, job.world_size)

@@ -136,10 +136,10 @@ def nvme_decisions(plan: Plan) -> Iterator[Decision]:
     """Yield how much of the states meant for NVMe gets there and how much stays in memory."""
     if not isinstance(plan.engine, DeepSpeedOptions):
         return
-    zero, places = as_object(plan.engine.config.get("zero_optimization")), plan.engine.places
+    zero = as_object(plan.engine.config.get("zero_optimization"))
     requested = [
         part
-        for part, place in zip(("offload_optimizer", "offload_param"), places, strict=True)
+        for part, place in zip(("offload_optimizer", "offload_param"), plan.engine.places, strict=True)
         if place == "nvme"
     ]
     pieces = None if plan.shape is None else pieces_of(plan.shape, plan.adapter, SIZES[plan.precision.master])
@@ -149,18 +149,24 @@ def nvme_decisions(plan: Plan) -> Iterator[Decision]:
     block = as_object(plan.engine.config.get("aio")).get("block_size")
     least = max(LEAST_MOVED, block if isinstance(block, int) else 0)
     if "offload_param" in requested:
-        parts = [low * -(-p.numel // ranks) for p in pieces]
         yield _decision(
-            "offload_param", "weights", parts, least, f"a rank's part of a weight (one of {ranks})"
+            "offload_param",
+            "weights",
+            [low * -(-p.numel // ranks) for p in pieces],
+            least,
+            f"a rank's part of a weight (one of {ranks})",
         )
     if "offload_optimizer" in requested:
         own = sum(-(-p.numel // ranks) for p in pieces if p.trained)
         size = whole(zero, "sub_group_size", SUB_GROUP)
         groups = [size] * (own // size) + [own % size] * bool(own % size)
         copies = 1 + moment_bytes((1,), plan.optimizer, 1)  # masters and moments are separate tensors
-        parts = [4 * group for group in groups for _ in range(copies)]
         yield _decision(
-            "offload_optimizer", "optimizer states", parts, least, "a sub-group of a rank's states"
+            "offload_optimizer",
+            "optimizer states",
+            [4 * group for group in groups for _ in range(copies)],
+            least,
+            "a sub-group of a rank's states",
         )
 
 
