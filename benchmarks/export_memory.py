@@ -37,8 +37,8 @@ from paceline.checkpoint.export.untrained_tensors import carried_state
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
+from paceline.plan.plan import AdapterSpec
 from paceline.plan.plan_json import to_json
-from paceline.plan.plan_sections import AdapterSpec
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.shard import Shard
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.plan.hardware.device_catalogue import Card, card_named
-from paceline.plan.model.read_config import ModelShape
+from paceline.plan.model.shape import ModelShape
 from paceline.plan.workload.step_spec import AdapterSize, Machine, StepSpec, Storage
 
 GIB = 2**30

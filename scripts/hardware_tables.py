@@ -29,7 +29,7 @@ from paceline.plan.cost.search import (
 )
 from paceline.plan.hardware.device_catalogue import AcceleratorCluster, cluster_of
 from paceline.plan.model.model_catalogue import model_shape
-from paceline.plan.plan_sections import AdapterSpec, Quantization
+from paceline.plan.plan import AdapterSpec, Quantization
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"en": "docs/hardware.md", "zh": "docs/hardware.zh-CN.md"}

@@ -76,7 +76,7 @@ EDGES: Mapping[str, str] = {
             "plan/model/class_listing_process.py",
             "plan/model/family.py",
             "plan/model/read_config.py",
-            "plan/model/moe_config.py",
+            "plan/model/shape.py",
             "plan/model/quantized_weights.py",
             "plan/model/shrink.py",
             "plan/model/supported.py",

@@ -218,7 +218,7 @@ def forecast_of_model(
     from paceline.plan.cost.search import SearchSpec
     from paceline.plan.hardware.device_catalogue import cluster_of
     from paceline.plan.model.model_catalogue import model_shape
-    from paceline.plan.plan_sections import AdapterSpec, Quantization
+    from paceline.plan.plan import AdapterSpec, Quantization
 
     if model is None or hardware is None:
         missing = "--model" if model is None else "--hardware"

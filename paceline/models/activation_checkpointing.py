@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from paceline.core.errors import ConfigError
 from paceline.models import codes
 from paceline.models.attention.sequence_info import AttentionContext
-from paceline.plan.plan_sections import ATTENTION, MATMUL
+from paceline.plan.plan import ATTENTION, MATMUL
 
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel

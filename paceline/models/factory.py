@@ -63,7 +63,7 @@ from paceline.plan.model.family import text_part
 from paceline.plan.model.kernels import head_chunk_bytes
 from paceline.plan.model.quantized_weights import plain_config
 from paceline.plan.model.supported import separated
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec
 from paceline.protocols.model import WHOLE, BuildOptions, Slices
 from paceline.protocols.roles import Role
 from paceline.runtime.device.device import device_memory

@@ -16,7 +16,7 @@ from paceline.core.units import human_bytes
 from paceline.models import codes
 from paceline.models.loading.materialize import Place, Read, block_of, own_part, quantization_of
 from paceline.models.lora.targets import read_by_parent
-from paceline.plan.plan_sections import Quantization
+from paceline.plan.plan import Quantization
 
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel, RootModule, Slices

@@ -9,8 +9,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.types import Section
 from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.plan.mesh import Mesh
-from paceline.plan.plan import Precision
-from paceline.plan.plan_sections import AdapterSpec, OptimizerSpec
+from paceline.plan.plan import AdapterSpec, OptimizerSpec, Precision
 
 
 class JobToCheck(Protocol):

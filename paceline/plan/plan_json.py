@@ -5,9 +5,11 @@ A field with ``UNLESS_DEFAULT`` in its metadata is omitted while it has its defa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
+from importlib import resources
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
@@ -75,3 +77,10 @@ def _read(hint: object, value: object) -> object:
     if origin in (dict, Mapping) and isinstance(value, Mapping):
         return {key: _read(inside[1], item) for key, item in value.items()}
     return value
+
+
+def shipped_table(name: str, kind: type[T]) -> T:
+    """Return ``data/name.json`` of this package; keys without a field of ``kind`` are notes for readers."""
+    text = resources.files("paceline.plan").joinpath(f"data/{name}.json").read_text(encoding="utf-8")
+    cls: type = kind
+    return from_json(kind, {key: value for key, value in json.loads(text).items() if key in _hints(cls)})

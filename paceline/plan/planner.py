@@ -44,9 +44,9 @@ from paceline.plan.features.optimizer import optimizer_decision
 from paceline.plan.features.precision import fp8_decisions
 from paceline.plan.hardware.device_kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.read_config import ModelShape, scoring
-from paceline.plan.plan import WARNING, Decision, Plan
-from paceline.plan.plan_sections import OtherModel
+from paceline.plan.model.read_config import scoring
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.plan import WARNING, Decision, OtherModel, Plan
 from paceline.plan.resolve import Resolved, attempt, resolve
 from paceline.plan.strategies.deepspeed.zero_states import nvme_decisions
 from paceline.plan.strategies.job import Job
@@ -116,8 +116,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
     training, engine, precision = config.training, resolved.engine, resolved.precision
     length = config.data.max_length
     backend, about_backend = choose_backend(training.ddp_backend, hardware, WaitLimits.of(training))
-    attention = choose_attention(config.model.attn_implementation, hardware, precision, shape, length)
-    kernel = attention.kernel
+    attention, kernel = choose_attention(config.model.attn_implementation, hardware, precision, shape, length)
     packing = choose_packing(job, apart=kernel is not None)
     reference, models, about_models = spec.models(training, resolved.adapter)
     plan = Plan(
@@ -135,7 +134,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         batch=engine.batch,
         seq_len=length,
         packing=packing.choice == "on",
-        attention=attention.decision.choice,
+        attention=attention.choice,
         flash=kernel.flash if kernel else "",
         whole_scores=kernel is not None and kernel.whole_scores,
         recompute=training.gradient_checkpointing,
@@ -157,7 +156,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         *_main_decisions(hardware, job.world_size, job.num_nodes, resolved),
         *engine.decisions,
         about_backend,
-        attention.decision,
+        attention,
         *_model_decisions(plan, resolved.router, hardware),
         *about_models,
         *_training_decisions(plan, resolved.rollout, hardware),

@@ -36,51 +36,45 @@ from paceline.plan.job_to_check import Combination
 from paceline.plan.mesh import BatchSplit, Mesh, split_batch
 from paceline.plan.model.parameter_list import targets_of
 from paceline.plan.model.supported import check_family
-from paceline.plan.plan import Decision, Precision
-from paceline.plan.plan_sections import AdapterSpec, OptimizerSpec
+from paceline.plan.plan import AdapterSpec, Decision, OptimizerSpec, Precision
 from paceline.plan.strategies.job import Findings, Job
-from paceline.plan.strategies.spec import strategy_spec
-from paceline.plan.strategy_options import EngineOptions
+from paceline.plan.strategies.spec import StrategySpec, strategy_spec
+from paceline.plan.strategy_options import NO_OPTIONS, EngineOptions
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ResolvedEngine:
-    """What follows from the strategy: mesh, batch, ``Plan.engine``, and decisions."""
+    """What follows from the strategy: mesh, batch, ``Plan.engine``, and decisions.
 
-    mesh: Mesh
-    batch: BatchSplit
-    options: EngineOptions
-    decisions: tuple[Decision, ...]
-
-
-@dataclass(frozen=True)
-class _Divided:
-    """What is known once the mesh is: enough for most checks, also if the strategy refuses its options."""
+    ``options`` are the defaults until the strategy has resolved its own: the mesh is enough for most checks.
+    """
 
     mesh: Mesh
     batch: BatchSplit
     decisions: tuple[Decision, ...]
+    options: EngineOptions = NO_OPTIONS
 
 
-def _divided(chosen: StrategyChoice, job: Job) -> _Divided:
+def _divided(spec: StrategySpec, job: Job) -> ResolvedEngine:
     findings, t = Findings(), job.training
-    mesh = strategy_spec(chosen.strategy).mesh(job, findings)
+    mesh = spec.mesh(job, findings)
     findings.raise_if_refused()
     micro, accumulation, from_total = batch_of(
-        t.deepspeed, *(t.per_device_train_batch_size, t.gradient_accumulation_steps), mesh.data_parallel_size
+        t.deepspeed, t.per_device_train_batch_size, t.gradient_accumulation_steps, mesh.data_parallel_size
     )
     batch = split_batch(micro, accumulation, mesh.data_parallel_size)
-    about = (Decision("train_batch_size", str(batch.global_batch), from_total),) if from_total else ()
-    return _Divided(mesh, batch, (*findings.decisions, *about))
+    if from_total:
+        findings.explain("train_batch_size", str(batch.global_batch), from_total)
+    return ResolvedEngine(mesh, batch, tuple(findings.decisions))
 
 
-def _engine(chosen: StrategyChoice, job: Job, precision: Precision, cut: _Divided) -> ResolvedEngine:
+def _with_options(cut: ResolvedEngine, spec: StrategySpec, job: Job, precision: Precision) -> ResolvedEngine:
     findings = Findings()
-    options = strategy_spec(chosen.strategy).options(job, cut.mesh, cut.batch, precision, findings)
+    options = spec.options(job, cut.mesh, cut.batch, precision, findings)
     findings.raise_if_refused()
-    return ResolvedEngine(cut.mesh, cut.batch, options, (*cut.decisions, *findings.decisions))
+    return replace(cut, options=options, decisions=(*cut.decisions, *findings.decisions))
 
 
 @dataclass(frozen=True)
@@ -116,7 +110,8 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
         bf16_weights=training.pure_bf16 or rounds(optimizer.name),
     )
     optimizer = _in_dtype(optimizer, precision)
-    if precision.master == "bfloat16" and chosen and not strategy_spec(chosen.strategy).shards_weights:
+    spec = strategy_spec(chosen.strategy) if chosen else None
+    if precision.master == "bfloat16" and spec is not None and not spec.shards_weights:
         precision = replace(precision, reduce="bfloat16")  # gradients are the weights' dtype
     precision = replace(precision, fp8=training.fp8)
     run = Combination(
@@ -133,21 +128,15 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
     found += check_full_eval(run)
     found += check_targets(optimizer, shape)
     # The strategy's mesh, batch and options, and what they do not go together with.
-    cut, engine = None, None
-    if chosen is not None and not any(d.code.startswith("plan.world") for d in found):
+    cut, engine, rollout = None, None, None
+    if chosen is not None and spec is not None and not any(d.code.startswith("plan.world") for d in found):
         sharded = job.sharded(chosen.sharding)
-        cut = attempt(lambda: _divided(chosen, sharded), found)
+        cut = attempt(partial(_divided, spec, sharded), found)
         if cut is not None:
-            engine = attempt(partial(_engine, chosen, sharded, precision, cut), found)
-    if chosen is not None and engine is not None:
-        found += check_adapter(
-            adapter,
-            strategy_spec(chosen.strategy),
-            engine.mesh,
-            precision.compute,
-            engine.options,
-            here=job.hardware.packages is not None,
-        )
+            engine = attempt(partial(_with_options, cut, spec, sharded, precision), found)
+    if spec is not None and engine is not None:
+        here = job.hardware.packages is not None
+        found += check_adapter(adapter, spec, engine.mesh, precision.compute, engine.options, here=here)
     found += check_expert_adapters(run, shape)
     found += check_router(shape, router, adapters=job.lora is not None)
     if cut is not None:
@@ -156,7 +145,6 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
         found += check_router_loss(shape, router.loss, cut.mesh, compiled=run.compiled)
     found += check_bf16_weights(run)
     found += check_fp8(run, job.hardware)
-    rollout = None
     if cut is not None and job.algorithm.on_policy:
         rollout = rollout_sizes(job.algorithm, training, cut.batch)
         found += check_rollout(rollout)

@@ -15,7 +15,7 @@ _KEY, _ALGORITHM = "training.algorithm_options", "training.algorithm"
 def options(c: Context) -> Iterator[Diagnostic]:
     """algorithm.options"""
     spec = c.algorithm
-    if c.config.training.algorithm_options and not spec.own:
+    if c.training.algorithm_options and not spec.own:
         yield c.problem(
             codes.ALGORITHM_OPTIONS,
             "algorithm_options are passed only to your own algorithm (module:SPEC)",
@@ -53,13 +53,14 @@ def whole_answers(c: Context) -> Iterator[Diagnostic]:
 
 def sections(c: Context) -> Iterator[Diagnostic]:
     """train.algorithm_section"""
-    t, own = c.config.training, c.algorithm
+    own = c.algorithm
     others = (spec.name for spec in c.algorithms if not spec.on_policy and spec.name != own.name)
     for name in others:
-        if getattr(t, name, None) is not None:
+        if getattr(c.training, name, None) is not None:
             yield c.problem(
                 codes.TRAIN_ALGORITHM_SECTION,
-                f"training.{name} configures algorithm: {name}, but this run's algorithm is {t.algorithm}",
+                f"training.{name} configures algorithm: {name}, but this run's algorithm is"
+                f" {c.training.algorithm}",
                 f"training.{name}",
                 "training.algorithm",
                 hint=f"set algorithm: {name}, or remove the section",

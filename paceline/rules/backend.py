@@ -17,7 +17,7 @@ _STRATEGY = "training.distributed_strategy"
 
 def strategy_name(c: Context) -> Iterator[Diagnostic]:
     """strategy.unknown"""
-    name = c.config.training.distributed_strategy
+    name = c.training.distributed_strategy
     names = (*CHOOSERS, *STRATEGIES.names())
     if name in names or ":" in name:
         return
@@ -33,15 +33,13 @@ def strategy_name(c: Context) -> Iterator[Diagnostic]:
 
 def fsdp_and_deepspeed(c: Context) -> Iterator[Diagnostic]:
     """back.fsdp_ds"""
-    t = c.config.training
-    if t.fsdp and t.deepspeed:
+    if c.training.fsdp and c.training.deepspeed:
         yield c.at(codes.BACK_FSDP_DS(found="fsdp and deepspeed"), "training.fsdp", "training.deepspeed")
 
 
 def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
     """back.strategy_vs_file"""
-    t = c.config.training
-    name = t.distributed_strategy
+    name = c.training.distributed_strategy
     spec = c.named_strategy
     chooser = spec or CHOOSERS.get(name)
     if chooser is None:
@@ -50,7 +48,7 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
     # A section of another engine than the strategy's
     owners = {key: owner.name for owner in reversed(strategy_specs()) for key in owner.sections}
     for key, owner in sorted(owners.items()):
-        value = getattr(t, key)
+        value = getattr(c.training, key)
         if value and key not in sections:
             yield c.problem(
                 codes.BACK_STRATEGY_VS_FILE,
@@ -62,8 +60,9 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
             )
     # A ZeRO stage other than the one in the strategy's name
     stage = (
-        t.deepspeed.get("zero_optimization", {}).get("stage")
-        if isinstance(t.deepspeed, dict) and isinstance(t.deepspeed.get("zero_optimization"), dict)
+        c.training.deepspeed.get("zero_optimization", {}).get("stage")
+        if isinstance(c.training.deepspeed, dict)
+        and isinstance(c.training.deepspeed.get("zero_optimization"), dict)
         else None
     )
     fixed = None if spec is None else spec.zero_stage
@@ -78,10 +77,10 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
 
 def distributed_flag(c: Context) -> Iterator[Diagnostic]:
     """back.distributed_flag, back.distributed_alone, back.one_process"""
-    t, spec = c.config.training, c.named_strategy
+    spec = c.named_strategy
     alone = spec is not None and spec.one_process
     # The flag against the strategy
-    if t.distributed is False and spec is not None and not alone:
+    if c.training.distributed is False and spec is not None and not alone:
         yield c.problem(
             codes.BACK_DISTRIBUTED_FLAG,
             "distributed: false together with a distributed strategy",
@@ -89,7 +88,7 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
             _STRATEGY,
             hint="set distributed: true, or distributed_strategy: single",
         )
-    if t.distributed is True and spec is not None and alone and not spec.multi_device:
+    if c.training.distributed is True and spec is not None and alone and not spec.multi_device:
         yield c.problem(
             codes.BACK_DISTRIBUTED_FLAG,
             "distributed: true together with a single-process strategy",
@@ -99,10 +98,10 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
         )
     # The flag and the strategy against the number of processes
     world = c.facts.world_size
-    if world == 1 and t.distributed is True and not alone:
+    if world == 1 and c.training.distributed is True and not alone:
         yield c.at(codes.BACK_DISTRIBUTED_ALONE(), "training.distributed")
-    if world is not None and world > 1 and (t.distributed is False or alone):
-        path = "training.distributed" if t.distributed is False else _STRATEGY
+    if world is not None and world > 1 and (c.training.distributed is False or alone):
+        path = "training.distributed" if c.training.distributed is False else _STRATEGY
         yield c.at(codes.BACK_ONE_PROCESS(world=world), path)
 
 
@@ -115,16 +114,17 @@ def needs_processes(c: Context) -> Iterator[Diagnostic]:
             codes.BACK_FSDP_SINGLE(
                 name=spec.name, least=least, there="there is only one" if world == 1 else f"there are {world}"
             ),
-            "training.fsdp" if c.config.training.fsdp else _STRATEGY,
+            "training.fsdp" if c.training.fsdp else _STRATEGY,
         )
 
 
 def nccl(c: Context) -> Iterator[Diagnostic]:
     """back.nccl_cpu"""
-    t = c.config.training
-    if t.ddp_backend == "nccl" and (t.use_cpu or c.facts.device == "cpu"):
+    if c.training.ddp_backend == "nccl" and (c.training.use_cpu or c.facts.device == "cpu"):
         yield c.at(
-            codes.BACK_NCCL_CPU(why="use_cpu is set" if t.use_cpu else "this machine has no CUDA device"),
+            codes.BACK_NCCL_CPU(
+                why="use_cpu is set" if c.training.use_cpu else "this machine has no CUDA device"
+            ),
             "training.ddp_backend",
         )
 
@@ -140,7 +140,7 @@ _BACKEND_FROM = {
 
 def backend_built(c: Context) -> Iterator[Diagnostic]:
     """back.not_built"""
-    name, built = c.config.training.ddp_backend, c.facts.backends
+    name, built = c.training.ddp_backend, c.facts.backends
     if (
         built is not None
         and name != "auto"
@@ -159,7 +159,7 @@ def backend_built(c: Context) -> Iterator[Diagnostic]:
 
 def xla(c: Context) -> Iterator[Diagnostic]:
     """xla.not_run: a warning here, so that a plan can be shown; ``at_start`` makes it an error."""
-    config = c.config.training.fsdp_config
+    config = c.training.fsdp_config
     if not c.starting or not isinstance(config, dict) or config.get("xla") is not True:
         return
     have = "no strategy supports XLA devices" if c.facts.torch_xla else "torch_xla is not installed"

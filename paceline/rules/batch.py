@@ -14,26 +14,26 @@ def positive(c: Context) -> Iterator[Diagnostic]:
     """batch.positive"""
     for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
         path = f"training.{name}"
-        rows: int = getattr(c.config.training, name)
+        rows: int = getattr(c.training, name)
         if rows < 1:
             yield c.at(codes.BATCH_POSITIVE(name=name), path)
 
 
 def deepspeed_triple(c: Context) -> Iterator[Diagnostic]:
     """batch.triple"""
-    t, world = c.config.training, c.facts.world_size
-    total = t.deepspeed.get("train_batch_size") if isinstance(t.deepspeed, dict) else None
+    world = c.facts.world_size
+    total = c.training.deepspeed.get("train_batch_size") if isinstance(c.training.deepspeed, dict) else None
     if (
         not isinstance(total, int)
         or isinstance(total, bool)
         or world is None
-        or not isinstance(t.deepspeed, dict)
+        or not isinstance(c.training.deepspeed, dict)
     ):
         return
-    if not {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"} <= set(t.deepspeed):
+    if not {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"} <= set(c.training.deepspeed):
         return  # DeepSpeed derives the missing one from the total
     world //= _model_ranks(c)
-    micro, steps = t.per_device_train_batch_size, t.gradient_accumulation_steps
+    micro, steps = c.training.per_device_train_batch_size, c.training.gradient_accumulation_steps
     if total != micro * steps * world:
         yield c.problem(
             plan_codes.BATCH_TRIPLE,
@@ -48,11 +48,14 @@ def deepspeed_triple(c: Context) -> Iterator[Diagnostic]:
 
 def _model_ranks(c: Context) -> int:
     """Return the number of ranks that share the same rows: DeepSpeed's AutoTP times Ulysses."""
-    t = c.config.training
-    ds = t.deepspeed if isinstance(t.deepspeed, dict) else {}
+    ds = c.training.deepspeed if isinstance(c.training.deepspeed, dict) else {}
     block = ds.get("tensor_parallel")
     in_file = (block.get("autotp_size") if isinstance(block, dict) else 1, ds.get("sequence_parallel_size"))
-    given = (t.parallelism.tp_size, t.parallelism.cp_size) if t.parallelism is not None else (1, 1)
+    given = (
+        (c.training.parallelism.tp_size, c.training.parallelism.cp_size)
+        if c.training.parallelism is not None
+        else (1, 1)
+    )
     together = 1
     for sizes in zip(in_file, given, strict=True):
         together *= max((size for size in sizes if isinstance(size, int)), default=1) or 1
@@ -61,31 +64,30 @@ def _model_ranks(c: Context) -> int:
 
 def steps(c: Context) -> Iterator[Diagnostic]:
     """train.max_steps"""
-    value = c.config.training.max_steps
+    value = c.training.max_steps
     if value == 0 or value < -1:
         yield c.at(codes.TRAIN_MAX_STEPS(), "training.max_steps")
 
 
 def warmup(c: Context) -> Iterator[Diagnostic]:
     """train.warmup"""
-    t = c.config.training
-    if t.warmup_steps >= 1 and t.warmup_steps != int(t.warmup_steps):
+    if c.training.warmup_steps >= 1 and c.training.warmup_steps != int(c.training.warmup_steps):
         yield c.problem(
             codes.TRAIN_WARMUP,
             "warmup_steps of 1 or more must be a whole number of steps",
             "training.warmup_steps",
-            hint=f"warmup_steps: {int(t.warmup_steps)}, or a fraction below 1",
+            hint=f"warmup_steps: {int(c.training.warmup_steps)}, or a fraction below 1",
         )
-    if 0 < t.max_steps < t.warmup_steps:
+    if 0 < c.training.max_steps < c.training.warmup_steps:
         yield c.problem(
             codes.TRAIN_WARMUP,
             "warm-up is longer than the run, so the learning rate would never reach its peak",
             "training.warmup_steps",
             "training.max_steps",
-            hint=f"warmup_steps: {max(1, t.max_steps // 10)}",
+            hint=f"warmup_steps: {max(1, c.training.max_steps // 10)}",
             severity=Severity.WARNING,
         )
-    if t.warmup_steps > 0 and t.lr_scheduler_type == "constant":
+    if c.training.warmup_steps > 0 and c.training.lr_scheduler_type == "constant":
         yield c.at(codes.TRAIN_WARMUP_CONSTANT(), "training.lr_scheduler_type", "training.warmup_steps")
 
 

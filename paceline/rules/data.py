@@ -23,8 +23,7 @@ def train_data(c: Context) -> Iterator[Diagnostic]:
 
 def prefetch(c: Context) -> Iterator[Diagnostic]:
     """data.prefetch"""
-    t = c.config.training
-    if t.dataloader_num_workers == 0 and t.dataloader_prefetch_factor is not None:
+    if c.training.dataloader_num_workers == 0 and c.training.dataloader_prefetch_factor is not None:
         yield c.at(
             codes.DATA_PREFETCH(), "training.dataloader_prefetch_factor", "training.dataloader_num_workers"
         )
@@ -39,9 +38,10 @@ def positions(c: Context) -> Iterator[Diagnostic]:
 
 def packing(c: Context) -> Iterator[Diagnostic]:
     """data.packing_eval"""
-    t = c.config.training
-    if c.config.data.packing and c.given("data.packing") and c.algorithm.generation(t) is not None:
-        yield c.at(codes.DATA_PACKING_EVAL(algorithm=t.algorithm), "data.packing", "training.algorithm")
+    if c.config.data.packing and c.given("data.packing") and c.algorithm.generation(c.training) is not None:
+        yield c.at(
+            codes.DATA_PACKING_EVAL(algorithm=c.training.algorithm), "data.packing", "training.algorithm"
+        )
 
 
 def split(c: Context) -> Iterator[Diagnostic]:

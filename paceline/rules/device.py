@@ -50,7 +50,7 @@ def device_alone(c: Context) -> Iterator[Diagnostic]:
         (
             f"{world} processes are to train on {kind.label}, but no backend transfers its tensors"
             if world > 1
-            else f"{c.config.training.distributed_strategy} needs a process group, and no backend transfers"
+            else f"{c.training.distributed_strategy} needs a process group, and no backend transfers"
             f" {kind.label} tensors"
         ),
         "training.distributed_strategy",
@@ -61,7 +61,7 @@ def device_alone(c: Context) -> Iterator[Diagnostic]:
 def device_gloo(c: Context) -> Iterator[Diagnostic]:
     """device.gloo"""
     kind = _kind(c)
-    if kind in (None, CUDA) or c.config.training.ddp_backend != CPU.backend or (c.facts.world_size or 1) == 1:
+    if kind in (None, CUDA) or c.training.ddp_backend != CPU.backend or (c.facts.world_size or 1) == 1:
         return
     assert kind is not None
     if kind.backend:
@@ -70,25 +70,32 @@ def device_gloo(c: Context) -> Iterator[Diagnostic]:
 
 def device_quantised(c: Context) -> Iterator[Diagnostic]:
     """device.quantised"""
-    kind, lora = _kind(c), c.config.lora
-    if kind is not None and not kind.bitsandbytes and lora is not None and lora.quantization_bit:
+    kind = _kind(c)
+    if (
+        kind is not None
+        and not kind.bitsandbytes
+        and c.config.lora is not None
+        and c.config.lora.quantization_bit
+    ):
         yield c.at(codes.DEVICE_QUANTISED(label=kind.label, or_cpu=_OR_CPU), "lora.quantization_bit")
 
 
 def device_determinism(c: Context) -> Iterator[Diagnostic]:
     """device.determinism"""
     kind = _kind(c)
-    if kind not in (None, CUDA) and c.config.training.full_determinism:
+    if kind not in (None, CUDA) and c.training.full_determinism:
         assert kind is not None
         yield c.at(codes.DEVICE_DETERMINISM(label=kind.label, or_cpu=_OR_CPU), "training.full_determinism")
 
 
 def foreign_files(c: Context) -> Iterator[Diagnostic]:
     """config.foreign_missing"""
-    t = c.config.training
     if not c.starting:
         return
-    for path, value in (("training.deepspeed", t.deepspeed), ("training.fsdp_config", t.fsdp_config)):
+    for path, value in (
+        ("training.deepspeed", c.training.deepspeed),
+        ("training.fsdp_config", c.training.fsdp_config),
+    ):
         if isinstance(value, str):
             yield c.problem(
                 config_codes.CONFIG_FOREIGN_MISSING,
@@ -100,8 +107,12 @@ def foreign_files(c: Context) -> Iterator[Diagnostic]:
 
 def locked_memory(c: Context) -> Iterator[Diagnostic]:
     """host.memlock"""
-    f = c.facts
-    if f.device == CUDA.name and (f.num_nodes or 1) > 1 and f.infiniband and f.memlock_unlimited is False:
+    if (
+        c.facts.device == CUDA.name
+        and (c.facts.num_nodes or 1) > 1
+        and c.facts.infiniband
+        and c.facts.memlock_unlimited is False
+    ):
         yield codes.HOST_MEMLOCK("ulimit -l", "a limit")
 
 

@@ -10,9 +10,9 @@ from paceline.config.sections.lora import is_pattern
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.security.remote_code import COMMIT, unpinned
 from paceline.plan.hardware.device_kinds import CPU, MPS
-from paceline.plan.model.moe_config import config_coefficient
 from paceline.plan.model.read_config import text_part
-from paceline.plan.plan_sections import KEEP, KEPT_KINDS
+from paceline.plan.model.shape import config_coefficient
+from paceline.plan.plan import KEEP, KEPT_KINDS
 from paceline.rules import codes
 from paceline.rules.rule import Context, Rule
 
@@ -88,15 +88,18 @@ def shape_keys(c: Context) -> Iterator[Diagnostic]:
 
 def remote_code(c: Context) -> Iterator[Diagnostic]:
     """sec.trust_remote_code"""
-    m = c.config.model
-    wrong = unpinned(m.name_or_path or "", m.revision) if m.trust_remote_code else None
+    wrong = (
+        unpinned(c.config.model.name_or_path or "", c.config.model.revision)
+        if c.config.model.trust_remote_code
+        else None
+    )
     if wrong is not None:
         yield c.at(wrong, "model.trust_remote_code", "model.revision")
 
 
 def dtype(c: Context) -> Iterator[Diagnostic]:
     """model.dtype"""
-    if c.config.model.dtype in ("bfloat16", "float16") and not c.config.training.pure_bf16:
+    if c.config.model.dtype in ("bfloat16", "float16") and not c.training.pure_bf16:
         yield c.at(codes.MODEL_DTYPE(), "model.dtype")
 
 
@@ -111,11 +114,9 @@ def attention(c: Context) -> Iterator[Diagnostic]:
             hint="set attn_implementation: auto; or org/repository@COMMIT, the 40 digits of the"
             " commit you have reviewed, with trust_remote_code: true",
         )
-    if name.startswith("flash_attention") and (
-        c.config.training.use_cpu or c.facts.device in (CPU.name, MPS.name)
-    ):
+    if name.startswith("flash_attention") and (c.training.use_cpu or c.facts.device in (CPU.name, MPS.name)):
         yield c.at(codes.MODEL_ATTENTION_CPU(name=name), "model.attn_implementation")
-    sizes = c.config.training.parallelism
+    sizes = c.training.parallelism
     if sizes is not None and sizes.cp_size > 1 and name not in ("auto", "paceline"):
         yield c.at(
             codes.PAR_CP_ATTENTION(name=name), "model.attn_implementation", "training.parallelism.cp_size"
@@ -134,14 +135,13 @@ def _kept(c: Context, value: object) -> Iterator[Diagnostic]:
             found=str(value),
             hint=f"{KEEP}: [{', '.join(KEPT_KINDS)}], or one of them",
         )
-    if c.config.training.torch_compile:
+    if c.training.torch_compile:
         yield c.at(codes.TRAIN_RECOMPUTE_COMPILED(kept=KEEP), key, "training.torch_compile")
 
 
 def recompute(c: Context) -> Iterator[Diagnostic]:
     """train.reentrant, fsdp.act_ckpt_twice"""
-    t = c.config.training
-    options = t.gradient_checkpointing_kwargs or {}
+    options = c.training.gradient_checkpointing_kwargs or {}
     if options.get("use_reentrant") is True:
         yield c.at(codes.TRAIN_REENTRANT(), "training.gradient_checkpointing_kwargs")
     unknown = [
@@ -160,17 +160,17 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
     if KEEP in options:
         yield from _kept(c, options[KEEP])
     # Set twice, or given while it is off
-    if options and not t.gradient_checkpointing:
+    if options and not c.training.gradient_checkpointing:
         yield c.at(
             codes.TRAIN_RECOMPUTE_OFF(),
             "training.gradient_checkpointing_kwargs",
             "training.gradient_checkpointing",
         )
-    fsdp = t.fsdp_config if isinstance(t.fsdp_config, dict) else {}
+    fsdp = c.training.fsdp_config if isinstance(c.training.fsdp_config, dict) else {}
     inside = fsdp.get("activation_checkpointing", fsdp.get("fsdp_activation_checkpointing"))
     if (
         inside is True
-        and t.gradient_checkpointing
+        and c.training.gradient_checkpointing
         and c.given("training.gradient_checkpointing")
         and c.provenance["training.gradient_checkpointing"].layer != "foreign file"
     ):
@@ -183,19 +183,18 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
 
 def compile_options(c: Context) -> Iterator[Diagnostic]:
     """train.compile_off"""
-    t = c.config.training
     for name in ("torch_compile_backend", "torch_compile_mode"):
-        if getattr(t, name) is not None and not t.torch_compile:
+        if getattr(c.training, name) is not None and not c.training.torch_compile:
             yield c.at(codes.TRAIN_COMPILE_OFF(name=name), f"training.{name}", "training.torch_compile")
 
 
 def router_scope(c: Context) -> Iterator[Diagnostic]:
     """train.router_scope"""
-    t, config = c.config.training, c.config.model.config
+    config = c.config.model.config
     requested = (
         bool(config_coefficient(text_part(config))) if config else c.config.model.name_or_path is not None
     )
-    idle = t.router_aux_loss_coef == 0 or (t.router_aux_loss_coef is None and not requested)
+    idle = c.training.router_aux_loss_coef == 0 or (c.training.router_aux_loss_coef is None and not requested)
     if idle and c.given("training.router_aux_loss_scope"):
         yield c.at(
             codes.TRAIN_ROUTER_SCOPE(), "training.router_aux_loss_scope", "training.router_aux_loss_coef"
@@ -223,9 +222,9 @@ def adapters(c: Context) -> Iterator[Diagnostic]:
 
 def added_tokens(c: Context) -> Iterator[Diagnostic]:
     """model.added_tokens"""
-    m, seen = c.config.model, set[str]()
+    seen = set[str]()
     for key in ("add_tokens", "add_special_tokens"):
-        tokens = getattr(m, key)
+        tokens = getattr(c.config.model, key)
         twice = [t for i, t in enumerate(tokens) if t in seen or t in tokens[:i]]
         wrong = "an empty text" if "" in tokens else f"{twice[0]!r} twice" if twice else ""
         if wrong:

@@ -20,7 +20,7 @@ _SCHEDULE, _KWARGS = "training.lr_scheduler_type", "training.lr_scheduler_kwargs
 
 def optimizer(c: Context) -> Iterator[Diagnostic]:
     """train.optimizer"""
-    name = c.config.training.optim
+    name = c.training.optim
     if name not in BUILT:
         why, instead = not_built(name)
         yield c.at(codes.TRAIN_OPTIMIZER(name=name, why=why, instead=instead), _OPTIM)
@@ -28,7 +28,7 @@ def optimizer(c: Context) -> Iterator[Diagnostic]:
 
 def optimizer_machine(c: Context) -> Iterator[Diagnostic]:
     """train.optimizer_device, train.optimizer_float64"""
-    name = c.config.training.optim
+    name = c.training.optim
     known, device = BUILT.get(name), c.facts.device
     if known is None:
         return
@@ -45,30 +45,33 @@ def optimizer_machine(c: Context) -> Iterator[Diagnostic]:
 
 def schedule_free(c: Context) -> Iterator[Diagnostic]:
     """train.schedule_free"""
-    t = c.config.training
-    if t.optim not in BUILT or not BUILT[t.optim].averaged:
+    if c.training.optim not in BUILT or not BUILT[c.training.optim].averaged:
         return
-    if t.lr_scheduler_type != _CONSTANT:
+    if c.training.lr_scheduler_type != _CONSTANT:
         yield c.problem(
             codes.TRAIN_SCHEDULE_FREE,
-            f"{t.optim} needs a constant learning rate, but lr_scheduler_type is {t.lr_scheduler_type}",
+            f"{c.training.optim} needs a constant learning rate, but lr_scheduler_type is"
+            f" {c.training.lr_scheduler_type}",
             _SCHEDULE,
             _OPTIM,
             hint=f"set lr_scheduler_type: {_CONSTANT}",
         )
-    if t.warmup_steps and ("warmup_steps" not in BUILT[t.optim].takes or t.warmup_steps < 1):
-        takes = "warmup_steps" in BUILT[t.optim].takes
+    if c.training.warmup_steps and (
+        "warmup_steps" not in BUILT[c.training.optim].takes or c.training.warmup_steps < 1
+    ):
+        takes = "warmup_steps" in BUILT[c.training.optim].takes
         yield c.problem(
             codes.TRAIN_SCHEDULE_FREE,
-            f"{t.optim} {'needs its warm-up as a number of steps' if takes else 'has a built-in warm-up'}",
+            f"{c.training.optim}"
+            f" {'needs its warm-up as a number of steps' if takes else 'has a built-in warm-up'}",
             "training.warmup_steps",
             _OPTIM,
             hint="set warmup_steps: 100" if takes else "set warmup_steps: 0",
         )
-    if "betas" in BUILT[t.optim].takes and t.adam_beta1 == 0:
+    if "betas" in BUILT[c.training.optim].takes and c.training.adam_beta1 == 0:
         yield c.problem(
             codes.TRAIN_SCHEDULE_FREE,
-            f"{t.optim} weights its average by 1 / adam_beta1, and adam_beta1 is 0",
+            f"{c.training.optim} weights its average by 1 / adam_beta1, and adam_beta1 is 0",
             "training.adam_beta1",
             _OPTIM,
             hint="set adam_beta1: 0.9",
@@ -77,27 +80,33 @@ def schedule_free(c: Context) -> Iterator[Diagnostic]:
 
 def optimizer_options(c: Context) -> Iterator[Diagnostic]:
     """train.optim_args"""
-    t = c.config.training
-    if t.optim in BUILT:
-        yield from (c.at(problem, _ARGS) for problem in optim_args_problems(t.optim, t.optim_args))
+    if c.training.optim in BUILT:
+        yield from (
+            c.at(problem, _ARGS) for problem in optim_args_problems(c.training.optim, c.training.optim_args)
+        )
 
 
 def projected_modules(c: Context) -> Iterator[Diagnostic]:
     """train.optim_target_modules"""
-    t = c.config.training
-    if t.optim in BUILT and BUILT[t.optim].projects and c.config.lora is not None:
+    if c.training.optim in BUILT and BUILT[c.training.optim].projects and c.config.lora is not None:
         yield c.problem(
             codes.TRAIN_OPTIM_TARGET_MODULES,
-            f"{t.optim} projects the gradients of whole weights; LoRA's matrices are of low rank already",
+            f"{c.training.optim} projects the gradients of whole weights; LoRA's matrices are of low rank"
+            " already",
             _OPTIM,
             "lora",
             hint="remove lora, or set optim: adamw_torch_fused",
         )
-    if not t.optim_target_modules or t.optim not in BUILT or BUILT[t.optim].projects:
+    if (
+        not c.training.optim_target_modules
+        or c.training.optim not in BUILT
+        or BUILT[c.training.optim].projects
+    ):
         return
     yield c.problem(
         codes.TRAIN_OPTIM_TARGET_MODULES,
-        f"optim_target_modules is for optimizers that project gradients, and {t.optim} projects none",
+        f"optim_target_modules is for optimizers that project gradients, and {c.training.optim} projects"
+        " none",
         _TARGETS,
         _OPTIM,
         hint="set optim: galore_adamw, or remove optim_target_modules",
@@ -106,15 +115,14 @@ def projected_modules(c: Context) -> Iterator[Diagnostic]:
 
 def schedule(c: Context) -> Iterator[Diagnostic]:
     """train.schedule"""
-    name = c.config.training.lr_scheduler_type
+    name = c.training.lr_scheduler_type
     if name in STATEFUL:
         yield c.at(codes.TRAIN_SCHEDULE(name=name), _SCHEDULE)
 
 
 def schedule_options(c: Context) -> Iterator[Diagnostic]:
     """train.schedule_options"""
-    t = c.config.training
-    name, given = t.lr_scheduler_type, t.lr_scheduler_kwargs
+    name, given = c.training.lr_scheduler_type, c.training.lr_scheduler_kwargs
     if name not in OPTIONS:
         return
     wrong = list(misfits(given, OPTIONS[name]))
@@ -122,7 +130,7 @@ def schedule_options(c: Context) -> Iterator[Diagnostic]:
         yield c.problem(
             codes.TRAIN_SCHEDULE_OPTIONS, f"the schedule {name} {what}", _KWARGS, found=found, hint=hint
         )
-    lacks = "" if wrong else unmet(name, given, t.learning_rate, t.max_steps)
+    lacks = "" if wrong else unmet(name, given, c.training.learning_rate, c.training.max_steps)
     if lacks:
         found = ", ".join(f"{key}: {value}" for key, value in given.items()) or "none"
         yield c.problem(
@@ -131,7 +139,7 @@ def schedule_options(c: Context) -> Iterator[Diagnostic]:
             _KWARGS,
             _SCHEDULE,
             found=found,
-            hint=_instead(name, given, t.max_steps),
+            hint=_instead(name, given, c.training.max_steps),
         )
 
 
@@ -153,21 +161,22 @@ _METRIC, _GREATER = "training.metric_for_best_model", "training.greater_is_bette
 
 def best_metric(c: Context) -> Iterator[Diagnostic]:
     """train.best_metric, train.best_is_worst"""
-    t = c.config.training
-    if t.metric_for_best_model is None and t.greater_is_better is None:
+    if c.training.metric_for_best_model is None and c.training.greater_is_better is None:
         return  # the algorithm's first metric, and its way
-    requested = t.metric_for_best_model or "loss"
-    rewards = t.rollout.rewards if c.algorithm.on_policy and t.rollout is not None else ()
+    requested = c.training.metric_for_best_model or "loss"
+    rewards = c.training.rollout.rewards if c.algorithm.on_policy and c.training.rollout is not None else ()
     names = evaluation_metrics(
-        t.algorithm, [reward.name for reward in rewards], t.eval_metrics if t.eval_generate else ()
+        c.training.algorithm,
+        [reward.name for reward in rewards],
+        c.training.eval_metrics if c.training.eval_generate else (),
     )
     full = requested if requested.startswith("eval_") else f"eval_{requested}"
     if full not in names:
-        if t.metric_for_best_model is None:
+        if c.training.metric_for_best_model is None:
             return  # the algorithm's first metric
-        yield c.at(codes.TRAIN_BEST_METRIC(algorithm=t.algorithm, names=", ".join(names)), _METRIC)
+        yield c.at(codes.TRAIN_BEST_METRIC(algorithm=c.training.algorithm, names=", ".join(names)), _METRIC)
         return
-    greater, given = greater_is_better(full), t.greater_is_better
+    greater, given = greater_is_better(full), c.training.greater_is_better
     if None not in (greater, given) and greater != given:
         yield c.at(
             codes.TRAIN_BEST_IS_WORST(
@@ -184,16 +193,16 @@ _RATE, _CLIP = "training.learning_rate", "training.max_grad_norm"
 
 def rate(c: Context) -> Iterator[Diagnostic]:
     """train.learning_rate, train.max_grad_norm"""
-    t = c.config.training
-    largest = BUILT[t.optim].largest_rate if t.optim in BUILT else None
+    largest = BUILT[c.training.optim].largest_rate if c.training.optim in BUILT else None
     what = ""
-    if largest is not None and t.learning_rate > largest:
+    if largest is not None and c.training.learning_rate > largest:
         what = (
-            f"a learning rate of {t.learning_rate:g} with {t.optim} makes the weights diverge within a"
+            f"a learning rate of {c.training.learning_rate:g} with {c.training.optim} makes the weights"
+            " diverge within a"
             " few steps"
         )
-    elif t.learning_rate < _SMALLEST:
-        what = f"with a learning rate of {t.learning_rate:g} the weights hardly change"
+    elif c.training.learning_rate < _SMALLEST:
+        what = f"with a learning rate of {c.training.learning_rate:g} the weights hardly change"
     if what:
         yield c.problem(
             codes.TRAIN_LEARNING_RATE,
@@ -203,19 +212,19 @@ def rate(c: Context) -> Iterator[Diagnostic]:
             hint="learning_rate: 2e-5 (all weights) or 1e-4 (adapters) are usual",
             severity=Severity.WARNING,
         )
-    if 0 < t.max_grad_norm < _SMALLEST:
-        yield c.at(codes.TRAIN_MAX_GRAD_NORM(max_grad_norm=t.max_grad_norm), _CLIP)
+    if 0 < c.training.max_grad_norm < _SMALLEST:
+        yield c.at(codes.TRAIN_MAX_GRAD_NORM(max_grad_norm=c.training.max_grad_norm), _CLIP)
 
 
 def decay(c: Context) -> Iterator[Diagnostic]:
     """train.weight_decay, train.adam_epsilon"""
-    t = c.config.training
-    if t.learning_rate * t.weight_decay >= 1:
+    if c.training.learning_rate * c.training.weight_decay >= 1:
         yield c.at(
-            codes.TRAIN_WEIGHT_DECAY(fraction=t.weight_decay * t.learning_rate), "training.weight_decay"
+            codes.TRAIN_WEIGHT_DECAY(fraction=c.training.weight_decay * c.training.learning_rate),
+            "training.weight_decay",
         )
-    if t.adam_epsilon >= 1:
-        yield c.at(codes.TRAIN_ADAM_EPSILON(adam_epsilon=t.adam_epsilon), "training.adam_epsilon")
+    if c.training.adam_epsilon >= 1:
+        yield c.at(codes.TRAIN_ADAM_EPSILON(adam_epsilon=c.training.adam_epsilon), "training.adam_epsilon")
 
 
 OPTIMISATION_RULES: tuple[Rule, ...] = (

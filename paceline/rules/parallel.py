@@ -20,7 +20,7 @@ _STRATEGY = "training.distributed_strategy"
 
 def _usable(c: Context) -> Parallelism | None:
     """Return the mesh sizes if they are given and all positive."""
-    sizes = c.config.training.parallelism
+    sizes = c.training.parallelism
     return sizes if sizes is not None and min(_by_name(sizes).values()) >= 1 else None
 
 
@@ -37,7 +37,7 @@ def _written(sizes: Parallelism) -> str:
 
 def sizes_positive(c: Context) -> Iterator[Diagnostic]:
     """par.sizes_ge1"""
-    sizes = c.config.training.parallelism
+    sizes = c.training.parallelism
     for name, size in _by_name(sizes).items() if sizes is not None else ():
         if size < 1:
             yield c.at(codes.PAR_SIZES_GE1(found=f"{name}: {size}", name=name), f"{_SIZES}.{name}")
@@ -50,7 +50,7 @@ def product(c: Context) -> Iterator[Diagnostic]:
         return
     held = math.prod(_by_name(sizes).values())
     open_data_axes = sizes.dp_replicate_size == sizes.dp_shard_size == 1  # the plan assigns the other ranks
-    hybrid = str(c.config.training.fsdp or "").startswith("hybrid") or sizes.dp_replicate_size > 1
+    hybrid = str(c.training.fsdp or "").startswith("hybrid") or sizes.dp_replicate_size > 1
     if held == world or (world % held == 0 and (open_data_axes or (hybrid and _one_open(sizes)))):
         return
     divisors = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
@@ -149,7 +149,7 @@ def sharding_keys(c: Context, axes: Iterable[str]) -> list[str]:
     These are the sizes above 1 in ``training.parallelism`` for ``axes`` (pp, cp, tp), DeepSpeed's AutoTP and
     Ulysses, and strategies that always split.
     """
-    sizes, file = c.config.training.parallelism, deepspeed_section(c)
+    sizes, file = c.training.parallelism, deepspeed_section(c)
     found = [
         f"training.parallelism.{axis}_size" for axis in axes if sizes and getattr(sizes, f"{axis}_size") > 1
     ]

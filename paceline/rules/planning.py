@@ -11,7 +11,7 @@ from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import CHOOSERS
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.read_config import ModelShape
+from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Plan
 from paceline.plan.planner import resolved_plan
 from paceline.plan.resolve import attempt

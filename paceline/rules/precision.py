@@ -21,18 +21,16 @@ def _device(c: Context) -> str:
 
 def full_eval(c: Context) -> Iterator[Diagnostic]:
     """prec.fp16_bf16_eval"""
-    t = c.config.training
-    if t.fp16_full_eval and t.bf16_full_eval:
+    if c.training.fp16_full_eval and c.training.bf16_full_eval:
         yield c.at(codes.PREC_FP16_BF16_EVAL(), "training.fp16_full_eval", "training.bf16_full_eval")
 
 
 def bf16_hardware(c: Context) -> Iterator[Diagnostic]:
     """prec.bf16_hw"""
-    t = c.config.training
     if c.facts.bf16 is False:
         for path, requested in (
-            (_MIXED, t.mixed_precision == "bf16"),
-            ("training.bf16_full_eval", t.bf16_full_eval),
+            (_MIXED, c.training.mixed_precision == "bf16"),
+            ("training.bf16_full_eval", c.training.bf16_full_eval),
         ):
             if requested:
                 yield c.at(codes.PREC_BF16_HW(device=_device(c)), path)
@@ -40,11 +38,10 @@ def bf16_hardware(c: Context) -> Iterator[Diagnostic]:
 
 def fp16_hardware(c: Context) -> Iterator[Diagnostic]:
     """prec.fp16_hw"""
-    t = c.config.training
     if c.facts.fp16 is False:
         for path, requested in (
-            (_MIXED, t.mixed_precision == "fp16"),
-            ("training.fp16_full_eval", t.fp16_full_eval),
+            (_MIXED, c.training.mixed_precision == "fp16"),
+            ("training.fp16_full_eval", c.training.fp16_full_eval),
         ):
             if requested:
                 yield c.at(codes.PREC_FP16_HW(device=_device(c)), path)
@@ -52,13 +49,13 @@ def fp16_hardware(c: Context) -> Iterator[Diagnostic]:
 
 def bf16_pretrained(c: Context) -> Iterator[Diagnostic]:
     """prec.bf16_pretrained_fp16"""
-    if c.config.training.mixed_precision == "fp16" and c.facts.pretrained_dtype == "bfloat16":
+    if c.training.mixed_precision == "fp16" and c.facts.pretrained_dtype == "bfloat16":
         yield c.at(codes.PREC_BF16_PRETRAINED_FP16(), _MIXED)
 
 
 def deepspeed_fp16(c: Context) -> Iterator[Diagnostic]:
     """prec.min_loss_scale, prec.amp_zero"""
-    ds = c.config.training.deepspeed
+    ds = c.training.deepspeed
     if not isinstance(ds, dict):
         return
     fp16, zero, amp = (

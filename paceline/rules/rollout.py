@@ -16,13 +16,13 @@ MODEL = "model"  # name of the reward that is a model, and of its option
 
 
 def _rollout(c: Context) -> RolloutOptions | None:
-    return (c.config.training.rollout or RolloutOptions()) if c.algorithm.on_policy else None
+    return (c.training.rollout or RolloutOptions()) if c.algorithm.on_policy else None
 
 
 def strategies(c: Context) -> Iterator[Diagnostic]:
     """strategy.rollouts"""
     spec = c.algorithm
-    options = spec.generation(c.config.training)
+    options = spec.generation(c.training)
     if options is None:
         return
     # a scalar head cannot be split
@@ -50,7 +50,7 @@ def rewards(c: Context) -> Iterator[Diagnostic]:
     if not options.rewards and c.starting:
         yield c.at(
             codes.ROLLOUT_NO_REWARDS(found="no training.rollout.rewards"),
-            f"{_ROLLOUT}" if c.config.training.rollout is None else f"{_ROLLOUT}.rewards",
+            f"{_ROLLOUT}" if c.training.rollout is None else f"{_ROLLOUT}.rewards",
         )
     if any(r.name == "code" for r in options.rewards) and not options.allow_code_execution:
         yield c.problem(
@@ -108,12 +108,12 @@ def reward_models(c: Context) -> Iterator[Diagnostic]:
 
 def no_kl(c: Context) -> Iterator[Diagnostic]:
     """ppo.no_kl"""
-    spec, training = c.algorithm, c.config.training
+    spec = c.algorithm
     if (
         spec.on_policy
         and spec.kl
-        and not spec.options_of(training)[spec.kl]
-        and spec.model_named(training, "reference")
+        and not spec.options_of(c.training)[spec.kl]
+        and spec.model_named(c.training, "reference")
     ):
         yield c.at(
             codes.PPO_NO_KL(kl=spec.kl, reference=spec.named["reference"]),
@@ -143,14 +143,13 @@ def groups(c: Context) -> Iterator[Diagnostic]:
         return
     if options.max_redraws and not options.filter_groups:
         yield c.at(codes.ROLLOUT_MAX_REDRAWS(), f"{_ROLLOUT}.max_redraws", f"{_ROLLOUT}.filter_groups")
-    training = c.config.training
-    if not c.algorithm.uses_group_baseline(training):
+    if not c.algorithm.uses_group_baseline(c.training):
         if options.filter_groups:
             yield c.at(codes.ROLLOUT_FILTER_GROUPS(name=c.algorithm.name), f"{_ROLLOUT}.filter_groups")
         return
-    if c.algorithm.group_size(training) == 1:
+    if c.algorithm.group_size(c.training) == 1:
         yield c.at(
-            codes.ROLLOUT_ONE_ANSWER(found=f"num_generations: {c.algorithm.group_size(training)}"),
+            codes.ROLLOUT_ONE_ANSWER(found=f"num_generations: {c.algorithm.group_size(c.training)}"),
             f"{_ROLLOUT}.num_generations",
         )
     elif options.temperature == 0:
@@ -159,18 +158,19 @@ def groups(c: Context) -> Iterator[Diagnostic]:
 
 def sections(c: Context) -> Iterator[Diagnostic]:
     """train.algorithm_section"""
-    t = c.config.training
     learners = [spec.name for spec in c.algorithms if spec.on_policy]
-    wrong = [name for name in learners if getattr(t, name) is not None and t.algorithm != name]
-    wrong += ["rollout"] if t.rollout is not None and not c.algorithm.on_policy else []
+    wrong = [
+        name for name in learners if getattr(c.training, name) is not None and c.training.algorithm != name
+    ]
+    wrong += ["rollout"] if c.training.rollout is not None and not c.algorithm.on_policy else []
     for name in wrong:
         yield c.problem(
             codes.TRAIN_ALGORITHM_SECTION,
             f"training.{name} configures training on the model's own answers, but this run's"
-            f" algorithm is {t.algorithm}",
+            f" algorithm is {c.training.algorithm}",
             f"training.{name}",
             "training.algorithm",
-            found=f"algorithm: {t.algorithm}",
+            found=f"algorithm: {c.training.algorithm}",
             hint=f"set algorithm: {' or '.join(learners) if name == 'rollout' else name}, or remove the"
             " section",
             severity=Severity.WARNING,
@@ -182,7 +182,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def _server(c: Context) -> ServerOptions | None:
-    rollout = c.config.training.rollout
+    rollout = c.training.rollout
     return None if rollout is None else rollout.server
 
 
@@ -212,8 +212,7 @@ def weights(c: Context) -> Iterator[Diagnostic]:
     if _server(c) is None:
         return
     wrong = sharding_keys(c, ("tp",))
-    lora = c.config.lora
-    quantised = lora is not None and lora.quantization_bit is not None
+    quantised = c.config.lora is not None and c.config.lora.quantization_bit is not None
     if wrong or quantised:
         yield c.at(
             codes.ROLLOUT_SERVER_CUT(

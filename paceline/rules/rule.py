@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from paceline.config.schema import Config
+from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.types import Section
 from paceline.config.source import DEFAULTS, Source, shown
 from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.core.errors import ConfigError
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.plugins.tables import CHOOSERS
 from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec, algorithm_specs
 from paceline.plan.choose_strategy import by_sections
@@ -75,6 +76,21 @@ class Context:
     facts: Facts
     starting: bool
     provenance: Mapping[str, Source] = field(default_factory=dict)
+
+    @property
+    def training(self) -> TrainingSection:
+        """The config's ``training``."""
+        return self.config.training
+
+    @property
+    def deepspeed(self) -> JsonObject:
+        """``training.deepspeed`` if it is a mapping, else an empty one."""
+        return as_object(self.config.training.deepspeed)
+
+    @property
+    def zero(self) -> JsonObject:
+        """``zero_optimization`` of the DeepSpeed config, if it is a mapping."""
+        return as_object(self.deepspeed.get("zero_optimization"))
 
     @property
     def algorithm(self) -> AlgorithmSpec:

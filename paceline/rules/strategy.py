@@ -19,7 +19,7 @@ _STRATEGY, _OPTIONS = "training.distributed_strategy", "training.strategy_option
 
 def deepspeed_section(c: Context) -> JsonObject:
     """Return ``training.deepspeed`` if it is a mapping, else an empty one."""
-    given = c.config.training.deepspeed
+    given = c.training.deepspeed
     return given if isinstance(given, dict) else {}
 
 
@@ -42,7 +42,7 @@ def float64(c: Context) -> Iterator[Diagnostic]:
 
 def fp16(c: Context) -> Iterator[Diagnostic]:
     """strategy.fp16_pipeline"""
-    if c.config.training.mixed_precision != "fp16":
+    if c.training.mixed_precision != "fp16":
         return
     if c.strategy is not None and not c.strategy.loss_scale:
         yield c.at(codes.STRATEGY_FP16_PIPELINE(name=c.strategy.name), "training.mixed_precision", _STRATEGY)
@@ -50,10 +50,9 @@ def fp16(c: Context) -> Iterator[Diagnostic]:
 
 def compiled(c: Context) -> Iterator[Diagnostic]:
     """strategy.compile"""
-    t = c.config.training
-    if not t.torch_compile or c.strategy is None:
+    if not c.training.torch_compile or c.strategy is None:
         return
-    context = t.parallelism is not None and (t.parallelism.cp_size or 1) > 1
+    context = c.training.parallelism is not None and (c.training.parallelism.cp_size or 1) > 1
     if context or c.strategy.not_compiled:
         why = c.strategy.not_compiled or "context parallelism communicates inside attention"
         yield c.problem(
@@ -68,10 +67,9 @@ def compiled(c: Context) -> Iterator[Diagnostic]:
 
 def recomputed_twice(c: Context) -> Iterator[Diagnostic]:
     """strategy.pipeline_recompute"""
-    t = c.config.training
-    schedule = t.parallelism.pp_schedule if t.parallelism else None
+    schedule = c.training.parallelism.pp_schedule if c.training.parallelism else None
     if (
-        t.gradient_checkpointing
+        c.training.gradient_checkpointing
         and c.strategy is not None
         and c.strategy.stages
         and schedule in ("zero_bubble", "zbv")
@@ -85,7 +83,7 @@ def recomputed_twice(c: Context) -> Iterator[Diagnostic]:
 
 def optimizer_split(c: Context) -> Iterator[Diagnostic]:
     """strategy.adafactor, strategy.optimizer_split"""
-    name = c.config.training.optim
+    name = c.training.optim
     if c.strategy is not None and not supports(name, c.strategy.state_split):
         yield c.problem(
             plan_codes.STRATEGY_ADAFACTOR if BUILT[name].factored else plan_codes.STRATEGY_OPTIMIZER_SPLIT,
@@ -98,8 +96,7 @@ def optimizer_split(c: Context) -> Iterator[Diagnostic]:
 
 def threads_of_one_process(c: Context) -> Iterator[Diagnostic]:
     """strategy.data_parallel"""
-    t = c.config.training
-    if t.fsdp or t.deepspeed:
+    if c.training.fsdp or c.training.deepspeed:
         return  # reported by back.strategy_vs_file
     if c.named_strategy is not None and c.named_strategy.multi_device:
         yield c.at(codes.STRATEGY_DATA_PARALLEL(), _STRATEGY)
@@ -110,7 +107,7 @@ def of_the_spec(c: Context) -> Iterable[Diagnostic]:
 
     strategy.options. The checks may trust the types of the options.
     """
-    name = c.config.training.distributed_strategy
+    name = c.training.distributed_strategy
     try:
         spec = strategy_spec(name) if ":" in name else c.strategy
     except ConfigError as error:
@@ -126,8 +123,7 @@ def of_the_spec(c: Context) -> Iterable[Diagnostic]:
 
 def options(c: Context) -> Iterator[Diagnostic]:
     """strategy.options"""
-    t = c.config.training
-    if t.strategy_options and ":" not in t.distributed_strategy:
+    if c.training.strategy_options and ":" not in c.training.distributed_strategy:
         yield c.problem(
             codes.STRATEGY_OPTIONS,
             "strategy_options are passed only to your own strategy",

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
 from paceline.plan.hardware.device_kinds import is_accelerator
-from paceline.plan.plan import Plan
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec, Plan
 from paceline.plan.strategy_options import ThreadOptions
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch

@@ -14,8 +14,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.plan.hardware.device_kinds import CUDA, is_accelerator
-from paceline.plan.plan import Plan
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec, Plan
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import RootModule

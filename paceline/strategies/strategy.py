@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
-from paceline.plan.plan import Plan
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec, Plan
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch

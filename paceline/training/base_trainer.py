@@ -21,8 +21,7 @@ from torch import nn
 from paceline.data.tokenizer.load import load_tokenizer
 from paceline.launch.program import importable_program
 from paceline.models.factory import HFModelFactory
-from paceline.plan.plan import Plan
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec, Plan
 from paceline.protocols.model import ModelFactory, RootModule
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import World

@@ -22,7 +22,6 @@ CALLED_BY_OTHERS = {
     "Text.get_filename": "runpy and tracebacks call a loader's methods",
     "Text.get_data": "runpy and tracebacks call a loader's methods",
     "Outlet.writelines": "io.TextIOBase: print and logging may call it",
-    "shape_from_path": "the planner's tests read a folder's shape by it",
     "Speed.tokens_per_second_per_rank": "research/planner_fit.py scores by it",
 }
 _WORD = re.compile(r"[A-Za-z_]\w*")

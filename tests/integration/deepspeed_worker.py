@@ -25,9 +25,8 @@ from tiny_parts import MemoryReader, TinyObjective, make_batch
 from paceline.models.factory import HFModelFactory
 from paceline.models.lora.lora import plain_name
 from paceline.plan.mesh import Mesh, split_batch
-from paceline.plan.plan import Precision
+from paceline.plan.plan import AdapterSpec, DdpOptions, OptimizerSpec, Precision
 from paceline.plan.plan_json import from_json
-from paceline.plan.plan_sections import AdapterSpec, DdpOptions, OptimizerSpec
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard

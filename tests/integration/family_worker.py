@@ -32,8 +32,7 @@ from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.plan.mesh import Mesh, split_batch
 from paceline.plan.model.family import families
-from paceline.plan.plan import Precision
-from paceline.plan.plan_sections import DdpOptions, OptimizerSpec
+from paceline.plan.plan import DdpOptions, OptimizerSpec, Precision
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.strategies.registry import make_strategy

@@ -24,8 +24,7 @@ from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.plan.mesh import Mesh
-from paceline.plan.plan import Precision
-from paceline.plan.plan_sections import DdpOptions, OptimizerSpec
+from paceline.plan.plan import DdpOptions, OptimizerSpec, Precision
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard

@@ -20,9 +20,8 @@ from lora_worker import LR, SOURCE, gathered, parameters
 from paceline.core.plugins.tables import ALGORITHMS
 from paceline.models.factory import HFModelFactory
 from paceline.plan.mesh import Mesh, split_batch
-from paceline.plan.plan import Precision
+from paceline.plan.plan import AdapterSpec, DdpOptions, OptimizerSpec, Precision
 from paceline.plan.plan_json import from_json
-from paceline.plan.plan_sections import AdapterSpec, DdpOptions, OptimizerSpec
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import RankEnv, World, environment

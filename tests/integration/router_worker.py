@@ -19,8 +19,7 @@ from paceline.algorithms.supervised.sft import SFT
 from paceline.models.factory import HFModelFactory
 from paceline.plan.features.experts import RouterLoss
 from paceline.plan.mesh import Mesh, split_batch
-from paceline.plan.plan import Precision
-from paceline.plan.plan_sections import AdapterSpec, DdpOptions, OptimizerSpec
+from paceline.plan.plan import AdapterSpec, DdpOptions, OptimizerSpec, Precision
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import RankEnv, World, environment

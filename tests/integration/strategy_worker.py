@@ -17,7 +17,7 @@ from tiny_parts import MemoryReader, TinyObjective, TinyRoot, make_batch, plan, 
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
 from paceline.runtime.failures.alarm import Alarm

@@ -14,7 +14,7 @@ import torch
 from strategy_worker import gathered, parameters, train
 from tiny_parts import MemoryReader, TinyObjective, TinyRoot, make_batch, plan, window
 
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.strategies.model_handle import Handle

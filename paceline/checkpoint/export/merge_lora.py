@@ -25,8 +25,8 @@ from paceline.models.loading.sharded_loading import FolderSlices
 from paceline.models.lora.lora import Step, base_fingerprint, merging
 from paceline.models.module_tensors import persistent_buffers
 from paceline.models.quantized_linear import packed_weights, rounded
+from paceline.plan.plan import AdapterSpec, Quantization
 from paceline.plan.plan_json import from_json
-from paceline.plan.plan_sections import AdapterSpec, Quantization
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import PARAM

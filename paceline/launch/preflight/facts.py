@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.config.sections.training import TrainingSection
     from paceline.launch.process_spec import Cluster
     from paceline.plan.hardware.probe import Hardware
-    from paceline.plan.model.read_config import ModelShape
+    from paceline.plan.model.shape import ModelShape
 
 
 def facts(

@@ -25,9 +25,21 @@ from paceline.models.heads.sequence_classification import auto_class
 from paceline.models.loading.materialize import skeleton
 from paceline.models.loading.model_source import code_options, load_hf_config
 from paceline.models.lora.targets import read_by_parent
-from paceline.plan.model import class_listing
-from paceline.plan.model.class_listing import LayerRun, Listed, Listing
-from paceline.plan.model.moe_config import COUNT
+from paceline.plan.model.shape import (
+    CONVOLUTION,
+    COUNT,
+    EMBEDDING,
+    EXPERTS,
+    HEAD,
+    LAYER,
+    LINEAR,
+    MATRIX,
+    OTHER,
+    TRANSPOSED,
+    LayerRun,
+    Listed,
+    Listing,
+)
 from paceline.plan.plan_json import to_json
 from paceline.protocols.roles import Role
 
@@ -99,7 +111,7 @@ def _examples(tables: Mapping[tuple[Listed, ...], int], runs: Sequence[LayerRun]
     """Yield the name of a layer for every list of tensors; empty outside of layers."""
     for tensors, table in tables.items():
         first = next(run.first for run in runs if run.tensors == table)
-        yield tensors[0].name.partition(f".{class_listing.LAYER}.")[0] + f".{first}" if first >= 0 else ""
+        yield tensors[0].name.partition(f".{LAYER}.")[0] + f".{first}" if first >= 0 else ""
 
 
 def _by_layer(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[int, tuple[Listed, ...]]]:
@@ -112,7 +124,7 @@ def _by_layer(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[int, tuple
             yield place[1], tuple(gathered)
             gathered = []
         place = here
-        pattern = f"{stack[1]}.{class_listing.LAYER}.{name[stack.end() :]}" if stack else name
+        pattern = f"{stack[1]}.{LAYER}.{name[stack.end() :]}" if stack else name
         gathered.append(Listed(pattern, shape, kind))
     if gathered:
         yield place[1], tuple(gathered)
@@ -123,24 +135,24 @@ def parameter_kinds(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[str,
     for name, parameter in hf.named_parameters():
         owner, _, leaf = name.rpartition(".")
         module, shape = modules[owner], tuple(parameter.shape)
-        kind = class_listing.OTHER
+        kind = OTHER
         if module is head:
-            kind = class_listing.HEAD
+            kind = HEAD
         elif isinstance(module, nn.Embedding):
-            kind = class_listing.EMBEDDING
+            kind = EMBEDDING
         elif leaf.endswith("bias") or len(shape) < 2:
-            kind = class_listing.OTHER
+            kind = OTHER
         elif _ONE_EXPERT.search(name) or _is_stack(owner, shape, experts):
-            kind = class_listing.EXPERTS
+            kind = EXPERTS
         elif isinstance(module, nn.Linear):
             above, _, own = owner.rpartition(".")
-            kind = class_listing.MATRIX if own in read_by_parent(modules[above]) else class_listing.LINEAR
+            kind = MATRIX if own in read_by_parent(modules[above]) else LINEAR
         elif type(module).__name__ == "Conv1D":
-            kind = class_listing.TRANSPOSED
+            kind = TRANSPOSED
         elif isinstance(module, (nn.Conv1d, nn.Conv2d)):
-            kind = class_listing.CONVOLUTION
+            kind = CONVOLUTION
         elif leaf.endswith(("weight", "proj")):
-            kind = class_listing.MATRIX
+            kind = MATRIX
         yield name, shape, kind
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from paceline.models.heads.sequence_classification import AutoClass
-    from paceline.plan.plan_sections import Quantization
+    from paceline.plan.plan import Quantization
     from paceline.protocols.model import HFModel
 
 

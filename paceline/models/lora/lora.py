@@ -44,7 +44,7 @@ from paceline.models.lora.targets import out_of_reach
 from paceline.models.module_tensors import shapes_standing_in, standing_in
 from paceline.plan.features.peft_settings import names_module, no_adapter_in, rank_of, scale_of, untied
 from paceline.plan.model.family import text_name
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec
 from paceline.runtime.random_seed import seed_for
 
 if TYPE_CHECKING:

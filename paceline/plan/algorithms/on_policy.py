@@ -10,8 +10,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.algorithms.spec import Adapter, AlgorithmSpec, Training, switched_off
 from paceline.plan.job_to_check import JobToCheck
-from paceline.plan.plan import Decision
-from paceline.plan.plan_sections import OtherModel
+from paceline.plan.plan import Decision, OtherModel
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from paceline.plan.hardware.device_kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import BatchSplit
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.plan import Decision, Plan
-from paceline.plan.plan_sections import ModelStates
+from paceline.plan.plan import Decision, ModelStates, Plan
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.strategy_options import DeepSpeedOptions, FsdpOptions
 from paceline.plan.workload.state_bytes import SIZES

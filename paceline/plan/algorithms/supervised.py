@@ -10,8 +10,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.plan import codes
 from paceline.plan.algorithms.spec import Adapter, AlgorithmSpec, Training
 from paceline.plan.job_to_check import JobToCheck
-from paceline.plan.plan import Decision, Plan
-from paceline.plan.plan_sections import OtherModel
+from paceline.plan.plan import Decision, OtherModel, Plan
 
 PADDING = 1024  # embeddings of one vocabulary may differ by fewer rows: families pad to different multiples
 

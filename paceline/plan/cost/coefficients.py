@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
+from functools import cache, partial
+
+from paceline.plan.plan_json import shipped_table
 
 #: The coefficients used for Paceline itself; other systems override the ones in which they differ.
 DEFAULT = "default"
@@ -75,36 +75,26 @@ class SpeedCoefficients:
 
 @dataclass(frozen=True)
 class _Tables:
-    """Coefficients per system, and the spread per quantity.
-
-    A system other than the default lists only differences from it. ``spread``: (low, high) of measured /
-    predicted, for ``memory``, ``speed`` and ``adapter``.
-    """
+    """Coefficients by system (others: what differs from the default), and measured by predicted values."""
 
     memory: Mapping[str, Mapping[str, float]]
     speed: Mapping[str, Mapping[str, float]]
     spread: Mapping[str, tuple[float, float]]
 
 
-@cache
-def _tables() -> _Tables:
-    text = resources.files("paceline.plan").joinpath("data/coefficients.json").read_text(encoding="utf-8")
-    data = json.loads(text)
-    return _Tables(
-        data["memory"], data["speed"], {kind: (low, high) for kind, (low, high) in data["spread"].items()}
-    )
+_tables = cache(partial(shipped_table, "coefficients", _Tables))
 
 
 @cache
 def memory_coefficients(system: str = DEFAULT) -> MemoryCoefficients:
-    """Return the coefficients of ``cost.peak`` for ``system``; the default's for a system without a row."""
+    """Return the coefficients of ``cost.memory.peak`` for a ``system``, which lists what it has otherwise."""
     sets = _tables().memory
     return MemoryCoefficients(**{**sets[DEFAULT], **sets.get(system, {})})
 
 
 @cache
 def speed_coefficients(system: str = DEFAULT) -> SpeedCoefficients:
-    """Return the coefficients of ``cost.speed`` for ``system``; the default's for a system without a row."""
+    """Return the coefficients of ``cost.step_time`` for a ``system``, which lists what it has otherwise."""
     sets = _tables().speed
     return SpeedCoefficients(**{**sets[DEFAULT], **sets.get(system, {})})
 

@@ -14,9 +14,8 @@ from paceline.plan.cost.search import Candidate, SearchSpec, decoded, own_kernel
 from paceline.plan.hardware.device_catalogue import FULL_PRECISION, AcceleratorCluster, card_named
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.read_config import ModelShape
-from paceline.plan.plan import Plan
-from paceline.plan.plan_sections import AdapterSpec, decomposes
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.plan import AdapterSpec, Plan, decomposes
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.workload.local_tensors import pieces_of
 from paceline.plan.workload.startup_memory import start_of

@@ -16,7 +16,7 @@ from paceline.plan.cost.memory.peak import Peak, worst_peak
 from paceline.plan.cost.step_time import Speed, speed_of
 from paceline.plan.hardware.device_catalogue import AcceleratorCluster
 from paceline.plan.mesh import Mesh, divisors
-from paceline.plan.model.read_config import ModelShape
+from paceline.plan.model.shape import ModelShape
 from paceline.plan.strategies.spec import strategy_spec, strategy_specs
 from paceline.plan.workload.startup_memory import ModelBytes as Held
 from paceline.plan.workload.startup_memory import card_peak, host_peak, start_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.plan.cost.coefficients import SpeedCoefficients
-from paceline.plan.plan_sections import ATTENTION, MATMUL
+from paceline.plan.plan import ATTENTION, MATMUL
 from paceline.plan.workload.step_spec import Machine, StageSize, StepSpec
 
 # A layer's step of decoding in a captured graph: the kernels that a fused layer has (tests/unit/device holds

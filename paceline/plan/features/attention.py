@@ -40,18 +40,6 @@ class KernelChoice:
         return self.name == DOCUMENT_SCORES
 
 
-@dataclass(frozen=True)
-class AttentionDecision:
-    """The decision, whose ``choice`` becomes ``Plan.attention``, and the kernel.
-
-    ``kernel``: None where Transformers' own function computes attention; packed documents then attend to each
-    other.
-    """
-
-    decision: Decision
-    kernel: KernelChoice | None
-
-
 def family_packs(shape: ModelShape | None) -> bool:
     """Whether Paceline's attention keeps packed documents apart in this family; assumed of an unknown one."""
     return shape is None or shape.rows == PACKED
@@ -59,14 +47,19 @@ def family_packs(shape: ModelShape | None) -> bool:
 
 def choose_attention(
     requested: str, hardware: Hardware, precision: Precision, shape: ModelShape | None, length: int
-) -> AttentionDecision:
-    """Return how attention is computed. ``length``: tokens of the longest document."""
+) -> tuple[Decision, KernelChoice | None]:
+    """Return the decision, whose ``choice`` becomes ``Plan.attention``, and the kernel.
+
+    The kernel is None where Transformers' own function computes attention: packed documents then attend to
+    each other.
+    ``length``: tokens of the longest document.
+    """
     subject, own = "model.attn_implementation", "Transformers' own function, one padded row per document"
     if requested not in PACKABLE:
-        return AttentionDecision(Decision(subject, requested, f"requested: {own}"), None)
+        return Decision(subject, requested, f"requested: {own}"), None
     if shape is not None and not family_packs(shape):
         why = f"documents in one row of model_type {shape.model_type} would influence each other's losses"
-        return AttentionDecision(Decision(subject, requested, f"{own}: {why}"), None)
+        return Decision(subject, requested, f"{own}: {why}"), None
     chosen = choose_kernel(hardware, precision, shape)
     kernel = f"{chosen.name}: {chosen.reason}"
     if chosen.whole_scores and shape is not None:
@@ -81,7 +74,7 @@ def choose_attention(
         kernel += (
             "; a model class that does not support it gets one padded row per document, and the log says so"
         )
-    return AttentionDecision(Decision(subject, requested, kernel), chosen)
+    return Decision(subject, requested, kernel), chosen
 
 
 def selection_decisions(shape: ModelShape | None) -> Iterator[Decision]:

@@ -15,8 +15,7 @@ from paceline.plan.hardware.device_kinds import CPU, CUDA, is_accelerator, kind_
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.kernels import row_kernels
-from paceline.plan.plan import Decision, Plan
-from paceline.plan.plan_sections import KEPT_KINDS, AdapterSpec
+from paceline.plan.plan import KEPT_KINDS, AdapterSpec, Decision, Plan
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.timeouts import WaitLimits
 

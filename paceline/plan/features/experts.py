@@ -13,8 +13,7 @@ from paceline.plan.job_to_check import Combination
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.parameter_list import Parameter, parameters_of
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.plan import Decision
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec, Decision
 
 TARGETS_KEY = "lora.target_parameters"
 

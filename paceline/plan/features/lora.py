@@ -21,9 +21,8 @@ from paceline.plan.features.peft_settings import ALL_LINEAR, is_target, rank_of,
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.files.shape_check import linears
 from paceline.plan.model.parameter_list import is_linear, parameters_of
-from paceline.plan.model.read_config import ModelShape
-from paceline.plan.plan import Decision
-from paceline.plan.plan_sections import AdapterSpec, Quantization, decomposes
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.plan import AdapterSpec, Decision, Quantization, decomposes
 from paceline.plan.strategies.spec import StrategySpec, strategy_specs
 from paceline.plan.strategy_options import NO_OPTIONS, EngineOptions
 

@@ -10,8 +10,7 @@ from paceline.plan import codes
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.parameter_list import parameters_of, projected
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.plan import Decision
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import Decision, OptimizerSpec
 
 
 def optimizer_decision(optimizer: OptimizerSpec, hardware: Hardware, shape: ModelShape | None) -> Decision:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
 from paceline.core.errors import ConfigError
@@ -17,7 +15,7 @@ from paceline.core.json_types import Json
 from paceline.plan import codes
 from paceline.plan.hardware.device_kinds import CPU, CUDA
 from paceline.plan.hardware.probe import Hardware, peak_flops
-from paceline.plan.plan_json import from_json
+from paceline.plan.plan_json import shipped_table
 from paceline.plan.workload.step_spec import Machine
 
 GIB = 2**30
@@ -40,36 +38,39 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Card:
-    """A row of the catalogue.
+    """A row of the catalogue; None: not measured or published, and estimated.
 
-    ``inside`` links cards of a node, ``fabric`` links nodes (GB/s, one way, per card).
+    ``usable_gib``: the memory that torch reports; ``reached_tflops``: of the fastest measured matmul.
+    ``nvlink_gbps`` links cards of a node, ``fabric_gbps`` links nodes (GB/s, one way, per card).
     """
 
     name: str
     memory_gb: float
-    usable: float
+    usable_gib: float | None
     tflops: float
-    reached_tflops: float
+    reached_tflops: float | None
     bf16: bool
     hbm_gbps: float
-    inside_gbps: float
+    nvlink_gbps: float | None
     fabric_gbps: float
     pcie_gbps: float
     cards_per_node: int
-    capability: float | None = None
-    aliases: tuple[str, ...] = ()
-    unverified: tuple[str, ...] = ()
+    capability: float | None
+    aliases: tuple[str, ...]
+    unverified: tuple[str, ...]
+    sources: Mapping[str, str | list[str]]  # for readers, as the note
+    note: str | None
 
     def machine(self, node: int | None = None) -> Machine:
         """Return the card as the cost model's ``Machine``."""
         return Machine(
             name=self.name,
-            memory=self.usable,
+            memory=(self.usable_gib or self.memory_gb * USABLE) * GIB,
             flops=self.tflops * 1e12,
-            reached=self.reached_tflops * 1e12,
+            reached=(self.reached_tflops or 0.8 * self.tflops) * 1e12,
             hbm=self.hbm_gbps * 1e9,
             node=node or self.cards_per_node,
-            inside=self.inside_gbps * 1e9,
+            inside=(self.nvlink_gbps or self.pcie_gbps / 2) * 1e9,
             outside=self.fabric_gbps * 1e9,
             host=self.pcie_gbps * 1e9,
         )
@@ -115,53 +116,14 @@ class AcceleratorCluster:
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A row of the JSON table; None: not measured or published. ``sources`` and ``note`` are for readers."""
-
-    name: str
-    aliases: tuple[str, ...]
-    memory_gb: float
-    usable_gib: float | None
-    tflops: float
-    bf16: bool
-    reached_tflops: float | None
-    hbm_gbps: float
-    nvlink_gbps: float | None
-    pcie_gbps: float
-    capability: str | None
-    fabric_gbps: float
-    cards_per_node: int
-    unverified: tuple[str, ...]
-    sources: Mapping[str, str | list[str]]
-    note: str | None
-
-    def card(self) -> Card:
-        """Return the card, with estimates for missing numbers."""
-        return Card(
-            name=self.name,
-            memory_gb=self.memory_gb,
-            usable=self.usable_gib * GIB if self.usable_gib else self.memory_gb * GIB * USABLE,
-            tflops=self.tflops,
-            reached_tflops=self.reached_tflops or 0.8 * self.tflops,
-            bf16=self.bf16,
-            hbm_gbps=self.hbm_gbps,
-            inside_gbps=self.nvlink_gbps or self.pcie_gbps / 2,
-            fabric_gbps=self.fabric_gbps,
-            pcie_gbps=self.pcie_gbps,
-            cards_per_node=self.cards_per_node,
-            capability=float(self.capability) if self.capability else None,
-            aliases=self.aliases,
-            unverified=self.unverified,
-        )
+class _CardTable:
+    cards: tuple[Card, ...]
 
 
 @cache
 def cards() -> Mapping[str, Card]:
     """Return the catalogue by card name."""
-    data = json.loads(
-        resources.files("paceline.plan").joinpath("data/hardware.json").read_text(encoding="utf-8")
-    )
-    return {row.name: row.card() for row in (from_json(_Row, written) for written in data["cards"])}
+    return {card.name: card for card in shipped_table("hardware", _CardTable).cards}
 
 
 def card_named(name: str, where: str = "--hardware") -> Card:

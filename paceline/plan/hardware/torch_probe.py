@@ -7,19 +7,16 @@ device files and the variables that hide devices. What may change while these st
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.core.package import ROOT
 from paceline.core.plugins.tables import source_of
+from paceline.plan.child_answer import ask_child, keep_answer, kept_answer
 from paceline.plan.hardware.device_files import driver_version
 from paceline.plan.hardware.device_kinds import KINDS
 from paceline.plan.hardware.probe_results import TorchAnswer, Wheel
@@ -44,41 +41,21 @@ def ask_torch(
     ``cache``: the folder of kept answers, None to ask anew. Takes at most ``TORCH_SECONDS``.
     """
     record = cache / "devices" / f"{_key(environ, wheel)}.json" if cache else None
-    if record is not None and (kept := _kept(record)) is not None:
-        return kept, ""
+    if record is not None and (answer := parse_answer(kept_answer(record))) is not None:
+        devices = tuple(replace(device, free_bytes=None) for device in answer.devices)
+        return replace(answer, fresh=False, devices=devices), ""
     answer, silence = query_child(environ)
     if answer is not None and answer.devices and record is not None:
-        with contextlib.suppress(OSError):  # a cache that cannot be written costs seconds, nothing else
-            record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            partial = record.with_name(f"{record.name}.{os.getpid()}")
-            partial.write_text(json.dumps(to_json(answer)), encoding="utf-8")
-            os.replace(partial, record)
+        keep_answer(record, json.dumps(to_json(answer)))
     return answer, silence
 
 
 def query_child(environ: Mapping[str, str]) -> tuple[TorchAnswer | None, str]:
-    path = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH", ""))))
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", PROBE_MODULE],
-            env={**environ, "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TORCH_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+    child = ask_child(PROBE_MODULE, environ, TORCH_SECONDS)
+    if child.late:
         return None, f"torch found no devices within {TORCH_SECONDS:.0f} s"
-    except OSError as exc:
-        return None, f"torch could not be asked: {exc.strerror or exc}"
-    last = done.stdout.strip().splitlines()[-1:] or [""]
-    answer = parse_answer(last[0])
-    if answer is None:
-        stderr_lines = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return None, f"torch could not be asked: {stderr_lines[0][:300]}"
-    return answer, ""
+    answer = parse_answer(child.line)
+    return answer, "" if answer is not None else f"torch could not be asked: {child.end}"
 
 
 def parse_answer(text: str) -> TorchAnswer | None:
@@ -87,22 +64,6 @@ def parse_answer(text: str) -> TorchAnswer | None:
         return from_json(TorchAnswer, loaded) if isinstance(loaded, dict) else None
     except (ValueError, TypeError, KeyError):
         return None
-
-
-def _kept(record: Path) -> TorchAnswer | None:
-    """Return the kept answer, without what is not true for long; None if there is none of this user's."""
-    try:
-        with record.open(encoding="utf-8") as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():
-                return None
-            answer = parse_answer(file.read())
-    except OSError:
-        return None
-    if answer is None:
-        return None
-    return replace(
-        answer, fresh=False, devices=tuple(replace(device, free_bytes=None) for device in answer.devices)
-    )
 
 
 def asker_identity() -> str:

@@ -8,23 +8,18 @@ config and the versions of Transformers, torch and this code. Code that comes wi
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import util
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from paceline.core.json_types import Json, JsonObject
-from paceline.core.package import ROOT, cache_folder
-from paceline.plan.model.class_listing import Listing
+from paceline.core.package import cache_folder
+from paceline.plan.child_answer import ask_child, keep_answer, kept_answer
 from paceline.plan.model.parameter_list import with_counts
-from paceline.plan.model.shape import ModelShape
+from paceline.plan.model.shape import Listing, ModelShape
 from paceline.plan.plan_json import from_json, to_json
 
 SECONDS = 180.0  # a slow disk takes a minute to import both
@@ -58,63 +53,34 @@ def listing_of(
         return None, f"{' and '.join(missing)}: not installed here"
     request: JsonObject = {**code, "trust_remote_code": True} if code else {"config": dict(config)}
     record = None if code else cache_folder(environ) / "parameters" / f"{_key(request)}.json"
-    if record is not None and (kept := _kept(record)) is not None:
-        return kept, ""
-    found, why = ask_child(request, environ)
-    if found is not None and record is not None:
-        with contextlib.suppress(OSError):  # a cache that cannot be written costs seconds, nothing else
-            record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            partial = record.with_name(f"{record.name}.{os.getpid()}")
-            partial.write_text(json.dumps(to_json(found)), encoding="utf-8")
-            os.replace(partial, record)
-    return found, why
+    if record is not None and (listing := _parsed(kept_answer(record))) is not None:
+        return listing, ""
+    listing, why = query_class(request, environ)
+    if listing is not None and record is not None:
+        keep_answer(record, json.dumps(to_json(listing)))
+    return listing, why
 
 
-def ask_child(request: JsonObject, environ: Mapping[str, str]) -> tuple[Listing | None, str]:
-    path = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH", ""))))
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", MODULE],
-            env={**environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+def query_class(request: JsonObject, environ: Mapping[str, str]) -> tuple[Listing | None, str]:
+    offline = {**environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    child = ask_child(MODULE, offline, SECONDS, json.dumps(request))
+    if child.late:
         return None, f"its class was not built within {SECONDS:.0f} s"
-    except OSError as exc:
-        return None, f"its class could not be asked: {exc.strerror or exc}"
-    last = done.stdout.strip().splitlines()[-1:] or [""]
     try:
-        answer = json.loads(last[0])
+        answer = json.loads(child.line)
     except ValueError:
-        ended = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return None, f"its class could not be asked: {ended[0][:300]}"
+        return None, f"its class could not be asked: {child.end}"
     if not isinstance(answer, dict) or "why" in answer:
         return None, f"its class could not be built: {answer.get('why') if isinstance(answer, dict) else ''}"
-    found = _parsed(answer.get("listing"))
-    return found, "" if found is not None else "its class gave no list"
+    listing = _parsed(json.dumps(answer.get("listing")))
+    return listing, "" if listing is not None else "its class gave no list"
 
 
-def _kept(record: Path) -> Listing | None:
-    """Return the kept answer; None if there is none of this user's, or a damaged one, which is replaced."""
+def _parsed(text: str) -> Listing | None:
+    """Return the listing of its JSON; None for a damaged one."""
     try:
-        with record.open(encoding="utf-8") as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():
-                return None
-            return _parsed(json.loads(file.read()))
-    except (OSError, ValueError):
-        return None
-
-
-def _parsed(data: Json) -> Listing | None:
-    if not isinstance(data, dict):
-        return None
-    try:
-        found = from_json(Listing, data)
-        return found if found.sound else None
+        listing = from_json(Listing, json.loads(text))
+        return listing if listing.sound else None
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 

@@ -6,15 +6,13 @@ The records are ``data/families.json``. ``tests/unit/models/family_sweep.py`` me
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
+from functools import cache, partial
 
 from paceline.core.json_types import Json, JsonObject
-from paceline.plan.plan_json import from_json
+from paceline.plan.plan_json import shipped_table
 
 # Names of each size across Transformers' families.
 SIZE_NAMES: dict[str, tuple[str, ...]] = {
@@ -145,10 +143,7 @@ class _FamilyTable:
     families: Mapping[str, Family]
 
 
-@cache
-def _table() -> _FamilyTable:
-    text = resources.files("paceline.plan").joinpath("data/families.json").read_text(encoding="utf-8")
-    return from_json(_FamilyTable, json.loads(text))
+_table = cache(partial(shipped_table, "families", _FamilyTable))
 
 
 def families() -> Mapping[str, Family]:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.plan import codes
 from paceline.plan.model.class_listing_process import counted
-from paceline.plan.model.read_config import ModelShape, config_from_path, shape_from_config, trained_shape
-from paceline.plan.plan_json import from_json
+from paceline.plan.model.read_config import config_from_path, shape_from_config, trained_shape
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.plan_json import shipped_table
 
 _DECORATIONS = re.compile(r"^(meta|hf|deepseekr1distill)|(hf|base|instruct|chat|it|v01|v02)$")
 
@@ -30,16 +29,14 @@ class KnownModel:
 
 
 @dataclass(frozen=True)
-class _Table:
-    note: str
+class _ModelTable:
     models: Mapping[str, KnownModel]
 
 
 @cache
 def known_models() -> Mapping[str, KnownModel]:
     """Return the listed models by name."""
-    text = resources.files("paceline.plan").joinpath("data/models.json").read_text(encoding="utf-8")
-    return from_json(_Table, json.loads(text)).models
+    return shipped_table("models", _ModelTable).models
 
 
 def known_shape(name: str) -> ModelShape | None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from importlib import resources
+from functools import cache, partial
 
-from paceline.plan.model.class_listing import (
+from paceline.plan.model.shape import (
     EMBEDDING,
     EXPERTS,
     HEAD,
@@ -18,11 +16,12 @@ from paceline.plan.model.class_listing import (
     LINEAR,
     MATRIX,
     TRANSPOSED,
+    Latent,
     Listing,
+    Mixture,
+    ModelShape,
 )
-from paceline.plan.model.moe_config import Latent, Mixture
-from paceline.plan.model.shape import ModelShape
-from paceline.plan.plan_json import from_json
+from paceline.plan.plan_json import shipped_table
 
 #: Transformers' patterns for parameters without weight decay; ``strategies.optimizer`` uses the same.
 NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
@@ -97,10 +96,7 @@ class _Layouts:
     blocks: Mapping[str, tuple[str, ...]]
 
 
-@cache
-def _layouts() -> _Layouts:
-    text = resources.files("paceline.plan").joinpath("data/parameters.json").read_text(encoding="utf-8")
-    return from_json(_Layouts, json.loads(text))
+_layouts = cache(partial(shipped_table, "parameters", _Layouts))
 
 
 def parameters_of(shape: ModelShape) -> tuple[Parameter, ...]:

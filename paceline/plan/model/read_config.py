@@ -12,6 +12,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import MAX_CONFIG_BYTES, read_text
 from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.plan import codes
+from paceline.plan.mesh import divisors
 from paceline.plan.model.class_listing_process import counted
 from paceline.plan.model.family import SIZE_NAMES, composite_of, family_of, supported, text_part
 from paceline.plan.model.files.safetensors_headers import (
@@ -23,10 +24,9 @@ from paceline.plan.model.files.safetensors_headers import (
 )
 from paceline.plan.model.files.shape_check import other_sizes
 from paceline.plan.model.kernels import has_dropout, has_softcap
-from paceline.plan.model.moe_config import config_coefficient, latent_of, mixture_of
 from paceline.plan.model.parameter_list import with_counts
 from paceline.plan.model.quantized_weights import plain_config, quantised_base
-from paceline.plan.model.shape import PACKED, PADDED, ModelShape
+from paceline.plan.model.shape import PACKED, PADDED, ModelShape, config_coefficient, latent_of, mixture_of
 from paceline.plan.model.supported import obstacle, unsupported
 
 if TYPE_CHECKING:
@@ -77,12 +77,6 @@ def scoring(shape: ModelShape, outputs: int = 1) -> ModelShape:
     return with_counts(replace(shape, scalar_head=True, head_outputs=outputs, stored=stored))
 
 
-def shape_from_path(path: str | Path) -> ModelShape:
-    """Return the shape of a local model: a folder, or its ``config.json``. Raises ConfigError."""
-    file = Path(path).expanduser()
-    return shape_from_config(config_from_path(file), str(file / "config.json" if file.is_dir() else file))
-
-
 def config_from_path(path: str | Path) -> JsonObject:
     """Return the ``config.json`` of a local model: a folder, or that file. Raises ConfigError."""
     file = Path(path).expanduser()
@@ -90,19 +84,14 @@ def config_from_path(path: str | Path) -> JsonObject:
     try:
         config = read_json(file, MAX_CONFIG_BYTES)
     except OSError as exc:
-        raise ConfigError(
-            codes.PLAN_MODEL_CONFIG(
-                "the model has no readable config.json", str(file), exc.strerror or str(exc)
-            )
-        ) from exc
+        what, reason = "the model has no readable config.json", exc.strerror or str(exc)
+        raise ConfigError(codes.PLAN_MODEL_CONFIG(what, str(file), reason)) from exc
     except ValueError as exc:
-        raise ConfigError(
-            codes.PLAN_MODEL_CONFIG("this config.json is not valid JSON", str(file), str(exc))
-        ) from exc
+        what = "this config.json is not valid JSON"
+        raise ConfigError(codes.PLAN_MODEL_CONFIG(what, str(file), str(exc))) from exc
     if not isinstance(config, dict):
-        raise ConfigError(
-            codes.PLAN_MODEL_CONFIG("config.json must contain one object", str(file), type(config).__name__)
-        )
+        what = "config.json must contain one object"
+        raise ConfigError(codes.PLAN_MODEL_CONFIG(what, str(file), type(config).__name__))
     return config
 
 
@@ -116,16 +105,14 @@ def shape_of(
     It is read from ``model.config``, a local folder, or the Hugging Face cache, which ``environ`` may move
     (``HF_HUB_CACHE``, ``HF_HOME``). Nothing is downloaded. Raises ConfigError for a missing folder.
     """
-    given = environ or {}
+    variables = environ or {}
     if model.config:
-        drawn = with_vocabulary(model.config, model, _folder_of(model.tokenizer, None, given))
+        drawn = with_vocabulary(model.config, model, _folder_of(model.tokenizer, None, variables))
         shape = trained_shape(drawn, "model.config", attention=model.attn_implementation)
-        return counted(shape, drawn, given) if exactly else shape
-    # A local folder, or else the Hugging Face cache.
+        return counted(shape, drawn, variables) if exactly else shape
     name = model.name_or_path
-    if not name:
-        return None
-    if not Path(name).expanduser().exists() and name.startswith(("/", "./", "../", "~")):
+    folder = _folder_of(name, model.revision, variables)
+    if name and folder is None and name.startswith(("/", "./", "../", "~")):
         raise ConfigError(
             codes.PLAN_MODEL_MISSING(
                 "there is no such folder",
@@ -134,8 +121,7 @@ def shape_of(
                 "give an existing folder, or a hub name like org/model",
             )
         )
-    folder = _folder_of(name, model.revision, given)
-    return None if folder is None else _stored_shape(model, folder, given, exactly)
+    return None if folder is None else _stored_shape(model, folder, variables, exactly)
 
 
 def _stored_shape(model: ModelSection, folder: Path, environ: Mapping[str, str], exactly: bool) -> ModelShape:
@@ -145,14 +131,14 @@ def _stored_shape(model: ModelSection, folder: Path, environ: Mapping[str, str],
     stored = config_from_path(folder)
     config = plain_config(stored)
     own_code = "auto_map" in config and model.trust_remote_code
-    if folder.is_dir() and (found := weights_findings(folder)):
-        raise ConfigError(*found)
-    if wrong := quantised_base(stored, "model.name_or_path", own_code):
+    in_folder = folder.is_dir()
+    where = str(folder / "config.json" if in_folder else folder)
+    wrong = (weights_findings(folder) if in_folder else []) or quantised_base(
+        stored, "model.name_or_path", own_code
+    )
+    shape = None if wrong else trained_shape(config, where, own_code, model.attn_implementation)
+    if shape is None or (in_folder and not own_code and (wrong := other_sizes(folder, shape))):
         raise ConfigError(*wrong)
-    where = str(folder / "config.json" if folder.is_dir() else folder)
-    shape = trained_shape(config, where, own_code, model.attn_implementation)
-    if folder.is_dir() and not own_code and (found := other_sizes(folder, shape)):
-        raise ConfigError(*found)
     tokenizer = _folder_of(model.tokenizer, None, environ) if model.tokenizer else folder
     resized = with_vocabulary(config, model, tokenizer)
     if resized is not config:
@@ -161,7 +147,7 @@ def _stored_shape(model: ModelSection, folder: Path, environ: Mapping[str, str],
     if exactly:
         code: JsonObject = {"name_or_path": model.name_or_path, "revision": model.revision}
         shape = counted(shape, config, environ, code if own_code else None)
-    if not folder.is_dir():
+    if not in_folder:
         return shape
     shape = with_quantised(with_stored(shape, folder, config, model.trust_remote_code), folder, stored)
     return with_carried(shape, folder)
@@ -241,10 +227,9 @@ def _whole(value: Json, name: str, where: str, largest: int) -> int:
 
 def _nearest(number: int, requested: int) -> str:
     """Return the divisors of ``number`` nearest to the given one."""
-    legal = [d for d in range(1, number + 1) if number % d == 0]
-    return " or ".join(
-        map(str, [*[d for d in legal if d < requested][-1:], *[d for d in legal if d > requested][:1]])
-    )
+    legal = divisors(number)
+    near = [*[d for d in legal if d < requested][-1:], *[d for d in legal if d > requested][:1]]
+    return " or ".join(map(str, near))
 
 
 def _kv_heads(family: str, sizes: dict[str, int], config: Mapping[str, Json], where: str) -> int:
@@ -279,16 +264,7 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
     hidden, heads = sizes["hidden_size"], sizes["heads"]
     kv_heads = _kv_heads(family, sizes, config, where)
     # Sizes that a config may leave out.
-    tied = bool(config.get("tie_word_embeddings", sizes.get("tied", False)))
-    head_dim = (sizes.get("head_dim") or hidden // heads) if heads else 0
     intermediate = sizes.get("intermediate") or 4 * hidden
-    full = dict(
-        sizes,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate=intermediate,
-        max_positions=sizes.get("max_positions", 0),
-    )
     known = family_of(family)
     shape = ModelShape(
         model_type=family,
@@ -296,11 +272,11 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
         layers=sizes["layers"],
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=head_dim,
+        head_dim=(sizes.get("head_dim") or hidden // heads) if heads else 0,
         intermediate=intermediate,
         vocab=sizes["vocab"],
-        tied=tied,
-        max_position_embeddings=_positions(full["max_positions"], config),
+        tied=bool(config.get("tie_word_embeddings", sizes.get("tied", False))),
+        max_position_embeddings=_positions(sizes.get("max_positions", 0), config),
         num_parameters=0,
         matmul_parameters=0,
         exact=known.counted and not config.get("use_qk_norm"),
@@ -312,7 +288,7 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
         softcap=has_softcap(config),
         dropout=has_dropout(config),
         sinks=known.sinks,
-        rope_by_length=by_length(config),
+        rope_by_length=bool(rope_kinds(config) & BY_LENGTH),
         buffers=known.buffers,
         carries=known.carries,
         selects=known.selects,
@@ -351,11 +327,6 @@ def rope_kinds(config: Mapping[str, Json]) -> frozenset[str]:
     return frozenset(kind for one in sections if isinstance(one, Mapping) for kind in _kinds(one))
 
 
-def by_length(config: Mapping[str, Json]) -> bool:
-    """Whether rotary frequencies depend on the length of the document."""
-    return bool(rope_kinds(config) & BY_LENGTH)
-
-
 def _kinds(rope: Mapping[str, Json]) -> Iterator[str]:
     kind = rope.get("rope_type", rope.get("type"))
     if isinstance(kind, str):
@@ -365,10 +336,6 @@ def _kinds(rope: Mapping[str, Json]) -> Iterator[str]:
             yield from _kinds(inner)
 
 
-if TYPE_CHECKING:
-    from paceline.config.sections.model import ModelSection
-
-
 def model_config(model: ModelSection, environ: Mapping[str, str]) -> JsonObject:
     """Return ``model.config``, or the ``config.json`` of a local folder or the Hugging Face cache.
 
@@ -376,31 +343,20 @@ def model_config(model: ModelSection, environ: Mapping[str, str]) -> JsonObject:
     """
     if model.config:
         return dict(model.config)
-    name = model.name_or_path or ""
-    folder: Path | None = Path(name).expanduser()
-    if folder is None or not folder.is_dir():
-        home = Path(environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-        folder = cached_model_dir(name, model.revision, Path(environ.get("HF_HUB_CACHE") or home / "hub"))
-    try:
-        found = read_json(folder / "config.json", MAX_CONFIG_BYTES) if folder else None
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            codes.PLAN_MODEL_CONFIG("the model has no readable config.json", str(folder), str(error))
-        ) from error
-    if not isinstance(found, dict):
-        raise ConfigError(
-            codes.PLAN_MODEL_CONFIG(
-                "the model's config.json is not on this machine",
-                "model.name_or_path",
-                name or "nothing",
-                (
-                    f"download it first: hf download {name} config.json"
-                    if name
-                    else "model.name_or_path or model.config"
-                ),
-            )
+    name = model.name_or_path
+    folder = _folder_of(name, model.revision, environ)
+    if folder is not None and folder.is_dir():
+        return config_from_path(folder)
+    raise ConfigError(
+        codes.PLAN_MODEL_CONFIG(
+            "the model's config.json is not on this machine",
+            "model.name_or_path",
+            name or "nothing",
+            f"download it first: hf download {name} config.json"
+            if name
+            else "model.name_or_path or model.config",
         )
-    return found
+    )
 
 
 def pretrained_dtype(model: ModelSection, environ: Mapping[str, str]) -> str | None:
@@ -416,9 +372,6 @@ def pretrained_dtype(model: ModelSection, environ: Mapping[str, str]) -> str | N
     found = next((c[key] for c in (config, inner) for key in ("dtype", "torch_dtype") if c.get(key)), None)
     return str(found).removeprefix("torch.") if found else None
 
-
-if TYPE_CHECKING:
-    from paceline.config.sections.model import ModelSection
 
 _MOST_BYTES = 64 << 20  # the largest tokenizer.json of the hub's known models has 35 MB
 

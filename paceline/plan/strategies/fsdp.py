@@ -12,8 +12,7 @@ from paceline.core.json_types import JsonObject
 from paceline.plan import codes
 from paceline.plan.job_to_check import JobToCheck
 from paceline.plan.mesh import BatchSplit, Mesh
-from paceline.plan.plan import Plan, Precision
-from paceline.plan.plan_sections import ModelStates
+from paceline.plan.plan import ModelStates, Plan, Precision
 from paceline.plan.strategies.fsdp_options import fsdp_engine, fsdp_mesh, read_fsdp
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.spec import TORCH_FORM, Simulated, StrategySpec

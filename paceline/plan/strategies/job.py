@@ -14,7 +14,8 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, as_object
 from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.read_config import ModelShape, trained_shape
+from paceline.plan.model.read_config import trained_shape
+from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Decision
 
 

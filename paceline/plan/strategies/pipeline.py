@@ -9,8 +9,7 @@ from paceline.config.registries.optimizers import StateSplit
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.mesh import BatchSplit, Mesh
-from paceline.plan.plan import Plan, Precision
-from paceline.plan.plan_sections import ModelStates
+from paceline.plan.plan import ModelStates, Plan, Precision
 from paceline.plan.strategies.fsdp import SHARDED
 from paceline.plan.strategies.fsdp_options import PARALLELISM, fsdp_engine, fsdp_mesh
 from paceline.plan.strategies.job import Findings, Job

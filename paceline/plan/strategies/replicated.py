@@ -9,8 +9,7 @@ from paceline.config.registries.optimizers import StateSplit
 from paceline.core.json_types import JsonObject
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.mesh import BatchSplit, Mesh
-from paceline.plan.plan import Plan, Precision
-from paceline.plan.plan_sections import ModelStates
+from paceline.plan.plan import ModelStates, Plan, Precision
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.spec import TORCH_FORM, Simulated, StrategySpec
 from paceline.plan.strategy_options import EngineOptions, ThreadOptions

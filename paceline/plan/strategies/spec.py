@@ -27,7 +27,7 @@ from paceline.plan.workload.startup_memory import LoadingSpec
 from paceline.plan.workload.step_spec import StrategyLayout
 
 if TYPE_CHECKING:
-    from paceline.plan.plan_sections import ModelStates
+    from paceline.plan.plan import ModelStates
     from paceline.plan.workload.local_tensors import OwnStages, Piece
     from paceline.plan.workload.step_spec import StepSpec
 

@@ -10,8 +10,8 @@ from paceline.plan.features.experts import expert_factors, is_adapted
 from paceline.plan.features.peft_settings import is_saved, is_target, rank_of
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.parameter_list import SCORE, Parameter, is_linear, is_transposed, parameters_of
-from paceline.plan.model.read_config import ModelShape
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.plan import AdapterSpec
 from paceline.plan.strategy_options import PipelineOptions
 
 # Column-wise (dim 0), row-wise (dim 1) modules in Transformers 5.23's ``base_model_tp_plan``, by last name.

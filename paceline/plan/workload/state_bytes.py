@@ -10,8 +10,7 @@ from paceline.config.registries.optimizer_bytes import projected as of_projectio
 from paceline.config.registries.optimizers import BUILT
 from paceline.core.safetensors_header import STORED_DTYPES
 from paceline.plan.model.parameter_list import orthogonalised, projected
-from paceline.plan.plan import Plan
-from paceline.plan.plan_sections import ModelStates, OptimizerSpec
+from paceline.plan.plan import ModelStates, OptimizerSpec, Plan
 from paceline.plan.workload.local_tensors import Piece
 
 #: bytes of an element, by torch's name of the dtype

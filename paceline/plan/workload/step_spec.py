@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec
-from paceline.plan.model.read_config import ModelShape
+from paceline.plan.model.shape import ModelShape
 from paceline.plan.workload.local_tensors import layer_ranges
 from paceline.plan.workload.startup_memory import CARD, LoadingSpec
 from paceline.plan.workload.state_bytes import Orthogonal

@@ -20,7 +20,7 @@ from paceline.config.registries.optimizers import BUILT, StateSplit, supports
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import as_object
 from paceline.models.attention.context_parallel import ULYSSES, ContextParallel, check_context_parallel
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import ModelFactory, RootModule
 from paceline.protocols.roles import Role

@@ -18,8 +18,7 @@ from paceline.models.attention.context_parallel import batch_sharder, check_cont
 from paceline.models.loading.materialize import build_on_meta, fill
 from paceline.models.parallel.tensor_parallel import apply_tensor_parallel
 from paceline.models.quantized_linear import packing
-from paceline.plan.plan import Plan
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec, Plan
 from paceline.plan.strategy_options import FsdpOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule

@@ -17,7 +17,7 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.core.plugins.tables import load_attr
 from paceline.plan.hardware.device_kinds import CUDA
 from paceline.plan.model.parameter_list import NO_DECAY, orthogonalised, projected
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec
 from paceline.strategies import codes
 from paceline.strategies.optimizers.galore_adamw import PROJECTED
 from paceline.strategies.optimizers.muon import ORTHOGONAL

@@ -20,9 +20,8 @@ from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec
 from paceline.plan.mesh import resplit
 from paceline.plan.model.parameter_list import SCORE
 from paceline.plan.model.read_config import shape_from_config
-from paceline.plan.plan import Plan
+from paceline.plan.plan import OptimizerSpec, Plan
 from paceline.plan.plan_json import to_json
-from paceline.plan.plan_sections import OptimizerSpec
 from paceline.plan.strategies.spec import state_form, strategy_spec, why_unreadable
 from paceline.training import codes
 from paceline.training.loop.train_state import TrainState

@@ -9,7 +9,7 @@ import torch
 from paceline.plan.hardware.device_catalogue import data_sheet_peak
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec
 from paceline.runtime.device.device import device_name, matmul_rate
 
 

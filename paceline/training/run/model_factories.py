@@ -17,8 +17,7 @@ from paceline.core.json_types import JsonObject
 from paceline.models.factory import HFModelFactory
 from paceline.models.heads.sequence_classification import Classes
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.plan.plan import Plan
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec, Plan
 from paceline.protocols.roles import Role
 from paceline.training.preflight.named_models import check_reward_model, check_tokens, has_tokenizer
 

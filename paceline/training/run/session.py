@@ -35,8 +35,8 @@ from paceline.plan.algorithms.rollout import answers_at_evaluation
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.features.experts import router_options
 from paceline.plan.model.files.folder_check import classes_of_head
-from paceline.plan.model.moe_config import config_coefficient
 from paceline.plan.model.read_config import text_part
+from paceline.plan.model.shape import config_coefficient
 from paceline.plan.plan import Plan
 from paceline.plan.timeouts import STEP
 from paceline.protocols.model import RootModule

@@ -25,8 +25,8 @@ from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.models.factory import HFModelFactory
 from paceline.models.special_tokens import end_tokens
+from paceline.plan.plan import AdapterSpec
 from paceline.plan.plan_json import to_json
-from paceline.plan.plan_sections import AdapterSpec
 from paceline.protocols.model import RootModule
 from paceline.training.checkpointing.contents import hugging_face_files, kept_files
 

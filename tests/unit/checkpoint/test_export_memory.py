@@ -20,8 +20,8 @@ from paceline.config.schema import Config
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
+from paceline.plan.plan import AdapterSpec
 from paceline.plan.plan_json import to_json
-from paceline.plan.plan_sections import AdapterSpec
 from paceline.protocols.model import BuildOptions
 from tests.unit.models.model_families import Source
 from tests.unit.models.tiny_families import tiny_config

@@ -25,8 +25,8 @@ from paceline.checkpoint.save.retention import being_read, last_verified, mark_v
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.plan.features.peft_settings import rank_of, scale_of
+from paceline.plan.plan import AdapterSpec
 from paceline.plan.plan_json import from_json
-from paceline.plan.plan_sections import AdapterSpec
 from paceline.protocols.shard import Shard
 
 Save = Callable[..., Path]

@@ -18,7 +18,7 @@ from paceline.config.registries.optimizers import BUILT, KNOWN, not_built
 from paceline.config.sections.training_steps import SCHEDULES
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import ALGORITHMS, load_attr
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec
 from paceline.protocols.roles import Output, Role
 from paceline.training.loop.lr_schedules import BUILDERS, learning_rate_schedule
 

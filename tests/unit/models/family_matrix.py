@@ -36,7 +36,7 @@ from paceline.core.errors import PacelineError
 from paceline.models.factory import HFModelFactory
 from paceline.models.role_module import RoleModule
 from paceline.plan.model.family import composites, families
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output
 

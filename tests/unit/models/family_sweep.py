@@ -45,8 +45,8 @@ from paceline.models.loading.sharded_loading import FolderSlices
 from paceline.models.role_module import RoleModule
 from paceline.plan.model import family as family_records
 from paceline.plan.model.family import SIZE_NAMES, Family, families
-from paceline.plan.model.moe_config import READ
 from paceline.plan.model.read_config import shape_from_config
+from paceline.plan.model.shape import READ
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.models.lora.lora import merging
 from paceline.models.quantized_linear import packed_weights, rounded
-from paceline.plan.plan_sections import AdapterSpec, Quantization
+from paceline.plan.plan import AdapterSpec, Quantization
 
 
 @torch.no_grad()

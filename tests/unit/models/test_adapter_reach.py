@@ -16,7 +16,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.lora.lora import trunk_linears
 from paceline.models.lora.targets import READ_BY_PARENT, out_of_reach
 from paceline.plan.model.family import families
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec
 
 pytest.importorskip("peft")
 SOURCES = Path(transformers.__file__).parent / "models"

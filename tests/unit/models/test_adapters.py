@@ -22,7 +22,7 @@ from paceline.models.fused_layers.rms_norm import FusedRMSNorm
 from paceline.models.fused_layers.swiglu import FusedSwiGLU
 from paceline.models.lora.lora import adapted_modules, peft_key
 from paceline.models.role_module import RoleModule
-from paceline.plan.plan_sections import AdapterSpec, Quantization
+from paceline.plan.plan import AdapterSpec, Quantization
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
 from tests.unit.models.merged import merge, round_trip

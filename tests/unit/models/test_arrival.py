@@ -18,7 +18,7 @@ from paceline.models.loading.stored_dtype import stored_dtype
 from paceline.models.module_tensors import arrive, standing_in
 from paceline.models.quantized_linear import scales_of
 from paceline.models.role_module import RoleModule
-from paceline.plan.plan_sections import AdapterSpec, Quantization
+from paceline.plan.plan import AdapterSpec, Quantization
 
 LORA = AdapterSpec(4, 8.0, target_modules=("all-linear",))
 SOME = AdapterSpec(4, 8.0, target_modules=("q_proj",), modules_to_save=("lm_head",))

@@ -19,7 +19,7 @@ from paceline.models.attention.reference_attention import CpuDocuments, document
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.role_module import RoleModule
 from paceline.plan.model.kernels import PADDED_SDPA
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec
 from paceline.protocols.roles import Output, Role
 
 pytestmark = [

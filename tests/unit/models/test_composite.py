@@ -25,8 +25,8 @@ from paceline.models.lora.lora import Adapter
 from paceline.plan.features.lora import adapter_of
 from paceline.plan.model.family import composites
 from paceline.plan.model.read_config import shape_of
+from paceline.plan.plan import AdapterSpec
 from paceline.plan.plan_json import to_json
-from paceline.plan.plan_sections import AdapterSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
 from tests.unit.checkpoint.checkpoint_samples import OneRank

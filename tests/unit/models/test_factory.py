@@ -15,7 +15,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.fused_layers.qkv_rotary import FusedAttention
 from paceline.models.fused_layers.rms_norm import FusedRMSNorm
 from paceline.models.fused_layers.swiglu import FusedSwiGLU, fuse_mlps
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec
 from paceline.protocols.roles import Output
 
 NLL = frozenset({Output.NLL})

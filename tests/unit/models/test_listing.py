@@ -19,14 +19,12 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.loading.list_parameters import ClassRequest, listing_of
 from paceline.plan.cost.memory.peak import WITHIN
 from paceline.plan.features.lora import adapter_parameters
-from paceline.plan.model.class_listing import Listing
 from paceline.plan.model.family import supported
-from paceline.plan.model.moe_config import COUNT, VISITED
 from paceline.plan.model.parameter_list import SCORE, parameters_of, tally_of, with_counts
 from paceline.plan.model.read_config import scoring, shape_from_config
-from paceline.plan.model.shape import ModelShape
+from paceline.plan.model.shape import COUNT, VISITED, Listing, ModelShape
+from paceline.plan.plan import AdapterSpec
 from paceline.plan.plan_json import from_json, to_json
-from paceline.plan.plan_sections import AdapterSpec
 from paceline.plan.workload.local_tensors import pieces_of
 from paceline.protocols.model import BuildOptions
 

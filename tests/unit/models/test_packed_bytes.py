@@ -19,8 +19,8 @@ from paceline.models.loading.materialize import build_on_meta, fill
 from paceline.models.quantized_linear import packing, scales_of
 from paceline.plan.features.lora import adapter_of
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.class_listing import LINEAR
 from paceline.plan.model.read_config import shape_from_config
+from paceline.plan.model.shape import LINEAR
 from paceline.plan.strategies.job import Job
 from paceline.plan.workload.local_tensors import pieces_of, scale_bytes
 from paceline.protocols.model import BuildOptions

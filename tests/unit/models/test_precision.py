@@ -15,7 +15,7 @@ from paceline.models.compute_dtype import ComputeLinear, compute_copy, product_d
 from paceline.models.factory import HFModelFactory
 from paceline.models.parallel.tensor_parallel_layers import experts_obstacle
 from paceline.models.replace_forward import ReadsCopies, kept_forward
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
 

@@ -25,7 +25,7 @@ from paceline.models.loading.dequantize import by_blocks, mxfp4
 from paceline.models.loading.safetensors_files import OpenedFiles
 from paceline.models.loading.sharded_loading import FolderSlices
 from paceline.plan.model.read_config import shape_of
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec
 from paceline.plan.workload.startup_memory import UNPACKING
 from paceline.protocols.model import BuildOptions
 

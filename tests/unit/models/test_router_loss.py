@@ -23,7 +23,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.role_module import RoleModule
 from paceline.plan.features.experts import RouterLoss
 from paceline.plan.model.family import families
-from paceline.plan.model.moe_config import config_coefficient
+from paceline.plan.model.shape import config_coefficient
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
 

@@ -12,7 +12,7 @@ from model_families import FAMILIES, VOCAB, Source, build_family, make_batch, re
 
 from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output, Role
 

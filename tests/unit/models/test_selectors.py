@@ -19,7 +19,7 @@ from paceline.generation.local import LocalEngine
 from paceline.models.attention.sparse_indexer import selectors
 from paceline.models.factory import HFModelFactory
 from paceline.plan.model.family import families
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec
 from paceline.protocols.roles import Output
 
 FEW = ("deepseek_v32", "deepseek_v4")

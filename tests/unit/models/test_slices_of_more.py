@@ -24,7 +24,7 @@ from paceline.models.loading.multimodal import class_of_whole
 from paceline.models.loading.sharded_loading import FolderSlices
 from paceline.plan.model.family import composites, families
 from paceline.plan.model.read_config import shape_of
-from paceline.plan.plan_sections import AdapterSpec, Quantization
+from paceline.plan.plan import AdapterSpec, Quantization
 from paceline.protocols.model import BuildOptions
 
 

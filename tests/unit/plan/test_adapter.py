@@ -21,9 +21,10 @@ from paceline.plan.features.lora import (
     check_adapter,
 )
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.read_config import ModelShape, shape_from_config
+from paceline.plan.model.read_config import shape_from_config
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.plan import AdapterSpec, Quantization
 from paceline.plan.plan_json import from_json, to_json
-from paceline.plan.plan_sections import AdapterSpec, Quantization
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.strategy_options import DeepSpeedOptions
 

@@ -12,9 +12,9 @@ import pytest
 from paceline.config.sections.model import ModelSection
 from paceline.core.json_types import JsonObject
 from paceline.plan.model import class_listing_process
-from paceline.plan.model.class_listing import EMBEDDING, LINEAR, LayerRun, Listed, Listing
 from paceline.plan.model.class_listing_process import counted, listing_of
 from paceline.plan.model.read_config import shape_from_config, shape_of
+from paceline.plan.model.shape import EMBEDDING, LINEAR, LayerRun, Listed, Listing
 from paceline.plan.plan_json import to_json
 
 MAMBA: JsonObject = {"model_type": "mamba", "hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 20}
@@ -36,7 +36,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(request)
         return LISTING, ""
 
-    monkeypatch.setattr(class_listing_process, "ask_child", answer)
+    monkeypatch.setattr(class_listing_process, "query_class", answer)
     return found
 
 

@@ -15,7 +15,8 @@ from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.plan.explain import WIDTH, explain
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.read_config import ModelShape, shape_from_config
+from paceline.plan.model.read_config import shape_from_config
+from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan

@@ -23,8 +23,7 @@ from paceline.plan.explain import WIDTH, explain
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.parameter_list import parameters_of
 from paceline.plan.model.read_config import scoring, shape_from_config
-from paceline.plan.plan import Plan
-from paceline.plan.plan_sections import ModelStates, OptimizerSpec
+from paceline.plan.plan import ModelStates, OptimizerSpec, Plan
 from paceline.plan.strategies.job import Job
 from paceline.plan.workload.state_bytes import moment_bytes, sum_of
 from paceline.protocols.roles import Role

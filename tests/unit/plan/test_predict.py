@@ -35,7 +35,7 @@ from paceline.plan.cost.step_time import (
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.model_catalogue import model_shape
 from paceline.plan.model.read_config import shape_from_config
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.workload.local_tensors import Piece
 from paceline.plan.workload.state_bytes import Orthogonal, orthogonal

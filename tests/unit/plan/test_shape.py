@@ -12,13 +12,8 @@ import pytest
 
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
-from paceline.plan.model.read_config import (
-    ModelShape,
-    cached_model_dir,
-    shape_from_config,
-    shape_from_path,
-    shape_of,
-)
+from paceline.plan.model.read_config import cached_model_dir, shape_from_config, shape_of
+from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan_json import from_json, to_json
 
 SMALL = {
@@ -156,9 +151,10 @@ def test_a_text_model_inside_a_larger_one_is_found() -> None:
 
 def test_from_a_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 300, **SMALL}))
-    shape = shape_from_path(tmp_path)
+    shape = shape_of(ModelSection(name_or_path=str(tmp_path)))
     assert (
-        shape == shape_from_path(tmp_path / "config.json") and from_json(ModelShape, to_json(shape)) == shape
+        shape == shape_of(ModelSection(name_or_path=str(tmp_path / "config.json")))
+        and from_json(ModelShape, to_json(shape)) == shape
     )
 
 
@@ -167,7 +163,7 @@ def test_a_folder_without_a_usable_config_is_named(tmp_path: Path, text: str | N
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        shape_from_path(tmp_path)
+        shape_of(ModelSection(name_or_path=str(tmp_path)))
     assert caught.value.diagnostics[0].code == "plan.model_config" and str(tmp_path) in str(caught.value)
 
 

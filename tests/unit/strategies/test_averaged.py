@@ -7,7 +7,7 @@ import torch
 from tiny_parts import MemoryReader
 from torch import nn
 
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec
 from paceline.protocols.shard import PARAM, Shard
 from paceline.strategies import replicated_state
 from paceline.strategies.optimizers import schedule_free

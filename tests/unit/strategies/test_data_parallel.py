@@ -17,7 +17,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaModel
 
 from paceline.core.errors import ConfigError
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec
 from paceline.plan.strategy_options import ThreadOptions
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import World

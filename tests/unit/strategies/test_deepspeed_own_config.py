@@ -18,8 +18,7 @@ from paceline.core.errors import ConfigError, PacelineError
 from paceline.models.compute_dtype import ComputeLinear
 from paceline.plan.mesh import Mesh, split_batch
 from paceline.plan.model.family import families
-from paceline.plan.plan import Precision
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec, Precision
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.strategy_options import DeepSpeedOptions
 from paceline.runtime.process_group.world import World

@@ -16,8 +16,7 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.models.factory import HFModelFactory
 from paceline.plan.cost.memory.optimizer_bytes import OptimizerStates
 from paceline.plan.hardware.device_catalogue import cluster_of
-from paceline.plan.plan import Plan
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec, Plan
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 from paceline.strategies.optimizers.build import build_optimizer

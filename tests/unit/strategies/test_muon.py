@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec
 from paceline.plan.workload.local_tensors import Piece
 from paceline.plan.workload.state_bytes import piece_counters, piece_moments
 from paceline.strategies.optimizers.build import build_optimizer

@@ -8,7 +8,7 @@ from torch import nn
 
 from paceline.config.registries.optimizers import BUILT
 from paceline.core.errors import ConfigError
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec
 from paceline.strategies.optimizers.build import build_optimizer
 
 

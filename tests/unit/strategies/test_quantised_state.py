@@ -9,7 +9,7 @@ import torch
 from tiny_parts import MemoryReader
 from torch import Tensor, nn
 
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec
 from paceline.protocols.shard import Shard
 from paceline.strategies import replicated_state
 from paceline.strategies.optimizers.build import build_optimizer, set_learning_rate

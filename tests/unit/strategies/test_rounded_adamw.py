@@ -13,8 +13,7 @@ from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.models.triton_kernels import reference
 from paceline.plan.hardware.device_catalogue import cluster_of
-from paceline.plan.plan import Plan
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec, Plan
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 from paceline.strategies.optimizers.build import build_optimizer

@@ -13,7 +13,7 @@ import torch
 from tiny_parts import TinyObjective, TinyRoot, make_batch, plan
 
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec
 from paceline.plan.strategies.spec import strategy_specs
 from paceline.protocols.algorithm import WindowMeans
 from paceline.protocols.batch import Batch

@@ -9,7 +9,7 @@ from torch import nn
 from paceline.core.errors import ConfigError
 from paceline.models.fused_layers.swiglu import FusedSwiGLU
 from paceline.models.replace_forward import replace_forward
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec
 from paceline.plan.strategy_options import FsdpOptions, Wrap
 from paceline.runtime.process_group.world import World
 from paceline.strategies.fsdp.strategy import check_optimizer

@@ -10,7 +10,7 @@ import torch
 from tiny_parts import MemoryReader, TinyObjective, TinyRoot, make_batch, plan, window
 
 from paceline.core.errors import CheckpointError, ConfigError, PacelineError
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec
 from paceline.protocols.roles import Output, Role
 from paceline.runtime.process_group.world import World
 from paceline.runtime.rank_env import RankEnv

@@ -18,7 +18,7 @@ from paceline.data.packed_source import PackedSource
 from paceline.data.prepare.prepare import prepare
 from paceline.data.rows.kinds.base import row_kind
 from paceline.models.factory import HFModelFactory
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.window import StepResult
 from paceline.runtime.process_group.world import World

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.config.sections.training import TrainingSection
 from paceline.plan.mesh import Mesh
-from paceline.plan.plan_sections import DdpOptions
+from paceline.plan.plan import DdpOptions
 from paceline.plan.strategy_options import NO_OPTIONS
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.model import RootModule

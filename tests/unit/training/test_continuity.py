@@ -13,8 +13,7 @@ import pytest
 from paceline.core.errors import CheckpointError
 from paceline.core.plugins.tables import STRATEGIES
 from paceline.plan.mesh import BatchSplit, Mesh
-from paceline.plan.plan import Precision
-from paceline.plan.plan_sections import OptimizerSpec
+from paceline.plan.plan import OptimizerSpec, Precision
 from paceline.plan.strategies.spec import state_form, strategy_specs, why_unreadable
 from paceline.training.checkpointing.resume import same_training
 from paceline.training.checkpointing.resume_compatibility import (

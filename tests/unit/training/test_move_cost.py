@@ -14,7 +14,7 @@ from paceline.checkpoint.format.manifest import Manifest
 from paceline.checkpoint.format.verify_files import read_manifest
 from paceline.core.rundir import RunDir
 from paceline.plan.mesh import Mesh
-from paceline.plan.plan_sections import Memory, ModelStates
+from paceline.plan.plan import Memory, ModelStates
 from paceline.plan.strategy_options import EngineOptions
 from paceline.protocols.shard import Shard
 from paceline.training.checkpointing.resume_compatibility import cost_of_move, shard_layout

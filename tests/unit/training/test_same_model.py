@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.plan.plan_sections import AdapterSpec, OptimizerSpec
+from paceline.plan.plan import AdapterSpec, OptimizerSpec
 from paceline.training.checkpointing.resume_compatibility import other_training
 
 

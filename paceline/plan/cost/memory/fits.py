@@ -20,8 +20,7 @@ from paceline.plan.features.lora import adapter_parameters
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.parameter_list import parameters_of
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.plan import Decision, Plan
-from paceline.plan.plan_sections import AdapterSpec, ModelStates, decomposes
+from paceline.plan.plan import AdapterSpec, Decision, ModelStates, Plan, decomposes
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.workload.local_tensors import Piece, pieces_of, scale_bytes
 from paceline.plan.workload.startup_memory import (

@@ -18,8 +18,7 @@ from paceline.core.units import human_bytes
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.plan import Decision, Plan
-from paceline.plan.plan_sections import AdapterSpec, Memory, ModelStates
+from paceline.plan.plan import AdapterSpec, Decision, Memory, ModelStates, Plan
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.workload.local_tensors import pieces_of, scale_bytes, tp_share
 from paceline.plan.workload.state_bytes import SIZES, piece_counters, piece_moments, sum_of, whole_states

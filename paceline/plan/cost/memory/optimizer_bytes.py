@@ -9,8 +9,8 @@ from paceline.config.registries.optimizers import BUILT, parse_optim_args, suppo
 from paceline.config.sections.training import TrainingSection
 from paceline.plan.features.precision import rounds
 from paceline.plan.model.parameter_list import targets_of
-from paceline.plan.model.read_config import ModelShape
-from paceline.plan.plan_sections import AdapterSpec, OptimizerSpec
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.plan import AdapterSpec, OptimizerSpec
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.workload.local_tensors import Piece, pieces_of
 from paceline.plan.workload.state_bytes import piece_moments

@@ -14,7 +14,7 @@ from paceline.core.units import human_bytes
 from paceline.plan.cost.coefficients import MemoryCoefficients
 from paceline.plan.model.kernels import LEAST_CHUNK, SCORE_BYTES, head_chunk_bytes
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.plan_sections import ATTENTION, MATMUL
+from paceline.plan.plan import ATTENTION, MATMUL
 from paceline.plan.workload.step_spec import OWN_LAYERS, StageSize, StepSpec
 
 BUCKET = 25 * 2**20  # DDP's default bucket size

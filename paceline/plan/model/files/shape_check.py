@@ -14,7 +14,7 @@ from paceline.plan.model.family import beside_text
 from paceline.plan.model.files.safetensors_headers import weights_of
 from paceline.plan.model.parameter_list import is_linear, parameters_of
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
 #: Tensors with one row per vocabulary entry, in Transformers' decoder families

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from paceline.config.registries.optimizers import StateSplit
 from paceline.core.json_types import JsonObject, as_object
 from paceline.plan.mesh import BatchSplit, Mesh
-from paceline.plan.plan import Plan, Precision
-from paceline.plan.plan_sections import ModelStates
+from paceline.plan.plan import ModelStates, Plan, Precision
 from paceline.plan.strategies.deepspeed.options import deepspeed_engine, deepspeed_mesh
 from paceline.plan.strategies.deepspeed.zero_states import zero_states
 from paceline.plan.strategies.job import Findings, Job

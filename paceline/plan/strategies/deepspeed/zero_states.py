@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.core.json_types import Json, as_object
 from paceline.core.units import human_bytes
-from paceline.plan.plan import Decision, Plan
-from paceline.plan.plan_sections import ModelStates
+from paceline.plan.plan import Decision, ModelStates, Plan
 from paceline.plan.strategies.deepspeed.zero_block import whole
 from paceline.plan.strategy_options import DeepSpeedOptions
 from paceline.plan.workload.local_tensors import Piece, pieces_of

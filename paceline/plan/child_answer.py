@@ -1,0 +1,66 @@
+"""Ask a child process, which may import torch, and keep its answer for later starts of this user."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.core.package import ROOT
+
+
+@dataclass(frozen=True)
+class ChildAnswer:
+    """What a child printed: ``line``, its last one.
+
+    ``end``: the last line of its errors, its exit code, or why it did not start; ``late``: it was ended after
+    its time.
+    """
+
+    line: str = ""
+    end: str = ""
+    late: bool = False
+
+
+def ask_child(module: str, environ: Mapping[str, str], seconds: float, request: str = "") -> ChildAnswer:
+    """Return the answer of ``python -m module`` to ``request``, in at most ``seconds``."""
+    path = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH", ""))))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module],
+            env={**environ, "PYTHONPATH": path},
+            input=request,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return ChildAnswer(late=True)
+    except OSError as exc:
+        return ChildAnswer(end=exc.strerror or str(exc))
+    lines, messages = done.stdout.strip().splitlines(), done.stderr.strip().splitlines()
+    return ChildAnswer((lines or [""])[-1], (messages or [f"exit code {done.returncode}"])[-1][:300])
+
+
+def kept_answer(record: Path) -> str:
+    """Return the text of a kept answer; empty if there is none of this user's."""
+    try:
+        with record.open(encoding="utf-8") as file:
+            return file.read() if os.fstat(file.fileno()).st_uid == os.getuid() else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def keep_answer(record: Path, text: str) -> None:
+    """Keep an answer. A cache that cannot be written costs seconds at the next start, nothing else."""
+    with contextlib.suppress(OSError):
+        record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial = record.with_name(f"{record.name}.{os.getpid()}")
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, record)  # another start may read it meanwhile
