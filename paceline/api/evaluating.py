@@ -18,8 +18,8 @@ from paceline.api.arguments import Rows, as_json, dataset_setting, importable_na
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import Json, JsonObject
+from paceline.core.package import cache_folder
 from paceline.core.units import aligned
-from paceline.launch.environment.guide_variables import cache_folder
 from paceline.launch.process_spec import import_path, module_argv
 
 if TYPE_CHECKING:

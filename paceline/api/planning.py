@@ -69,12 +69,12 @@ def planned_run(loaded: Loaded, cluster: AcceleratorCluster | None, *, imports: 
     """Plan a config that has been loaded, for ``cluster`` or for this machine. Raises ConfigError."""
     from paceline.launch.prediction_ledger import expected_here
     from paceline.launch.preflight.forecast import forecast_of_plan
-    from paceline.launch.preflight.plan_job import at_lines, planned
+    from paceline.launch.preflight.plan_job import located, planned
     from paceline.plan.cost.report import text
     from paceline.plan.explain import explain
 
     made, warnings = planned(loaded, cluster=cluster, imports=imports)
-    with at_lines(loaded):
+    with located(loaded):
         forecast = forecast_of_plan(made, cluster)
         here = "" if forecast or cluster else expected_here(made)
     page = explain(made) + ("\n" + text(forecast) if forecast else here)

@@ -21,8 +21,7 @@ from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Error, Event, Notice
 from paceline.runlog.history import History, load_history
 from paceline.watch.page.folder import read_start
-from paceline.watch.page.glance import glance
-from paceline.watch.page.state import LIVE
+from paceline.watch.page.glance import LIVE, glance
 
 if TYPE_CHECKING:
     import numpy as np

@@ -27,14 +27,14 @@ from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import BusyError, ConfigError, ExitCode, PacelineError
 from paceline.core.files import read_run_file
 from paceline.core.json_types import Json
+from paceline.core.package import cache_folder
 from paceline.core.rundir import RunDir
-from paceline.launch.environment.guide_variables import cache_folder
-from paceline.launch.environment.job_managers import standing
-from paceline.launch.launch_options import LaunchOptions
+from paceline.launch.environment.job_managers import process_rank
+from paceline.launch.process_spec import LaunchOptions
 from paceline.launch.program import keep_docstrings
 
 if TYPE_CHECKING:
-    from paceline.launch.preflight.ready_run import Ready
+    from paceline.launch.start_run import CheckedRun
 
 RAN = (ExitCode.OK, ExitCode.STOPPED, ExitCode.CLOSING)
 
@@ -92,7 +92,7 @@ def train(
         "data.eval": dataset_setting(eval_dataset, "eval_dataset", cache_folder(os.environ)),
     }
     source = source_of(config, overrides).with_overrides(flags)
-    if standing(os.environ).size > 1:
+    if process_rank(os.environ).size > 1:
         return _one_rank(source, nproc, hearing, quiet)
     return _all_ranks(source.with_overrides({"launch.nproc": nproc}), hearing, quiet)
 
@@ -103,12 +103,12 @@ def _named(given: Part | None, argument: str) -> str | None:
 
 def _all_ranks(source: GivenConfig, hearing: Hearing, quiet: bool) -> Run:
     """Check, plan, start this node's ranks and wait for them: what ``paceline train`` does."""
-    from paceline.launch.preflight.ready_run import made_ready
+    from paceline.launch.start_run import check_run
     from paceline.plan.explain import explain
 
     loaded = read(source, ruled=False)
     with ExitStack() as open_until_the_end:
-        ready = made_ready(
+        ready = check_run(
             loaded, LaunchOptions(), open_until_the_end.enter_context(source.file()), source.settings()
         )
         if not quiet:
@@ -122,7 +122,7 @@ def _all_ranks(source: GivenConfig, hearing: Hearing, quiet: bool) -> Run:
     return _ended(ready.run_dir, code, None, hearing.problems())
 
 
-def start_ranks(ready: Ready, quiet: bool, asks_to_stop: Callable[[], bool]) -> int:
+def start_ranks(ready: CheckedRun, quiet: bool, asks_to_stop: Callable[[], bool]) -> int:
     if not quiet:
         return ready.start(asks_to_stop=asks_to_stop)
     with open(os.devnull, "wb") as nowhere:
@@ -131,10 +131,10 @@ def start_ranks(ready: Ready, quiet: bool, asks_to_stop: Callable[[], bool]) -> 
 
 def _one_rank(source: GivenConfig, nproc: int | None, hearing: Hearing, quiet: bool) -> Run:
     """Be the rank that a launcher has started this process as: its work is done by a child."""
-    from paceline.launch.preflight.ready_run import outside_arguments
+    from paceline.launch.start_run import outside_arguments
     from paceline.launch.supervision.child_rank import run_beneath
 
-    here = standing(os.environ)
+    here = process_rank(os.environ)
     if nproc is not None:
         what = "the launcher has started the ranks, so train(…) starts none"
         raise ConfigError(codes.API_ARGUMENT(what, "nproc", str(nproc), "leave out nproc"))

@@ -21,8 +21,8 @@ from paceline.launch.process_spec import import_path, module_argv
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
-    from paceline.verify.compared import ComparedRuns, VerifyReport
     from paceline.verify.sides import Side, Tolerance
+    from paceline.verify.verdict import ComparedRuns, VerifyReport
 
 Report = Callable[[str], None]
 Warn = Callable[[Iterable[Diagnostic]], None]

@@ -21,26 +21,20 @@ from paceline.checkpoint.load.list_checkpoints import as_table, list_checkpoints
 from paceline.checkpoint.save.retention import RetentionRule, being_read, mark_verified
 from paceline.config.registries.object_store_url import STORES, is_url
 from paceline.core.diagnostics import Diagnostic, render_all
-from paceline.core.errors import BusyError, CheckpointError, ConfigError, ExitCode, PacelineError
+from paceline.core.errors import BusyError, CheckpointError, ConfigError, ExitCode
 from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
 from paceline.launch.claim_run_dir import in_use
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 from paceline.rules import codes as rules_codes
 
 
-@redacted
-@ended
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; return the exit code (``core.errors.ExitCode``)."""
     args = _parser().parse_args(argv)
-    try:
-        return _VERBS[args.verb](args)
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
+    return _VERBS[args.verb](args)
 
 
 def _list(args: argparse.Namespace) -> int:

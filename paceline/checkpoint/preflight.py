@@ -1,7 +1,6 @@
 """The checkpoint before a start: its bytes, if it is small, and object storage. No torch.
 
-``python -m paceline.checkpoint.preflight bytes WHERE RUN ANSWER [several]``
-``python -m paceline.checkpoint.preflight object_storage REQUEST ANSWER`` (JSON files)
+``python -m paceline.checkpoint.preflight JOB ANSWER`` (``launch.child``); JOB says which check.
 
 Object storage: may this run write there, and the checkpoint to resume from on this disk.
 """
@@ -12,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.format.folder_layout import LATEST, scan
@@ -34,8 +33,7 @@ from paceline.core.errors import CheckpointError, PacelineError
 from paceline.core.files import read_run_file
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 from paceline.rules import codes as rules_codes
 
 _URL, _RESUME = "training.checkpoint_url", "training.resume_from_checkpoint"
@@ -54,9 +52,8 @@ class StartRequest(TypedDict):
     several: bool
 
 
-def check_object_storage(request: str, answer: str) -> None:
-    """Write what was found, notes and errors, to ``ANSWER``."""
-    job: StartRequest = json.loads(Path(request).read_text(encoding="utf-8"))
+def check_object_storage(job: StartRequest) -> list[Diagnostic]:
+    """Return what was found, notes and errors."""
     run, found = RunDir.at(job["run"]), list[Diagnostic]()
     try:
         with written_for(run.root, job["access"]):
@@ -67,7 +64,7 @@ def check_object_storage(request: str, answer: str) -> None:
                 found += bring_named(open_store(url), url, run.fetched(url.folder_name)).notes
     except PacelineError as error:
         found += error.diagnostics
-    _write(answer, found)
+    return found
 
 
 def _own_url(text: str, run: RunDir, job: StartRequest) -> Iterator[Diagnostic]:
@@ -97,32 +94,31 @@ def _own_url(text: str, run: RunDir, job: StartRequest) -> Iterator[Diagnostic]:
         yield codes.OBJECTS_HOLDS_RUN(what, _URL, found, hint)
 
 
-def check_bytes(where: str, run: str, answer: str, nodes: str = "") -> None:
-    """Verify the checkpoint before the ranks start.
+def check_bytes(job: Mapping[str, Any]) -> Iterable[Diagnostic]:
+    """Verify the checkpoint before the ranks start; return its errors.
 
-    A large one takes as long to read as to load, so the ranks verify it, as they read it. With several
-    ``nodes`` the others may have what is missing here.
+    A large one takes as long to read as to load, so the ranks verify it, as they read it. Of ``several``
+    nodes the others may have what is missing here.
     """
     try:
-        find_checkpoint(where, RunDir.at(run), most_bytes=BEFORE_BYTES)
-        found = []
+        find_checkpoint(job["checkpoint"], RunDir.at(job["run"]), most_bytes=BEFORE_BYTES)
     except CheckpointError as error:
-        found = [] if nodes and lies_elsewhere(error.diagnostics) else at_its_key(error)
-    _write(answer, found)
+        return [] if job["several"] and lies_elsewhere(error.diagnostics) else at_its_key(error)
+    return []
 
 
-def _write(answer: str, found: Iterable[Diagnostic]) -> None:
-    Path(answer).write_text(json.dumps([finding.to_json() for finding in found]), encoding="utf-8")
+CHECKS: Mapping[str, Callable[[Any], Iterable[Diagnostic]]] = {
+    "bytes": check_bytes,
+    "object_storage": check_object_storage,
+}
 
 
-CHECKS: Mapping[str, Callable[..., None]] = {"bytes": check_bytes, "object_storage": check_object_storage}
-
-
-@ended
-@redacted
-def main(check: str, *arguments: str) -> int:
+@program
+def main(job: str, answer: str) -> int:
     """Run a check; return the exit code."""
-    CHECKS[check](*arguments)
+    request = json.loads(Path(job).read_text(encoding="utf-8"))
+    findings = CHECKS[request["check"]](request)
+    Path(answer).write_text(json.dumps([finding.to_json() for finding in findings]), encoding="utf-8")
     return 0
 
 

@@ -28,8 +28,8 @@ from paceline.config.schema import homes_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import ALGORITHMS
-from paceline.launch.environment.guide_variables import started_by
-from paceline.launch.launch_options import LaunchOptions
+from paceline.launch.environment.job_managers import started_by
+from paceline.launch.process_spec import LaunchOptions
 
 ConfigOption = Annotated[Path, typer.Option("--config", metavar="YAML", help="The YAML file.")]
 OverridesArgument = Annotated[
@@ -200,8 +200,8 @@ def check_flags(words: Sequence[str]) -> None:
         if not equals:
             value = "true" if after.startswith("--") or not after else after
         if override := _as_override(name, value):
-            what = f"main.py has no option {flag}: what is trained stands in the YAML, or in KEY=VALUE"
-            findings.append(codes.CLI_OPTION(what, "main.py", f"{flag} {value}", override))
+            message = f"main.py has no option {flag}: what is trained stands in the YAML, or in KEY=VALUE"
+            findings.append(codes.CLI_OPTION(message, "main.py", f"{flag} {value}", override))
     if findings:
         raise ConfigError(*findings)
 
@@ -220,8 +220,8 @@ def _as_override(name: str, value: str) -> str:
 def _settings(mode: str, overrides: Sequence[str] | None, deepspeed_config: str | None) -> list[str]:
     """Return what overrides the YAML. Raises ConfigError unless ``mode`` is ``train``, the only mode."""
     if mode != "train":
-        hint = "use --mode train (evaluation is part of it: training.eval_strategy)"
-        raise ConfigError(codes.CLI_MODE("there is only one mode", "--mode", mode, hint))
+        remedy = "use --mode train (evaluation is part of it: training.eval_strategy)"
+        raise ConfigError(codes.CLI_MODE("there is only one mode", "--mode", mode, remedy))
     file = [] if deepspeed_config is None else [f"training.deepspeed={deepspeed_config}"]
     return [*(overrides or ()), *file]
 
@@ -264,6 +264,6 @@ def in_words_of(name: str, finding: Diagnostic) -> Diagnostic:
     )
 
 
-def _as_key(found: re.Match[str]) -> str:
-    key = f"launch.{found[1].replace('-', '_').removesuffix('_per_node')}"
-    return f"{key}={found[2]}" if found.lastindex == 2 else key
+def _as_key(option: re.Match[str]) -> str:
+    key = f"launch.{option[1].replace('-', '_').removesuffix('_per_node')}"
+    return f"{key}={option[2]}" if option.lastindex == 2 else key

@@ -44,23 +44,23 @@ QUESTIONS = (
 _UNSET = ("lora.r", "launch.nproc")  # 0: the key is left out
 
 
-def init(to: Path, given: Mapping[str, str]) -> None:
+def init(to: Path, flags: Mapping[str, str]) -> None:
     """Write a new YAML from answers: the flags', else typed ones. Raises ConfigError.
 
     With a closed or redirected stdin nothing is asked: defaults are taken, and what has none must be given.
     """
     if to.exists():
         raise ConfigError(codes.CLI_OPTION("the file exists already", str(to), str(to), "name another file"))
-    unknown = [key for key in given if key not in {question.key for question in QUESTIONS}]
+    unknown = [key for key in flags if key not in {question.key for question in QUESTIONS}]
     if unknown:
-        known = ", ".join(question.key for question in QUESTIONS)
+        keys = ", ".join(question.key for question in QUESTIONS)
         raise ConfigError(
-            codes.CLI_OPTION("init has no such question", "KEY=VALUE", unknown[0], f"one of: {known}")
+            codes.CLI_OPTION("init has no such question", "KEY=VALUE", unknown[0], f"one of: {keys}")
         )
     answer_to: Callable[[InitQuestion], str] = (
         _typed if sys.stdin is not None and sys.stdin.isatty() else _needed
     )
-    answers = {question.key: given.get(question.key) or answer_to(question) for question in QUESTIONS}
+    answers = {question.key: flags.get(question.key) or answer_to(question) for question in QUESTIONS}
     to.write_text(_yaml(answers), encoding="utf-8")
     typer.echo(f"wrote {to}", err=True)
 
@@ -71,8 +71,8 @@ def _typed(question: InitQuestion) -> str:
 
 def _needed(question: InitQuestion) -> str:
     if not question.default:
-        what = f"stdin is no terminal, so nothing can be asked: {question.text}"
-        raise ConfigError(codes.CLI_OPTION(what, "config init", "", f"{question.key}=…"))
+        message = f"stdin is no terminal, so nothing can be asked: {question.text}"
+        raise ConfigError(codes.CLI_OPTION(message, "config init", "", f"{question.key}=…"))
     return question.default
 
 

@@ -205,8 +205,8 @@ def _write_new(to: Path, text: str) -> None:
         with to.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        hint = "name another file, or remove this one"
-        raise ConfigError(codes.CLI_OPTION("the file exists already", "--to", str(to), hint)) from None
+        remedy = "name another file, or remove this one"
+        raise ConfigError(codes.CLI_OPTION("the file exists already", "--to", str(to), remedy)) from None
 
 
 @data.command("show")

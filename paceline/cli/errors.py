@@ -10,8 +10,7 @@ from typing import Any
 from paceline.cli import codes
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import ExitCode, PacelineError
-from paceline.launch.exit_handling import READER_GONE, EndedBySignal, reader_gone
-from paceline.launch.program import keep_docstrings
+from paceline.launch.program import READER_GONE, EndedBySignal, keep_docstrings, reader_gone
 
 
 def reported(run: Callable[[], Any]) -> int:

@@ -124,25 +124,13 @@ def evaluate(
     from paceline.api.evaluating import evaluated
 
     models, settings = split_subjects(subjects)
+    _check_rows(data, lm_eval, alone=not (settings or metrics or judge))
     if lm_eval is not None:
-        if data is not None or settings or metrics or judge:
-            what, hint = "tasks bring their own rows and metrics", "two commands, one of them with --data"
-            raise ConfigError(codes.CLI_OPTION(what, "--lm-eval", lm_eval, hint))
-        options = words(
-            tasks=lm_eval,
-            checkpoints=checkpoints,
-            batch_size=batch_size,
-            dtype=dtype,
-            limit=max_rows,
-            json=as_json,
-        )
-        become("paceline.evaluation.harness", *models, *options)
-    if data is None:
-        hint = "--data F, or tasks of lm-evaluation-harness: --lm-eval A,B"
-        raise ConfigError(codes.CLI_OPTION("no rows are named", "--data", "", hint))
+        options = words(tasks=lm_eval, checkpoints=checkpoints, batch_size=batch_size, dtype=dtype)
+        become("paceline.evaluation.harness", *models, *options, *words(limit=max_rows, json=as_json))
     job: JsonObject = {
         "models": [*models],
-        "data": data_set(data, row_format, columns, split, max_rows),
+        "data": data_set(data or "", row_format, columns, split, max_rows),
         "overrides": [*settings],
         "checkpoints": checkpoints,
         "metrics": [name.strip() for name in (metrics or "").split(",") if name.strip()],
@@ -159,9 +147,21 @@ def evaluate(
     code, evaluations = evaluated(job, call)
     if code:
         raise typer.Exit(code)
-    several_of_one = len(models) == 1 and len(evaluations) > 1
-    picture = plot or (Path(models[0]) / "evaluation.png" if several_of_one else None)
-    raise typer.Exit(_show(evaluations, as_json, picture))
+    if plot is None and len(models) == 1 and len(evaluations) > 1:
+        plot = Path(models[0]) / "evaluation.png"
+    raise typer.Exit(_show(evaluations, as_json, plot))
+
+
+def _check_rows(data: str | None, lm_eval: str | None, *, alone: bool) -> None:
+    """Raise ConfigError unless there is one source of rows; tasks of the harness stand alone."""
+    if lm_eval is not None and (data is not None or not alone):
+        both = "two commands, one of them with --data"
+        raise ConfigError(
+            codes.CLI_OPTION("tasks bring their own rows and metrics", "--lm-eval", lm_eval, both)
+        )
+    if lm_eval is None and data is None:
+        either = "--data F, or tasks of lm-evaluation-harness: --lm-eval A,B"
+        raise ConfigError(codes.CLI_OPTION("no rows are named", "--data", "", either))
 
 
 def _show(evaluations: Sequence[Evaluation], as_json: bool, to: Path | None) -> int:
@@ -238,8 +238,8 @@ def data_set(path: str, row_format: str, columns: str | None, split: str, max_ro
     for part in (columns or "").split(","):
         name, _, column = part.partition("=")
         if part and not (name and column):
-            hint = "--columns prompt=question,answer=solution"
-            raise ConfigError(codes.CLI_OPTION("this names no column", "--columns", part, hint))
+            example = "--columns prompt=question,answer=solution"
+            raise ConfigError(codes.CLI_OPTION("this names no column", "--columns", part, example))
         columns_by_name |= {name: column} if part else {}
     return {
         "path": path,
@@ -250,13 +250,13 @@ def data_set(path: str, row_format: str, columns: str | None, split: str, max_ro
     }
 
 
-def split_subjects(given: list[str]) -> tuple[list[str], list[str]]:
+def split_subjects(subjects: list[str]) -> tuple[list[str], list[str]]:
     """Return (models, ``key=value``) among the arguments. Raises ConfigError if no model is named."""
-    settings = [word for word in given if "=" in word and not Path(word).exists()]
-    models = [word for word in given if word not in settings]
+    settings = [word for word in subjects if "=" in word and not Path(word).exists()]
+    models = [word for word in subjects if word not in settings]
     if not models:
-        hint = "a run directory, a checkpoint or a Hugging Face folder"
-        raise ConfigError(codes.CLI_OPTION("no model is named", "command line", " ".join(given), hint))
+        expected = "a run directory, a checkpoint or a Hugging Face folder"
+        raise ConfigError(codes.CLI_OPTION("no model is named", "command line", " ".join(subjects), expected))
     return models, settings
 
 

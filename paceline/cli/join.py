@@ -12,11 +12,16 @@ from typing import NoReturn
 from paceline.cli import codes, process
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode
-from paceline.launch.environment.job_managers import manager_of, standing, started_by, whole
-from paceline.launch.launch_options import LaunchOptions
-from paceline.launch.ports import DEFAULT_PORT
+from paceline.launch.environment.job_managers import (
+    manager_of,
+    parse_nonnegative_int,
+    process_rank,
+    started_by,
+)
+from paceline.launch.network import DEFAULT_PORT
+from paceline.launch.process_spec import LaunchOptions
 
-LATER_SECONDS = 2.0
+LATER_SECONDS = 2.0  # rank 0 prints before a launcher kills all ranks
 _ONE_TASK_A_NODE = {
     "Slurm": "srun --ntasks-per-node=1",
     "Open MPI": "mpirun --npernode 1",
@@ -30,7 +35,7 @@ def rehearsed(options: LaunchOptions) -> LaunchOptions:
     Used by commands that start nothing (``plan``, ``--dry-run``). Exits all ranks but 0, which alone prints.
     Raises ConfigError where the options ask for other processes.
     """
-    here = standing(os.environ)
+    here = process_rank(os.environ)
     if here.size == 1 or drives_a_node(options):
         return on_its_node(options)
     refuse_own_processes(options, here.size)
@@ -38,7 +43,7 @@ def rehearsed(options: LaunchOptions) -> LaunchOptions:
         raise SystemExit(int(ExitCode.OK))
     nodes = max(1, here.size // here.local_size)
     # A rank may derive another port from the job's id
-    port = whole(os.environ.get("MASTER_PORT", "")) or DEFAULT_PORT
+    port = parse_nonnegative_int(os.environ.get("MASTER_PORT", "")) or DEFAULT_PORT
     address, port_of_nodes = (here.host or None, port) if nodes > 1 else (None, None)
     return replace(
         options, nproc=here.local_size, nnodes=nodes, master_addr=address, master_port=port_of_nodes
@@ -52,7 +57,7 @@ def join(
 
     Raises ConfigError when the command asks for processes of its own in each of them.
     """
-    size = standing(os.environ).size
+    size = process_rank(os.environ).size
     if size == 1 or drives_a_node(options):
         return
     refuse_own_processes(options, size)
@@ -66,8 +71,8 @@ def become_rank(
     config: Path, overrides: Sequence[str], options: LaunchOptions, local_rank: int | None
 ) -> NoReturn:
     """Replace this process by a rank that reads the YAML itself."""
-    from paceline.launch.preflight.ready_run import outside_arguments
     from paceline.launch.process_spec import WORKER_MODULE
+    from paceline.launch.start_run import outside_arguments
 
     arguments = outside_arguments(config, overrides, options)
     process.become(WORKER_MODULE, *arguments, *process.words(local_rank=local_rank))
@@ -80,23 +85,23 @@ def on_its_node(options: LaunchOptions) -> LaunchOptions:
     """
     if options.node_rank is not None or not drives_a_node(options):
         return options
-    here = standing(os.environ)
+    here = process_rank(os.environ)
     return replace(options, node_rank=here.rank, master_addr=options.master_addr or here.host or None)
 
 
-def refuse_many_processes(what: str) -> None:
+def refuse_many_processes(command: str) -> None:
     """Raise ConfigError when a launcher has started several processes, each of which would do ``what``."""
-    size = standing(os.environ).size
+    size = process_rank(os.environ).size
     if size > 1:
         launcher = started_by(os.environ)
         says = f"{launcher} has started this command {size} times, but each would start its own processes"
-        hint = f"run {what} by itself, or in one task ({_one_task(launcher)})"
-        raise _said_once(codes.LAUNCH_MANY_TIMES(says, what, f"{size} processes", hint))
+        remedy = f"run {command} by itself, or in one task ({_one_task(launcher)})"
+        raise _said_once(codes.LAUNCH_MANY_TIMES(says, command, f"{size} processes", remedy))
 
 
 def drives_a_node(options: LaunchOptions) -> bool:
     """Whether this command runs once on each of ``nnodes`` nodes and launches that node's ranks itself."""
-    here = standing(os.environ)
+    here = process_rank(os.environ)
     return (options.nnodes or 1) > 1 and options.nnodes == here.size and here.local_size == 1
 
 
@@ -117,9 +122,9 @@ def refuse_own_processes(options: LaunchOptions, size: int) -> None:
         " no processes itself"
     )
     one_a_node = f"{_one_task(launcher)} and --nnodes"
-    hint = f"leave out {' and '.join(requested)}; or use one launcher per node: {one_a_node}"
+    remedy = f"leave out {' and '.join(requested)}; or use one launcher per node: {one_a_node}"
     raise _said_once(
-        codes.LAUNCH_MANY_TIMES(says, next(iter(requested)), ", ".join(requested.values()), hint)
+        codes.LAUNCH_MANY_TIMES(says, next(iter(requested)), ", ".join(requested.values()), remedy)
     )
 
 
@@ -128,7 +133,7 @@ def _said_once(finding: Diagnostic) -> BaseException:
 
     The others wait a little before they exit, since a launcher kills all processes once one has exited.
     """
-    if standing(os.environ).rank == 0:
+    if process_rank(os.environ).rank == 0:
         return ConfigError(finding)
     time.sleep(LATER_SECONDS)
     return SystemExit(int(ExitCode.CONFIG))

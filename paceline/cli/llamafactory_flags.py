@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from paceline.config.import_export.commands.command_line import Command
     from paceline.config.import_export.verdicts import Finding
 
-_THEIRS = ("stage", "do_train", "model_name_or_path")
+_THEIRS = ("stage", "do_train", "model_name_or_path")  # one of these says whose flags they are
+# flags of main.py that LLaMA-Factory does not have
 _OURS = ("config", "mode", "algorithm", "resume", "deepspeed_config")
 _OVERRIDE = re.compile(rf"({'|'.join(SECTIONS)})\.[\w.]+=")
 
@@ -58,24 +59,24 @@ def from_llamafactory(arguments: Sequence[str], environ: Mapping[str, str]) -> F
     command = read_command(["main.py", *(word for word in arguments if not _OVERRIDE.match(word))])
     local_rank = command.data.pop("local_rank", None)
     _checked(command)
-    found = import_command(command, "llamafactory")
-    made, refused = accepted(found, "LLaMA-Factory's flags, as main.py has read them", of_config)
-    lost = [finding for finding in found.of(KeyVerdict.LOST) if finding.line]
+    imported = import_command(command, "llamafactory")
+    written, refused = accepted(imported, "LLaMA-Factory's flags, as main.py has read them", of_config)
+    lost = [finding for finding in imported.of(KeyVerdict.LOST) if finding.line]
     if lost or refused:
         # The start checks the rules, with the machine known; where there is none, they are checked here
-        others = refused or left_over(made.text, of_config)
+        others = refused or left_over(written.text, of_config)
         raise ConfigError(*(_not_kept(finding) for finding in lost), *others)
-    file = _kept(made.text, cache_folder(environ) / "imported")
+    file = _kept(written.text, cache_folder(environ) / "imported")
     if environ.get("LOCAL_RANK", "0") == "0" and local_rank in (None, 0):
-        print(f"{as_text(found)}\nas a config: {file}", file=sys.stderr, flush=True)
+        print(f"{as_text(imported)}\nas a config: {file}", file=sys.stderr, flush=True)
     overrides = tuple(word for word in arguments if _OVERRIDE.match(word))
     return Flags(file, overrides, local_rank if isinstance(local_rank, int) else None)
 
 
 def _checked(command: Command) -> None:
     """Raise ConfigError for main.py's own flags among them, and for a run that would not train."""
-    named = {*command.data, *(["config"] if command.config else [])}
-    mixed = [name for name in _OURS if name in named]
+    names = {*command.data, *(["config"] if command.config else [])}
+    mixed = [name for name in _OURS if name in names]
     if mixed:
         raise ConfigError(
             codes.CLI_TWO_COMMAND_LINES(

@@ -17,8 +17,7 @@ from paceline.cli import codes
 from paceline.cli.errors import print_diagnostics, reported
 from paceline.core.errors import ExitCode
 from paceline.core.package import PACKAGE_VERSION
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 
 if TYPE_CHECKING:
     from typer import Typer
@@ -78,8 +77,7 @@ def application_of(verb: str) -> Typer:
     return app
 
 
-@redacted
-@ended
+@program
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The console script: run a verb and exit with its code."""
     sys.exit(reported(lambda: dispatch(sys.argv[1:] if arguments is None else arguments)))
@@ -154,8 +152,8 @@ def refuse(verb: str) -> int:
 
     near = get_close_matches(verb, VERBS, n=1)
     kind = "option before the verb" if verb.startswith("-") else "verb"
-    hint = f"paceline {near[0]}" if near else f"one of: {', '.join(VERBS)}"
-    print_diagnostics([codes.CLI_UNKNOWN_VERB("command line", verb, kind=kind, hint=hint)])
+    nearest = f"paceline {near[0]}" if near else f"one of: {', '.join(VERBS)}"
+    print_diagnostics([codes.CLI_UNKNOWN_VERB("command line", verb, kind=kind, hint=nearest)])
     return int(ExitCode.CONFIG)
 
 

@@ -19,7 +19,7 @@ from paceline.cli.options import RunFolder
 from paceline.cli.process import become, call, words
 from paceline.core.errors import ConfigError
 
-PORT = 8765
+PORT = 8765  # ``paceline serve`` takes the next one
 _PLOTS = "paceline.watch.summary_plots"
 
 
@@ -62,9 +62,9 @@ def runs(
     command, *paths = arguments or ["outputs"]
     if command != "compare":
         if paths:
-            hint = "paceline runs FOLDER, or paceline runs compare A B"
+            usage = "paceline runs FOLDER, or paceline runs compare A B"
             raise ConfigError(
-                codes.CLI_OPTION("one folder is listed", "command line", " ".join(arguments or ()), hint)
+                codes.CLI_OPTION("one folder is listed", "command line", " ".join(arguments or ()), usage)
             )
         folder = Path(command)
         facts = facts_below(folder)
@@ -73,9 +73,9 @@ def runs(
             raise typer.Exit(call(_PLOTS, "runs", str(to), *map(str, runs_below(folder))))
         return
     if len(paths) != 2:
-        hint = "paceline runs compare A B"
+        usage = "paceline runs compare A B"
         raise ConfigError(
-            codes.CLI_OPTION("two runs are compared", "command line", " ".join(arguments or ()), hint)
+            codes.CLI_OPTION("two runs are compared", "command line", " ".join(arguments or ()), usage)
         )
     first, second = map(Run, paths)
     if as_json:
@@ -103,8 +103,8 @@ def watch(
     From another machine: ssh -L 8765:127.0.0.1:8765 HOST, then open the printed address.
     """
     if not folder.is_dir():
-        hint = "name a run directory, or a folder of runs"
-        raise ConfigError(API_NO_RUN("there is no such folder", str(folder), hint=hint))
+        remedy = "name a run directory, or a folder of runs"
+        raise ConfigError(API_NO_RUN("there is no such folder", str(folder), hint=remedy))
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
@@ -116,9 +116,9 @@ def watch(
     with listening(port) as server, Runs(folder, page_cache()) as runs:
         token = secrets.token_urlsafe(24)
         count = len(runs.found())
-        place = f"http://127.0.0.1:{server.getsockname()[1]}/?token={token}"
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/?token={token}"
         typer.echo(f"{count} run{'s' if count != 1 else ''} in {folder}")
-        typer.echo(f"open {place}\nCtrl-C ends the page; the runs do not notice it")
+        typer.echo(f"open {address}\nCtrl-C ends the page; the runs do not notice it")
         serve(runs, token, server)
 
 

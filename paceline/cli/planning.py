@@ -18,11 +18,10 @@ from paceline.cli.join import rehearsed
 from paceline.cli.options import Overrides
 from paceline.core.diagnostics import CodeName, all_codes, errors
 from paceline.core.errors import ConfigError, ExitCode
-from paceline.core.json_types import JsonObject
 from paceline.core.plugins.tables import ALGORITHMS, load_attr
 from paceline.core.rundir import RunDir
-from paceline.launch.launch_options import LaunchOptions
 from paceline.launch.preflight.load_config import load, load_to_start
+from paceline.launch.process_spec import LaunchOptions
 
 if TYPE_CHECKING:
     from paceline.api.planning import PlannedRun
@@ -136,8 +135,6 @@ def plan(
 
         typer.echo(told_ledger(as_json), nl=as_json)
         return
-    page: str
-    data: JsonObject
     forecast: Forecast | None
     simulated: SimulationResult | None = None
     # A forecast of a named model, or the plan of a config
@@ -152,10 +149,9 @@ def plan(
             simulated = simulated_model(forecast, lora, bits)
     else:
         if model is not None:
-            hint = f"put model.name_or_path={model} after the config, or leave the config out"
-            raise ConfigError(
-                codes.PLAN_SUBJECT("the config already names the model", "--model", model, hint)
-            )
+            twice = "the config already names the model"
+            once = f"put model.name_or_path={model} after the config, or leave the config out"
+            raise ConfigError(codes.PLAN_SUBJECT(twice, "--model", model, once))
         options = LaunchOptions(nproc=nproc, nnodes=nnodes)
         cluster, planned = _plan_config(config, overrides, options, hardware, imports)
         page, data, forecast = planned.text, planned.to_json(), planned.forecast
@@ -223,8 +219,8 @@ def forecast_of_model(
     if model is None or hardware is None:
         missing = "--model" if model is None else "--hardware"
         what = "a plan needs a config, or a model and hardware"
-        hint = "use paceline plan config.yaml, or paceline plan --model llama-3-8b --hardware 8xH100"
-        raise ConfigError(codes.PLAN_SUBJECT(what, missing, "not given", hint))
+        usage = "use paceline plan config.yaml, or paceline plan --model llama-3-8b --hardware 8xH100"
+        raise ConfigError(codes.PLAN_SUBJECT(what, missing, "not given", usage))
     if bits is not None and lora is None:
         raise ConfigError(codes.PLAN_BITS("--bits", str(bits)))
     if algorithm not in ALGORITHMS.names() and ":" not in algorithm:
@@ -255,9 +251,9 @@ def doctor(
     Exit code: 0 if nothing stands in the way of a training, 1 if something does, 2 if RUN is no run.
     """
     from paceline.doctor import report
-    from paceline.doctor.checks import findings
     from paceline.doctor.flights import run_findings
     from paceline.doctor.inspect import inspect
+    from paceline.doctor.report import findings
 
     if run is not None:
         existing_run(run)
@@ -280,12 +276,12 @@ def explained(name: str) -> str:
 
     Raises ConfigError with the nearest codes when it is unknown.
     """
-    known = all_codes()
-    code = known.get(name) or (load_attr(name) if ":" in name else None)
+    every_code = all_codes()
+    code = every_code.get(name) or (load_attr(name) if ":" in name else None)
     if isinstance(code, CodeName):
         text = textwrap.fill(code.explanation, _COLUMNS, initial_indent="  ", subsequent_indent="  ")
         return f"{code.name}\n{text}"
-    kin = [c for c in sorted(known) if c.split(".")[0] == name.split(".")[0]]
-    near = difflib.get_close_matches(name, known, n=3) or kin[:5]
-    hint = f"nearest: {', '.join(near)}" if near else "the code in brackets of a message, e.g. run.exists"
-    raise ConfigError(codes.CLI_UNKNOWN_CODE("command line", name, hint=hint))
+    kin = [c for c in sorted(every_code) if c.split(".")[0] == name.split(".")[0]]
+    near = difflib.get_close_matches(name, every_code, n=3) or kin[:5]
+    nearest = f"nearest: {', '.join(near)}" if near else "the code in brackets of a message, e.g. run.exists"
+    raise ConfigError(codes.CLI_UNKNOWN_CODE("command line", name, hint=nearest))

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from paceline.core.package import ROOT, cache_folder
-from paceline.launch.exit_handling import EndedBySignal
 from paceline.launch.process_spec import ENTERED, module_argv
+from paceline.launch.program import EndedBySignal
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
+
+
+OptionValue = str | int | float | Path | None
 
 
 def reach_package() -> None:
@@ -25,17 +28,17 @@ def reach_package() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *paths])
 
 
-def words(**options: object) -> list[str]:
+def words(**options: OptionValue | list[str]) -> list[str]:
     """Return options as words of a command line: ``top_p=0.7`` becomes ``--top-p 0.7``.
 
     None and False give nothing, True the name alone, and a list its option once for each item.
     """
-    found = []
+    arguments = []
     for name, value in options.items():
         for item in value if isinstance(value, list) else [value]:
             if item is not None and item is not False:
-                found += [f"--{name.replace('_', '-')}", *([] if item is True else [str(item)])]
-    return found
+                arguments += [f"--{name.replace('_', '-')}", *([] if item is True else [str(item)])]
+    return arguments
 
 
 def become(module: str, *arguments: str) -> NoReturn:
@@ -71,8 +74,8 @@ def call(module: str, *arguments: str) -> int:
 
 def call_on_data(module: str, loaded: Loaded, cache: Path | None, *arguments: str) -> int:
     """Run a module on a config and its prepared data (in ``cache`` if given); return the exit code."""
-    place = cache or loaded.config.data.cache_dir or cache_folder(os.environ)
+    data_folder = cache or loaded.config.data.cache_dir or cache_folder(os.environ)
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         described = Path(folder) / "config.json"
         described.write_text(json.dumps(loaded.config.to_json()), encoding="utf-8")
-        return call(module, "--config-json", str(described), "--cache", str(place), *arguments)
+        return call(module, "--config-json", str(described), "--cache", str(data_folder), *arguments)

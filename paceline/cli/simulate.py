@@ -5,13 +5,9 @@ The plan is a config's, or the fastest layout of a named model.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import codes
@@ -73,25 +69,12 @@ def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) 
 
 
 def _run_child(job: Mapping[str, Json]) -> Simulation:
-    from paceline.cli.process import reach_package
-    from paceline.launch.process_spec import module_argv
+    from paceline.launch.child import run_job
 
-    reach_package()
-    with tempfile.TemporaryDirectory() as folder:
-        request, answer = Path(folder) / "job.json", Path(folder) / "answer.json"
-        request.write_text(json.dumps(job), encoding="utf-8")
-        environ = {**without_secrets(os.environ), "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(
-            module_argv("paceline.simulate", str(request), str(answer)),
-            env=environ,
-            capture_output=True,
-            text=True,
-        )
-        if not answer.exists():
-            last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-            return {"failed": f"the simulation died with exit code {done.returncode}: {''.join(last)}"[:300]}
-        simulation: Simulation = json.loads(answer.read_text(encoding="utf-8"))
-        return simulation
+    environ = {**without_secrets(os.environ), "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""}
+    simulation: Simulation | None
+    simulation, ended = run_job("paceline.simulate", job, environ=environ)
+    return simulation or {"failed": f"the simulation died with {ended}"[:300]}
 
 
 def simulated_config(

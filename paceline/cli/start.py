@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from paceline.cli.errors import print_diagnostics
 from paceline.core.errors import BusyError, ExitCode
 from paceline.core.startup import nothing_collected
-from paceline.launch.launch_options import LaunchOptions
 from paceline.launch.preflight.load_config import load_to_start
-from paceline.launch.redacted_output import tolerate_loss
+from paceline.launch.process_spec import LaunchOptions
+from paceline.launch.program import tolerate_loss
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
@@ -34,12 +34,12 @@ def start(
     if not dry_run:
         tolerate_loss()
     with nothing_collected():
-        from paceline.launch.preflight.ready_run import made_ready
+        from paceline.launch.start_run import check_run
         from paceline.plan.explain import explain
 
         # Everything that can be refused is refused before any process starts or a file is written
         options, loaded = _loaded(config_file, overrides, options, one_process)
-        ready = made_ready(loaded, options, config_file, overrides, starts=not dry_run)
+        ready = check_run(loaded, options, config_file, overrides, starts=not dry_run)
     # Print the plan; a dry run ends here
     print_diagnostics((*loaded.notes, *ready.warnings))
     print(explain(ready.plan), end="", flush=True)
@@ -59,11 +59,11 @@ def start(
 
 def resuming_command(config_file: Path, overrides: Sequence[str], options: LaunchOptions) -> str:
     """Return the command line that goes on with a run that was stopped."""
-    kept = [one for one in overrides if not one.startswith("training.resume_from_checkpoint=")]
-    given = {**options.flags(), "training.resume_from_checkpoint": None}
-    named = [f"{key}={value}" for key, value in given.items() if value is not None]
+    kept = [override for override in overrides if not override.startswith("training.resume_from_checkpoint=")]
+    keys = {**options.flags(), "training.resume_from_checkpoint": None}
+    settings = [f"{key}={value}" for key, value in keys.items() if value is not None]
     launcher = ["--launcher", options.launcher] if options.launcher else []
-    words = ["paceline", "train", str(config_file), *kept, *named, *launcher, "--resume", "latest"]
+    words = ["paceline", "train", str(config_file), *kept, *settings, *launcher, "--resume", "latest"]
     return shlex.join(words)
 
 

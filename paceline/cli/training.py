@@ -17,9 +17,9 @@ from paceline.cli.process import become, call, call_on_data, words
 from paceline.core.errors import ExitCode
 from paceline.core.package import PACKAGE_VERSION
 from paceline.core.plugins.tables import ALGORITHMS
-from paceline.launch.launch_options import LaunchOptions
 from paceline.launch.preflight.load_config import load
-from paceline.launch.redacted_output import terminal
+from paceline.launch.process_spec import LaunchOptions
+from paceline.launch.program import terminal
 from paceline.runlog.redact import printable
 
 demo = typer.Typer(**PLAIN)
@@ -200,7 +200,7 @@ def sweep(
 @demo.command("demo", context_settings=PASSED_ON)
 def _demo(context: typer.Context) -> None:
     """Train a small model from scratch on two processes and show what it learnt."""
-    become("paceline.demo", *context.args)
+    become("paceline.demo.main", *context.args)
 
 
 @bench.command(context_settings=PASSED_ON)

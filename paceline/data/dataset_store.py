@@ -18,7 +18,7 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.data.file_digests import block_digest, digest_of, recall, remember
 from paceline.data.rows.row_errors import CountsJson
 from paceline.launch import codes as launch_codes
-from paceline.launch.parent_launcher import node, stamp_of, starter
+from paceline.launch.processes import node, starter
 
 TOKENS, TRAIN, EVAL, META, TOKENIZER = "tokens.arrow", "train.npy", "eval.npy", "meta.json", "tokenizer"
 DERIVED = "reference"  # folder of results derived from the data (log-probabilities), with their own digests
@@ -109,7 +109,7 @@ class Store:
         try:
             now: JsonObject = {
                 "starter": starter(),
-                "files": {n: stamp_of(folder / n) for n in [*meta["files"], META]},
+                "files": {n: _stamp(folder / n) for n in [*meta["files"], META]},
             }
             if recall(note) == now:
                 return meta, ""
@@ -208,3 +208,9 @@ def _sync(path: Path) -> None:
 def cannot_write(path: Path, exc: OSError) -> DataError:
     """Return the error for a cache on a full, read-only or missing disk."""
     return DataError(launch_codes.DATA_CACHE_WRITE(str(path), exc.strerror or str(exc)))
+
+
+def _stamp(path: Path) -> list[int]:
+    """Return values that change when a file is written or replaced. Raises OSError."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]

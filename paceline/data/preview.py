@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from paceline.config.schema import Config
-from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.errors import ConfigError, ExitCode
 from paceline.core.json_types import JsonObject
 from paceline.core.security.file_permissions import written_for
 from paceline.data import codes
@@ -35,8 +35,7 @@ from paceline.data.rows.kinds.base import row_kind
 from paceline.data.rows.row_errors import REASONS, Problem
 from paceline.data.token_table import TokenTable
 from paceline.data.tokenizer.load import open_tokenizer
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted, terminal
+from paceline.launch.program import program, terminal
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.runlog.redact import printable
 
@@ -310,8 +309,7 @@ def run(config: Config, cache: Path, arguments: argparse.Namespace) -> None:
         Path(arguments.totals).write_text(json.dumps(totals.to_json()), encoding="utf-8")
 
 
-@redacted
-@ended
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Show rows or totals; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m paceline.data.preview", description=__doc__)
@@ -327,9 +325,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.plan = None
     try:
         run(read_config(arguments), Path(arguments.cache).expanduser(), arguments)
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     return int(ExitCode.OK)

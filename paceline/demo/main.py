@@ -7,31 +7,39 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.errors import ConfigError, ExitCode
+from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for
-from paceline.demo import codes
-from paceline.demo.files import STEPS
-from paceline.demo.further import AlgorithmDemo, demo_further
-from paceline.demo.preferences import DPO, REWARD
-from paceline.demo.rewards import GRPO, PPO
-from paceline.demo.sft import demo_sft
-from paceline.demo.steps import free_directory
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted, terminal
+from paceline.demo import codes, steps
+from paceline.demo.files import STEPS, make_material
+from paceline.demo.recipes import RECIPES, AlgorithmDemo
+from paceline.demo.report import (
+    GOAL,
+    read_answers,
+    show_answers,
+    shown,
+    speed,
+    table_of,
+    times,
+    verdict,
+    where_and_next,
+    write_numbers,
+)
+from paceline.demo.start import half_way
+from paceline.launch.program import program, terminal
 from paceline.plan.algorithms.supervised import SFT
 
 DEFAULT = Path("outputs/demo")
-RECIPES: Mapping[str, AlgorithmDemo] = {recipe.algorithm: recipe for recipe in (DPO, REWARD, GRPO, PPO)}
 ALGORITHMS = (SFT.name, *RECIPES)
 
 
-@redacted
-@ended
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; return the exit code: 0 if the goal was reached."""
     options = argument_parser().parse_args(None if argv is None else list(argv))
@@ -39,9 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with written_for((options.to or DEFAULT).absolute()):
             return demo(options, console)
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
     except KeyboardInterrupt:
         print("\nThe demo was stopped; everything written so far is kept.", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
@@ -82,9 +87,98 @@ def demo(options: argparse.Namespace, console: Console) -> int:
         raise ConfigError(codes.DEMO_OPTIONS("", f"--steps {options.steps} --nproc {options.nproc}"))
     recipe = RECIPES.get(options.algorithm)
     if recipe is None:
-        return demo_sft(options, console, free_directory(options.to, DEFAULT, console))
+        return demo_sft(options, console, steps.free_directory(options.to, DEFAULT, console))
     default = DEFAULT.with_name(f"{DEFAULT.name}-{options.algorithm}")
-    return demo_further(recipe, options, console, free_directory(options.to, default, console).root)
+    return demo_further(recipe, options, console, steps.free_directory(options.to, default, console).root)
+
+
+def demo_sft(options: argparse.Namespace, console: Console, run: RunDir) -> int:
+    """Make data, train, ask the held-out questions, show what was learned; return the exit code."""
+    started, count = time.monotonic(), options.steps or STEPS
+    try:
+        material = make_material(run.root, seed=options.seed, steps=count)
+    except OSError as error:
+        raise steps.not_writable(run.root, error) from error
+    train = len(material.train.read_text(encoding="utf-8").splitlines())
+    console.print(
+        f"A Llama with 0.4 M parameters learns letter puzzles from scratch: {train:,} questions to"
+        f" train on, {len(material.questions)} others to test it (about words that do not occur in"
+        f" the first). {options.nproc} processes, {count} steps. Everything is written to {run.root}.\n",
+        highlight=False,
+    )
+    seconds = {"data": time.monotonic() - started}
+    words = "\nAsking the held-out questions, before training and at every checkpoint …"
+    _train_and_answer(options, console, run, material.yaml, seconds, material.held_out, words)
+    answers = read_answers(run)
+    show_answers(console, answers, [question.kind for question in material.questions])
+    console.print(speed(run) + times(seconds), highlight=False)
+    where_and_next(console, run, material)
+    exact = float(answers[-1]["exact_match"])
+    if exact >= GOAL:
+        console.print(
+            f"\n[bold green]The model answers {exact:.1%} of questions it has never seen.[/bold green]"
+        )
+        return int(ExitCode.OK)
+    if count < STEPS:
+        console.print(f"\n{exact:.1%} exact match after only {count} of {STEPS} steps.", highlight=False)
+        return int(ExitCode.OK)
+    print(f"The demo did not reach its goal: {exact:.1%} exact match, {GOAL:.0%} expected.", file=sys.stderr)
+    return int(ExitCode.FAILED)
+
+
+def demo_further(recipe: AlgorithmDemo, options: argparse.Namespace, console: Console, root: Path) -> int:
+    """Run ``recipe`` from the half-trained model, with all files below ``root``; return the exit code."""
+    count, start = options.steps or recipe.steps, half_way(options, console, root)
+    run, yaml = RunDir.at(root / recipe.algorithm), root / f"{recipe.algorithm}.yaml"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        recipe.lay(root, start, options.seed)
+        yaml.write_text(recipe.yaml(root, run, start, options.seed, count, options.nproc), encoding="utf-8")
+    except OSError as error:
+        raise steps.not_writable(root, error) from error
+    console.print(
+        f"{recipe.words} {count} steps on {options.nproc} processes.\n", highlight=False, soft_wrap=True
+    )
+    seconds = dict(start.seconds)
+    questions = start.material.held_out if recipe.asks_questions else None
+    _train_and_answer(options, console, run, yaml, seconds, questions)
+    numbers, file = recipe.measure(run), root / "numbers.json"
+    write_numbers(file, recipe.algorithm, numbers, seconds)
+    console.print()
+    if recipe.asks_questions:
+        show_answers(console, read_answers(run), [question.kind for question in start.material.questions])
+    console.print(table_of(numbers))
+    console.print(times(seconds), highlight=False)
+    again = f"paceline train {shown(yaml)} training.output_dir=outputs/mine training.learning_rate=1e-4"
+    files = {"plot": run.plot_png, "numbers": file, "run": run.root, "config": yaml}
+    lines = ["", *(f"  {name:<8} {shown(path)}" for name, path in files.items()), f"  {'again':<8} {again}"]
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+    return verdict(console, numbers, shortened=count < recipe.steps)
+
+
+def _train_and_answer(
+    options: argparse.Namespace,
+    console: Console,
+    run: RunDir,
+    yaml: Path,
+    seconds: dict[str, float],
+    questions: Path | None,
+    words: str = "",
+) -> None:
+    """Train, have every checkpoint answer ``questions`` (first saying ``words``), and draw the plot.
+
+    The time of each goes into ``seconds``.
+    """
+    train = steps.paceline("train", str(yaml), "--nproc", str(options.nproc))
+    seconds["training"] = steps.timed(console, "Training", train)
+    if questions is not None:
+        if words:
+            console.print(words)
+        answering = steps.answering(run, questions, initial=True)
+        seconds["answers"] = steps.timed(console, "Answering", answering, quiet=True)
+    plot = steps.paceline("plot", str(run.root))
+    seconds["plot"] = steps.timed(console, "Drawing the plot", plot, quiet=True)
 
 
 if __name__ == "__main__":

@@ -4,34 +4,23 @@ Every question asks for a new string made from the letters of one made-up or rea
 capitals, or each letter moved one step forward in the alphabet. The answer is never part of the prompt, and
 guessing is hopeless: with three letters or more there are thousands of answers. Words of the held-out
 questions occur in no training question.
+
+The wrong answer of a preference pair is as long as the right one: only its letters tell them apart.
 """
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 VOWELS = "aeiou"
 CONSONANTS = "bcdfghjklmnprstvwyz"
-MIN_LETTERS, MAX_LETTERS = 3, 5
+MIN_LETTERS, MAX_LETTERS = 3, 5  # short enough for a small model
 ODD_LETTER = 0.25  # fraction of letters drawn from the full alphabet, so that x, q and odd pairs occur too
-
-
-def backwards(word: str) -> str:
-    """Return ``nomel`` for ``lemon``."""
-    return word[::-1]
-
-
-def capitals(word: str) -> str:
-    """Return ``LEMON`` for ``lemon``."""
-    return word.upper()
-
-
-def next_letters(word: str) -> str:
-    """Return ``mfnpo`` for ``lemon``; ``z`` becomes ``a``."""
-    return "".join(LETTERS[(LETTERS.index(c) + 1) % len(LETTERS)] for c in word)
 
 
 @dataclass(frozen=True)
@@ -48,7 +37,7 @@ KINDS: Mapping[str, Kind] = {
     for kind in (
         Kind(
             "backwards",
-            backwards,
+            lambda word: word[::-1],
             (
                 "Spell '{}' backwards.",
                 "Write the word '{}' in reverse.",
@@ -57,7 +46,7 @@ KINDS: Mapping[str, Kind] = {
         ),
         Kind(
             "capitals",
-            capitals,
+            str.upper,
             (
                 "Write '{}' in capital letters.",
                 "Put the word '{}' in upper case.",
@@ -66,7 +55,7 @@ KINDS: Mapping[str, Kind] = {
         ),
         Kind(
             "next letters",
-            next_letters,
+            lambda word: "".join(LETTERS[(LETTERS.index(c) + 1) % len(LETTERS)] for c in word),
             (
                 "Move each letter of '{}' one step forward in the alphabet.",
                 "Replace every letter of '{}' by the next letter.",
@@ -98,13 +87,8 @@ def made_up_word(rng: random.Random) -> str:
     """Return a mostly pronounceable word of 3 to 5 letters: consonants and vowels alternate."""
     length = rng.randint(MIN_LETTERS, MAX_LETTERS)
     vowel_first = rng.random() < 0.5
-    letters = []
-    for i in range(length):
-        if rng.random() < ODD_LETTER:
-            letters.append(rng.choice(LETTERS))
-        else:
-            letters.append(rng.choice(VOWELS if (i % 2 == 0) == vowel_first else CONSONANTS))
-    return "".join(letters)
+    kinds = [VOWELS if (i % 2 == 0) == vowel_first else CONSONANTS for i in range(length)]
+    return "".join(rng.choice(LETTERS if rng.random() < ODD_LETTER else letters) for letters in kinds)
 
 
 def make_question(kind: Kind, word: str, rng: random.Random) -> Question | None:
@@ -139,3 +123,57 @@ def training(seed: int, count: int, forbidden_words: set[str]) -> list[Question]
         if question is not None and question.word not in forbidden_words:
             questions.append(question)
     return questions
+
+
+@dataclass(frozen=True)
+class Pair:
+    """``chosen`` answers ``prompt``; ``rejected`` has the same length and is wrong."""
+
+    prompt: str
+    chosen: str
+    rejected: str
+
+
+def swap_letters(answer: str, rng: random.Random) -> str:
+    """Swap two adjacent letters: ``nomel`` → ``nmoel``; the answer itself if all letters are equal."""
+    i = _differing(answer, rng)
+    return answer if i is None else answer[:i] + answer[i + 1] + answer[i] + answer[i + 2 :]
+
+
+def replaced(answer: str, rng: random.Random) -> str:
+    """Replace one letter by another of the same case: ``nomel`` → ``nomal``."""
+    i = rng.randrange(len(answer))
+    letters = LETTERS.upper() if answer[i].isupper() else LETTERS
+    return answer[:i] + rng.choice(letters.replace(answer[i], "")) + answer[i + 1 :]
+
+
+def stuttered(answer: str, rng: random.Random) -> str:
+    """Overwrite one letter by the one before it: ``nomel`` → ``nooel``; equal letters stay."""
+    i = _differing(answer, rng)
+    return answer if i is None else answer[: i + 1] + answer[i] + answer[i + 2 :]
+
+
+def _differing(answer: str, rng: random.Random) -> int | None:
+    """Return the index of a letter whose neighbour is another; None if there is none."""
+    indices = [i for i in range(len(answer) - 1) if answer[i] != answer[i + 1]]
+    return rng.choice(indices) if indices else None
+
+
+SPOILED: Sequence[Callable[[str, random.Random], str]] = (swap_letters, replaced, stuttered)
+
+
+def pairs_of(questions: Iterable[Question], seed: int) -> list[Pair]:
+    """Return one pair per question, with random kinds of mistakes."""
+    rng = random.Random(f"pairs {seed}")
+    pairs = []
+    for question in questions:
+        wrong = rng.choice(SPOILED)(question.answer, rng)
+        while wrong == question.answer:
+            wrong = replaced(question.answer, rng)
+        pairs.append(Pair(question.prompt, question.answer, wrong))
+    return pairs
+
+
+def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
+    """Write one JSON object per line: ``prompt``, ``chosen``, ``rejected``."""
+    path.write_text("".join(json.dumps(asdict(pair)) + "\n" for pair in pairs), encoding="utf-8")

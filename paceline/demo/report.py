@@ -1,15 +1,18 @@
-"""The demo's final report: a table of numbers, some answers side by side, and where the files are."""
+"""A demo's final report: numbers with their goals, some answers side by side, and where the files are."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from paceline.core.errors import ExitCode
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes, human_seconds
 from paceline.demo.files import Material
@@ -17,8 +20,8 @@ from paceline.demo.questions import KINDS
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step
 
-GOAL = 0.90
-SHOWN = 9
+GOAL = 0.90  # exact match on the held-out questions that the SFT demo must reach
+SHOWN = 9  # three of each kind
 SHORT = 14  # maximum characters of an answer in the table
 
 
@@ -28,25 +31,24 @@ def read_answers(run: RunDir) -> list[dict[str, Any]]:
     return data
 
 
+def percent(share: float) -> str:
+    """Return ``97.5 %``."""
+    return f"{100 * share:.1f} %"
+
+
 def share(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str], kind: str | None) -> str:
     """Return exact match of one kind (None: all) as ``97.5 %``."""
     chosen = [bool(row["correct"]) for row, k in zip(rows, kinds, strict=True) if kind in (None, k)]
-    return f"{100 * sum(chosen) / max(1, len(chosen)):.1f} %"
+    return percent(sum(chosen) / max(1, len(chosen)))
 
 
-def show(console: Console, run: RunDir, material: Material, seconds: Mapping[str, float]) -> float:
-    """Print everything; return exact match after training."""
-    answers = read_answers(run)
-    kinds = [q.kind for q in material.questions]
+def show_answers(console: Console, answers: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> None:
+    """Print exact match before and after training by kind, some answers, and exact match in between."""
     before, after = answers[0], answers[-1]
     console.print(numbers_table(before, after, kinds))
     console.print(answers_table(before["rows"], after["rows"]))
-    console.print(
-        "Exact match during training:  " + "  ".join(f"{a['step']}: {a['exact_match']:.0%}" for a in answers),
-        highlight=False,
-    )
-    console.print(speed_line(run, seconds), highlight=False)
-    return float(after["exact_match"])
+    way = "  ".join(f"{a['step']}: {a['exact_match']:.0%}" for a in answers)
+    console.print(f"Exact match during training:  {way}", highlight=False)
 
 
 def numbers_table(before: Mapping[str, Any], after: Mapping[str, Any], kinds: Sequence[str]) -> Table:
@@ -63,21 +65,16 @@ def numbers_table(before: Mapping[str, Any], after: Mapping[str, Any], kinds: Se
 
 def answers_table(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Table:
     """Return the first questions (on real words) and, if there is one, a question still answered wrongly."""
-    chosen = list(range(min(SHOWN, len(after))))
-    wrong = next((i for i, row in enumerate(after) if not row["correct"] and i not in chosen), None)
+    chosen = range(min(SHOWN, len(after)))
+    wrong = [i for i, row in enumerate(after) if not row["correct"] and i not in chosen][:1]
     table = Table(title="Some answers, side by side", title_justify="left")
     for column in ("question", "expected", "before", "after", ""):
         table.add_column(column, overflow="fold")
-    for i in [*chosen, *([wrong] if wrong is not None else [])]:
+    for i in (*chosen, *wrong):
         row = after[i]
         mark = "[green]right[/green]" if row["correct"] else "[red]wrong[/red]"
-        table.add_row(
-            *(
-                plain(t)
-                for t in (row["prompt"], row["expected"], short(before[i]["answer"]), short(row["answer"]))
-            ),
-            mark,
-        )
+        texts = (row["prompt"], row["expected"], short(before[i]["answer"]), short(row["answer"]))
+        table.add_row(*map(plain, texts), mark)
     return table
 
 
@@ -92,20 +89,20 @@ def short(text: str) -> str:
     return text if len(text) <= SHORT else text[: SHORT - 1] + "…"
 
 
-def speed_line(run: RunDir, seconds: Mapping[str, float]) -> str:
-    """Return throughput, memory and the times of the steps."""
-    steps = [r.event for r in read_events(run.events(0)) if isinstance(r.event, Step)]
-    parts = [f"{name} {human_seconds(value)}" for name, value in seconds.items()]
-    if steps:
-        rates = sorted(s.tokens_per_second for s in steps)
-        memory = max(s.memory_bytes or 0 for s in steps)
-        parts = [
-            f"{len(steps)} steps",
-            f"{rates[len(rates) // 2]:,.0f} tokens/s",
-            f"{human_bytes(memory)} a process",
-            *parts,
-        ]
-    return ", ".join(parts) + f"; {human_seconds(sum(seconds.values()))} in total"
+def times(seconds: Mapping[str, float]) -> str:
+    """Return the times of a demo's steps, and their sum."""
+    parts = ", ".join(f"{name} {human_seconds(value)}" for name, value in seconds.items())
+    return f"{parts}; {human_seconds(sum(seconds.values()))} in total"
+
+
+def speed(run: RunDir) -> str:
+    """Return the number of steps, throughput and memory; empty without steps."""
+    steps = [record.event for record in read_events(run.events(0)) if isinstance(record.event, Step)]
+    if not steps:
+        return ""
+    rates = sorted(step.tokens_per_second for step in steps)
+    memory = max(step.memory_bytes or 0 for step in steps)
+    return f"{len(steps)} steps, {rates[len(rates) // 2]:,.0f} tokens/s, {human_bytes(memory)} a process, "
 
 
 def where_and_next(console: Console, run: RunDir, material: Material) -> None:
@@ -141,3 +138,56 @@ def shown(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+@dataclass(frozen=True)
+class Number:
+    """One share, from 0 to 1, before and after training.
+
+    ``before``: None if there is nothing to compare; ``goal``: the value to reach (None: for information
+    only).
+    """
+
+    name: str
+    before: float | None
+    after: float
+    goal: float | None = None
+
+    @property
+    def reached(self) -> bool:
+        return self.goal is None or self.after >= self.goal - 1e-9
+
+
+def table_of(numbers: Sequence[Number]) -> Table:
+    """Return the table for the terminal."""
+    table = Table(title="Before and after", title_justify="left")
+    for column in ("", "before", "after", "goal", ""):
+        table.add_column(column, justify="right" if column else "left")
+    for n in numbers:
+        mark = "" if n.goal is None else "[green]reached[/green]" if n.reached else "[red]missed[/red]"
+        goal = "" if n.goal is None else f"≥ {percent(n.goal)}"
+        table.add_row(n.name, "–" if n.before is None else percent(n.before), percent(n.after), goal, mark)
+    return table
+
+
+def write_numbers(
+    path: Path, algorithm: str, numbers: Sequence[Number], seconds: Mapping[str, float]
+) -> None:
+    """Write ``{algorithm, numbers: [{name, before, after, goal, reached}], seconds: {…}}``."""
+    rows = [{**asdict(n), "reached": n.reached} for n in numbers]
+    data = {"algorithm": algorithm, "numbers": rows, "seconds": {k: round(v, 1) for k, v in seconds.items()}}
+    path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def verdict(console: Console, numbers: Sequence[Number], *, shortened: bool) -> int:
+    """Return the exit code: 0 if every goal was reached, or if the demo was too short for them."""
+    missed = [number for number in numbers if not number.reached]
+    if not missed:
+        console.print("\n[bold green]Every goal was reached.[/bold green]")
+        return int(ExitCode.OK)
+    words = "; ".join(f"{m.name} {percent(m.after)}, {percent(m.goal or 0.0)} expected" for m in missed)
+    if shortened:
+        console.print(f"\nFewer steps than needed to reach the goal: {words}.", highlight=False)
+        return int(ExitCode.OK)
+    print(f"The demo did not reach its goal: {words}.", file=sys.stderr)
+    return int(ExitCode.FAILED)

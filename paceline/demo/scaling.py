@@ -30,14 +30,13 @@ from paceline.demo.files import write_questions
 from paceline.demo.questions import training
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.launch.environment.guide_variables import current
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted, terminal
+from paceline.launch.program import program, terminal
 from paceline.plan.hardware.probe import cpu_count
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step
 
 SIZES = {"small": (128, 2), "medium": (256, 4), "large": (512, 8)}  # hidden size, layers
-ROW_TOKENS = 256
+ROW_TOKENS = 256  # of every row that is measured
 WARM_UP = 2  # first steps, not measured
 
 
@@ -56,8 +55,7 @@ class Cell:
     memory_bytes: int
 
 
-@redacted
-@ended
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; return the exit code."""
     options = argument_parser().parse_args(None if argv is None else list(argv))
@@ -67,9 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(codes.BENCH_OPTIONS())
         with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
             cells = measure(Path(folder), options, processes)
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     if options.json:

@@ -12,12 +12,12 @@ from typing import Any
 from rich.console import Console
 
 from paceline.core.rundir import RunDir
+from paceline.demo import steps
 from paceline.demo.files import HELD_OUT_QUESTIONS, Material, make_material
 from paceline.demo.questions import held_out
 from paceline.demo.report import read_answers, shown
-from paceline.demo.steps import answering, not_writable, paceline, timed
 
-HALF_WAY = 0.40
+HALF_WAY = 0.40  # right often enough to be rewarded, wrong often enough to learn
 NEAR = 0.05  # maximum distance of a finished demo's checkpoint from it; else a new one is trained
 STEPS, SAVE_STEPS = 100, 5  # the first quarter of an SFT demo reaches it; saved often
 SCHEDULE = "constant_with_warmup"  # the SFT demo's own has hardly decayed by then
@@ -45,10 +45,8 @@ def half_way(options: argparse.Namespace, console: Console, root: Path) -> HalfW
     It is exported to ``root/start``.
     """
     seconds: dict[str, float] = {}
-    found = finished_nearby(root.parent, options.seed)
-    if found is None:
-        found = _train(options, console, RunDir.at(root / "sft"), seconds)
-    run, material, answers = found
+    demo = finished_nearby(root.parent, options.seed)
+    run, material, answers = demo or _train(options, console, RunDir.at(root / "sft"), seconds)
     step, exact = int(answers["step"]), float(answers["exact_match"])
     console.print(
         f"The start is step {step} of the SFT demo in {shown(run.root)}: it answers {exact:.1%} of the"
@@ -56,25 +54,23 @@ def half_way(options: argparse.Namespace, console: Console, root: Path) -> HalfW
         highlight=False,
     )
     model = root / "start"
-    export = [*paceline("export"), str(run.checkpoint(step)), "--to", str(model)]
-    seconds["export"] = timed(console, "Export", export, quiet=True)
+    export = steps.paceline("export", str(run.checkpoint(step)), "--to", str(model))
+    seconds["export"] = steps.timed(console, "Export", export, quiet=True)
     return HalfWay(material, model, exact, seconds)
 
 
-Found = tuple[RunDir, Material, dict[str, Any]]
+ScoredDemo = tuple[RunDir, Material, dict[str, Any]]
 
 
-def finished_nearby(parent: Path, seed: int) -> Found | None:
+def finished_nearby(parent: Path, seed: int) -> ScoredDemo | None:
     """Return the best checkpoint of finished SFT demos in ``parent`` with ``seed``'s questions.
 
     None if none is close.
     """
-    places = [*sorted(parent.glob("demo*")), *sorted(parent.glob("demo*/sft"))] if parent.is_dir() else []
-    demos = [d for place in places if (d := _finished(RunDir.at(place), seed)) is not None]
-    if not demos:
-        return None
-    best = min(demos, key=lambda d: _distance(d[2]))
-    return best if _distance(best[2]) <= NEAR else None
+    folders = [*sorted(parent.glob("demo*")), *sorted(parent.glob("demo*/sft"))] if parent.is_dir() else []
+    demos = [demo for folder in folders if (demo := _finished(RunDir.at(folder), seed)) is not None]
+    best = min(demos, key=lambda demo: _distance(demo[2]), default=None)
+    return best if best is not None and _distance(best[2]) <= NEAR else None
 
 
 def nearest(answers: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -86,7 +82,7 @@ def _distance(answers: dict[str, Any]) -> float:
     return abs(float(answers["exact_match"]) - HALF_WAY)
 
 
-def _finished(run: RunDir, seed: int) -> Found | None:
+def _finished(run: RunDir, seed: int) -> ScoredDemo | None:
     """Return a scored demo with ``seed``'s questions that still has the checkpoint, else None."""
     material = Material(run.root / "material", tuple(held_out(seed, HELD_OUT_QUESTIONS)))
     if not run.answers_json.is_file() or not material.is_whole():
@@ -95,20 +91,22 @@ def _finished(run: RunDir, seed: int) -> Found | None:
     return (run, material, nearest(trained)) if trained else None
 
 
-def _train(options: argparse.Namespace, console: Console, run: RunDir, seconds: dict[str, float]) -> Found:
+def _train(
+    options: argparse.Namespace, console: Console, run: RunDir, seconds: dict[str, float]
+) -> ScoredDemo:
     begun = time.monotonic()
     try:
         material = make_material(
             run.root, seed=options.seed, steps=STEPS, save_steps=SAVE_STEPS, schedule=SCHEDULE
         )
     except OSError as error:
-        raise not_writable(run.root, error) from error
+        raise steps.not_writable(run.root, error) from error
     console.print(
         f"First {STEPS} supervised steps from scratch, for a model that is right now and then …",
         highlight=False,
     )
-    argv = [*paceline("train"), str(material.yaml), "--nproc", str(options.nproc)]
-    timed(console, "Supervised training", argv, quiet=True)
-    timed(console, "Answering", answering(run, material.held_out, initial=False), quiet=True)
+    argv = steps.paceline("train", str(material.yaml), "--nproc", str(options.nproc))
+    steps.timed(console, "Supervised training", argv, quiet=True)
+    steps.timed(console, "Answering", steps.answering(run, material.held_out, initial=False), quiet=True)
     seconds["SFT"] = time.monotonic() - begun
     return run, material, nearest(read_answers(run))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.demo import codes
+from paceline.launch.process_spec import module_argv
 
 
 def free_directory(wanted: Path | None, default: Path, console: Console) -> RunDir:
@@ -32,31 +32,23 @@ def free_directory(wanted: Path | None, default: Path, console: Console) -> RunD
     return RunDir.at(chosen)
 
 
-def not_writable(place: Path, error: OSError) -> ConfigError:
+def not_writable(path: Path, error: OSError) -> ConfigError:
     """Return the error that the demo's files cannot be written."""
-    found = str(error.strerror or error)
-    return ConfigError(codes.DEMO_NOT_WRITABLE(str(place), found))
+    return ConfigError(codes.DEMO_NOT_WRITABLE(str(path), str(error.strerror or error)))
 
 
-def paceline(verb: str) -> list[str]:
-    """Return the command line of a subcommand with this interpreter."""
-    return [sys.executable, "-m", "paceline.cli.main", verb]
+def paceline(*words: str) -> list[str]:
+    """Return the command line of a verb with this interpreter."""
+    return module_argv("paceline.cli.main", *words)
 
 
 def answering(run: RunDir, questions: Path, *, initial: bool) -> list[str]:
     """Return the command line that asks every checkpoint of ``run`` (and the initial model) the questions."""
-    argv = [
-        sys.executable,
-        "-m",
-        "paceline.training.exact_match",
-        str(run.root),
-        "--questions",
-        str(questions),
-    ]
+    argv = module_argv("paceline.training.exact_match", str(run.root), "--questions", str(questions))
     return [*argv, "--max-new-tokens", "12", *(["--initial"] if initial else [])]
 
 
-def timed(console: Console, what: str, argv: Sequence[str], *, quiet: bool = False) -> float:
+def timed(console: Console, step: str, argv: Sequence[str], *, quiet: bool = False) -> float:
     """Run a command and return its seconds; ``quiet``: print its output only if it fails.
 
     Raises PacelineError.
@@ -76,10 +68,7 @@ def timed(console: Console, what: str, argv: Sequence[str], *, quiet: bool = Fal
     if child.returncode:
         if output:
             console.print(output, highlight=False, markup=False)
-        raise Stopped(
-            child.returncode,
-            codes.DEMO_STEP_FAILED(detail=what, returncode=child.returncode),
-        )
+        raise Stopped(child.returncode, codes.DEMO_STEP_FAILED(detail=step, returncode=child.returncode))
     return time.monotonic() - started
 
 

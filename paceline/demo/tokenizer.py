@@ -12,7 +12,7 @@ from paceline.demo.questions import KINDS
 
 PAD, BOS, EOS, UNK, USER, ASSISTANT = "<pad>", "<bos>", "<eos>", "<unk>", "<|user|>", "<|assistant|>"
 SPECIAL = (PAD, BOS, EOS, UNK, USER, ASSISTANT)
-MAX_LENGTH = 128
+MAX_LENGTH = 128  # tokens; a packed row holds several questions
 
 # Tokens between {% generation %} and {% endgeneration %} have loss.
 CHAT_TEMPLATE = (
@@ -28,11 +28,11 @@ CHAT_TEMPLATE = (
 
 def whole_words() -> list[str]:
     """Return texts that are one token: first words of the wordings, and the others with a leading space."""
-    found: set[str] = set()
+    tokens: set[str] = set()
     for kind in KINDS.values():
         for wording in kind.wordings:
-            found.update(re.findall(r"^[A-Z][a-z]+| [a-z]+", wording))
-    return sorted(found)
+            tokens.update(re.findall(r"^[A-Z][a-z]+| [a-z]+", wording))
+    return sorted(tokens)
 
 
 def vocabulary() -> list[str]:

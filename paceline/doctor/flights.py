@@ -14,8 +14,8 @@ from paceline.core.json_types import JsonObject, as_number
 from paceline.core.rundir import RunDir
 from paceline.doctor import codes
 
-_NAMED = 8
-_SHOWN = 4
+_NAMED = 8  # ranks in a line; the first ones say enough
+_SHOWN = 4  # tensors of a call
 
 
 def run_findings(run: RunDir) -> Iterator[Diagnostic]:
@@ -28,11 +28,13 @@ def run_findings(run: RunDir) -> Iterator[Diagnostic]:
     if len(texts) < 2:
         yield codes.DOCTOR_NO_FLIGHTS(str(run.events_dir), f"{len(texts)} of the files flight_RANK.json")
     for line in differing_calls(texts):
-        hint = "all ranks of a group call the same collectives in the same order: see what the named rank ran"
-        yield codes.DOCTOR_MISMATCH(str(run.events_dir), line, hint=hint)
+        remedy = (
+            "all ranks of a group call the same collectives in the same order: see what the named rank ran"
+        )
+        yield codes.DOCTOR_MISMATCH(str(run.events_dir), line, hint=remedy)
     for line in compare_flights(texts):
-        hint = "see the logs of the ranks that are behind, at that time"
-        yield codes.DOCTOR_STUCK(str(run.events_dir), line, hint=hint)
+        remedy = "see the logs of the ranks that are behind, at that time"
+        yield codes.DOCTOR_STUCK(str(run.events_dir), line, hint=remedy)
 
 
 def compare_flights(texts: dict[int, str]) -> list[str]:
@@ -73,15 +75,15 @@ def differing_calls(texts: dict[int, str]) -> list[str]:
 
 def _by_group(texts: dict[int, str]) -> dict[str, dict[int, dict[int, str]]]:
     """Return group → rank → number of a collective → what it was, in words."""
-    found: dict[str, dict[int, dict[int, str]]] = {}
+    groups: dict[str, dict[int, dict[int, str]]] = {}
     for rank, text in texts.items():
         for entry in _entries(text):
-            named = entry.get("process_group")
-            group = str(named[-1]) if isinstance(named, list) and named else "?"
-            calls = found.setdefault(group, {}).setdefault(rank, {})
+            names = entry.get("process_group")
+            group = str(names[-1]) if isinstance(names, list) and names else "?"
+            calls = groups.setdefault(group, {}).setdefault(rank, {})
             if not entry.get("is_p2p") and (number := int(as_number(entry.get("collective_seq_id") or 0))):
                 calls[number] = _call(entry)
-    return found
+    return groups
 
 
 def _call(entry: JsonObject) -> str:
@@ -98,7 +100,7 @@ def _call(entry: JsonObject) -> str:
 
 def _entries(text: str) -> list[JsonObject]:
     try:
-        found = json.loads(text)["entries"]
+        entries = json.loads(text)["entries"]
     except (ValueError, KeyError, TypeError):
         return []
-    return [entry for entry in found if isinstance(entry, dict)]
+    return [entry for entry in entries if isinstance(entry, dict)]

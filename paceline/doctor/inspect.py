@@ -25,7 +25,7 @@ _NAMES = (
     " liger-kernel vllm accelerate wandb mlflow swanlab trackio torch-npu"
 )
 PACKAGES = tuple(_NAMES.split())
-_SECONDS = 20
+_SECONDS = 20  # a driver that hangs must not hang the doctor
 HOLDERS = (
     "nvidia-smi",
     "--query-compute-apps=pid,used_memory,process_name",
@@ -89,13 +89,13 @@ def inspect(environ: Mapping[str, str]) -> Inspection:
 
 def parse_holders(text: str) -> tuple[tuple[int, int, str], ...]:
     """Parse ``nvidia-smi --query-compute-apps``: (pid, bytes, program); 0 bytes where it is not told."""
-    found = []
+    holders = []
     for line in text.splitlines():
         fields = [part.strip() for part in line.split(",", 2)]
         if len(fields) == 3 and fields[0].isdecimal():
             mib = int(fields[1]) if fields[1].isdecimal() else 0
-            found.append((int(fields[0]), mib * 2**20, fields[2]))
-    return tuple(found)
+            holders.append((int(fields[0]), mib * 2**20, fields[2]))
+    return tuple(holders)
 
 
 def parse_pairs(text: str) -> tuple[int, int]:
@@ -117,13 +117,13 @@ def _size_of(folder: Path) -> int | None:
 
 
 def _packages() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def command_output(command: tuple[str, ...]) -> str:

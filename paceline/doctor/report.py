@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 
-from paceline.core.diagnostics import Diagnostic, render_all
+from paceline.core.diagnostics import Diagnostic, Severity, render_all
 from paceline.core.json_types import Json
 from paceline.core.units import human_bytes
+from paceline.doctor import codes
 from paceline.doctor.inspect import Inspection
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe_results import SeenDevice, SmiAnswer, taken_bytes
@@ -18,13 +20,13 @@ GIB = 2**30
 _WIDTH = 128  # head dim that the kernel is told for
 
 
-def text(seen: Inspection, found: Sequence[Diagnostic]) -> str:
+def text(seen: Inspection, problems: Sequence[Diagnostic]) -> str:
     """Return the report: a line a fact, then the findings."""
     lines = [f"{subject:<11}{fact}" for subject, fact in _facts(seen)]
-    return "\n".join([*lines, render_all(found) if found else "no problems found"])
+    return "\n".join([*lines, render_all(problems) if problems else "no problems found"])
 
 
-def as_json(seen: Inspection, found: Sequence[Diagnostic]) -> dict[str, Json]:
+def as_json(seen: Inspection, problems: Sequence[Diagnostic]) -> dict[str, Json]:
     """Return the report as plain JSON types."""
     choice = seen.choice
     return {
@@ -47,7 +49,7 @@ def as_json(seen: Inspection, found: Sequence[Diagnostic]) -> dict[str, Json]:
         "host_memory_bytes": seen.host_bytes,
         "cpu_cores": seen.cores,
         "python": seen.python,
-        "findings": [finding.to_json() for finding in found],
+        "findings": [finding.to_json() for finding in problems],
     }
 
 
@@ -127,3 +129,51 @@ def _by_tool(tool: SmiAnswer | None) -> str:
         return "not installed"
     driver = f"driver {tool.driver}; " if tool.driver else ""
     return driver + (", ".join(card.name for card in tool.devices) or tool.failure)
+
+
+SHM_BYTES = 1 << 30  # NCCL and data loaders share memory between ranks there
+OPEN_FILES = 4096  # sockets of peers, data files and shards count
+_ONLY = "only torch.compile and Triton kernels need it"
+
+
+def findings(seen: Inspection) -> tuple[Diagnostic, ...]:
+    """Return everything that stands in a training's way (errors), slows it or may end it later (warnings)."""
+    return tuple(check for one in (_torch, _devices, _system, _compiler) for check in one(seen))
+
+
+def _torch(seen: Inspection) -> Iterator[Diagnostic]:
+    if not seen.sights.wheel.version:
+        yield codes.DOCTOR_NO_TORCH("torch")
+    yield from (misfit.finding() for misfit in seen.misfits)
+
+
+def _devices(seen: Inspection) -> Iterator[Diagnostic]:
+    yield from seen.choice.findings
+    pairs, direct = seen.pairs
+    if pairs and direct < pairs:
+        yield codes.DOCTOR_P2P(
+            "nvidia-smi topo -p2p r",
+            f"{direct} of {pairs} pairs do",
+            severity=Severity.WARNING if direct == 0 else Severity.NOTE,
+        )
+
+
+def _system(seen: Inspection) -> Iterator[Diagnostic]:
+    several = len(seen.choice.devices) > 1
+    if seen.shm_bytes is not None and seen.shm_bytes < SHM_BYTES:
+        yield codes.DOCTOR_SHM(
+            "/dev/shm",
+            f"{seen.shm_bytes / 2**20:.0f} MiB",
+            severity=Severity.WARNING if several else Severity.NOTE,
+        )
+    if seen.infiniband and not seen.memlock_unlimited:
+        yield codes.DOCTOR_MEMLOCK("ulimit -l", human_bytes(seen.memlock_bytes))
+    if seen.open_files < OPEN_FILES:
+        yield codes.DOCTOR_FILES("ulimit -n", str(seen.open_files))
+
+
+def _compiler(seen: Inspection) -> Iterator[Diagnostic]:
+    if not seen.compiler:
+        yield codes.DOCTOR_COMPILER("PATH", "no gcc, cc or clang", only=_ONLY)
+    if not seen.headers:
+        yield codes.DOCTOR_HEADERS(sysconfig.get_path("include"), f"Python {seen.python}", only=_ONLY)

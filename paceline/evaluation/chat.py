@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import torch
 
-from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.errors import ConfigError, ExitCode
 from paceline.evaluation.job_checks import sharing_problems
 from paceline.evaluation.open_run import model_folder, opened
 from paceline.evaluation.processes.ranks import failure, number_of_ranks, run_ranks
@@ -26,8 +26,7 @@ from paceline.evaluation.processes.work_folder import COPIES
 from paceline.evaluation.prompts import prompts_of
 from paceline.generation.answer import Message, Sampling, Write, answer_streamed
 from paceline.generation.settings import sampling_of
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,8 +35,7 @@ SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
 Answered = Callable[[list[int], Write], str]  # to a prompt's token ids; written as it comes
 
 
-@redacted
-@ended
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the chat; return the exit code. Paceline's errors are printed, not raised."""
     given = sys.argv[1:] if argv is None else list(argv)
@@ -54,9 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return answer_streamed(model, tokenizer, prompt, sampling, write, seed=next(seeds))
 
         talk(tokenizer, options, answered)
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return int(ExitCode.INTERRUPTED)

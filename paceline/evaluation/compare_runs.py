@@ -17,12 +17,10 @@ import torch
 
 from paceline.checkpoint.format.tensor_index import TensorName
 from paceline.checkpoint.load.reader import CheckpointReader
-from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 from paceline.runlog.history import load_history
-from paceline.verify.compared import ComparedRuns, ComparedStep, Furthest
+from paceline.verify.verdict import ComparedRuns, ComparedStep, Furthest
 
 
 def compare(reference: RunDir, run: RunDir, kind: str) -> ComparedRuns:
@@ -75,8 +73,7 @@ def differences(ours: CheckpointReader, theirs: CheckpointReader, kind: str) -> 
     return most, sorted(name.name for name in names ^ expected)
 
 
-@redacted
-@ended
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the comparison. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m paceline.evaluation.compare_runs")
@@ -84,11 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run")
     parser.add_argument("--kind", default="param")
     given = parser.parse_args(argv)
-    try:
-        found = compare(RunDir.at(given.reference), RunDir.at(given.run), given.kind)
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
+    found = compare(RunDir.at(given.reference), RunDir.at(given.run), given.kind)
     print(json.dumps(found, allow_nan=True))
     return 0
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from paceline.core.diagnostics import Diagnostic, render_all
-from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.errors import ConfigError, ExitCode
 from paceline.core.files import read_text
 from paceline.core.json_types import Json, JsonObject
 from paceline.evaluation import codes
@@ -26,36 +26,30 @@ from paceline.evaluation.model_folders import NamedModel, check_model, named_mod
 from paceline.evaluation.open_run import load_model
 from paceline.evaluation.processes.job import EvaluationJob
 from paceline.evaluation.processes.rank import own_device
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 from paceline.runtime.library_noise import quiet_libraries, spare_torchao
 
 _NAME = re.compile(r"^task:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
 _FACTS = ("name", "alias", "sample_len")
 
 
-@redacted
-@ended
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and return the exit code."""
     options = _parser().parse_args(argv)
     notes: list[Diagnostic] = []
-    try:
-        names, folders = tasks_of(options.tasks)
-        for model in options.models:
-            check_model(Path(model))
-        if options.dtype not in DTYPES:
-            what = "there is no such dtype here"
-            raise ConfigError(codes.EVALUATION_JOB(what, "--dtype", options.dtype, ", ".join(DTYPES)))
-        models = named_models(EvaluationJob((*options.models,), {}, checkpoints=options.checkpoints), notes)
-        if notes:
-            print(render_all(notes), file=sys.stderr)
-        spare_torchao()
-        quiet_libraries(quantised=False, checks_weights=False)
-        found = [_measured(model, names, folders, options) for model in models]
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
+    names, folders = tasks_of(options.tasks)
+    for model in options.models:
+        check_model(Path(model))
+    if options.dtype not in DTYPES:
+        what = "there is no such dtype here"
+        raise ConfigError(codes.EVALUATION_JOB(what, "--dtype", options.dtype, ", ".join(DTYPES)))
+    models = named_models(EvaluationJob((*options.models,), {}, checkpoints=options.checkpoints), notes)
+    if notes:
+        print(render_all(notes), file=sys.stderr)
+    spare_torchao()
+    quiet_libraries(quantised=False, checks_weights=False)
+    found = [_measured(model, names, folders, options) for model in models]
     print(json.dumps(found, indent=1) if options.json else "\n".join(_lines(found)))
     return int(ExitCode.OK)
 

@@ -18,8 +18,7 @@ from paceline.evaluation.answers_file import generate_rows
 from paceline.evaluation.job_checks import checked
 from paceline.evaluation.processes.job import EvaluationJob
 from paceline.evaluation.scores.model_scores import measure
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 
 _EVERY_SECONDS = 1.0
 
@@ -41,8 +40,7 @@ def evaluate(job: EvaluationJob, notes: list[Diagnostic]) -> JsonObject:
     return {"evaluations": [measure(model, job, notes, Progress()) for model in checked(job, notes)]}
 
 
-@redacted
-@ended
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate or generate; return the exit code."""
     verb, job_file, report_file = sys.argv[1:] if argv is None else argv

@@ -20,24 +20,22 @@ from starlette.responses import JSONResponse, Response
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from paceline.core.diagnostics import all_codes
-from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.errors import ConfigError, ExitCode
 from paceline.evaluation.job_checks import DTYPES
 from paceline.evaluation.open_run import opened
 from paceline.evaluation.server.app import application
 from paceline.evaluation.server.desk import Served
 from paceline.generation import codes
 from paceline.generation.settings import run_of, sampling_of
-from paceline.launch.exit_handling import ended
 from paceline.launch.loopback_guard import HOSTS, Guard, listening_on
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 from paceline.models.special_tokens import end_tokens
 
 PORT = 8766
 _LAST_SECONDS = 3  # for answers that are being written at Ctrl-C
 
 
-@redacted
-@ended
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve; return the exit code. Paceline's errors are printed, not raised."""
     options = _parser().parse_args(None if argv is None else list(argv))
@@ -58,9 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print("its tokenizer has no chat template: /v1/completions only")
             print(f"  OPENAI_BASE_URL={place}\n  OPENAI_API_KEY={token}\nCtrl-C ends it", flush=True)
             listen(app, server)
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     return int(ExitCode.OK)

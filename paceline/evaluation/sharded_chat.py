@@ -24,8 +24,7 @@ from paceline.evaluation.chat import Answered, chat_options, sampling_options, s
 from paceline.evaluation.processes.rank import own_device
 from paceline.evaluation.processes.sharded_model import open_world, shared_model
 from paceline.generation.answer import Agree, Sampling, Write, answer_streamed
-from paceline.launch.exit_handling import EndedBySignal, ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import EndedBySignal, ended, redacted
 from paceline.runtime.failures.root_cause import is_cascade
 from paceline.runtime.library_noise import quiet_libraries, spare_torchao
 from paceline.runtime.time_limit import leave

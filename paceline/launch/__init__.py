@@ -1,3 +1,1 @@
-"""Launchers: build argv and environment from a plan (pure functions), and supervise the processes. No
-torch.
-"""
+"""Launchers (``launchers.LAUNCHERS``), checks before a start, and supervision. No torch."""

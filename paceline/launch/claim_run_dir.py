@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -24,8 +24,12 @@ from paceline.core.security.file_permissions import open_to_strangers
 from paceline.launch import codes
 from paceline.launch.supervision.exit_record import begun_start, is_under_way
 
+if TYPE_CHECKING:
+    from paceline.config.sections.training import TrainingSection
+
 WAIT_SECONDS = 15.0  # for ranks that outlive a killed launcher to save and leave
-_LOOK_SECONDS = 0.25
+_LOOK_SECONDS = 0.25  # between looks at a lock that another process holds
+_KEY, _UNWRITABLE = "training.output_dir", "the output directory cannot be written"
 _LOOK_BYTES = 1 << 20  # the first step is among the first events of a run
 
 
@@ -36,39 +40,36 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool, wait: float = 0.0
     ``wait``: seconds for another process to leave it, as ranks do that save after their launcher was killed.
     """
     if os.path.isfile(run.root) or no_file(run.root):
-        what, hint = "the output directory is a file", "name a directory instead"
-        raise ConfigError(codes.RUN_NOT_A_DIRECTORY(what, "training.output_dir", str(run.root), hint))
+        problem, hint = "the output directory is a file", "name a directory instead"
+        raise ConfigError(codes.RUN_NOT_A_DIRECTORY(problem, _KEY, str(run.root), hint))
     if wrong := not_writable(run.root):
-        what, hint = "the output directory cannot be written", "name a directory that you can write to"
-        raise ConfigError(
-            codes.RUN_NOT_WRITABLE(what, "training.output_dir", f"{run.root}: {wrong}"[:600], hint)
-        )
+        hint = "name a directory that you can write to"
+        raise ConfigError(codes.RUN_NOT_WRITABLE(_UNWRITABLE, _KEY, f"{run.root}: {wrong}"[:600], hint))
     if not run.root.is_dir():
         return
     _await_free(run, wait)
     if holds_work(run) and not overwrite and not resume:
-        raise ConfigError(codes.RUN_EXISTS("training.output_dir", str(run.root)))
+        raise ConfigError(codes.RUN_EXISTS(_KEY, str(run.root)))
+
+
+def check_run_dir(run: RunDir, training: TrainingSection, wait: float = 0.0) -> None:
+    """Check that a run of this config may write into ``run``, as ``check_claim`` does."""
+    resume = bool(training.resume_from_checkpoint)
+    check_claim(run, overwrite=training.overwrite_output_dir, resume=resume, wait=wait)
 
 
 def _await_free(run: RunDir, seconds: float) -> None:
     """Return once no run writes into the directory. Raises BusyError after ``seconds``."""
-    deadline, announced = time.monotonic() + seconds, False
+    deadline, announcement = time.monotonic() + seconds, f"waiting up to {seconds:.0f} s"
     while True:
-        try:
-            with FileLock(str(run.lock), timeout=0):
-                if not is_under_way(begun_start(run)):
-                    return
-        except Timeout:
-            pass
+        with suppress(Timeout), FileLock(str(run.lock), timeout=0):
+            if not is_under_way(begun_start(run)):
+                return
         if time.monotonic() >= deadline:
             raise BusyError(in_use(run))
-        if not announced:
-            announced = True
-            print(
-                f"{run.root} is in use by another process: waiting up to {seconds:.0f} s",
-                file=sys.stderr,
-                flush=True,
-            )
+        if announcement:
+            print(f"{run.root} is in use by another process: {announcement}", file=sys.stderr, flush=True)
+            announcement = ""
         time.sleep(_LOOK_SECONDS)
 
 
@@ -88,7 +89,7 @@ def holds_work(run: RunDir) -> bool:
 
 def in_use(run: RunDir) -> Diagnostic:
     """Return the diagnostic that another process holds the run directory."""
-    return codes.RUN_IN_USE("training.output_dir", str(run.root))
+    return codes.RUN_IN_USE(_KEY, str(run.root))
 
 
 def claim(
@@ -110,15 +111,12 @@ def claim(
     check_claim(run, overwrite=overwrite, resume=resume)
     notes: list[Diagnostic] = []
     if words := open_to_strangers(run.root):
-        notes.append(codes.RUN_OPEN("training.output_dir", words))
+        notes.append(codes.RUN_OPEN(_KEY, words))
     try:
         # Set the old run aside under a free name.
         if holds_work(run) and overwrite and not resume:
-            aside = next(
-                p
-                for n in range(1, 10_000)
-                if not (p := run.root.with_name(f"{run.root.name}.old-{n}")).exists()
-            )
+            names = (run.root.with_name(f"{run.root.name}.old-{n}") for n in range(1, 10_000))
+            aside = next(path for path in names if not path.exists())
             run.root.rename(aside)
             notes.append(codes.RUN_SET_ASIDE(str(aside)))
         # Create the folders and write config and plan.
@@ -134,8 +132,8 @@ def claim(
     except OSError as exc:
         raise ConfigError(
             codes.RUN_NOT_WRITABLE(
-                "the output directory cannot be written",
-                "training.output_dir",
+                _UNWRITABLE,
+                _KEY,
                 f"{run.root}: {exc.strerror or exc}",
                 "name another directory, or free disk space",
             )

@@ -21,7 +21,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-_BEARER = "bearer "
+_BEARER = "bearer "  # compared in lower case, as RFC 9110 has schemes
 
 
 class Guard:
@@ -46,13 +46,13 @@ class Guard:
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message["headers"], *own]
+                headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message["headers"], *headers]
             await send(message)
 
         request = Request(scope)
-        given = request.query_params.get("token", "")
-        if self.cookie is not None and request.url.path == "/" and given and self._is_right(given):
+        token = request.query_params.get("token", "")
+        if self.cookie is not None and request.url.path == "/" and token and self._is_right(token):
             answer: Response = RedirectResponse("/", 303)
             answer.set_cookie(self.cookie, self.token, httponly=True, samesite="strict")
             await answer(scope, receive, send_guarded)
@@ -77,13 +77,13 @@ def listening_on(port: int | None, default: int) -> socket.socket:
     Raises OSError or OverflowError when ``port`` cannot be had.
     """
     for number in (default, 0) if port is None else (port,):
-        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind(("127.0.0.1", number))
-            found.listen(64)
-            return found
+            server.bind(("127.0.0.1", number))
+            server.listen(64)
+            return server
         except (OSError, OverflowError) as error:
-            found.close()
+            server.close()
             reason = error
     raise reason

@@ -19,11 +19,11 @@ VARIABLE = "PACELINE_LEDGER"
 
 def ledger_path(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return ``$PACELINE_LEDGER``, else a file in the user's state folder; None when it is ``off``."""
-    given = environ.get(VARIABLE)
-    if given == "off":
+    setting = environ.get(VARIABLE)
+    if setting == "off":
         return None
-    if given:
-        return Path(given)
+    if setting:
+        return Path(setting)
     home = environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(home).expanduser() / "paceline" / "ledger.jsonl"
 
@@ -57,15 +57,15 @@ def expected_here(plan: Plan) -> str:
     if path is None or plan.device != "cpu":
         return ""
     hardware = probe_hardware(os.environ, use_cpu=True, num_nodes=plan.num_nodes)
-    own = [entry for entry in measured_runs.read(path) if entry.machine == machine_name(hardware)]
-    expected = predictions(plan, hardware) if own else None
+    runs = [entry for entry in measured_runs.read(path) if entry.machine == machine_name(hardware)]
+    expected = predictions(plan, hardware) if runs else None
     if expected is None:
         return ""
-    memory, time = measured_runs.corrections(own, machine_name(hardware))
+    memory, time = measured_runs.corrections(runs, machine_name(hardware))
     return (
         f"expected here: {expected[0] * memory / measured_runs.GIB:.1f} GiB per process,"
         f" {expected[1] / time:,.0f} tokens/s (an estimate corrected by"
-        f" {min(len(own), measured_runs.LEARNT_FROM)} runs: paceline plan --ledger)\n"
+        f" {min(len(runs), measured_runs.LEARNT_FROM)} runs: paceline plan --ledger)\n"
     )
 
 

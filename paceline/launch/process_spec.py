@@ -6,8 +6,13 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from paceline.core.json_types import JsonObject
 from paceline.core.package import ROOT
+
+if TYPE_CHECKING:
+    from paceline.config.sections.launch import LaunchSection
 
 WORKER_MODULE = "paceline.training.rank"
 
@@ -25,6 +30,13 @@ class Cluster:
     master_addr: str = "127.0.0.1"
     master_port: int | None = None
     on_cpu: bool = False
+
+    @staticmethod
+    def of(section: LaunchSection) -> Cluster:
+        """Return the cluster of a config, where nothing says how many processes there are one a node."""
+        return Cluster(
+            section.nproc or 1, section.nnodes, section.node_rank, section.master_addr, section.master_port
+        )
 
     @property
     def world_size(self) -> int:
@@ -70,10 +82,10 @@ def import_path(environ: Mapping[str, str]) -> dict[str, str]:
 
     Empty if it is in site-packages.
     """
-    given = environ.get("PYTHONPATH", "")
-    if ROOT.name in ("site-packages", "dist-packages") or str(ROOT) in given.split(":"):
+    paths = environ.get("PYTHONPATH", "")
+    if ROOT.name in ("site-packages", "dist-packages") or str(ROOT) in paths.split(":"):
         return {}
-    return {"PYTHONPATH": f"{ROOT}:{given}" if given else str(ROOT)}
+    return {"PYTHONPATH": f"{ROOT}:{paths}" if paths else str(ROOT)}
 
 
 def thread_count(environ: Mapping[str, str], cores: int, nproc: int) -> dict[str, str]:
@@ -89,10 +101,10 @@ def malloc_settings(environ: Mapping[str, str]) -> dict[str, str]:
     The remainder of an aligned allocation then merges with the block when it is freed, so that a block of the
     same size fits again. With the cache, activations leave holes (5 % of a run's peak memory, measured).
     """
-    given = environ.get("GLIBC_TUNABLES", "")
-    if "glibc.malloc.tcache_count" in given:
+    tunables = environ.get("GLIBC_TUNABLES", "")
+    if "glibc.malloc.tcache_count" in tunables:
         return {}
-    return {"GLIBC_TUNABLES": ":".join(part for part in (given, "glibc.malloc.tcache_count=0") if part)}
+    return {"GLIBC_TUNABLES": ":".join(part for part in (tunables, "glibc.malloc.tcache_count=0") if part)}
 
 
 def rank_environment(cluster: Cluster, local_rank: int) -> dict[str, str]:
@@ -116,3 +128,30 @@ def module_and_args(argv: Sequence[str]) -> tuple[str, ...]:
     The result is ``-m module …`` or ``script …``.
     """
     return tuple(argv[1:])
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """The command line's launch options; None where an option is not given."""
+
+    nproc: int | None = None
+    nnodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    algorithm: str | None = None
+    resume: str | None = None
+    launcher: str | None = None
+
+    def flags(self) -> JsonObject:
+        """Return the given options as config keys: the command-line layer of the config."""
+        settings = {
+            "launch.nproc": self.nproc,
+            "launch.nnodes": self.nnodes,
+            "launch.node_rank": self.node_rank,
+            "launch.master_addr": self.master_addr,
+            "launch.master_port": self.master_port,
+            "training.algorithm": self.algorithm,
+            "training.resume_from_checkpoint": self.resume,
+        }
+        return {key: value for key, value in settings.items() if value is not None}

@@ -1,22 +1,27 @@
-"""Find and signal processes through ``/proc``.
+"""Find, identify and signal processes through ``/proc``.
 
 Without it (not Linux) only process groups can be signalled.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
-MARK = "PACELINE_START_ID"
+MARK = "PACELINE_START_ID"  # in the environment of all that a launcher starts
 PROC = Path("/proc")
-GRACE_SECONDS = 2.0
+GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL at the end of a run
 STOPPED = ("T", "t")  # process states in which only SIGKILL takes effect (SIGSTOP, a debugger)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# proc(5): places among the fields of /proc/PID/stat that follow the program's name
+_STATE, _PARENT, _START_TICKS = 0, 1, 19
 
 
 def die_with_parent() -> Callable[[], None] | None:
@@ -41,46 +46,37 @@ def die_with_parent() -> Callable[[], None] | None:
 
 def send(pid: int, number: int) -> None:
     """Send a signal to one process; do nothing if it is gone."""
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        return
 
 
 def send_group(pid: int, number: int) -> None:
     """Send a signal to the process group led by ``pid``; do nothing if it is gone."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def rank_children(pid: int) -> list[int]:
     """Return the direct children of ``pid`` that are workers: ``LOCAL_RANK`` is in their environment."""
-    children = []
-    for entry in _numeric(PROC):
-        if parent_of(entry) == pid and any(line.startswith(b"LOCAL_RANK=") for line in _environment(entry)):
-            children.append(entry)
-    return children
+    children = (child for child in _pids() if parent_of(child) == pid)
+    return [c for c in children if any(line.startswith(b"LOCAL_RANK=") for line in _environment(c))]
 
 
 def marked(mark: str) -> list[int]:
     """Return all processes whose environment has this mark, except this one (a zombie has no environment)."""
     wanted = f"{MARK}={mark}".encode()
-    own = os.getpid()
-    return [pid for pid in _numeric(PROC) if pid != own and wanted in _environment(pid)]
+    return [pid for pid in _pids() if pid != os.getpid() and wanted in _environment(pid)]
 
 
 def environments() -> Iterator[tuple[int, frozenset[str]]]:
     """Yield (pid, its environment as ``NAME=value``) of each process that this user may inspect."""
-    for pid in _numeric(PROC):
+    for pid in _pids():
         yield pid, frozenset(line.decode("utf-8", "replace") for line in _environment(pid))
 
 
 def end_all(leaders: Iterable[int], mark: str) -> None:
     """End the groups of ``leaders`` and all processes with ``mark``: SIGTERM, ``GRACE_SECONDS``, SIGKILL."""
-    leaders = list(leaders)
-    rest = marked(mark)
+    leaders, rest = list(leaders), marked(mark)
     if not leaders and not rest:
         return
     for pid in leaders:
@@ -96,9 +92,9 @@ def end_all(leaders: Iterable[int], mark: str) -> None:
         send(pid, signal.SIGKILL)
 
 
-def _numeric(proc: Path) -> list[int]:
+def _pids() -> list[int]:
     try:
-        return [int(name) for name in os.listdir(proc) if name.isdigit()]
+        return [int(name) for name in os.listdir(PROC) if name.isdigit()]
     except OSError:
         return []
 
@@ -110,41 +106,58 @@ def _environment(pid: int) -> list[bytes]:
         return []
 
 
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields of ``/proc/PID/stat`` that follow the name (it may hold anything); [] if gone."""
+    try:
+        return (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
 def state_of(pid: int) -> str:
     """Return the state letter of ``/proc/PID/stat``: R, S, D, Z, T (stopped) ….
 
     Empty if gone, ``?`` without /proc.
     """
-    try:
-        stat = (PROC / str(pid) / "stat").read_bytes()
-    except OSError:
+    fields = _stat(pid)
+    if not fields:
         return "" if (PROC / "self").exists() else "?"
-    return stat[stat.rindex(b")") + 2 :][:1].decode()
+    return fields[_STATE].decode()
 
 
 def started_at(pid: int) -> int:
     """Return when a process began (clock ticks since boot), by which a reused pid is told; -1 if unknown."""
-    try:
-        stat = (PROC / str(pid) / "stat").read_bytes()
-    except OSError:
-        return -1
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return -1 if fields[0] == b"Z" else int(fields[19])
-
-
-def lineage() -> set[int]:
-    """Return the pids of this process and of those that it descends from."""
-    found, pid = {os.getpid()}, os.getppid()
-    while pid > 0 and pid not in found:
-        found.add(pid)
-        pid = parent_of(pid)
-    return found
+    fields = _stat(pid)
+    return -1 if not fields or fields[_STATE] == b"Z" else int(fields[_START_TICKS])
 
 
 def parent_of(pid: int) -> int:
     """Return the parent's pid; -1 if unknown."""
+    fields = _stat(pid)
+    return int(fields[_PARENT]) if fields else -1
+
+
+def lineage() -> list[int]:
+    """Return the pids of this process and of those that it descends from, nearest first."""
+    pids, pid = [os.getpid()], os.getppid()
+    while pid > 0 and pid not in pids:
+        pids.append(pid)
+        pid = parent_of(pid)
+    return pids
+
+
+def starter() -> list[str]:
+    """Return what the processes of one launcher on this node share: the parent's pid and its start time.
+
+    The start time is needed since pids are reused.
+    """
+    return [str(os.getppid()), str(started_at(os.getppid()))]
+
+
+def node() -> str:
+    """Return 8 hex digits that identify this boot of this machine."""
     try:
-        stat = (PROC / str(pid) / "stat").read_bytes()
+        boot = (PROC / "sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
-        return -1
-    return int(stat[stat.rindex(b")") + 2 :].split()[1])
+        boot = socket.gethostname()
+    return hashlib.sha256(f"{boot} {socket.gethostname()}".encode()).hexdigest()[:8]

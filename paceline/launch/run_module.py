@@ -9,12 +9,10 @@ import runpy
 import sys
 
 from paceline.core.startup import quiet_imports
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 
 
-@redacted
-@ended
+@program
 def main() -> int:
     """Run the module as ``python -m MODULE …`` would, and return its exit code."""
     quiet_imports()

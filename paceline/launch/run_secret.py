@@ -22,7 +22,7 @@ from paceline.launch import codes
 FILE = "PACELINE_STORE_SECRET_FILE"
 VALUE = "PACELINE_STORE_SECRET"
 MIN_LENGTH = 16  # characters: a shorter one could be guessed from the codes made with it
-_MAX_BYTES = 4096
+_MAX_BYTES = 4096  # of the file that is read
 _HINT = (
     f"set {FILE}=FILE on every node, the same {MIN_LENGTH} to {_MAX_BYTES} characters in each,"
     " chmod 600 (openssl rand -hex 32 > FILE)"
@@ -30,13 +30,15 @@ _HINT = (
 
 
 @contextmanager
-def handed_out(environ: Mapping[str, str], num_nodes: int, processes: int) -> Iterator[dict[str, str]]:
+def secret_environment(
+    environ: Mapping[str, str], num_nodes: int, processes: int
+) -> Iterator[dict[str, str]]:
     """Yield the variables by which this node's ranks find the secret, for the lifetime of the run.
 
     Empty if the user has set one (it is inherited), for one process, and for several nodes, which cannot
     agree on a secret by themselves; otherwise a new secret is made in a private file.
     """
-    if named(environ) or num_nodes > 1 or processes == 1:
+    if is_set(environ) or num_nodes > 1 or processes == 1:
         yield {}
         return
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:  # mode 0700
@@ -46,7 +48,7 @@ def handed_out(environ: Mapping[str, str], num_nodes: int, processes: int) -> It
         yield {FILE: str(path)}
 
 
-def named(environ: Mapping[str, str]) -> bool:
+def is_set(environ: Mapping[str, str]) -> bool:
     """Whether the user (or the launcher above) has set a secret."""
     return bool(environ.get(FILE) or environ.get(VALUE))
 
@@ -56,15 +58,14 @@ def read_secret(environ: Mapping[str, str]) -> bytes:
 
     Raises ConfigError (``launch.store_secret``) for an unusable one.
     """
-    given, path = environ.get(VALUE, ""), environ.get(FILE, "")
-    if given and path:
-        raise _refused(
-            "the store secret is given twice", f"{VALUE} and {FILE}", f"set only one of {VALUE} and {FILE}"
-        )
-    text = given or (_content(path) if path else "")
-    if (given or path) and len(text.strip()) < MIN_LENGTH:
-        raise _refused("the store secret is short enough to be guessed", f"{len(text.strip())} characters")
-    return text.strip().encode("utf-8", "surrogateescape")
+    value, path = environ.get(VALUE, ""), environ.get(FILE, "")
+    if value and path:
+        both = f"{VALUE} and {FILE}"
+        raise _refused("the store secret is given twice", both, f"set only one of {both}")
+    secret = (_content(path) if path else value).strip()
+    if is_set(environ) and len(secret) < MIN_LENGTH:
+        raise _refused("the store secret is short enough to be guessed", f"{len(secret)} characters")
+    return secret.encode("utf-8", "surrogateescape")
 
 
 def unsigned(
@@ -75,22 +76,19 @@ def unsigned(
     It is an error on several nodes, whose port is open to others, and a warning if ``allowed``
     (``launch.allow_unsigned_store``) or on one. ``ours``: Paceline's own launcher starts the ranks.
     """
-    if named(environ) or processes == 1 or (ours and num_nodes == 1):
+    if is_set(environ) or processes == 1 or (ours and num_nodes == 1):
         return None
-    why = (
-        "several nodes cannot agree on a secret by themselves"
-        if ours
-        else "the ranks are started by another program"
-    )
-    what = (
+    by_another = "the ranks are started by another program"
+    why = "several nodes cannot agree on a secret by themselves" if ours else by_another
+    risk = (
         "anyone who can reach the port where the ranks connect can end the run with forged"
         f" messages: {why}, and no secret is set"
     )
+    severity, hint = Severity.WARNING, _HINT
     if num_nodes > 1 and not allowed:
-        return codes.LAUNCH_STORE_UNSIGNED(
-            what, FILE, "not set", f"{_HINT}; in a network that you trust: launch.allow_unsigned_store: true"
-        )
-    return codes.LAUNCH_STORE_UNSIGNED(what, FILE, "not set", _HINT, Severity.WARNING)
+        severity = Severity.ERROR
+        hint = f"{_HINT}; in a network that you trust: launch.allow_unsigned_store: true"
+    return codes.LAUNCH_STORE_UNSIGNED(risk, FILE, "not set", hint, severity)
 
 
 def _content(path: str) -> str:
@@ -100,15 +98,13 @@ def _content(path: str) -> str:
             if not stat.S_ISREG(info.st_mode):
                 raise _refused("the store secret is not a file", "a folder or a device")
             if info.st_mode & 0o007:
-                raise _refused(
-                    "all users of this machine can read or change the store secret",
-                    f"mode {stat.S_IMODE(info.st_mode):04o}",
-                    "run chmod 600 on that file",
-                )
+                mode = f"mode {stat.S_IMODE(info.st_mode):04o}"
+                reason = "all users of this machine can read or change the store secret"
+                raise _refused(reason, mode, "run chmod 600 on that file")
             return file.read(_MAX_BYTES).decode("utf-8", "surrogateescape")
     except OSError as exc:
         raise _refused(f"the store secret cannot be read: {exc.strerror or exc}", f"{FILE}={path}") from exc
 
 
-def _refused(what: str, found: str, hint: str = _HINT) -> ConfigError:
-    return ConfigError(codes.LAUNCH_STORE_SECRET(what, FILE, found, hint))
+def _refused(reason: str, value: str, hint: str = _HINT) -> ConfigError:
+    return ConfigError(codes.LAUNCH_STORE_SECRET(reason, FILE, value, hint))

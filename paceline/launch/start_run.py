@@ -1,19 +1,230 @@
-"""From a worker's command to a running job: port, specs, supervisor."""
+"""A run that may start: checked and planned, nothing written yet; then its directory is claimed, and its
+ranks are started and supervised.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from paceline.config.registries.object_store_url import is_url
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.rundir import RunDir
-from paceline.launch.addresses import await_node_0
-from paceline.launch.launchers.registry import ALONE, LAUNCHERS
-from paceline.launch.ports import check_cluster, resolve_port
-from paceline.launch.process_spec import Cluster, LaunchSpec
-from paceline.launch.run_secret import handed_out
+from paceline.core.security.file_permissions import written_for
+from paceline.launch import codes
+from paceline.launch.claim_run_dir import WAIT_SECONDS, check_run_dir, claim
+from paceline.launch.launchers import ALONE, LAUNCHERS, launcher_for
+from paceline.launch.network import DEFAULT_PORT, await_node_0, check_cluster, resolve_port
+from paceline.launch.preflight.child_checks import check_bytes, from_object_storage
+from paceline.launch.preflight.plan_job import cluster_of, located, planned
+from paceline.launch.process_spec import (
+    Cluster,
+    LaunchOptions,
+    LaunchSpec,
+    import_path,
+    malloc_settings,
+    module_argv,
+    rank_environment,
+    worker_argv,
+)
+from paceline.launch.run_secret import secret_environment
 from paceline.launch.supervision.exit_record import LaunchRecord
 from paceline.launch.supervision.supervisor import report_to_stderr, run
+from paceline.plan.hardware.probe import cpu_count
+from paceline.rules import at_start
 from paceline.runlog.redact import Redactor
+
+if TYPE_CHECKING:
+    from paceline.config.load import Loaded
+    from paceline.config.sections.launch import LaunchSection
+    from paceline.plan.plan import Plan
+
+_TELL_SECONDS = 90.0  # torch is imported, then rendezvous.HOST_SECONDS
+
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """``warnings``: findings of the checks that do not stop it. ``config_file``: None if a program gave the
+    config; ``settings``: what the ranks' environment gets in addition.
+    """
+
+    loaded: Loaded
+    options: LaunchOptions
+    plan: Plan
+    warnings: tuple[Diagnostic, ...]
+    cluster: Cluster
+    launcher: str
+    cores: int
+    settings: Mapping[str, str]
+    config_file: Path | None
+    overrides: Sequence[str] = ()
+
+    @property
+    def run_dir(self) -> RunDir:
+        return RunDir.at(self.plan.run_dir)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first node, which records the run."""
+        return self.cluster.node_rank == 0
+
+    def commands(self) -> tuple[LaunchSpec, ...]:
+        """Return what a start would run on this node; the commands read the YAML."""
+        cluster, worker = resolve_port(self.cluster), worker_argv(*self._yaml_arguments())
+        return make_specs(
+            self.launcher, worker, cluster, environ=os.environ, cores=self.cores, settings=self.settings
+        )
+
+    def claim(self) -> tuple[Diagnostic, ...]:
+        """Verify the checkpoint to resume from, on the first node, and claim the run directory.
+
+        Returns notes. Raises ConfigError and CheckpointError.
+        """
+        training, several = self.loaded.config.training, self.plan.num_nodes > 1
+        resume = training.resume_from_checkpoint
+        if resume and self.leads:
+            with reported_to_other_nodes(self.loaded.config.launch), located(self.loaded):
+                check_bytes(str(resume), self.run_dir, several=several)
+        if several:
+            return ()
+        with written_for(self.run_dir.root, training.output_access):
+            return claim(
+                self.run_dir,
+                plan=self.plan.to_json(),
+                config_file=None if self.config_file is None else str(self.config_file),
+                overwrite=training.overwrite_output_dir,
+                resume=bool(resume),
+                redact=Redactor.of(os.environ),
+            )
+
+    def start(
+        self,
+        *,
+        environ: Mapping[str, str] | None = None,
+        report: Callable[[str], None] = report_to_stderr,
+        output: int | None = None,
+        asks_to_stop: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """Start this node's ranks, wait for them, record the run; return the exit code.
+
+        ``environ``: variables for the ranks beside this process's; ``output``, ``asks_to_stop``: as in
+        ``supervisor.run``.
+        """
+        from paceline.launch.prediction_ledger import record
+
+        # On one node the workers read our plan.json; on several the YAML, and rank 0 sends its plan
+        read_plan = self.plan.num_nodes == 1
+        arguments = ["--plan", str(self.run_dir.plan_json)] if read_plan else self._yaml_arguments()
+        with located(self.loaded):
+            code = launch(
+                worker_argv(*arguments),
+                self.cluster,
+                launcher=self.launcher,
+                environ={**os.environ, **(environ or {})},
+                cores=self.cores,
+                settings=self.settings,
+                report=report,
+                run_dir=self.run_dir,
+                output=output,
+                asks_to_stop=asks_to_stop,
+            )
+        if code == 0 and self.leads:
+            record(self.plan)
+        return code
+
+    def _yaml_arguments(self) -> list[str]:
+        assert self.config_file is not None
+        return outside_arguments(self.config_file, self.overrides, replace(self.options, node_rank=None))
+
+
+def check_run(
+    loaded: Loaded,
+    options: LaunchOptions,
+    config_file: Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    starts: bool = True,
+) -> CheckedRun:
+    """Check and plan a run on this machine; if it ``starts``, first bring the checkpoint to resume from onto
+    its disk.
+
+    Raises ConfigError with all that can be refused before a process starts or a file is written; other nodes
+    that wait for this one hear it.
+    """
+    config, training = loaded.config, loaded.config.training
+    with reported_to_other_nodes(config.launch) if starts else nullcontext():
+        notes: tuple[Diagnostic, ...] = ()
+        if starts:
+            leads = config.launch.node_rank == 0
+            with located(loaded):
+                # A run directory of another run is refused before anything is written there
+                if leads and (training.checkpoint_url or is_url(training.resume_from_checkpoint)):
+                    check_run_dir(RunDir.at(config.run_directory()), training, WAIT_SECONDS)
+                notes = from_object_storage(config, leads=leads, several=config.launch.nnodes > 1)
+        plan, warnings = planned(loaded, launcher=options.launcher)
+        if refused := at_start((*notes, *warnings)):
+            raise ConfigError(*refused)
+        cluster = cluster_of(config, plan)
+        launcher, cores = launcher_for(cluster, options.launcher), cpu_count()
+        # raises if it cannot start
+        make_specs(launcher, worker_argv(), cluster, environ=os.environ, cores=cores)
+        if cluster.node_rank == 0:
+            check_run_dir(RunDir.at(plan.run_dir), training, WAIT_SECONDS if starts else 0.0)
+        settings = malloc_settings(os.environ) if plan.device == "cpu" else {}
+        return CheckedRun(
+            loaded,
+            options,
+            plan,
+            (*notes, *warnings),
+            cluster,
+            launcher,
+            cores,
+            settings,
+            config_file,
+            overrides,
+        )
+
+
+def outside_arguments(config_file: Path, overrides: Sequence[str], options: LaunchOptions) -> list[str]:
+    """Return the arguments of a worker that reads the YAML itself."""
+    settings = [*overrides, *(f"{key}={value}" for key, value in options.flags().items())]
+    return ["--config", str(config_file), *(part for setting in settings for part in ("--set", setting))]
+
+
+@contextmanager
+def reported_to_other_nodes(launch: LaunchSection) -> Iterator[None]:
+    """Tell an error inside the block to the ranks of other nodes, which would wait for this one."""
+    try:
+        yield
+    except PacelineError as error:
+        finding = error.diagnostics[0]
+        # without an address of node 0 there is nobody to tell
+        if launch.nnodes > 1 and finding.code != codes.LAUNCH_MASTER_ADDR.name:
+            report_to_stderr(
+                f"node {launch.node_rank} is refused ({finding.what}) and tells the nodes that wait for"
+                " it or start within a minute; Ctrl-C ends this"
+            )
+            cluster = Cluster.of(launch)
+            cluster = replace(cluster, master_port=cluster.master_port or DEFAULT_PORT)
+            message = {"rank": 0, "exit_code": 0, "diagnostic": finding.to_json()}
+            with suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(
+                    module_argv("paceline.runtime.process_group.rendezvous"),
+                    input=json.dumps(message, default=str).encode(),
+                    env={**os.environ, **import_path(os.environ), **rank_environment(cluster, 0)},
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    timeout=_TELL_SECONDS,
+                    check=False,
+                )
+        raise
 
 
 def make_specs(
@@ -48,9 +259,9 @@ def launch(
     output: int | None = None,
     asks_to_stop: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Start ``worker`` (see ``spec.worker_argv``) on this node and wait; return the exit code.
+    """Start ``worker`` (see ``process_spec.worker_argv``) on this node and wait; return the exit code.
 
-    ``run_dir``: where the ranks' exits are recorded; ``output``, ``asks_to_stop``: as in ``supervise.run``.
+    ``run_dir``: where the ranks' exits are recorded; ``output``, ``asks_to_stop``: as in ``supervisor.run``.
     Raises ConfigError before anything is started.
     """
     check_cluster(cluster)
@@ -64,14 +275,13 @@ def launch(
         )
         await_node_0(cluster, report)
     specs = make_specs(launcher, worker, cluster, environ=environ, cores=cores, settings=settings)
-    threads = specs[0].env_additions.get("OMP_NUM_THREADS")
-    if threads:
+    if threads := specs[0].env_additions.get("OMP_NUM_THREADS"):
         report(
             f"OMP_NUM_THREADS={threads}: {cores} cores shared by {cluster.nproc} processes (set it yourself"
             " to change this)"
         )
     record = LaunchRecord(run_dir, cluster.node_rank, Redactor.of(environ)) if run_dir is not None else None
-    with handed_out(environ, cluster.num_nodes, cluster.world_size) as secret:
+    with secret_environment(environ, cluster.num_nodes, cluster.world_size) as secret:
         return run(
             specs,
             environ={**environ, **secret},

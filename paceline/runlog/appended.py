@@ -97,8 +97,8 @@ class Appended:
         A run that was moved or replaced as a whole is another matter (``runlog.place``).
         """
         try:
-            named = os.stat(self.path, follow_symlinks=False)
-            if (named.st_dev, named.st_ino) == self._is:
+            status = os.stat(self.path, follow_symlinks=False)
+            if (status.st_dev, status.st_ino) == self._is:
                 return False
         except FileNotFoundError:
             pass

@@ -42,10 +42,12 @@ def asks_to_stop(callback: Any) -> bool:
 
 def read_only(event: Event) -> Event:
     """Return a copy of ``event`` whose mappings cannot be written to: the log's own stays as it is."""
-    given = {field.name: getattr(event, field.name) for field in fields(event)}
+    values = {field.name: getattr(event, field.name) for field in fields(event)}
     return replace(
         event,
         **{
-            name: MappingProxyType(dict(value)) for name, value in given.items() if isinstance(value, Mapping)
+            name: MappingProxyType(dict(value))
+            for name, value in values.items()
+            if isinstance(value, Mapping)
         },
     )

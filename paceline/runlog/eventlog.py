@@ -20,7 +20,7 @@ from paceline.runlog.appended import Appended, OnRefusal
 from paceline.runlog.events import Event, Notice, from_json, json_safe, to_json
 
 MAX_LINE_BYTES = 4 * 1024 * 1024  # longer lines are skipped
-_BLOCK_BYTES = 8 << 20
+_BLOCK_BYTES = 8 << 20  # of a file that is read at once
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, get_type_hints
 
 from paceline.core.diagnostics import Diagnostic
 
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # JSON has no words for them
 
 
 @dataclass(frozen=True)
@@ -226,25 +226,25 @@ _HINTS = {
 }
 
 
-def _decode(hint: str, value: Any) -> Any:
+def _decode(annotation: str, value: Any) -> Any:
     """Undo ``to_json`` for one field.
 
     Only fields typed as float read "NaN" and the like as numbers (a text may well be "NaN").
     """
-    if "Diagnostic" in hint:
+    if "Diagnostic" in annotation:
         return Diagnostic.from_json(value)
     # By the field's annotation: numbers, then containers; everything else is already right.
-    if "float" in hint:
+    if "float" in annotation:
         if isinstance(value, Mapping):
             return {str(k): _number(v) for k, v in value.items()}
-        if value is None and "None" in hint:
+        if value is None and "None" in annotation:
             return None
         return _number(value)
-    if hint == "<class 'int'>":
+    if annotation == "<class 'int'>":
         return int(value)
-    if "Mapping" in hint and "Sequence" not in hint:
+    if "Mapping" in annotation and "Sequence" not in annotation:
         return dict(value.items())
-    if "Sequence" in hint:
+    if "Sequence" in annotation:
         return [dict(row.items()) for row in value]
     return value
 

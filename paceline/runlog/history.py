@@ -9,7 +9,7 @@ from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import Record, read_events
 from paceline.runlog.events import Answers, CheckpointSaved, Error, Eval, Finished, RunStarted, Step
 
-MAX_RANKS = 100_000
+MAX_RANKS = 100_000  # the first rank without a file ends the search
 
 
 @dataclass
@@ -106,7 +106,7 @@ def _ranks(run: RunDir) -> Mapping[int, list[Record]]:
 def _take_other(history: History, rank: int, records: list[Record]) -> None:
     """Take from every rank its memory, and errors that rank 0 may not have lived to write."""
     # Only the last attempt's errors count; memory counts for steps of the history.
-    known = {(e.rank, e.diagnostic.code, e.diagnostic.what) for e in history.errors}
+    reported = {(e.rank, e.diagnostic.code, e.diagnostic.what) for e in history.errors}
     memory: dict[int, int] = {}
     errors: list[Error] = []
     for record in records:
@@ -121,5 +121,5 @@ def _take_other(history: History, rank: int, records: list[Record]) -> None:
         if step in history.steps:
             history.peak_memory[step] = max(used, history.peak_memory.get(step, 0))
     history.errors += [
-        e for e in errors if rank > 0 and (e.rank, e.diagnostic.code, e.diagnostic.what) not in known
+        e for e in errors if rank > 0 and (e.rank, e.diagnostic.code, e.diagnostic.what) not in reported
     ]

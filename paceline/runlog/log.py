@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,12 +12,11 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.os_errors import refusal_of
 from paceline.core.rundir import RunDir
 from paceline.runlog import codes
+from paceline.runlog.appended import Appended, OnRefusal
 from paceline.runlog.eventlog import EventLog
 from paceline.runlog.events import Error, Event, Notice
-from paceline.runlog.levels import is_written
 from paceline.runlog.lines import line_of
-from paceline.runlog.redact import Redactor
-from paceline.runlog.textlog import TextLog
+from paceline.runlog.redact import Redactor, printable
 
 
 class RunLog:
@@ -51,9 +52,11 @@ class RunLog:
         texts = self.rank_text.lost + (self.training_text.lost if self.training_text is not None else 0)
         if not self.events.lost and not texts:
             return None
-        what = f"{self.events.lost} events and {texts} lines of the logs could not be written"
-        hint = "the reason is above; plots and logs have a gap there"
-        return codes.RUNLOG_EVENTS_LOST(what, str(self.events.path), hint=hint, severity=Severity.WARNING)
+        losses = f"{self.events.lost} events and {texts} lines of the logs could not be written"
+        consequence = "the reason is above; plots and logs have a gap there"
+        return codes.RUNLOG_EVENTS_LOST(
+            losses, str(self.events.path), hint=consequence, severity=Severity.WARNING
+        )
 
     def _refused(self, path: Path, error: OSError) -> None:
         why = refusal_of(error, path)
@@ -66,19 +69,21 @@ class RunLog:
             return
         self._warned.add(kind)
         if gone:
-            what = (
+            message = (
                 "a log was deleted while it was being written: its content is lost; a new one is"
                 " started, and training continues"
             )
             hint = "leave the files of a run in place until it has ended"
         else:
             reason = why.reason if why is not None else "the system refuses it"
-            what = (
+            message = (
                 f"{reason}: events and logs are lost from here on, until they can be written again;"
                 " training continues"
             )
             hint = why.hint if why is not None else "check the disk and its file system"
-        self._warn(codes.RUNLOG_LOST(what, str(path), error.strerror or str(error), hint, Severity.WARNING))
+        self._warn(
+            codes.RUNLOG_LOST(message, str(path), error.strerror or str(error), hint, Severity.WARNING)
+        )
 
     def write(self, event: Event, *, level: str = "") -> None:
         """Record an event, and its text line at ``level`` (default: the event's own)."""
@@ -113,3 +118,63 @@ def level_of(event: Event) -> str:
     if isinstance(event, Notice):
         return event.diagnostic.severity.value
     return "error" if isinstance(event, Error) else "info"
+
+
+# Names as in Transformers, where `passive` keeps the level and `detail` is debug with file names and lines.
+# Errors that end a run are always written.
+_RANKS = {
+    "detail": 0,
+    "debug": 0,
+    "note": 1,
+    "info": 1,
+    "passive": 1,
+    "warning": 2,
+    "error": 3,
+    "critical": 3,
+}
+
+
+def is_written(level: str, least: str) -> bool:
+    """Whether a line of ``level`` (a severity, ``info`` or ``debug``) passes the minimum level ``least``."""
+    return _RANKS[level] >= _RANKS[least]
+
+
+class TextLog:
+    """Append timestamped lines, with secrets redacted and control characters escaped. Thread-safe.
+
+    Never raises for a full disk: ``on_refusal`` is called.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        redact: Callable[[str], str] | None = None,
+        clock: Callable[[], float] = time.time,
+        on_refusal: OnRefusal | None = None,
+    ) -> None:
+        self.path = path
+        self._redact = redact or (lambda text: text)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._file = Appended(path, on_refusal)
+
+    @property
+    def lost(self) -> int:
+        """The number of lines that could not be written."""
+        return self._file.lost
+
+    def line(self, text: str, level: str = "info") -> None:
+        """Append ``text``; its further lines are indented, so that no content can pass for a log line."""
+        now = self._clock()
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now)) + f".{int(now * 1000) % 1000:03d}"
+        first, *rest = printable(self._redact(text), keep_newlines=True).split("\n")
+        head = f"{stamp} {level:<7} {first}"
+        body = "\n".join([head, *(f"    | {more}" for more in rest)]) + "\n"
+        with self._lock:
+            self._file.append(body.encode("utf-8", "backslashreplace"))
+
+    def close(self) -> None:
+        """Close the file; later lines are dropped. Safe to call twice."""
+        with self._lock:
+            self._file.close()

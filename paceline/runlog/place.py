@@ -56,22 +56,24 @@ class Place:
     def _gone(self, replaced: bool) -> Diagnostic:
         now = _now_at(self._fd)
         if now:
-            what, found = (
+            message, state = (
                 (
                     "the run's folder was moved during training: checkpoints would be written to the"
                     " wrong place"
                 ),
                 f"it is now {now}",
             )
-            hint = (
+            remedy = (
                 "move it back and resume with --resume latest, or with training.output_dir set to"
                 f" its new place: {now}"
             )
         else:
-            what = "the run's folder was deleted during training: its logs, events and checkpoints are lost"
-            found = "another folder with that name" if replaced else "no such folder"
-            hint = "start again; leave the folder of a run in place until it has ended"
-        return codes.RUN_FOLDER_GONE(what, str(self._root), found, hint)
+            message = (
+                "the run's folder was deleted during training: its logs, events and checkpoints are lost"
+            )
+            state = "another folder with that name" if replaced else "no such folder"
+            remedy = "start again; leave the folder of a run in place until it has ended"
+        return codes.RUN_FOLDER_GONE(message, str(self._root), state, remedy)
 
 
 def _identity(info: os.stat_result) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Redact secrets and escape control characters in all text that leaves the process.
 
 Every output passes through here: files of a run, the console, messages to other ranks and to trackers
-(``launch/redacted_output.py`` applies it to standard output and standard error).
+(``launch/program.py`` applies it to standard output and standard error).
 """
 
 from __future__ import annotations

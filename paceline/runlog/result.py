@@ -30,8 +30,8 @@ def write_result(
 
     ``outcome``: completed, early_stopped, stopped or failed.
     """
-    found = [redact.diagnostic(d).to_json() for d in diagnostics]
-    data = redact.data({"outcome": outcome, "exit_code": int(exit_code), **facts, "diagnostics": found})
+    rows = [redact.diagnostic(d).to_json() for d in diagnostics]
+    data = redact.data({"outcome": outcome, "exit_code": int(exit_code), **facts, "diagnostics": rows})
     staged = run.result_json.with_suffix(".json.tmp")
     try:
         with staged.open("w", encoding="utf-8", errors=NO_UTF8) as file:

@@ -10,7 +10,7 @@ import os
 import signal
 from pathlib import Path
 
-ON_REQUEST = getattr(signal, "SIGUSR1", None)
+ON_REQUEST = getattr(signal, "SIGUSR1", None)  # missing on Windows
 
 
 def stacks_to(file: int | Path) -> None:

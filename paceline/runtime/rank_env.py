@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from paceline.core.diagnostics import Code
 from paceline.core.errors import ConfigError
-from paceline.launch.environment.job_managers import Manager, first, first_host, local_sizes, manager_of
+from paceline.launch.environment.job_managers import (
+    JobManager,
+    first_host,
+    first_set,
+    local_sizes,
+    manager_of,
+)
 from paceline.runtime import codes
 
 DEFAULT_PORT = 29500
@@ -135,10 +141,10 @@ def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None
     )
 
 
-def _from_manager(environ: Mapping[str, str], manager: Manager) -> RankEnv:
+def _from_manager(environ: Mapping[str, str], manager: JobManager) -> RankEnv:
     """Read the variables of one process manager."""
     rank, world_size = _number_of(environ, manager.rank), _number_of(environ, manager.size)
-    on_nodes = first(environ, manager.local_size)
+    on_nodes = first_set(environ, manager.local_size)
     sizes = local_sizes(on_nodes)
     if on_nodes and not all(sizes or (0,)):
         what = f"the numbers of processes per node, from {manager.name}, must be 1 or more"
@@ -153,8 +159,8 @@ def _from_manager(environ: Mapping[str, str], manager: Manager) -> RankEnv:
     local_world_size = sizes[0] if sizes else max(1, world_size // (nodes or 1))
     num_nodes = nodes or max(1, -(-world_size // local_world_size))
     # Rendezvous at the first host, on a port derived from the job, unless the user set them.
-    host = first_host(first(environ, manager.hosts)) if num_nodes > 1 else ""
-    job = ".".join(filter(None, (first(environ, manager.job), environ.get("SLURM_STEP_ID", ""))))
+    host = first_host(first_set(environ, manager.hosts)) if num_nodes > 1 else ""
+    job = ".".join(filter(None, (first_set(environ, manager.job), environ.get("SLURM_STEP_ID", ""))))
     return RankEnv(
         rank=rank,
         local_rank=_number_of(environ, manager.local_rank, rank % local_world_size),

@@ -22,10 +22,10 @@ from torch.distributed.run import config_from_args, parse_args
 from paceline.core.errors import ExitCode
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.processes import STOPPED, rank_children, send, state_of
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import redacted
 from paceline.launch.supervision.exit_codes import CALM, killed_diagnostic, overall_code
 from paceline.launch.supervision.supervisor import STOPPED_SECONDS
-from paceline.launch.supervision.worker_channel import AGENT, Line
+from paceline.launch.supervision.worker_channel import AGENT, LauncherConnection
 
 SHUTDOWN_SECONDS = 60  # torch's 30 s are too short for ranks still publishing a checkpoint
 
@@ -40,7 +40,9 @@ def main(argv: Sequence[str]) -> int:
         target=_end_stopped, args=(config.nproc_per_node,), name="paceline-stopped", daemon=True
     ).start()
     config.shutdown_timeout = max(config.shutdown_timeout or 0, SHUTDOWN_SECONDS)
-    line = Line.join(current(), AGENT, lambda word: None)  # the workers have their own connections
+    line = LauncherConnection.join(
+        current(), AGENT, lambda word: None
+    )  # the workers have their own connections
     try:
         elastic_launch(config, command)(*args)
     except ChildFailedError as exc:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from paceline.core.json_types import JsonObject
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import redacted
 
 
 @redacted
@@ -21,15 +21,15 @@ def main(job: str, answer: str) -> int:
         from paceline.plan.plan import Plan
         from paceline.simulate.run import simulate
 
-        found: JsonObject = simulate(
+        result: JsonObject = simulate(
             Plan.from_json(request["plan"]), request["config"], request["head_chunk_bytes"]
         )
     except ImportError as error:
-        found = {"missing": str(error)}
+        result = {"missing": str(error)}
     except Exception as error:  # what torch cannot do on fake tensors
         lines = [line for line in str(error).splitlines() if line.strip()]
-        found = {"failed": f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]}
-    Path(answer).write_text(json.dumps(found), encoding="utf-8")
+        result = {"failed": f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]}
+    Path(answer).write_text(json.dumps(result), encoding="utf-8")
     return 0
 
 

@@ -28,7 +28,7 @@ _KINDS = (
     ("all_to_all", "all-to-all"),
     ("broadcast", "broadcast"),
 )
-_IGNORED = ("wait_tensor", "barrier", "monitored_barrier")
+_IGNORED = ("wait_tensor", "barrier", "monitored_barrier")  # they move no data
 
 
 class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -89,10 +89,10 @@ class FakeValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             mask = args[0]
             rows = mask.numel() if id(mask) in self._true else 0
             return torch.empty(rows, mask.dim(), dtype=torch.int64, device=mask.device)
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func in (torch.ops.aten.ne.Scalar, torch.ops.aten.ne.Tensor):
-            self._true[id(found)] = found
-        return found
+            self._true[id(result)] = result
+        return result
 
 
 class Kept:
@@ -159,8 +159,8 @@ def gathered_bytes(root: nn.Module) -> int:
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:
     """Like ``strategies.measure.storage_bytes``, for tensors whose storages have no address."""
-    found = {s._cdata: s.nbytes() for s in (_local(t).untyped_storage() for t in tensors)}
-    return sum(found.values())
+    sizes = {s._cdata: s.nbytes() for s in (_local(t).untyped_storage() for t in tensors)}
+    return sum(sizes.values())
 
 
 def _local(tensor: Tensor) -> Tensor:

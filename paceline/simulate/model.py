@@ -95,9 +95,9 @@ class _Decided(HFModelFactory):
             super().swap_kernels(hf, options, stand_in)
             return
         for name, module in list(hf.named_modules()):
-            found = self._decided.get(_NUMBER.sub(".0", name))
-            if found is not None:
-                swap_kernel(module, *found)
+            kernel = self._decided.get(_NUMBER.sub(".0", name))
+            if kernel is not None:
+                swap_kernel(module, *kernel)
 
 
 def _give_fake_storage(module: nn.Module, weights: torch.dtype | None) -> None:
@@ -105,15 +105,15 @@ def _give_fake_storage(module: nn.Module, weights: torch.dtype | None) -> None:
 
     Weights (in dtype ``weights`` if given), their low-precision copies, buffers, plain attributes.
     """
-    made: dict[int, Tensor] = {}
+    fakes: dict[int, Tensor] = {}
     for part in module.modules():
         for tensor in (*part._parameters.values(), *part._buffers.values(), *vars(part).values()):
-            if isinstance(tensor, Tensor) and tensor.is_meta and id(tensor) not in made:
-                made[id(tensor)] = _fake(tensor, weights)
-    replace_tensors(module, made)
+            if isinstance(tensor, Tensor) and tensor.is_meta and id(tensor) not in fakes:
+                fakes[id(tensor)] = _fake(tensor, weights)
+    replace_tensors(module, fakes)
     low = getattr(module, "low_precision", None)
     if low is not None:
-        low.masters = [made.get(id(master), master) for master in low.masters]
+        low.masters = [fakes.get(id(master), master) for master in low.masters]
 
 
 def _fake(tensor: Tensor, weights: torch.dtype | None) -> Tensor:

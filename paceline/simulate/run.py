@@ -44,19 +44,19 @@ def simulate(plan: Plan, config: Mapping[str, Json], chunk_bytes: int = LEAST_CH
     """
     plan = replace(plan, engine=plan.engine.built_whole())
     spec = strategy_spec(plan.strategy)
-    whole = spec.simulated is Simulated.ALL
-    alone = plan if whole else replace(plan, strategy=SINGLE.name, world_size=1, mesh=Mesh())
+    runs_all = spec.simulated is Simulated.ALL
+    alone = plan if runs_all else replace(plan, strategy=SINGLE.name, world_size=1, mesh=Mesh())
     world = World.pretend(alone.world_size)
     try:
         with another_machine():
-            found = _step(alone, config, world, _options(plan, spec), chunk_bytes)
+            result = _step(alone, config, world, _options(plan, spec), chunk_bytes)
     finally:
         world.close(ok=True)
-    if not whole:
-        del found["collectives"], found["gathered"]
+    if not runs_all:
+        del result["collectives"], result["gathered"]
     if spec.simulated is Simulated.MODULE:
-        del found["states"]
-    return found
+        del result["states"]
+    return result
 
 
 def _options(plan: Plan, spec: StrategySpec) -> BuildOptions | None:

@@ -25,7 +25,7 @@ from paceline.checkpoint.format.folder_layout import scan
 from paceline.checkpoint.load.find_checkpoint import open_checkpoint
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.config.schema import Config
-from paceline.core.errors import CheckpointError, ConfigError, DataError, ExitCode, PacelineError
+from paceline.core.errors import CheckpointError, ConfigError, DataError, ExitCode
 from paceline.core.files import read_run_file, read_text
 from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
@@ -35,8 +35,7 @@ from paceline.evaluation.open_run import end_where_turns_end
 from paceline.evaluation.prompts import prompts_of
 from paceline.generation.answer import Sampling, answer
 from paceline.launch.environment.guide_variables import current
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 from paceline.models.factory import HFModelFactory
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
@@ -63,8 +62,7 @@ class AnswersAtStep:
         return sum(bool(row["correct"]) for row in self.rows) / len(self.rows)
 
 
-@redacted
-@ended
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate the checkpoints of a run. Return the exit code."""
     parser = argparse.ArgumentParser(
@@ -78,20 +76,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-new-tokens", type=int, default=16)
     options = parser.parse_args(None if argv is None else list(argv))
     run = RunDir.at(options.run)
-    try:
-        questions = read_questions(Path(options.questions))
-        scored = answer_run(
-            run,
-            questions,
-            initial=options.initial,
-            last=options.last,
-            sampling=Sampling(options.max_new_tokens),
-        )
-        with written_into(run.root):
-            write_down(run, scored, Redactor.of(current()))
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
+    questions = read_questions(Path(options.questions))
+    scored = answer_run(
+        run,
+        questions,
+        initial=options.initial,
+        last=options.last,
+        sampling=Sampling(options.max_new_tokens),
+    )
+    with written_into(run.root):
+        write_down(run, scored, Redactor.of(current()))
     for each in scored:
         print(f"step {each.step:>6}  exact match {each.exact_match:6.1%}  of {len(each.rows)}", flush=True)
     return int(ExitCode.OK)

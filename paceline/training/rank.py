@@ -16,12 +16,12 @@ from paceline.core.diagnostics import all_codes, print_diagnostics
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for
-from paceline.launch.environment.device_variables import apply_device_settings, device_settings
-from paceline.launch.environment.guide_variables import current
-from paceline.launch.environment.job_managers import standing, whole
-from paceline.launch.redacted_output import redacted, tolerate_loss
+from paceline.launch.environment.device_variables import device_settings
+from paceline.launch.environment.guide_variables import current, set_defaults
+from paceline.launch.environment.job_managers import parse_nonnegative_int, process_rank
+from paceline.launch.program import redacted, tolerate_loss
 from paceline.launch.run_secret import read_secret
-from paceline.launch.supervision.worker_channel import Line
+from paceline.launch.supervision.worker_channel import LauncherConnection
 from paceline.runlog.redact import Redactor
 from paceline.runlog.stacks import stacks_to
 from paceline.runtime import codes
@@ -40,13 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     tolerate_loss()
     stacks_to(STDERR)
     all_codes()  # read now: a rank that is out of file descriptors could not open them later
-    line = Line.join(environ, whole(environ.get("RANK", "0")), lambda word: leave(ExitCode.PEER_FAILED))
+    line = LauncherConnection.join(
+        environ, parse_nonnegative_int(environ.get("RANK", "0")), lambda word: leave(ExitCode.PEER_FAILED)
+    )
     code = run_rank(sys.argv[1:] if argv is None else argv, environ, line)
     line.ended(code)
     return code
 
 
-def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int:
+def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: LauncherConnection) -> int:
     """Start and run the worker of this rank. ``line`` is the connection to its launcher."""
     first, on_node = place(environ)
     rank, env = on_node, RankEnv()
@@ -67,7 +69,7 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
             RunDir.at(plan.run_dir),
             deterministic=start.config.training.full_determinism,
         )
-        apply_device_settings(settings)
+        set_defaults({name: value for name, (value, _) in settings.items()})
         from paceline.training.worker import worker_of  # torch, Transformers
 
         try:
@@ -108,7 +110,7 @@ def _report_to_other_nodes(env: RankEnv, environ: Mapping[str, str], error: Pace
     refuse(env, secret, error)
 
 
-def _failed(error: BaseException, rank: int, environ: Mapping[str, str], line: Line) -> int:
+def _failed(error: BaseException, rank: int, environ: Mapping[str, str], line: LauncherConnection) -> int:
     """Report an error that has no diagnostic of its own; return the exit code."""
     from paceline.training.errors import diagnose
 
@@ -126,7 +128,7 @@ def place(environ: Mapping[str, str]) -> tuple[bool, int]:
     All ranks of a node read the same YAML.
     """
     try:
-        here = standing(environ)
+        here = process_rank(environ)
     except ConfigError:
         return True, 0
     return here.rank == 0, here.rank % here.local_size

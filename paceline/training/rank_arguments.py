@@ -13,11 +13,12 @@ from paceline.config.schema import Config
 from paceline.config.source import DEFAULTS
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
+from paceline.core.package import cache_folder
 from paceline.core.rundir import RunDir
-from paceline.launch.environment.guide_variables import cache_folder, translate
-from paceline.launch.environment.job_managers import OWN_DEVICES, standing, whole
-from paceline.launch.preflight.once_per_node import once_a_node
-from paceline.launch.preflight.plan_job import found_for_ranks, with_files
+from paceline.launch.environment.guide_variables import translate
+from paceline.launch.environment.job_managers import OWN_DEVICES, parse_nonnegative_int, process_rank
+from paceline.launch.preflight.once_per_node import once_per_node
+from paceline.launch.preflight.plan_job import preflight_findings_of_ranks, with_files
 from paceline.launch.process_spec import Cluster
 from paceline.launch.processes import MARK
 from paceline.plan.algorithms.spec import named_shapes
@@ -90,7 +91,7 @@ def _looked_in_doubt(error: NotLoaded, environ: Mapping[str, str]) -> Sequence[D
     subject = json.dumps(
         [error.partial.config.to_json(), sorted(error.doubt), environ.get("TORCHELASTIC_RESTART_COUNT")]
     )
-    return once_a_node(cache_folder(environ) / "looks", subject, lambda: with_files(error).diagnostics)
+    return once_per_node(cache_folder(environ) / "looks", subject, lambda: with_files(error).diagnostics)
 
 
 def looked_at(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Start:
@@ -104,7 +105,7 @@ def looked_at(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Start:
         return start
 
     def look() -> Sequence[Diagnostic]:
-        return found_for_ranks(
+        return preflight_findings_of_ranks(
             loaded,
             Cluster(env.local_world_size, env.num_nodes),
             env.launcher,
@@ -117,7 +118,7 @@ def looked_at(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Start:
         subject = json.dumps(
             [loaded.config.to_json(), env.world_size, env.num_nodes, env.launcher, env.restart]
         )
-        found = once_a_node(cache_folder(environ) / "looks", subject, look)
+        found = once_per_node(cache_folder(environ) / "looks", subject, look)
     if wrong := at_start(found):
         raise ConfigError(*wrong)
     return replace(start, notes=(*start.notes, *found))
@@ -162,7 +163,7 @@ def other_processes(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnos
 
     Those that were started are used.
     """
-    here, launch = standing(environ), loaded.config.launch
+    here, launch = process_rank(environ), loaded.config.launch
     started = {"launch.nproc": here.local_size, "launch.nnodes": max(1, here.size // max(1, here.local_size))}
     found = []
     for path, count in started.items():
@@ -185,7 +186,7 @@ def restarts(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnostic, ..
         environ.get("TORCHELASTIC_MAX_RESTARTS", "0"),
         loaded.config.training.resume_from_checkpoint,
     )
-    if whole(requested) == 0 or resume in ("auto", "latest"):
+    if parse_nonnegative_int(requested) == 0 or resume in ("auto", "latest"):
         return ()
     key = "training.resume_from_checkpoint"
     return (

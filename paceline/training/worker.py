@@ -26,6 +26,7 @@ from paceline.core.diagnostics import Diagnostic, Severity, print_diagnostics
 from paceline.core.errors import BusyError, CheckpointError, ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
 from paceline.core.os_errors import refusal_of
+from paceline.core.package import cache_folder
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for
 from paceline.core.units import human_bytes
@@ -34,11 +35,11 @@ from paceline.data.prepare.prepare import Prepared, prepare
 from paceline.data.rows.kinds.base import row_kind
 from paceline.launch import codes as launch_codes
 from paceline.launch.claim_run_dir import claim, in_use
-from paceline.launch.environment.guide_variables import cache_folder, keep_compiled_code_private
+from paceline.launch.environment.guide_variables import keep_compiled_code_private
 from paceline.launch.processes import MARK
-from paceline.launch.redacted_output import lost_output, terminal
+from paceline.launch.program import lost_output, terminal
 from paceline.launch.run_secret import read_secret, unsigned
-from paceline.launch.supervision.worker_channel import Line, Word
+from paceline.launch.supervision.worker_channel import LauncherConnection, PeerExit
 from paceline.models.attention.kernel_choice import activate_flash
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.explain import explain
@@ -82,7 +83,7 @@ def worker_of(
     env: RankEnv,
     plan: Plan,
     environ: Mapping[str, str],
-    line: Line,
+    line: LauncherConnection,
     settings: Mapping[str, tuple[str, str]],
 ) -> Worker:
     """Prepare the data and return the worker of this rank. ``settings``: variables that this process has set.
@@ -139,7 +140,7 @@ class Worker:
         prepared: Prepared,
         prepare_seconds: float,
         environ: Mapping[str, str],
-        line: Line,
+        line: LauncherConnection,
         settings: Mapping[str, tuple[str, str]],
     ) -> None:
         self.settings = settings
@@ -189,7 +190,7 @@ class Worker:
         # Train; until the end a signal stops the run after a step, and a peer's failure ends it
         signals, alarm = StopSignals(), self.alarm
         assert alarm is not None
-        self.line.on_word = lambda word: self.peer_died(word, alarm)
+        self.line.on_peer_exit = lambda word: self.peer_died(word, alarm)
         try:
             outcome = self.train(world, signals)
             code = ExitCode.STOPPED if outcome == "stopped" else ExitCode.OK
@@ -580,7 +581,7 @@ class Worker:
         else:
             self.line.ended(code)
 
-    def peer_died(self, word: Word, alarm: Alarm) -> None:
+    def peer_died(self, word: PeerExit, alarm: Alarm) -> None:
         """Log the launcher's report of a killed rank, then exit. Called by the line's thread.
 
         The launcher has already printed the report on the console.

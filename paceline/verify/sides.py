@@ -17,7 +17,7 @@ from paceline.plan.strategies.spec import strategy_spec
 
 LEAST_LEARNING_RATE = 1e-3  # a loss that hardly changes would hide errors
 LONGEST_ROW = 128  # tokens
-ROWS_A_SET = 256
+ROWS_A_SET = 256  # enough for the steps, quick to prepare
 CUTS = ((8, 1), (4, 2), (2, 4))  # (micro-batch, accumulation) of one global batch
 _PRECISION_WORDS = {"float64": "no", "float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -82,7 +82,7 @@ def probes(requested: Side, folder: str) -> list[Side]:
 
     8 rows per rank, without clipping.
     """
-    found = []
+    runs = []
     for micro, accumulation in CUTS:
         config = copy.deepcopy(requested.config)
         training = inner_object(config, "training")
@@ -95,8 +95,8 @@ def probes(requested: Side, folder: str) -> list[Side]:
             "weight_decay": 0.0,
             "output_dir": f"{folder}/probe-{micro}x{accumulation}",
         }
-        found.append(Side(f"{micro}×{accumulation}", config, requested.nproc))
-    return found
+        runs.append(Side(f"{micro}×{accumulation}", config, requested.nproc))
+    return runs
 
 
 def reference_for(plan: Plan) -> str:
@@ -109,9 +109,9 @@ def reference_for(plan: Plan) -> str:
 
 def _small(plan: Plan, model_config: Mapping[str, Json], steps: int) -> JsonObject:
     """Return the shrunk config that both runs share."""
-    given, config = plan.config, plan.config.to_json()
+    user, config = plan.config, plan.config.to_json()
     model, data, training = (inner_object(config, name) for name in ("model", "data", "training"))
-    model["tokenizer"] = given.model.tokenizer or given.model.name_or_path
+    model["tokenizer"] = user.model.tokenizer or user.model.name_or_path
     stages = max(1, plan.mesh.pp) * plan.engine.stages_a_rank
     divisor = max(2, plan.mesh.tp, plan.mesh.cp)
     model |= {
@@ -121,22 +121,22 @@ def _small(plan: Plan, model_config: Mapping[str, Json], steps: int) -> JsonObje
     }
     rows = [
         dataset.model_copy(update={"max_rows": min(dataset.max_rows or ROWS_A_SET, ROWS_A_SET)})
-        for dataset in given.data.train
+        for dataset in user.data.train
     ]
     data |= {
-        "max_length": min(given.data.max_length, LONGEST_ROW),
+        "max_length": min(user.data.max_length, LONGEST_ROW),
         "train": [dataset.model_dump(mode="json") for dataset in rows],
         "eval": None,
         "validation_split": None,
     }
-    accumulation = given.training.gradient_accumulation_steps
+    accumulation = user.training.gradient_accumulation_steps
     training |= {
         "max_steps": steps,
-        "learning_rate": max(given.training.learning_rate, LEAST_LEARNING_RATE),
+        "learning_rate": max(user.training.learning_rate, LEAST_LEARNING_RATE),
         "lr_scheduler_type": "constant",
         "lr_scheduler_kwargs": {},
         "warmup_steps": 0,
-        "per_device_train_batch_size": min(given.training.per_device_train_batch_size, 2),
+        "per_device_train_batch_size": min(user.training.per_device_train_batch_size, 2),
         "gradient_accumulation_steps": accumulation if plan.mesh.pp > 1 else min(accumulation, 4),
         "save_strategy": "steps",
         "save_steps": 1,
@@ -153,7 +153,7 @@ def _small(plan: Plan, model_config: Mapping[str, Json], steps: int) -> JsonObje
         "mixed_precision": _PRECISION_WORDS[plan.precision.compute],
         "dataloader_drop_last": False,
     }
-    if given.lora:
+    if user.lora:
         config["lora"] = {k: 0.0 if "dropout" in k else v for k, v in inner_object(config, "lora").items()}
     config["launch"] = {"nnodes": 1}
     return config

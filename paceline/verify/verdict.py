@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NotRequired, TypedDict
 
-from paceline.verify.compared import ComparedRuns, ComparedStep, CutRow, Furthest, StepRow, VerdictJson
 from paceline.verify.sides import Tolerance
 
-_NOTHING: Furthest = {"name": "", "relative": math.nan, "count": 0}
+_NOTHING: Furthest = {"name": "", "relative": math.nan, "count": 0}  # NaN is beyond every tolerance
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,15 @@ def judge_probe(compared: Mapping[str, ComparedRuns], tolerance: Tolerance, firs
     """Judge gradients of one global batch split in several ways, each compared with the ``first`` split."""
     rows: list[CutRow] = []
     parted = ""
-    for cut, found in compared.items():
+    for cut, compared_runs in compared.items():
         row: CutRow = {
             "cut": cut,
             "parameter_gap": math.inf,
             "loss_gap": math.inf,
             "parameter": "nothing",
         }
-        if found["steps"]:
-            row = {"cut": cut, **_row(found["steps"][0])}
+        if compared_runs["steps"]:
+            row = {"cut": cut, **_row(compared_runs["steps"][0])}
         rows.append(row)
         if not parted and (
             _beyond(row["parameter_gap"], tolerance.parameter) or _beyond(row["loss_gap"], tolerance.loss)
@@ -107,24 +107,96 @@ def _parted(rows: list[StepRow], missing: list[str], tolerance: Tolerance) -> st
     if not rows:
         return "no step was completed by both"
     for row in rows:
-        at = f"step {row['step']}"
+        step = f"step {row['step']}"
         if row["samples_differ"]:
-            return f"at {at} they processed different samples"
+            return f"at {step} they processed different samples"
         if _beyond(row["loss_gap"], tolerance.loss):
             return (
-                f"at {at} the loss differs by {row['loss_gap']:.1e}; the parameter with the largest"
+                f"at {step} the loss differs by {row['loss_gap']:.1e}; the parameter with the largest"
                 f" difference is {row['parameter']}"
             )
         if _beyond(row["norm_gap"], tolerance.grad_norm):
             return (
-                f"at {at} the gradient norm differs by {row['norm_gap']:.1e} of it; the parameter"
+                f"at {step} the gradient norm differs by {row['norm_gap']:.1e} of it; the parameter"
                 f" with the largest difference is {row['parameter']}"
             )
         if _beyond(row["parameter_gap"], tolerance.parameter):
-            return f"after {at} {row['parameter']} differs by {row['parameter_gap']:.1e} of its norm"
+            return f"after {step} {row['parameter']} differs by {row['parameter_gap']:.1e} of its norm"
     return ""
 
 
 def _beyond(gap: float, allowed: float) -> bool:
     """Whether a gap exceeds the tolerance; also True for NaN."""
     return not gap <= allowed
+
+
+class Furthest(TypedDict):
+    """The tensor that differs most: its name, and the norm of the difference over that of the reference.
+
+    ``count``: the tensors that both have.
+    """
+
+    name: str
+    relative: float
+    count: int
+
+
+class ComparedStep(TypedDict):
+    """One step of both runs, the reference first; ``tensors`` where both saved a checkpoint."""
+
+    step: int
+    loss: list[float]
+    grad_norm: list[float | None]
+    samples_differ: NotRequired[bool]
+    tensors: NotRequired[Furthest]
+
+
+class ComparedRuns(TypedDict):
+    """Two runs; ``missing``: names of parameters that only one of them saved."""
+
+    steps: list[ComparedStep]
+    missing: list[str]
+
+
+class StepRow(TypedDict):
+    """The differences of one step (loss: absolute; gradient norm and parameter: relative)."""
+
+    step: int
+    loss: float
+    loss_gap: float
+    grad_norm: float
+    norm_gap: float
+    parameter_gap: float
+    parameter: str
+    samples_differ: bool
+
+
+class CutRow(TypedDict):
+    """The differences of one cut of the global batch; infinite where no step was finished."""
+
+    cut: str
+    loss_gap: float
+    parameter_gap: float
+    parameter: str
+    step: NotRequired[int]
+    loss: NotRequired[float]
+    grad_norm: NotRequired[float]
+    norm_gap: NotRequired[float]
+    samples_differ: NotRequired[bool]
+
+
+class VerdictJson(TypedDict):
+    """``verdict.Verdict`` without its text."""
+
+    agrees: bool
+    rows: Sequence[StepRow] | Sequence[CutRow]
+    parted: str
+
+
+class VerifyReport(VerdictJson):
+    """``verify.json``."""
+
+    strategy: str
+    against: str
+    precision: str
+    probe: NotRequired[VerdictJson]

@@ -62,9 +62,9 @@ def exit_code_of(draw: Callable[[], Path]) -> int:
     return int(ExitCode.OK)
 
 
-def plain_text(text: object) -> str:
+def plain_text(text: str) -> str:
     """Return foreign text as matplotlib shows it unchanged: escaped, and no formula between dollar signs."""
-    return printable(str(text)).replace("$", r"\$")
+    return printable(text).replace("$", r"\$")
 
 
 @dataclass(frozen=True)

@@ -69,12 +69,12 @@ def _memory(axes: Any, rows: list[Candidate], card: float) -> None:
     axes.axvline(card, color=RED, linewidth=1.4)
     axes.axvline(card * MARGIN, color=RED, linewidth=0.8, linestyle=(0, (4, 3)))
     # Totals: after the bar, or inside it with an arrow where it is cut off
-    for place, row in enumerate(rows):
+    for row_number, row in enumerate(rows):
         total = row.bytes / GIB
         beyond = total > width
         axes.text(
             min(total, width) - (0.015 * width if beyond else -0.012 * width),
-            place,
+            row_number,
             f"{total:,.0f}" + (" ▸" if beyond else ""),
             va="center",
             ha="right" if beyond else "left",
@@ -110,7 +110,7 @@ def _speed(axes: Any, rows: list[Candidate], chosen: Candidate | None) -> None:
     axes.barh(
         range(len(rows)), speeds, height=0.68, color=[FASTEST if row is chosen else SLOWER for row in rows]
     )
-    for place, (row, speed) in enumerate(zip(rows, speeds, strict=True)):
+    for row_number, (row, speed) in enumerate(zip(rows, speeds, strict=True)):
         text = (
             f"{speed:,.0f}  MFU {row.speed.mfu / row.time_factor:.0%}"
             if row.safe
@@ -119,7 +119,7 @@ def _speed(axes: Any, rows: list[Candidate], chosen: Candidate | None) -> None:
             else row.impossible
         )
         axes.text(
-            speed + 0.012 * most, place, text, va="center", fontsize=8.5, color=INK if row.safe else RED
+            speed + 0.012 * most, row_number, text, va="center", fontsize=8.5, color=INK if row.safe else RED
         )
     axes.set_xlim(0, 1.38 * most)
     axes.set_title("tokens per second and device", fontsize=9, color=QUIET, loc="left", pad=5)

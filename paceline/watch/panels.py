@@ -30,7 +30,7 @@ from paceline.watch.figure import (
     title,
 )
 
-_MARGINS = ("margin", "rewards/margins")
+_MARGINS = ("margin", "rewards/margins")  # a reward model's, and DPO's in TRL's words
 _PHASES = {"sync": PURPLE, "generate": BLUE, "score": ORANGE, "ask": RED, "train": GREEN}
 
 
@@ -75,8 +75,8 @@ def reliability(ax: Any, history: History) -> None:
     )
     for share, x, y in rows:
         if share >= 0.03:
-            place = {"xytext": (0, -15), "textcoords": "offset points", "ha": "center"}
-            ax.annotate(f"{share:.0%}", (x, y), fontsize=8, color=INK, **place)
+            offset = {"xytext": (0, -15), "textcoords": "offset points", "ha": "center"}
+            ax.annotate(f"{share:.0%}", (x, y), fontsize=8, color=INK, **offset)
     error = last.metrics.get("eval_calibration_error")
     label = "" if error is None else f"step {last.step}, error {error:.1%}"
     ax.set_title(label, loc="right", fontsize=9, color=QUIET)

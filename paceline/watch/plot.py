@@ -10,12 +10,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.errors import ConfigError, ExitCode
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_into
 from paceline.core.units import human_seconds
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 from paceline.runlog.history import History, load_history
 from paceline.runlog.lines import is_share, utilisation
 from paceline.watch import codes
@@ -126,8 +125,8 @@ def _loss(ax: Any, history: History) -> None:
         (saved, 0, "^", INK, 5, "checkpoint"),
     ):
         if steps:
-            place = {"transform": ax.get_xaxis_transform(), "clip_on": False, "zorder": 5}
-            ax.plot(steps, [height] * len(steps), mark, color=colour, markersize=size, label=label, **place)
+            on_axis = {"transform": ax.get_xaxis_transform(), "clip_on": False, "zorder": 5}
+            ax.plot(steps, [height] * len(steps), mark, color=colour, markersize=size, label=label, **on_axis)
     # A log scale when losses span more than a factor of 30
     values = curve.y + held_out.y
     if values and min(values) > 0 and max(values) / min(values) > 30:
@@ -196,15 +195,14 @@ def _memory(ax: Any, history: History) -> None:
     if curve:
         ax.fill_between(curve.x, curve.y, color=PURPLE, alpha=0.12, linewidth=0)
         ax.plot(curve.x, curve.y, color=PURPLE, linewidth=1.8)
-        place = {"xytext": (-4, 7), "textcoords": "offset points", "ha": "right"}
+        offset = {"xytext": (-4, 7), "textcoords": "offset points", "ha": "right"}
         end = (curve.x[-1], curve.y[-1])
-        ax.annotate(f"{end[1]:.2f} GiB", end, fontsize=9, color=PURPLE, fontweight="bold", **place)
+        ax.annotate(f"{end[1]:.2f} GiB", end, fontsize=9, color=PURPLE, fontweight="bold", **offset)
         ax.set_ylim(0, 1.2 * max(curve.y))
     say_if_empty(ax, bool(curve), "not measured")
 
 
-@redacted
-@ended
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Plot the run named in ``argv`` and return the exit code (``core.errors.ExitCode``)."""
     parser = argparse.ArgumentParser(prog="paceline plot", description=__doc__, allow_abbrev=False)
@@ -212,12 +210,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, metavar="PNG", help="the file to write [RUN/plot.png]")
     args = parser.parse_args(argv)
     run = RunDir.at(args.run)
-    try:
-        with nullcontext() if args.to else written_into(run.root):
-            print(plot_run(run, args.to))
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
+    with nullcontext() if args.to else written_into(run.root):
+        print(plot_run(run, args.to))
     return int(ExitCode.OK)
 
 

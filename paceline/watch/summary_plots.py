@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.rundir import RunDir
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 from paceline.runlog.history import load_history
 from paceline.watch import codes
 from paceline.watch.figure import (
@@ -40,18 +39,18 @@ from paceline.watch.figure import (
 )
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED)
-_LINES = ("-", "--", ":")
+_LINES = ("-", "--", ":")  # once the colours are used up
 _MAX_LEGEND = 12  # runs; a longer legend hides the curves
 _COLUMNS = 3
-_NAME_LENGTH = 24
+_NAME_LENGTH = 24  # the end of a path tells runs apart
+# counts, not measures
 _NOT_DRAWN = ("rows", "tokens", "step", "answers", "rows_skipped", "rows_truncated", "judged")
 _SHARES = ("token_accuracy", "exact_match", "numeric", "f1", "math_verify", "answers_ended")
 _SHARE_PREFIXES = ("pass@", "rouge")
 _MAX_UNREAD_FIELDS = 4
 
 
-@redacted
-@ended
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw; return the exit code."""
     kind, png, *arguments = sys.argv[1:] if argv is None else argv
@@ -130,8 +129,8 @@ def _metric(ax: Any, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         ax.set_yticks(range(len(values)), [plain_text(str(row["name"])[-_NAME_LENGTH:]) for row in rows])
         ax.invert_yaxis()
         plain(ax, "x")
-        for place, value in enumerate(values):
-            ax.text(value, place, f" {value:.4g}", va="center", fontsize=8, color=INK)
+        for row_number, value in enumerate(values):
+            ax.text(value, row_number, f" {value:.4g}", va="center", fontsize=8, color=INK)
         ax.margins(x=0.15)
     title(ax, plain_text(name.replace("_", " ")) + (", %" if share else ""))
 
@@ -153,8 +152,8 @@ def _lengths(ax: Any, histogram: Mapping[str, Any], max_length: int) -> None:
     ax.bar(edges[:-1], histogram["counts"], width=edges[1] - edges[0], align="edge", color=BLUE)
     ax.set_xlim(0, max(edges[-1], max_length) * 1.02)
     ax.axvline(max_length, color=RED, linewidth=1)
-    place = {"ha": "right", "va": "top", "transform": ax.get_xaxis_transform(), "rotation": 90}
-    ax.text(max_length, 0.98, "data.max_length", color=RED, fontsize=9, **place)
+    anchor = {"ha": "right", "va": "top", "transform": ax.get_xaxis_transform(), "rotation": 90}
+    ax.text(max_length, 0.98, "data.max_length", color=RED, fontsize=9, **anchor)
     title(ax, "Length of documents")
     ax.set_xlabel("tokens", fontsize=9, color=QUIET)
     ax.set_ylabel("documents", fontsize=9, color=QUIET)
@@ -175,8 +174,8 @@ def _shares(ax: Any, totals: dict[str, Any]) -> None:
     ]
     names, shares, colours = zip(*bars, strict=True)
     ax.barh(names, shares, color=colours)
-    for place, share in enumerate(shares):
-        ax.text(min(share, 1.0) + 0.01, place, f"{share:.1%}", va="center", fontsize=9, color=INK)
+    for row_number, share in enumerate(shares):
+        ax.text(min(share, 1.0) + 0.01, row_number, f"{share:.1%}", va="center", fontsize=9, color=INK)
     ax.set_xlim(0, 1.15)
     ax.invert_yaxis()
     ax.set_xticks([])

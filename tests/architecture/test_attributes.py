@@ -14,7 +14,7 @@ STATE = "state"  # what a run must remember is one record that trainer, best rul
 # what remains, each with its reason
 ALLOWED = {
     ("paceline/training/same_program.py", "remote.exit_code"): "an exception on its way",
-    ("paceline/training/worker.py", "self.line.on_word"): "the line is there before what it calls",
+    ("paceline/training/worker.py", "self.line.on_peer_exit"): "the line is there before what it calls",
     ("paceline/algorithms/rewards/sandbox/program.py", "sys.stdin"): "a process of its own",
     ("paceline/algorithms/rewards/sandbox/program.py", "sys.stdout"): "a process of its own",
     ("paceline/algorithms/rewards/sandbox/program.py", "sys.__stdout__"): "a process of its own",

@@ -21,7 +21,7 @@ CALLED_BY_OTHERS = {
     "LazyPlanner.resolve_data": "torch.distributed.checkpoint calls its planner",
     "Text.get_filename": "runpy and tracebacks call a loader's methods",
     "Text.get_data": "runpy and tracebacks call a loader's methods",
-    "Outlet.writelines": "io.TextIOBase: print and logging may call it",
+    "RedactedStream.writelines": "io.TextIOBase: print and logging may call it",
     "Speed.tokens_per_second_per_rank": "research/planner_fit.py scores by it",
 }
 _WORD = re.compile(r"[A-Za-z_]\w*")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import warm
 
-from paceline.launch.ports import free_port
+from paceline.launch.network import free_port
 from paceline.launch.process_spec import worker_argv
 from paceline.launch.processes import MARK
 

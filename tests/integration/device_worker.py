@@ -32,7 +32,7 @@ import paceline.training.run.session
 import paceline.training.worker  # noqa: F401
 from paceline.config.load import load_config
 from paceline.launch.environment.guide_variables import current
-from paceline.launch.supervision.worker_channel import Line
+from paceline.launch.supervision.worker_channel import LauncherConnection
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.hardware.device_kinds import CPU, CUDA, KINDS, is_accelerator
 from paceline.plan.strategies.job import Job
@@ -119,7 +119,7 @@ def main() -> None:
                 return close(world, ok)
 
             stack.enter_context(mock.patch.object(World, "close", closed))
-        line = Line.join(environ, rank, lambda word: os._exit(3))
+        line = LauncherConnection.join(environ, rank, lambda word: os._exit(3))
         code = run_rank(["--plan", str(plan)], environ, line)
     sys.stdout.flush()
     leave(code)

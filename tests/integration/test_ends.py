@@ -29,9 +29,8 @@ from paceline.api.several_runs import facts_below
 from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Finished, Step
-from paceline.watch.page.glance import glance
+from paceline.watch.page.glance import LIVE, glance
 from paceline.watch.page.report import write_report
-from paceline.watch.page.state import LIVE
 from paceline.watch.page.view import RunView
 
 pytestmark = [pytest.mark.integration]
@@ -227,7 +226,7 @@ def all_killed(start: Start) -> int:
 
 def nodes_differ(start: Start) -> int:
     """Two nodes, both here; the second has another seed, which rank 0 finds when they have met."""
-    from paceline.launch.ports import free_port
+    from paceline.launch.network import free_port
 
     nodes = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     start.environ["PACELINE_STORE_SECRET"] = "0123456789abcdef0123456789abcdef"

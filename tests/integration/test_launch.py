@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support import worker_environment
 
-from paceline.launch.ports import free_port
+from paceline.launch.network import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.fresh]
 DEADLINE = 240.0  # a hang is what it finds
@@ -71,10 +71,10 @@ elif mode == "killed":  # rank 1 of 3 dies; rank 0 listens, rank 2 has no line y
             time.sleep(0.02)
         os.kill(os.getpid(), int(sys.argv[3]))
     if rank == 0:
-        from paceline.launch.supervision.worker_channel import Line
+        from paceline.launch.supervision.worker_channel import LauncherConnection
         def leave(word):
             line(f"heard of rank {word.rank}: {word.code} {word.finding.found}"); os._exit(76)
-        Line.join(os.environ, rank, leave)
+        LauncherConnection.join(os.environ, rank, leave)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     up(); time.sleep(3600)
 elif mode == "frozen":  # rank 1 stands still; rank 0 has noticed

@@ -19,8 +19,8 @@ from support import write_yaml
 from paceline.config.sections.training_scale import LaunchSection
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.launch import codes as launch_codes
-from paceline.launch.other_nodes import reported_to_other_nodes
 from paceline.launch.run_secret import VALUE
+from paceline.launch.start_run import reported_to_other_nodes
 from paceline.runtime.process_group.rendezvous import arrive, connect_store
 from paceline.runtime.rank_env import RankEnv
 

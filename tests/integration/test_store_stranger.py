@@ -14,7 +14,7 @@ import pytest
 import warm
 from support import worker_environment, write_yaml
 
-from paceline.launch.ports import free_port
+from paceline.launch.network import free_port
 
 pytestmark = [pytest.mark.integration]
 

@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 from paceline.algorithms import codes
@@ -26,7 +27,7 @@ from paceline.algorithms.rewards.sandbox.client import Sandbox, SandboxUnavailab
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import redacted
 from paceline.rules import codes as rules_codes
 
 T = TypeVar("T")
@@ -229,16 +230,16 @@ NO_ISOLATION_HINT = (
 
 
 @redacted
-def main() -> int:
-    """Print ``{"refused": reason}``; the reason is empty if it works."""
+def main(job: str, answer: str) -> int:
+    """Write why programs cannot be isolated here, empty if they can (``launch.child``)."""
+    refused = ""
     try:
         check_isolation()
     except ConfigError as error:
-        print(json.dumps({"refused": error.diagnostics[0].found}))
-        return 0
-    print(json.dumps({"refused": ""}))
+        refused = error.diagnostics[0].found
+    Path(answer).write_text(json.dumps(refused), encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

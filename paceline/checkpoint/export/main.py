@@ -21,12 +21,11 @@ from paceline.checkpoint.format.strict_json import parse_object
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint
 from paceline.config.registries.object_store_url import ObjectUrl, is_url, parse_url
 from paceline.core.diagnostics import Diagnostic, render_all
-from paceline.core.errors import CheckpointError, ConfigError, ExitCode, PacelineError
+from paceline.core.errors import CheckpointError, ConfigError, ExitCode
 from paceline.core.files import MAX_JSON_BYTES, read_run_file
 from paceline.core.rundir import RunDir
 from paceline.core.units import bytes_of, human_bytes, human_count
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 from paceline.rules import codes as rules_codes
 
 if TYPE_CHECKING:
@@ -39,27 +38,22 @@ _ABOUT = {
 }
 
 
-@redacted
-@ended
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Export a checkpoint; return the exit code (``core.errors.ExitCode``)."""
     args = _parser().parse_args(argv)
     notes: list[Diagnostic] = []
-    try:
-        pushes = args.verb == "push" or args.to.startswith("hf:")
-        with ExitStack() as stack:
-            if is_url(args.run):
-                checkpoint = stack.enter_context(_fetched(args, pushes, notes))
-            else:
-                checkpoint = choose(Path(args.run), args.checkpoint, notes)
-            if notes:
-                print(render_all(notes), file=sys.stderr)
-            exporters = exporters_of(args.exporter, checkpoint)
-            exporters = replace(exporters, gguf=exporters.gguf or args.gguf)
-            (_push if pushes else _export)(checkpoint, args, exporters)
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
+    pushes = args.verb == "push" or args.to.startswith("hf:")
+    with ExitStack() as stack:
+        if is_url(args.run):
+            checkpoint = stack.enter_context(_fetched(args, pushes, notes))
+        else:
+            checkpoint = choose(Path(args.run), args.checkpoint, notes)
+        if notes:
+            print(render_all(notes), file=sys.stderr)
+        exporters = exporters_of(args.exporter, checkpoint)
+        exporters = replace(exporters, gguf=exporters.gguf or args.gguf)
+        (_push if pushes else _export)(checkpoint, args, exporters)
     return int(ExitCode.OK)
 
 

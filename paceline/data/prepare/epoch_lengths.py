@@ -1,16 +1,14 @@
 """The number of rows and tokens of an epoch, if the data is already prepared.
 
-``python -m paceline.data.prepare.epoch_lengths --config-json FILE --cache DIR`` prints
-``{"rows": …, "tokens": …}``, or null. For a plan: nothing is prepared, downloaded or written, and files too
-large to hash quickly are skipped.
+``python -m paceline.data.prepare.epoch_lengths JOB ANSWER`` (``launch.child``): JOB has the effective config
+and the cache; ANSWER is [rows, tokens], or null. For a plan: nothing is prepared, downloaded or written, and
+files too large to hash quickly are skipped.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.config.schema import Config
@@ -19,8 +17,7 @@ from paceline.data.data_order import epoch_bins, epoch_documents
 from paceline.data.dataset_store import Store
 from paceline.data.prepare.prepare import key_of, opened, sets_of, setup_of
 from paceline.data.rows.kinds.base import row_kind
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 from paceline.plan.algorithms.spec import algorithm_spec
 
 IN_PASSING = 64_000_000  # bytes that can be hashed in a tenth of a second
@@ -59,21 +56,14 @@ def lengths_of(config: Config, cache: Path) -> tuple[int, int] | None:
     return len(bins), int(table.lengths[documents].sum())
 
 
-@redacted
-@ended
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the result; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m paceline.data.prepare.epoch_lengths", description="How long an epoch is."
-    )
-    parser.add_argument("--config-json", required=True, help="the effective config as JSON")
-    parser.add_argument("--cache", required=True, help="where prepared data is kept")
-    options = parser.parse_args(argv)
-    config = Config.from_json(json.loads(Path(options.config_json).read_text("utf-8")))
-    found = lengths_of(config, Path(options.cache).expanduser())
-    print(json.dumps(None if found is None else {"rows": found[0], "tokens": found[1]}))
+@program
+def main(job: str, answer: str) -> int:
+    """Write the result; return the exit code."""
+    request = json.loads(Path(job).read_text("utf-8"))
+    lengths = lengths_of(Config.from_json(request["config"]), Path(request["cache"]).expanduser())
+    Path(answer).write_text(json.dumps(lengths), encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

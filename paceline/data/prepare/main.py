@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from paceline.config.schema import Config
-from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.errors import ConfigError, ExitCode
 from paceline.core.json_types import JsonObject, as_object
 from paceline.core.security.file_permissions import written_for
 from paceline.core.units import human_count, human_seconds
@@ -28,8 +28,7 @@ from paceline.data.packing import best_fit_decreasing, efficiency
 from paceline.data.prepare.build import PrepareProgress
 from paceline.data.prepare.prepare import Prepared, prepare
 from paceline.data.rows.kinds.base import RowKind, row_kind
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted, terminal
+from paceline.launch.program import program, terminal
 from paceline.plan.algorithms.spec import algorithm_spec
 
 _STAGES = {
@@ -157,8 +156,7 @@ def read_config(arguments: argparse.Namespace) -> Config:
     return Config.from_json(described)
 
 
-@redacted
-@ended
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the preparation; return the exit code."""
     parser = argparse.ArgumentParser(
@@ -176,9 +174,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = read_config(arguments)
         cache = Path(arguments.cache or config.data.cache_dir or "~/.cache/paceline").expanduser()
         run(config, cache, Console(file=terminal(sys.stdout)))
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return int(error.exit_code)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     return int(ExitCode.OK)

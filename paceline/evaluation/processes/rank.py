@@ -31,8 +31,7 @@ from paceline.evaluation.scores.row_losses import RowLosses
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.generation.sampling.noise import stream_of
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 from paceline.models.special_tokens import end_tokens
 from paceline.runtime.failures.root_cause import is_cascade
 from paceline.runtime.library_noise import quiet_libraries, spare_torchao
@@ -46,8 +45,7 @@ if TYPE_CHECKING:
 Report = Callable[[str, int, int], None]  # task, rows done, all rows
 
 
-@redacted
-@ended
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Compute this process's batches; return the exit code. After an error nothing waits for the others."""
     folder, rank, world_size = sys.argv[1:] if argv is None else argv

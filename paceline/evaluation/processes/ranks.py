@@ -17,10 +17,10 @@ from paceline.evaluation.processes.rank import Report, compute
 from paceline.evaluation.processes.sharded_model import check_shareable
 from paceline.evaluation.processes.work_folder import COPIES, WorkFolder
 from paceline.launch.environment.guide_variables import current
-from paceline.launch.ports import free_port
+from paceline.launch.network import free_port
 from paceline.launch.process_spec import ENTERED, import_path, module_argv, thread_count
 from paceline.launch.processes import die_with_parent
-from paceline.launch.run_secret import handed_out
+from paceline.launch.run_secret import secret_environment
 from paceline.launch.supervision.exit_codes import signal_name
 
 _POLL_SECONDS = 0.2
@@ -60,7 +60,7 @@ def run_ranks(
     environ = {**here, **import_path(here), **thread_count(here, os.cpu_count() or 1, world_size)}
     entered = [ENTERED] if talks else []  # the first one's, which Ctrl-C may meet while it imports
     port = free_port() if meets else 0
-    with handed_out(here, 1, world_size if meets else 1) as secret:
+    with secret_environment(here, 1, world_size if meets else 1) as secret:
         ranks = [
             subprocess.Popen(
                 module_argv(*entered[rank:], module, *arguments, str(rank), str(world_size)),

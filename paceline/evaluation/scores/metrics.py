@@ -37,7 +37,7 @@ from paceline.core.plugins.tables import is_async, load_attr
 from paceline.evaluation import codes
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.process_spec import import_path, module_argv
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import redacted
 
 PerAnswer = Callable[[str, str], float]
 Corpus = Callable[[Sequence[str], Sequence[str]], float]

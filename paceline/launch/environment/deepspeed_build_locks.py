@@ -16,15 +16,15 @@ from paceline.core.files import listed
 from paceline.launch import codes
 
 OP = "async_io"
-LOCK = "lock"
+LOCK = "lock"  # torch.utils.file_baton is given this name by cpp_extension
 PATIENCE_SECONDS = 900.0  # a build takes a minute or two
 
 
 def build_locks(environ: Mapping[str, str], op: str = OP) -> list[Path]:
     """Return the locks of builds of ``op`` (``torch.utils.cpp_extension._get_build_directory``)."""
-    given = environ.get("TORCH_EXTENSIONS_DIR")
-    if given:
-        return [lock for lock in [Path(given) / op / LOCK] if lock.exists()]
+    folder = environ.get("TORCH_EXTENSIONS_DIR")
+    if folder:
+        return [lock for lock in [Path(folder) / op / LOCK] if lock.exists()]
     cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".cache"
     version = f"py{sys.version_info.major}{sys.version_info.minor}{getattr(sys, 'abiflags', '')}"
     return sorted((Path(cache) / "torch_extensions").glob(f"{version}_*/{op}/{LOCK}"))

@@ -19,7 +19,7 @@ _STEPS_OF_SHELLS = 0xFFFFFFF0
 
 
 @dataclass(frozen=True)
-class Manager:
+class JobManager:
     """The variables of one process manager; in each tuple the first that is set counts.
 
     ``word``: the command's name; ``nodes``, ``hosts``: number and names of the nodes, where it sets them;
@@ -41,16 +41,18 @@ class Manager:
 
     def started(self, environ: Mapping[str, str]) -> bool:
         """Whether this manager started the current process."""
-        within = all(environ.get(name) for name in self.needs) and not (
-            self.word == "srun" and _shell(environ)
-        )
-        return within and bool(first(environ, self.rank))
+        if self.word == "srun":
+            # Slurm's variables of a batch script or an interactive shell are no task's
+            step = parse_nonnegative_int(environ.get("SLURM_STEP_ID", ""), _STEPS_OF_SHELLS)
+            if step >= _STEPS_OF_SHELLS:
+                return False
+        return all(environ.get(name) for name in self.needs) and bool(first_set(environ, self.rank))
 
 
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PJM_JOBID")
 #: the first match counts: managers that set the local rank before those that do not, inner ones before Slurm
 MANAGERS = (
-    Manager(
+    JobManager(
         "Open MPI",
         "mpirun",
         ("OMPI_COMM_WORLD_RANK",),
@@ -60,7 +62,7 @@ MANAGERS = (
         job=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", *_JOBS),
         export="mpirun -x MASTER_ADDR=<first host> -x MASTER_PORT=29500 …",
     ),
-    Manager(
+    JobManager(
         "jsrun",
         "jsrun",
         ("JSM_NAMESPACE_RANK",),
@@ -69,7 +71,7 @@ MANAGERS = (
         ("JSM_NAMESPACE_LOCAL_SIZE",),
         job=_JOBS,
     ),
-    Manager(
+    JobManager(
         "MVAPICH2",
         "mpirun",
         ("MV2_COMM_WORLD_RANK",),
@@ -78,7 +80,7 @@ MANAGERS = (
         ("MV2_COMM_WORLD_LOCAL_SIZE",),
         job=_JOBS,
     ),
-    Manager(
+    JobManager(
         "MVAPICH",
         "mpirun",
         ("MVP_COMM_WORLD_RANK",),
@@ -87,7 +89,7 @@ MANAGERS = (
         ("MVP_COMM_WORLD_LOCAL_SIZE",),
         job=_JOBS,
     ),
-    Manager(
+    JobManager(
         "Hydra (MPICH, Intel MPI)",
         "mpirun",
         ("PMI_RANK",),
@@ -98,7 +100,7 @@ MANAGERS = (
         needs=("MPI_LOCALNRANKS",),
         export="mpiexec -genv MASTER_ADDR <first host> -genv MASTER_PORT 29500 …",
     ),
-    Manager(
+    JobManager(
         "PALS",
         "mpirun",
         ("PALS_RANKID",),
@@ -107,7 +109,7 @@ MANAGERS = (
         ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
         job=("PALS_APID", *_JOBS),
     ),
-    Manager(
+    JobManager(
         "Cray PMI",
         "mpirun",
         ("PMI_RANK",),
@@ -117,7 +119,7 @@ MANAGERS = (
         job=_JOBS,
         needs=("PMI_LOCAL_SIZE",),
     ),
-    Manager(
+    JobManager(
         "Platform MPI",
         "mpirun",
         ("MPI_RANKID",),
@@ -126,7 +128,7 @@ MANAGERS = (
         ("MPI_LOCALNRANKS",),
         job=_JOBS,
     ),
-    Manager(
+    JobManager(
         "Flux",
         "flux",
         ("FLUX_TASK_RANK",),
@@ -136,7 +138,7 @@ MANAGERS = (
         ("FLUX_JOB_NNODES",),
         job=("FLUX_JOB_ID",),
     ),
-    Manager(
+    JobManager(
         "Slurm",
         "srun",
         ("SLURM_PROCID",),
@@ -149,7 +151,7 @@ MANAGERS = (
         ("SLURM_STEP_ID",),
         "export MASTER_ADDR=<first host> before srun",
     ),
-    Manager("a process manager with PMI", "mpirun", ("PMI_RANK", "PMI_ID"), ("PMI_SIZE",), job=_JOBS),
+    JobManager("a process manager with PMI", "mpirun", ("PMI_RANK", "PMI_ID"), ("PMI_SIZE",), job=_JOBS),
 )
 #: variables that hold a rank: set without a size, the process is one of an unknown number
 RANK_ALONE = (
@@ -161,23 +163,21 @@ RANK_ALONE = (
 )
 
 
-def first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
+def first_set(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
     """Return the value of the first of these variables that is set; empty if none is."""
     return next((environ[name] for name in names if environ.get(name)), "")
 
 
-def manager_of(environ: Mapping[str, str]) -> Manager | None:
+def manager_of(environ: Mapping[str, str]) -> JobManager | None:
     """Return the MPI or cluster manager that started this process as one of several; None if there is none.
 
     Raises ConfigError (``launch.rank_alone``) if the process has a rank but no world size.
     """
-    found = next((m for m in MANAGERS if m.started(environ) and first(environ, m.size)), None)
-    alone = next((name for name in RANK_ALONE if environ.get(name)), None) if found is None else None
-    if alone is not None:
-        raise ConfigError(
-            codes.LAUNCH_RANK_ALONE("environment", f"{alone}={environ[alone]}, but no number of processes")
-        )
-    return found
+    manager = next((m for m in MANAGERS if m.started(environ) and first_set(environ, m.size)), None)
+    if manager is None and (name := next((name for name in RANK_ALONE if environ.get(name)), "")):
+        rank_alone = f"{name}={environ[name]}, but no number of processes"
+        raise ConfigError(codes.LAUNCH_RANK_ALONE("environment", rank_alone))
+    return manager
 
 
 def started_by(environ: Mapping[str, str]) -> str | None:
@@ -186,12 +186,12 @@ def started_by(environ: Mapping[str, str]) -> str | None:
         return "accelerate" if "ACCELERATE_MIXED_PRECISION" in environ else "torchrun"
     if environ.get("RANK") and environ.get("WORLD_SIZE"):
         return "deepspeed" if "CROSS_SIZE" in environ and "LOCAL_SIZE" in environ else "env"
-    known = next((m.word for m in MANAGERS if m.started(environ)), None)
-    return known or ("mpirun" if any(environ.get(name) for name in RANK_ALONE) else None)
+    has_rank = any(environ.get(name) for name in RANK_ALONE)
+    return next((m.word for m in MANAGERS if m.started(environ)), "mpirun" if has_rank else None)
 
 
 @dataclass(frozen=True)
-class Standing:
+class ProcessRank:
     """A process's ``rank`` of ``size``, with ``local_size`` ranks on its node.
 
     ``host``: node 0 (empty: not known).
@@ -203,24 +203,29 @@ class Standing:
     host: str = ""
 
 
-def standing(environ: Mapping[str, str]) -> Standing:
+def process_rank(environ: Mapping[str, str]) -> ProcessRank:
     """Read rank and sizes from the launcher's variables; one process without a launcher.
 
     A size that is not a number counts as several (``RankEnv`` refuses it). Raises ConfigError as
     ``manager_of`` does.
     """
     if environ.get("RANK") and environ.get("WORLD_SIZE"):
-        local = first(environ, ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"))
-        size = whole(environ["WORLD_SIZE"]) or 2
-        return Standing(whole(environ["RANK"]), size, max(1, whole(local, 1)), environ.get("MASTER_ADDR", ""))
+        local = first_set(environ, ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"))
+        size = parse_nonnegative_int(environ["WORLD_SIZE"]) or 2
+        return ProcessRank(
+            parse_nonnegative_int(environ["RANK"]),
+            size,
+            max(1, parse_nonnegative_int(local, 1)),
+            environ.get("MASTER_ADDR", ""),
+        )
     manager = manager_of(environ)
     if manager is None:
-        return Standing()
-    size = whole(first(environ, manager.size) or "1") or 2
-    nodes = whole(first(environ, manager.nodes), 1)
-    on_node = next(iter(local_sizes(first(environ, manager.local_size))), size // max(1, nodes))
-    host = environ.get("MASTER_ADDR") or first_host(first(environ, manager.hosts))
-    return Standing(whole(first(environ, manager.rank)), size, max(1, on_node), host)
+        return ProcessRank()
+    size = parse_nonnegative_int(first_set(environ, manager.size) or "1") or 2
+    nodes = parse_nonnegative_int(first_set(environ, manager.nodes), 1)
+    on_node = next(iter(local_sizes(first_set(environ, manager.local_size))), size // max(1, nodes))
+    host = environ.get("MASTER_ADDR") or first_host(first_set(environ, manager.hosts))
+    return ProcessRank(parse_nonnegative_int(first_set(environ, manager.rank)), size, max(1, on_node), host)
 
 
 def first_host(nodelist: str) -> str:
@@ -243,16 +248,10 @@ def local_sizes(text: str) -> tuple[int, ...]:
     )
 
 
-def _shell(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm's variables belong to a batch script or an interactive shell, not to a task."""
-    step = environ.get("SLURM_STEP_ID", "")
-    return whole(step, _STEPS_OF_SHELLS) >= _STEPS_OF_SHELLS
-
-
 #: ``RankEnv.launcher`` of those that may show each process devices of its own (srun --gpus-per-task=1).
 OWN_DEVICES = ("slurm", "mpirun")
 
 
-def whole(text: str, default: int = 0) -> int:
+def parse_nonnegative_int(text: str, default: int = 0) -> int:
     """Parse a non-negative integer of at most 12 digits; return ``default`` for anything else."""
     return int(text) if re.fullmatch(r"\s*[0-9]{1,12}\s*", text) else default

@@ -1,39 +1,32 @@
-"""Checks in a child process before a launch: models, data, a look at the checkpoint, and trial imports."""
+"""Checks in a child process before a launch: models, data, the checkpoint to resume from, trial imports."""
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import os
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.config.registries.object_store_url import is_url, parse_url
 from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
+from paceline.core.rundir import RunDir
 from paceline.launch import codes
-from paceline.launch.processes import die_with_parent, send_group
-from paceline.launch.redacted_output import own_program
+from paceline.launch.child import can_fork, run_job
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
-    from paceline.core.rundir import RunDir
     from paceline.plan.plan import Plan
 
 #: The checks take a second; imports of torch, Transformers and user modules from a slow disk take longer.
 SECONDS = 180.0
-_CHECKS, _FOLDER = "paceline.training.preflight.trial", "paceline-look-"
+_CHECKS = "paceline.training.preflight.trial"
 _NO_TRIES = "--no-imports: problems that only an import can show will appear in the processes of the run"
+_URL, _RESUME = "training.checkpoint_url", "training.resume_from_checkpoint"
 
 
 @dataclass(frozen=True)
-class Beforehand:
+class PreflightResult:
     """The result of the checks: ``found`` the diagnostics; ``tried`` name → reason of each trial import.
 
     ``skipped``: the imports were not tried; ``template``: the chat template's name and what it writes, if
@@ -49,22 +42,20 @@ class Beforehand:
         """Return ``plan`` with decisions on the chat template and on the trial imports."""
         from paceline.plan.plan import Decision
 
+        decisions = [*plan.decisions]
         if self.template is not None:
-            plan = replace(plan, decisions=(*plan.decisions, Decision("chat template", *self.template)))
-        if not self.tried:
-            return plan
-        what = "; ".join(f"{name} ({why})" for name, why in self.tried.items())
-        decision = (
-            Decision("imports", "not tried", f"{what}. {_NO_TRIES}", False)
-            if self.skipped
-            else Decision("imports", "tried", f"{what}: in a separate process")
-        )
-        return replace(plan, decisions=(*plan.decisions, decision))
+            decisions.append(Decision("chat template", *self.template))
+        names = "; ".join(f"{name} ({why})" for name, why in self.tried.items())
+        if self.tried and self.skipped:
+            decisions.append(Decision("imports", "not tried", f"{names}. {_NO_TRIES}", False))
+        elif self.tried:
+            decisions.append(Decision("imports", "tried", f"{names}: in a separate process"))
+        return replace(plan, decisions=tuple(decisions))
 
 
-def beforehand(
+def run_preflight(
     config: Config, plan: Plan | None, *, imports: bool = True, elsewhere: bool = False
-) -> Beforehand:
+) -> PreflightResult:
     """Check what the config names, and with ``imports`` try the imports that the run will need.
 
     ``elsewhere``: the run is planned for another machine, so this machine's files and packages say little
@@ -74,7 +65,7 @@ def beforehand(
 
     tries = things_to_try(config, plan, os.environ)
     if elsewhere and not (imports and tries):  # this machine's files and packages are not the run's
-        return Beforehand((), tries, skipped=not imports)
+        return PreflightResult((), tries, skipped=not imports)
     job = {
         "config": config.to_json(),
         "plan": plan.to_json() if plan else None,
@@ -83,34 +74,29 @@ def beforehand(
         "open": not elsewhere,
         "doubt": None,
     }
-    # Findings about the model come last; a child process that died becomes a finding itself.
     reply, ended = run_child(job)
     tries |= {
         name: f"{tries[name]}, {why}" if name in tries else why
         for name, why in reply.get("asked", {}).items()
     }
-    here = list(_findings(reply.get("looked", ())))
-    of_model: list[Diagnostic] = []
-    for one in reply.get("tried", ()):
-        (of_model if one["name"] == MODEL else here).extend(_findings(one["found"]))
+    # Findings about the model come last; a child process that died becomes a finding itself
+    here, of_model = _findings(reply.get("looked", ())), list[Diagnostic]()
+    for trial in reply.get("tried", ()):
+        (of_model if trial["name"] == MODEL else here).extend(_findings(trial["found"]))
     if ended:
         here.append(_unfinished(reply, ended))
     if elsewhere:
         here = [replace(finding, severity=Severity.NOTE) for finding in here]
     template = reply.get("template")
-    known = None if template is None else (str(template[0]), str(template[1]))
-    return Beforehand((*here, *of_model), tries, skipped=not imports, template=known)
+    name_and_text = None if template is None else (str(template[0]), str(template[1]))
+    return PreflightResult((*here, *of_model), tries, skipped=not imports, template=name_and_text)
 
 
-def looked_in_doubt(partial: Config, doubt: frozenset[str]) -> list[Diagnostic]:
+def check_in_doubt(partial: Config, doubt: frozenset[str]) -> list[Diagnostic]:
     """Return the errors of a config that failed to load that hold for any values of the keys in ``doubt``."""
     reply, ended = run_child({"config": partial.to_json(), "plan": None, "tries": [], "doubt": sorted(doubt)})
-    found = errors(_findings(reply.get("looked", ())))
-    return [*found, *([_unfinished(reply, ended)] if ended else [])]
-
-
-def _findings(found: Any) -> list[Diagnostic]:
-    return [Diagnostic.from_json(item) for item in found]
+    unfinished = [_unfinished(reply, ended)] if ended else []
+    return [*errors(_findings(reply.get("looked", ()))), *unfinished]
 
 
 def run_child(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -119,38 +105,11 @@ def run_child(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     A fork looks at the files. If something is to be imported, a fresh interpreter does both.
     """
     if can_fork() and not job["tries"]:
-        reply, ended = _look_in_fork({**job, "imports": False})
+        reply, ended = run_job(_CHECKS, {**job, "imports": False}, SECONDS, fork=True)
         if ended or not (job.get("imports") and reply.get("asked")):
-            return reply, ended
-    with tempfile.TemporaryDirectory(prefix=_FOLDER) as folder:
-        request, answer = _written(job, Path(folder))
-        ended = wait_for_child(started_child(_CHECKS, str(request), str(answer)), SECONDS)
-        return _read(answer), ended
-
-
-def _look_in_fork(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    with tempfile.TemporaryDirectory(prefix=_FOLDER) as folder:
-        request, answer = _written(job, Path(folder))
-        output = Path(folder) / "output"
-        code = run_in_fork(_CHECKS, (str(request), str(answer)), SECONDS, output)
-        ended = _ended(code, output.read_bytes() if code else b"", SECONDS)
-        return _read(answer), ended
-
-
-def _written(job: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
-    """Write the job; return its file and that of the answer."""
-    request = folder / "job.json"
-    request.write_text(json.dumps(job), encoding="utf-8")
-    return request, folder / "answer.json"
-
-
-def _read(answer: Path) -> dict[str, Any]:
-    """Return what the child had answered until it ended; empty if nothing."""
-    try:
-        reply: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return reply
+            return reply or {}, ended
+    reply, ended = run_job(_CHECKS, job, SECONDS)
+    return reply or {}, ended
 
 
 def check_bytes(where: str, run: RunDir, *, several: bool = False) -> None:
@@ -159,121 +118,68 @@ def check_bytes(where: str, run: RunDir, *, several: bool = False) -> None:
     ``several``: there are other nodes, which may have what this one lacks. Raises ConfigError. Of a large
     checkpoint the tensors are left to the ranks (``checkpoint.resume``).
     """
-    with tempfile.TemporaryDirectory(prefix="paceline-bytes-") as folder:
-        answer = Path(folder) / "answer.json"
-        several_nodes = ["several"] * several
-        child = started_child(
-            "paceline.checkpoint.preflight",
-            "bytes",
-            where,
-            str(run.root),
-            str(answer),
-            *several_nodes,
-        )
-        if ended := wait_for_child(child, None):
-            what = "the checkpoint could not be verified before the start"
-            raise ConfigError(
-                codes.TRIAL_UNFINISHED(
-                    what, "training.resume_from_checkpoint", ended, "run paceline train again"
-                )
-            )
-        found = list(_findings(json.loads(answer.read_text(encoding="utf-8"))))
-    if found:
-        raise ConfigError(*found)
+    job = {"check": "bytes", "checkpoint": where, "run": str(run.root), "several": several}
+    failure = "the checkpoint could not be verified before the start"
+    if problems := _required(job, failure, _RESUME):
+        raise ConfigError(*problems)
 
 
-def started_child(module: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start a module of this package as a quiet child process: its own session, no network downloads."""
-    from paceline.launch.process_spec import import_path, module_argv
-    from paceline.launch.processes import die_with_parent
+def from_object_storage(config: Config, *, leads: bool, several: bool) -> tuple[Diagnostic, ...]:
+    """Bring the checkpoint to resume from onto this node's disk, if it is at a URL; return notes.
 
-    return subprocess.Popen(
-        module_argv(module, *arguments),
-        env={**os.environ, **import_path(os.environ), "HF_HUB_OFFLINE": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=die_with_parent(),  # noqa: PLW1509 (one prctl call): it dies too if a signal ends us early
-    )
-
-
-def wait_for_child(child: subprocess.Popen[bytes], seconds: float | None) -> str:
-    """Wait for the child; return why it failed, or an empty string on success.
-
-    Kills its process group on a timeout.
+    ``leads``: this is the first node, whose run must be the only one that writes to its URL. ``several``: the
+    run has other nodes, which may have disks of their own. It takes as long as the checkpoint takes to
+    arrive; the store itself must answer within seconds. Raises ConfigError.
     """
-    try:
-        _, stderr = child.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
-        return _ended(None, b"", seconds)
-    except BaseException:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
-        raise
-    return _ended(child.returncode, stderr, seconds)
+    t = config.training
+    urls = [t.checkpoint_url, t.resume_from_checkpoint if is_url(t.resume_from_checkpoint) else None]
+    if not any(urls) or not all(_is_sound(url) for url in urls if url):
+        return ()  # the rules name what is wrong
+    job = {
+        "check": "object_storage",
+        "url": t.checkpoint_url,
+        "resume": t.resume_from_checkpoint,
+        "run": str(RunDir.at(config.run_directory()).root),
+        "access": t.output_access,
+        "leads": leads,
+        "several": several,
+    }
+    key = _URL if t.checkpoint_url else _RESUME
+    failure = "object storage could not be looked at before the start"
+    findings = _required(job, failure, key)
+    if errors(findings):
+        raise ConfigError(*(_at_key(key, finding) for finding in findings))
+    return tuple(findings)
 
 
-def _ended(code: int | None, printed: bytes, seconds: float | None) -> str:
-    """Return why a child failed, with the last line it printed; empty for success.
+def _required(job: Mapping[str, Any], failure: str, key: str) -> list[Diagnostic]:
+    """Return the findings of a check that a start needs. Raises ConfigError if it does not finish."""
+    reply, ended = run_job("paceline.checkpoint.preflight", job)
+    if ended:
+        raise ConfigError(codes.TRIAL_UNFINISHED(failure, key, ended, "run paceline train again"))
+    return _findings(reply)
 
-    ``code`` None: it was too late.
-    """
-    if code is None:
-        return f"did not finish within {seconds:.0f} s"
-    if code == 0:
-        return ""
-    last = printed.decode("utf-8", "replace").strip().splitlines()[-1:]
-    return f"exit code {code}" + (f": {last[0][:300]}" if last else "")
+
+def _findings(items: Iterable[Any]) -> list[Diagnostic]:
+    return [Diagnostic.from_json(item) for item in items]
 
 
 def _unfinished(reply: Mapping[str, Any], ended: str) -> Diagnostic:
-    name = reply.get("under_way") or "objects named in the config"
-    what = f"{name}: the check did not finish"
-    hint = "paceline plan --no-imports skips it; the processes of the run would have the same problem"
-    return codes.TRIAL_UNFINISHED(what, found=ended, hint=hint, severity=Severity.WARNING)
+    message = f"{reply.get('under_way') or 'objects named in the config'}: the check did not finish"
+    remedy = "paceline plan --no-imports skips it; the processes of the run would have the same problem"
+    return codes.TRIAL_UNFINISHED(message, found=ended, hint=remedy, severity=Severity.WARNING)
 
 
-_THREADS = Path("/proc/self/task")  # libraries' too
-
-
-def can_fork() -> bool:
-    """Whether this process runs a program of ours in a single thread: a fork has no other threads.
-
-    Nor may the hub's library be imported: it asks whether it is offline once, when it is.
-    """
-    alone = _THREADS.is_dir() and len(os.listdir(_THREADS)) == 1
-    return own_program() and alone and "huggingface_hub" not in sys.modules
-
-
-def run_in_fork(module: str, arguments: Sequence[str], seconds: float, output: Path) -> int | None:
-    """Call ``main`` of a module in a fork; return its exit code, or -N after signal N.
-
-    None if it did not end within ``seconds``: it was killed, with what it had started. ``output``: the file
-    that gets what it prints.
-    """
-    output.touch(0o600)
-    dies = die_with_parent()
-
-    def run() -> None:
-        os.setsid()
-        if dies is not None:
-            dies()
-        file = os.open(output, os.O_WRONLY)
-        for stream in (1, 2):
-            os.dup2(file, stream)
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        raise SystemExit(import_module(module).main(*arguments))
-
-    child = multiprocessing.get_context("fork").Process(target=run)
-    child.start()
+def _is_sound(url: str) -> bool:
     try:
-        child.join(seconds)
-        return child.exitcode
-    finally:
-        if child.exitcode is None:
-            send_group(child.pid or 0, signal.SIGKILL)
-            child.kill()
-            child.join()
+        parse_url(url)
+    except ValueError:
+        return False
+    return True
+
+
+def _at_key(key: str, finding: Diagnostic) -> Diagnostic:
+    """Put an error at the config's key, with its place in ``found``."""
+    if finding.severity is not Severity.ERROR or finding.where in (_URL, _RESUME):
+        return finding
+    return replace(finding, where=key, found=": ".join(filter(None, (finding.where, finding.found))))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from paceline.core.errors import ConfigError
 from paceline.core.files import listed
 from paceline.core.rundir import RunDir
-from paceline.launch.environment.guide_variables import started_by
+from paceline.launch.environment.job_managers import started_by
 from paceline.plan.cost.memory.optimizer_bytes import OptimizerStates
 from paceline.plan.features.lora import adapter_of, adapter_parameters
 from paceline.plan.hardware.device_kinds import CUDA
@@ -46,14 +46,11 @@ def facts(
     Unknown facts stay None, and the rules that need them do not fire.
     """
     complete, incomplete = count_checkpoints(run)
-    ntasks = environ.get("SLURM_NTASKS_PER_NODE", "")
-    model = config.model
+    ntasks, model, devices = environ.get("SLURM_NTASKS_PER_NODE", ""), config.model, Path("/sys/class/net")
     words = family_words(str(model.config.get("model_type", ""))) if model.config else None
-    job = facts_of(
-        hardware, world_size=cluster.world_size, num_nodes=cluster.num_nodes, launcher=launcher, shape=shape
-    )
+    world, nodes = cluster.world_size, cluster.num_nodes
     return replace(
-        job,
+        facts_of(hardware, world_size=world, num_nodes=nodes, launcher=launcher, shape=shape),
         config_fields=words.fields if words else None,
         config_words=words.words if words else None,
         pretrained_dtype=pretrained_dtype(model, environ),
@@ -64,7 +61,7 @@ def facts(
         infiniband=infiniband(environ),
         memlock_unlimited=memlock_unlimited(),
         max_open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        interfaces=frozenset(os.listdir("/sys/class/net")) if Path("/sys/class/net").is_dir() else None,
+        interfaces=frozenset(os.listdir(devices)) if devices.is_dir() else None,
         nccl_socket_ifname=environ.get("NCCL_SOCKET_IFNAME") if hardware.device == CUDA.name else None,
         slurm_ntasks_per_node=int(ntasks) if ntasks.isdigit() else None,
         torch_xla=importlib.util.find_spec("torch_xla") is not None,
@@ -91,13 +88,10 @@ def count_checkpoints(run: RunDir) -> tuple[int, int]:
     """Return (complete, incomplete) counts of checkpoint folders; a complete one has a manifest."""
     if not os.path.isdir(run.checkpoints):  # isdir: a name that is too long gives False instead of an error
         return 0, 0
-    complete = incomplete = 0
-    for path in listed(run.checkpoints):
-        if os.path.exists(path / "manifest.json"):  # False for a folder of somebody else
-            complete += 1
-        elif path.is_dir() or path.is_symlink():
-            incomplete += 1
-    return complete, incomplete
+    # exists: False for a folder of somebody else
+    finished = {path: os.path.exists(path / "manifest.json") for path in listed(run.checkpoints)}
+    rest = [path for path, is_complete in finished.items() if not is_complete]
+    return len(finished) - len(rest), sum(path.is_dir() or path.is_symlink() for path in rest)
 
 
 def infiniband(environ: Mapping[str, str], root: Path = Path("/")) -> bool:

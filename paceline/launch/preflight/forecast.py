@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +22,6 @@ def forecast_of_plan(plan: Plan, cluster: AcceleratorCluster | None) -> Forecast
     model of unknown size.
     """
     from paceline.core.plugins.tables import CHOOSERS
-    from paceline.launch.preflight.forecast import epoch_lengths
     from paceline.plan.cost.from_plan import cluster_of_hardware, of_length, planned_candidate, search_spec_of
     from paceline.plan.cost.report import forecast
     from paceline.plan.hardware.device_kinds import is_accelerator
@@ -56,27 +52,19 @@ SECONDS = 20.0  # time limit: a plan does not wait longer
 
 def epoch_lengths(config: Config) -> tuple[int, int] | None:
     """Return (rows, tokens) of an epoch of this config's data; None if not prepared or not readable."""
-    from paceline.launch.environment.guide_variables import cache_folder
-    from paceline.launch.process_spec import import_path, module_argv
+    from paceline.core.package import cache_folder
+    from paceline.launch.child import run_job
     from paceline.plan.algorithms.spec import algorithm_spec
 
     tokenizer = config.model.tokenizer or config.model.name_or_path
     measured = algorithm_spec(config.training.algorithm).measured
     if not measured or not tokenizer or not Path(tokenizer).expanduser().is_dir():
-        return None  # the subprocess would find the same, a second later
+        return None  # the child would find the same, a second later
     cache = Path(config.data.cache_dir or cache_folder(os.environ)).expanduser()
     if not (cache / "prepared").is_dir():
         return None
-    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-        described = Path(folder) / "config.json"
-        described.write_text(json.dumps(config.to_json()), encoding="utf-8")
-        argv = module_argv(
-            "paceline.data.prepare.epoch_lengths", "--config-json", str(described), "--cache", str(cache)
-        )
-        try:
-            environ = without_secrets({**os.environ, **import_path(os.environ)})
-            done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=SECONDS)
-            found = json.loads(done.stdout) if done.returncode == 0 else None
-        except (OSError, ValueError, subprocess.TimeoutExpired):
-            return None
-    return (int(found["rows"]), int(found["tokens"])) if found else None
+    job = {"config": config.to_json(), "cache": str(cache)}
+    lengths, ended = run_job(
+        "paceline.data.prepare.epoch_lengths", job, SECONDS, environ=without_secrets(os.environ)
+    )
+    return (int(lengths[0]), int(lengths[1])) if lengths and not ended else None

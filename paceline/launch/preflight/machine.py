@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-from collections.abc import Iterator
+import re
+import socket
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from paceline.config.source import DEFAULTS
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.files import not_writable
+from paceline.core.package import cache_folder
 from paceline.core.security.secrets import without_secrets
 from paceline.launch import codes
+from paceline.launch.child import run_job
+from paceline.launch.claim_run_dir import check_run_dir
+from paceline.launch.environment.job_managers import started_by
+from paceline.launch.network import check_address, resolve_port
+from paceline.launch.process_spec import Cluster
+from paceline.launch.run_secret import read_secret, unsigned
+from paceline.rules import codes as rules_codes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paceline.config.load import Loaded
     from paceline.config.schema import Config
     from paceline.core.rundir import RunDir
-    from paceline.launch.process_spec import Cluster
     from paceline.plan.hardware.probe import Hardware
 
 #: Caused by another run, which may have ended by the time this one starts: warnings while planning.
 OF_ANOTHER_RUN = (codes.RUN_EXISTS.name, codes.RUN_IN_USE.name, codes.LAUNCH_PORT_IN_USE.name)
+HUB_SECONDS = 5.0  # for one connection
+SANDBOX_SECONDS = 60.0  # it starts an interpreter in namespaces of its own
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # either stops every download of the libraries
+# ``owner/rows.json`` is a file that is missing, no data set of the hub
+_ROW_FILES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".txt")
 
 
 def of_machine(
@@ -34,19 +54,29 @@ def of_machine(
     ``known``: the model's config.json is on this machine; ``met``: a launcher has already given the processes
     their rendezvous address.
     """
-    from paceline.launch.preflight.hub import hub_findings
     from paceline.plan.packages import check_packages
 
     config = loaded.config
-    found = [
-        *meeting_place(loaded, processes, met=met),
-        *([] if met else _port(loaded)),
-        *_folder(loaded, run),
-        *_cache(loaded),
-    ]
-    found += check_packages(config, loaded.provenance, os.environ, hardware.device)
-    found += hub_findings(config, known, os.environ)
-    return [replace(d, severity=Severity.WARNING) if d.code in OF_ANOTHER_RUN else d for d in found]
+    findings = meeting_place(loaded, processes, met=met)
+    # Inside a launcher the listener may be that launcher
+    if not met and config.launch.master_port and started_by(os.environ) is None:
+        findings += _raised(partial(resolve_port, Cluster.of(config.launch)))
+    findings += _raised(partial(check_run_dir, run, config.training))
+    cache = Path(config.data.cache_dir).expanduser() if config.data.cache_dir else cache_folder(os.environ)
+    if wrong := not_writable(cache):
+        findings.append(codes.DATA_CACHE_WRITE("data.cache_dir", f"{cache}: {wrong}"[:600]))
+    findings += check_packages(config, loaded.provenance, os.environ, hardware.device)
+    findings += hub_findings(config, known, os.environ)
+    return [replace(d, severity=Severity.WARNING) if d.code in OF_ANOTHER_RUN else d for d in findings]
+
+
+def _raised(check: Callable[[], object]) -> tuple[Diagnostic, ...]:
+    """Return the diagnostics of the error that a check raises; none if it raises none."""
+    try:
+        check()
+    except PacelineError as error:
+        return error.diagnostics
+    return ()
 
 
 def meeting_place(loaded: Loaded, processes: int, *, met: bool = False) -> list[Diagnostic]:
@@ -54,89 +84,120 @@ def meeting_place(loaded: Loaded, processes: int, *, met: bool = False) -> list[
 
     With ``met`` (a launcher has set the rendezvous address) only the store's secret is checked.
     """
-    from paceline.launch.addresses import check_address
-    from paceline.launch.run_secret import read_secret, unsigned
-
-    source = loaded.provenance.get("launch.master_addr")
-    section = loaded.config.launch
+    section, source = loaded.config.launch, loaded.provenance.get("launch.master_addr")
     allowed = section.allow_unsigned_store
     open_port = None if met else unsigned(os.environ, section.nnodes, processes, ours=True, allowed=allowed)
-    findings = [*filter(None, (open_port,))]
+    findings = [open_port] if open_port else []
     try:
         read_secret(os.environ)  # raises
         if not met:
-            named = source is not None and source.layer != DEFAULTS
-            findings += check_address(_cluster(loaded), named=named)
+            is_set = source is not None and source.layer != DEFAULTS
+            findings += check_address(Cluster.of(section), is_set=is_set)
     except ConfigError as error:
         findings += error.diagnostics
     return findings
 
 
-def _cluster(loaded: Loaded) -> Cluster:
-    from paceline.launch.process_spec import Cluster
-
-    c = loaded.config.launch
-    return Cluster(c.nproc or 1, c.nnodes, c.node_rank, c.master_addr, c.master_port)
-
-
-def _port(loaded: Loaded) -> Iterator[Diagnostic]:
-    """Check that the configured port is free.
-
-    Inside a launcher the listener may be that launcher: no check.
-    """
-    from paceline.launch.environment.guide_variables import started_by
-    from paceline.launch.ports import resolve_port
-
-    if not loaded.config.launch.master_port or started_by(os.environ) is not None:
-        return
-    try:
-        resolve_port(_cluster(loaded))
-    except ConfigError as error:
-        yield from error.diagnostics
-
-
-def _folder(loaded: Loaded, run: RunDir) -> Iterator[Diagnostic]:
-    """Check that the run may write to its run directory."""
-    from paceline.launch.claim_run_dir import check_claim
-
-    t = loaded.config.training
-    try:
-        check_claim(run, overwrite=t.overwrite_output_dir, resume=bool(t.resume_from_checkpoint))
-    except PacelineError as error:
-        yield from error.diagnostics
-
-
-def _cache(loaded: Loaded) -> Iterator[Diagnostic]:
-    """Check that the cache directory for prepared data is writable."""
-    from pathlib import Path
-
-    from paceline.core.files import not_writable
-    from paceline.launch.environment.guide_variables import cache_folder
-
-    named = loaded.config.data.cache_dir
-    folder = Path(named).expanduser() if named else cache_folder(os.environ)
-    if wrong := not_writable(folder):
-        yield codes.DATA_CACHE_WRITE("data.cache_dir", f"{folder}: {wrong}"[:600])
-
-
-SECONDS = 60.0
-
-
 def code_sandbox(config: Config) -> str | None:
     """Return why the sandbox cannot be used: empty if it can, None if this config runs no programs."""
-    from paceline.launch.process_spec import import_path, module_argv
-
     rollout = config.training.rollout
     if rollout is None or not rollout.allow_code_execution or all(r.name != "code" for r in rollout.rewards):
         return None
-    try:
-        done = subprocess.run(
-            module_argv("paceline.algorithms.rewards.code_reward"),
-            env=without_secrets({**os.environ, **import_path(os.environ)}),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
-        return str(json.loads(done.stdout)["refused"])
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        return f"the sandbox could not be tested: {error}"
+    module, environ = "paceline.algorithms.rewards.code_reward", without_secrets(os.environ)
+    refused, ended = run_job(module, {}, SANDBOX_SECONDS, environ=environ)
+    return f"the sandbox could not be tested: {ended}" if ended else str(refused)
+
+
+def hub_findings(config: Config, known: bool, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
+    """Yield warnings about names on the Hugging Face hub (a plan can be made without the files).
+
+    ``known``: the model's config.json is on this machine.
+    """
+    model = config.model
+    name = None if model.config is not None else model.name_or_path
+    here = name is None or Path(name).expanduser().exists()
+    # A revision has no effect on a local model.
+    if model.revision and here and not model.trust_remote_code:
+        kind = "created from scratch" if name is None else "a folder"
+        what = f"the model is {kind}, but a revision applies to the hub only and has no effect"
+        hint = "remove it, or name the model on the hub"
+        yield codes.MODEL_REVISION_UNREAD(what, "model.revision", model.revision, hint, Severity.WARNING)
+    # The rest is not in the cache: is it forbidden to download it, or impossible?
+    missing = list(_missing(config, name if name and not known and not here else None, environ))
+    off = [k for k in _OFFLINE if environ.get(k, "").lower() in ("1", "true", "yes", "on")]
+    failed = unreachable(environ) if missing and not off else ""
+    for code, subject, key, target in missing if off or failed else ():
+        fetch = f"hf download {target}" + (" --repo-type dataset" if subject == "the data set" else "")
+        if off:
+            what = f"{subject} is not on this machine, and {off[0]} is set, so nothing is downloaded"
+            hint = f"run {fetch} with network access, or name a folder"
+        else:
+            code = rules_codes.HUB_UNREACHABLE
+            what = f"{subject} is not on this machine, and the hub cannot be reached ({failed})"
+            hint = f"check the network and HF_ENDPOINT, or run {fetch} on another machine and name the folder"
+        yield code(what, key, target, hint, Severity.WARNING)
+
+
+def _missing(
+    config: Config, model: str | None, environ: Mapping[str, str]
+) -> Iterator[tuple[Code, str, str, str]]:
+    """Yield what would be downloaded, ``model`` first: its code where that is forbidden, what it is, its key
+    and its name.
+    """
+    if model:
+        yield rules_codes.MODEL_OFFLINE, "the model", "model.name_or_path", model
+    home = Path(environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    models = Path(environ.get("HF_HUB_CACHE") or home / "hub")
+    tokenizer = config.model.tokenizer
+    folder = models / f"models--{(tokenizer or '').replace('/', '--')}"
+    if tokenizer and _is_of_hub(tokenizer, owned=False) and not folder.is_dir():
+        yield codes.DATA_OFFLINE, "the tokenizer", "model.tokenizer", tokenizer
+    datasets = Path(environ.get("HF_DATASETS_CACHE") or home / "datasets")
+    for key, sections in (("data.train", config.data.train), ("data.eval", config.data.eval or ())):
+        for path in dict.fromkeys(section.path for section in sections):
+            if _is_of_hub(path) and not any((datasets / name).is_dir() for name in _folder_names(path)):
+                yield codes.DATA_OFFLINE, "the data set", key, path
+
+
+def _folder_names(path: str) -> Iterable[str]:
+    """Return how ``datasets`` may write a data set's folder: ``owner/MyRows`` is ``owner___my_rows``, too."""
+    owner, _, name = path.partition("/")
+    snake = re.sub(r"([a-z\d])([A-Z])", r"\1_\2", re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)).lower()
+    return f"{owner}___{name}", f"{owner}___{snake}"
+
+
+def _is_of_hub(name: str, *, owned: bool = True) -> bool:
+    """Whether ``name`` has the form ``owner/name`` and is not a path on this machine. ``owned`` False: a name
+    alone is one, too, as ``gpt2``.
+    """
+    word = r"[A-Za-z0-9][\w.-]*"
+    plain = re.fullmatch(f"{word}/{word}" if owned else f"({word}/)?{word}", name) is not None
+    return plain and Path(name).suffix.lower() not in _ROW_FILES and not Path(name).exists()
+
+
+def unreachable(environ: Mapping[str, str]) -> str:
+    """Return why no connection to the hub, or to the proxy in between, can be opened; empty if one can.
+
+    In a thread: looking a name up has no time limit.
+    """
+    hub = urlsplit(environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    proxies = {scheme: url for scheme, url in getproxies().items() if scheme != "no"}
+    proxy = proxies.get(hub.scheme) or proxies.get("all")
+    target = hub
+    if proxy and not proxy_bypass(hub.netloc):
+        target = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    host = target.netloc.rpartition("@")[2]  # without a password
+    reasons = [f"{host}: no answer within {HUB_SECONDS:.0f} s"]
+
+    def connect() -> None:
+        try:
+            port = target.port or (80 if target.scheme == "http" else 443)
+            socket.create_connection((target.hostname or "", port), timeout=HUB_SECONDS).close()
+            reasons.append("")
+        except (OSError, ValueError) as error:
+            reasons.append(f"{host}: {getattr(error, 'strerror', None) or error}")
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(HUB_SECONDS)
+    return reasons[-1]

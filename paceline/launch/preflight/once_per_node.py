@@ -15,15 +15,16 @@ from filelock import FileLock, Timeout
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.files import listed
+from paceline.launch.processes import started_at
 from paceline.runlog.redact import Redactor
 
-#: Longer than any check (``beforehand.SECONDS``, the sandbox's, a plan); after that a rank runs its own.
+#: Longer than any check (``child_checks.SECONDS``, the sandbox's, a plan); after that a rank runs its own.
 WAIT_SECONDS = 400.0
-_KEPT_SECONDS = 86400.0
+_KEPT_SECONDS = 86400.0  # records of starts older than a day are removed
 STARTING_SECONDS = 60.0  # cap on this process's age: findings from before that may be out of date
 
 
-def once_a_node(
+def once_per_node(
     folder: Path, subject: str, look: Callable[[], Sequence[Diagnostic]]
 ) -> tuple[Diagnostic, ...]:
     """Return what ``look`` finds about ``subject``.
@@ -40,21 +41,19 @@ def once_a_node(
     record, lock = folder / f"{name}.json", FileLock(str(folder / f"{name}.lock"), timeout=WAIT_SECONDS)
     try:
         with lock:
-            found = _recorded(record)
-            if found is None:
-                found = _look_and_record(record, look)
+            findings = _recorded(record)
+            return _look_and_record(record, look) if findings is None else findings
     except Timeout:  # the lock's holder hangs
         return tuple(look())
-    return found
 
 
 def _recorded(record: Path) -> tuple[Diagnostic, ...] | None:
     """Return the findings of another process of this start; None if there are none."""
     try:
         with record.open("rb") as file:
-            own = os.fstat(file.fileno()).st_uid == os.getuid()
+            is_ours = os.fstat(file.fileno()).st_uid == os.getuid()
             content = json.loads(file.read())
-        if not own or content["began"] < started():
+        if not is_ours or content["began"] < started():
             return None
         return tuple(Diagnostic.from_json(item) for item in content["found"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):  # none yet, or its writer died halfway
@@ -64,11 +63,11 @@ def _recorded(record: Path) -> tuple[Diagnostic, ...] | None:
 def _look_and_record(record: Path, look: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnostic, ...]:
     remove_old(record.parent)
     redact, began = Redactor.of(os.environ).diagnostic, time.time()
-    found = tuple(look())
-    text = json.dumps({"began": began, "found": [redact(finding).to_json() for finding in found]})
+    findings = tuple(look())
+    text = json.dumps({"began": began, "found": [redact(finding).to_json() for finding in findings]})
     with open(os.open(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
-    return found
+    return findings
 
 
 def remove_old(folder: Path) -> None:
@@ -84,10 +83,8 @@ def started() -> float:
 
     The current time if there is no ``/proc``.
     """
-    now, stat = time.time(), Path("/proc/self/stat")
-    if not stat.is_file():
+    now, ticks = time.time(), started_at(os.getpid())
+    if ticks < 0:
         return now
-    # field 22 of proc(5), from boot on
-    ticks = int(stat.read_text(encoding="utf-8").rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return now - min(max(0.0, age), STARTING_SECONDS)

@@ -11,22 +11,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import codes as config_codes
-from paceline.config.layers.unreliable_keys import sure
-from paceline.config.source import COMMAND_LINE
+from paceline.config.layers.unreliable_keys import sure, whatever_was_meant
+from paceline.config.schema import field_of
+from paceline.config.source import COMMAND_LINE, DEFAULTS
 from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
+from paceline.launch.claim_run_dir import WAIT_SECONDS, check_run_dir
+from paceline.launch.environment.deepspeed_build_locks import op_lock_problems
 from paceline.launch.environment.job_managers import OWN_DEVICES
-from paceline.launch.preflight.machine import OF_ANOTHER_RUN, of_machine
+from paceline.launch.launchers import launcher_for
+from paceline.launch.preflight.child_checks import check_in_doubt, from_object_storage, run_preflight
+from paceline.launch.preflight.facts import facts
+from paceline.launch.preflight.machine import OF_ANOTHER_RUN, code_sandbox, of_machine
+from paceline.launch.process_spec import Cluster
 from paceline.plan import codes as plan_codes
+from paceline.plan.algorithms.spec import named_shapes
 from paceline.plan.hardware.device_kinds import is_accelerator
+from paceline.plan.hardware.probe import probe
+from paceline.plan.model.files.folder_check import wrong_folders
+from paceline.plan.model.model_catalogue import known_shape
+from paceline.plan.model.read_config import shape_of
+from paceline.plan.plan import Decision
+from paceline.plan.strategies.job import Job
 from paceline.plan.strategies.spec import declared_spec
+from paceline.rules import of_config
+from paceline.rules.planning import try_plan
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded, NotLoaded
     from paceline.config.schema import Config
     from paceline.config.source import Source
-    from paceline.launch.process_spec import Cluster
     from paceline.plan.hardware.device_catalogue import AcceleratorCluster as PlannedCluster
     from paceline.plan.hardware.probe import Hardware
     from paceline.plan.model.shape import ModelShape
@@ -41,6 +56,15 @@ _LACKS = (
     "data.no_tokenizer",
     "models.cannot_load",
 )
+
+
+@contextmanager
+def located(loaded: Loaded) -> Iterator[None]:
+    """Put ``file:line`` in place of a config key in the errors that are raised inside."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(*merged((), error.diagnostics, loaded.provenance)) from error
 
 
 def planned(
@@ -60,89 +84,79 @@ def planned(
     Raises ConfigError with every violation at once: from hardware and world size, from the config's rules,
     from files and from trial imports.
     """
-    with at_lines(loaded):
-        return _planned(loaded, launcher, cluster, needs_room, imports, ranks)
+    with located(loaded):
+        draft = _draft(loaded, launcher, cluster, needs_room, imports, ranks)
+        # Checks of files, imports and this machine; all errors are raised together
+        config, plan, elsewhere = loaded.config, draft.plan, cluster is not None
+        trials = run_preflight(config, plan, imports=imports, elsewhere=elsewhere)
+        here: list[Diagnostic] = []
+        if not elsewhere:
+            run, met = RunDir.at(config.run_directory()), ranks is not None
+            here = of_machine(
+                loaded, draft.hardware, draft.processes.world_size, draft.knows_shape, run, met=met
+            )
+        seen = (*draft.of_devices, *here, *trials.found)
+        wrong = merged(errors(draft.ruled), (*draft.problems, *errors(seen)), loaded.provenance)
+        if wrong or plan is None:
+            raise ConfigError(*wrong)
+    warnings = merged((), [d for d in seen if d.severity is not Severity.ERROR], loaded.provenance)
+    return trials.with_decision(plan), (*draft.ruled, *warnings)
 
 
-@contextmanager
-def at_lines(loaded: Loaded) -> Iterator[None]:
-    """Put ``file:line`` in place of a config key in the errors that are raised inside."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(*merged((), error.diagnostics, loaded.provenance)) from error
+@dataclass(frozen=True)
+class _Draft:
+    """A plan (None if there is none) before its checks: ``ruled`` by the rules, ``problems`` of the plan.
+
+    ``knows_shape``: the model's shape is known; ``of_devices``: findings about the hardware.
+    """
+
+    plan: Plan | None
+    ruled: Sequence[Diagnostic]
+    problems: Sequence[Diagnostic]
+    hardware: Hardware
+    processes: Cluster
+    of_devices: Sequence[Diagnostic]
+    knows_shape: bool
 
 
-def _planned(
+def _draft(
     loaded: Loaded,
     launcher: str | None,
     cluster: PlannedCluster | None,
     needs_room: bool,
     imports: bool,
     ranks: Ranks | None,
-) -> tuple[Plan, tuple[Diagnostic, ...]]:
-    from paceline.launch.environment.deepspeed_build_locks import op_lock_problems
-    from paceline.launch.launchers.registry import launcher_for
-    from paceline.launch.preflight.child_checks import beforehand
-    from paceline.launch.preflight.facts import facts
-    from paceline.launch.preflight.machine import code_sandbox
-    from paceline.plan.model.files.folder_check import wrong_folders
-    from paceline.plan.model.model_catalogue import known_shape
-    from paceline.plan.plan import Decision
-    from paceline.plan.strategies.job import Job
-    from paceline.rules.planning import try_plan
-
+) -> _Draft:
+    """Plan with all that is known before a start. Raises ConfigError for a folder that is no model."""
     config = loaded.config
-    if wrong_ones := wrong_folders(config):  # nothing else that can be said of them would help
+    if unusable := wrong_folders(config):  # nothing else that can be said of them would help
         ruled = errors(_of_rules(loaded, frozenset(), config))
-        raise ConfigError(*merged(ruled, wrong_ones, loaded.provenance))
+        raise ConfigError(*merged(ruled, unusable, loaded.provenance))
     hardware, of_devices, processes = _machine(loaded, cluster, ranks)
     launcher = ranks.launcher if ranks else launcher_for(processes, launcher)
     run = RunDir.at(config.run_directory())
     shape, problems = _shape(config, imports)
-    listed = shape is None and not problems
-    shape = shape or (known_shape(config.model.name_or_path or "") if listed else None)
-    known = facts(hardware, processes, launcher, shape, run, os.environ, config)
-    known = (
-        replace(known, code_sandbox=code_sandbox(config))
+    from_list = shape is None and not problems
+    shape = shape or (known_shape(config.model.name_or_path or "") if from_list else None)
+    facts_here = facts(hardware, processes, launcher, shape, run, os.environ, config)
+    facts_here = (
+        replace(facts_here, code_sandbox=code_sandbox(config))
         if cluster is None
-        else replace(known, **OF_THIS_MACHINE)
+        else replace(facts_here, **OF_THIS_MACHINE)
     )
     others, missing = _others(config, imports)
-    job = Job(
-        config,
-        hardware,
-        processes.world_size,
-        processes.num_nodes,
-        launcher,
-        str(run.root),
-        shape,
-        others,
-        needs_room,
-    )
-    # Plan with the rules' findings; then the checks of files, imports and machine, reported together.
-    tried = try_plan(job, provenance=loaded.provenance, facts=known)
-    plan, found = tried.plan, tried.ruled
+    world, nodes = processes.world_size, processes.num_nodes
+    job = Job(config, hardware, world, nodes, launcher, str(run.root), shape, others, needs_room)
+    tried = try_plan(job, provenance=loaded.provenance, facts=facts_here)
+    plan = tried.plan
     problems += [*missing, *tried.problems, *_unread(loaded)]
     if cluster is None and plan is not None and "nvme" in plan.engine.places:
         problems += op_lock_problems(os.environ)
-    # Checks of files, imports and this machine; all errors are raised together.
-    looked = beforehand(config, plan, imports=imports, elsewhere=cluster is not None)
-    here = (
-        []
-        if cluster is not None
-        else of_machine(loaded, hardware, processes.world_size, shape is not None, run, met=ranks is not None)
-    )
-    seen = (*of_devices, *here, *looked.found)
-    wrong = merged(errors(found), (*problems, *errors(seen)), loaded.provenance)
-    if wrong or plan is None:
-        raise ConfigError(*wrong)
-    if listed and shape is not None:
+    if plan is not None and from_list and shape is not None:
         says = "the model is not on this machine: layers and sizes are those listed under its name"
-        of_list = Decision("model.name_or_path", "shape of the shipped list", says)
-        plan = replace(plan, decisions=(*plan.decisions, of_list))
-    warnings = merged((), [d for d in seen if d.severity is not Severity.ERROR], loaded.provenance)
-    return looked.with_decision(plan), (*found, *warnings)
+        listed = Decision("model.name_or_path", "shape of the shipped list", says)
+        plan = replace(plan, decisions=(*plan.decisions, listed))
+    return _Draft(plan, tried.ruled, problems, hardware, processes, of_devices, shape is not None)
 
 
 def _unread(loaded: Loaded) -> list[Diagnostic]:
@@ -155,9 +169,6 @@ def _machine(
     loaded: Loaded, cluster: PlannedCluster | None, ranks: Ranks | None
 ) -> tuple[Hardware, Sequence[Diagnostic], Cluster]:
     """Return the hardware (of this machine, or ``cluster``'s), findings about it, and the processes."""
-    from paceline.launch.process_spec import Cluster
-    from paceline.plan.hardware.probe import probe
-
     config = loaded.config
     if cluster is not None:
         return cluster.hardware(), (), Cluster(processes_of(loaded, cluster), cluster.nodes)
@@ -183,8 +194,6 @@ def with_plan(error: NotLoaded) -> ConfigError:
 
 def _of_rules(loaded: Loaded, doubt: frozenset[str], config: Config) -> Sequence[Diagnostic]:
     """Return the errors of the rules that hold on any machine."""
-    from paceline.rules import of_config
-
     return of_config(config, provenance=loaded.provenance)
 
 
@@ -193,13 +202,10 @@ def with_files(
     judge: Callable[[Loaded, frozenset[str], Config], Sequence[Diagnostic]] = _of_rules,
 ) -> ConfigError:
     """Combine a config's loading errors with those that ``judge`` and the named files give its sound part."""
-    from paceline.config.layers.unreliable_keys import whatever_was_meant
-    from paceline.launch.preflight.child_checks import looked_in_doubt
-
     sound = error.partial
     surely = whatever_was_meant(partial(judge, sound, error.doubt), sound.config, error.doubt)
-    found = [*error.diagnostics, *surely]
-    return ConfigError(*merged(found, looked_in_doubt(sound.config, error.doubt), sound.provenance))
+    in_doubt = check_in_doubt(sound.config, error.doubt)
+    return ConfigError(*merged([*error.diagnostics, *surely], in_doubt, sound.provenance))
 
 
 #: Without these no plan says anything that is surely true once the config is mended.
@@ -216,11 +222,6 @@ def _without_files(loaded: Loaded, doubt: frozenset[str], config: Config) -> Seq
     """Return the errors of the rules and the plan on this machine, or of the rules alone if a doubted key
     may be any of a section's, or decides the plan's shape.
     """
-    from paceline.config.schema import field_of
-    from paceline.launch.launchers.registry import launcher_for
-    from paceline.plan.strategies.job import Job
-    from paceline.rules.planning import try_plan
-
     ruled = _of_rules(loaded, doubt, config)
     others_in_doubt = frozenset(key for key in doubt if not key.startswith(_OFFLOAD))
     if not all(map(field_of, others_in_doubt)) or not sure(others_in_doubt, *_SHAPING):
@@ -232,8 +233,8 @@ def _without_files(loaded: Loaded, doubt: frozenset[str], config: Config) -> Seq
     job = Job(config, hardware, world, nodes, launcher, config.run_directory(), shape, others, False)
     tried = try_plan(job, provenance=loaded.provenance)
     # What stands at a doubted key is about the value that took its place, or is said already.
-    found = [d for d in (*errors(tried.ruled), *tried.problems) if sure(doubt, d.where)]
-    return merged(ruled, found, loaded.provenance)
+    sound = [d for d in (*errors(tried.ruled), *tried.problems) if sure(doubt, d.where)]
+    return merged(ruled, sound, loaded.provenance)
 
 
 @dataclass(frozen=True)
@@ -244,41 +245,28 @@ class Ranks:
     launcher: str
 
 
-def found_for_ranks(
+def preflight_findings_of_ranks(
     loaded: Loaded, cluster: Cluster, launcher: str, *, first_node: bool
 ) -> tuple[Diagnostic, ...]:
     """Return the diagnostics of ``planned``, errors included, for ranks that another launcher has started.
 
     On the first node also those of the run directory.
     """
-    from paceline.launch.claim_run_dir import WAIT_SECONDS, check_claim
-    from paceline.launch.preflight.object_storage import from_object_storage
-
-    training = loaded.config.training
     try:
-        with at_lines(loaded):
-            brought = from_object_storage(loaded.config, leads=first_node, several=cluster.num_nodes > 1)
-        _, found = planned(loaded, ranks=Ranks(cluster, launcher))
-        found = (*brought, *found)
+        with located(loaded):
+            notes = from_object_storage(loaded.config, leads=first_node, several=cluster.num_nodes > 1)
+        _, warnings = planned(loaded, ranks=Ranks(cluster, launcher))
         if first_node:
-            run = RunDir.at(loaded.config.run_directory())
-            resume = bool(training.resume_from_checkpoint)
-            check_claim(run, overwrite=training.overwrite_output_dir, resume=resume, wait=WAIT_SECONDS)
+            check_run_dir(RunDir.at(loaded.config.run_directory()), loaded.config.training, WAIT_SECONDS)
     except ConfigError as error:
         return error.diagnostics
-    return tuple(d for d in found if d.code not in OF_ANOTHER_RUN)
+    return tuple(d for d in (*notes, *warnings) if d.code not in OF_ANOTHER_RUN)
 
 
 # This machine's disk and network say nothing about another's.
 OF_THIS_MACHINE: dict[str, Any] = dict.fromkeys(
-    (
-        "disk_free_bytes",
-        "interfaces",
-        "max_open_files",
-        "nccl_socket_ifname",
-        "infiniband",
-        "memlock_unlimited",
-    )
+    ("disk_free_bytes", "interfaces", "max_open_files", "nccl_socket_ifname")
+    + ("infiniband", "memlock_unlimited")
 )
 
 
@@ -287,8 +275,6 @@ def _shape(config: Config, exactly: bool) -> tuple[ModelShape | None, list[Diagn
 
     ``exactly``: its class may be asked, in a child process.
     """
-    from paceline.plan.model.read_config import shape_of
-
     try:
         return shape_of(config.model, os.environ, exactly=exactly), []
     except ConfigError as error:
@@ -297,8 +283,6 @@ def _shape(config: Config, exactly: bool) -> tuple[ModelShape | None, list[Diagn
 
 def _others(config: Config, exactly: bool) -> tuple[dict[str, ModelShape | None], list[Diagnostic]]:
     """Return the shapes of the other models that the config names, and what is wrong with their folders."""
-    from paceline.plan.algorithms.spec import named_shapes
-
     try:
         return named_shapes(config, os.environ, exactly=exactly), []
     except ConfigError as error:
@@ -314,29 +298,27 @@ def merged(
 
     A plan finding is dropped if a rule reported the same code at the same key.
     """
-    named = {(d.code, place) for d in rules for place in d.where.split(" and ")}
-    found = list(rules)
+    by_rules = {(d.code, key) for d in rules for key in d.where.split(" and ")}
+    findings = list(rules)
     for diagnostic in plan:
         source = provenance.get(diagnostic.where)
-        place = source.place() if source and source.layer != "default" else diagnostic.where
-        located = replace(diagnostic, where=place)
-        if (diagnostic.code, place) not in named and located not in found and not _is_named(located, found):
-            found.append(located)
-    return [d for d in found if not _follows(d, found)]
+        place = source.place() if source and source.layer != DEFAULTS else diagnostic.where
+        # The planner and the file checks read the same files
+        listed = {(d.code, d.where, d.what) for d in findings}
+        is_said = (diagnostic.code, place) in by_rules or (diagnostic.code, place, diagnostic.what) in listed
+        if not is_said:
+            findings.append(replace(diagnostic, where=place))
+    return [d for d in findings if not _follows(d, findings)]
 
 
-def _follows(one: Diagnostic, found: Sequence[Diagnostic]) -> bool:
+def _follows(finding: Diagnostic, findings: Sequence[Diagnostic]) -> bool:
     """Whether a finding only says what a folder lacks, and another says what that folder is."""
-    return one.code in _LACKS and any(
+    where, shown = finding.where, finding.found
+    return finding.code in _LACKS and any(
         d.code in _IS
-        and (one.where == d.where or Path(one.where).parent == Path(d.found) or one.found.startswith(d.found))
-        for d in found
+        and (where == d.where or Path(where).parent == Path(d.found) or shown.startswith(d.found))
+        for d in findings
     )
-
-
-def _is_named(one: Diagnostic, found: Sequence[Diagnostic]) -> bool:
-    """Whether a file error is listed already: the planner and the file checks read the same files."""
-    return any((d.code, d.where, d.what) == (one.code, one.where, one.what) for d in found)
 
 
 def processes_of(loaded: Loaded, cluster: PlannedCluster) -> int:
@@ -348,27 +330,24 @@ def processes_of(loaded: Loaded, cluster: PlannedCluster) -> int:
     config = loaded.config
     requested = {key for key, source in loaded.provenance.items() if source.layer == COMMAND_LINE}
     if "launch.nnodes" in requested and config.launch.nnodes != cluster.nodes:
+        conflict = f"the hardware is {cluster.nodes} node(s) of {cluster.machine.node}"
+        remedy = "use --hardware alone, with the number of devices of all nodes"
         raise ConfigError(
-            plan_codes.PLAN_HARDWARE_NODES(
-                f"the hardware is {cluster.nodes} node(s) of {cluster.machine.node}",
-                "--nnodes",
-                str(config.launch.nnodes),
-                "use --hardware alone, with the number of devices of all nodes",
-            )
+            plan_codes.PLAN_HARDWARE_NODES(conflict, "--nnodes", str(config.launch.nnodes), remedy)
         )
     if "launch.nproc" in requested and config.launch.nproc is not None:
         return config.launch.nproc
-    return 1 if alone(config) else cluster.machine.node
+    return 1 if is_single_process(config) else cluster.machine.node
 
 
 def num_processes(config: Config, hardware: Hardware) -> int:
     """Return the processes of this node: the configured number, else one per GPU, or one on a CPU."""
     if config.launch.nproc is not None:
         return config.launch.nproc
-    return hardware.num_devices if is_accelerator(hardware.device) and not alone(config) else 1
+    return hardware.num_devices if is_accelerator(hardware.device) and not is_single_process(config) else 1
 
 
-def alone(config: Config) -> bool:
+def is_single_process(config: Config) -> bool:
     """Whether the config uses one process; under ``data_parallel`` it drives all devices of its node."""
     spec = declared_spec(config.training.distributed_strategy)
     return (spec is not None and spec.one_process) or config.training.distributed is False
@@ -376,10 +355,5 @@ def alone(config: Config) -> bool:
 
 def cluster_of(config: Config, plan: Plan) -> Cluster:
     """Return the plan's processes with the config's addresses."""
-    from paceline.launch.process_spec import Cluster
-
-    c = config.launch
-    on_cpu = plan.device == "cpu"
-    return Cluster(
-        plan.world_size // plan.num_nodes, plan.num_nodes, c.node_rank, c.master_addr, c.master_port, on_cpu
-    )
+    nproc, nodes = plan.world_size // plan.num_nodes, plan.num_nodes
+    return replace(Cluster.of(config.launch), nproc=nproc, num_nodes=nodes, on_cpu=plan.device == "cpu")

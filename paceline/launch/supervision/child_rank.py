@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.launch import processes
-from paceline.launch.environment.job_managers import whole
+from paceline.launch.environment.job_managers import parse_nonnegative_int
 from paceline.launch.process_spec import worker_argv
-from paceline.launch.supervision.launcher_channel import Exchange
+from paceline.launch.program import handling_signals
+from paceline.launch.supervision.worker_channel import WorkerServer
 
 POLL_SECONDS = 0.05
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # part of the key of a store's attempt in torchrun
 _MOST_CALLS = 1000  # a process trains less often
 _CALLS = itertools.count()
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -32,17 +32,17 @@ def run_beneath(
 ) -> tuple[int, Diagnostic | None]:
     """Run this process's rank in a child and wait; return (exit code, the rank's own error).
 
-    ``arguments``: the worker's; ``output``, ``asks_to_stop``: as in ``supervise.run``. Signals are
+    ``arguments``: the worker's; ``output``, ``asks_to_stop``: as in ``supervisor.run``. Signals are
     passed on to the child, which stops after its step, and the child dies with this process.
 
     torchrun's agent has one store for all trainings of its processes, so each counts as a further attempt:
     the ranks of one do not read the keys of another. Every rank must call this equally often.
     """
-    exchange = Exchange(1)
-    attempt = whole(environ.get(RESTARTS, "0")) * _MOST_CALLS + next(_CALLS)
+    server = WorkerServer(1)
+    attempt = parse_nonnegative_int(environ.get(RESTARTS, "0")) * _MOST_CALLS + next(_CALLS)
     child = subprocess.Popen(
         worker_argv(*arguments),
-        env={**environ, RESTARTS: str(attempt), **exchange.environ()},
+        env={**environ, RESTARTS: str(attempt), **server.environ()},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
@@ -53,24 +53,21 @@ def run_beneath(
     def pass_on(number: int, frame: FrameType | None) -> None:
         processes.send(child.pid, number)
 
-    ours = SIGNALS if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, pass_on) for number in ours}
-    try:
-        requested = False
-        while child.poll() is None:
-            exchange.poll()
-            if not requested and asks_to_stop():
-                requested = True
-                processes.send(child.pid, signal.SIGTERM)
-            time.sleep(POLL_SECONDS)
-        exchange.poll()
-        finding = next((one.finding for one in exchange.callers.values() if one.finding is not None), None)
-        code = child.returncode
-        return (code if code >= 0 else 128 - code), finding
-    finally:
-        if child.poll() is None:
-            processes.send_group(child.pid, signal.SIGKILL)
-            child.wait()
-        exchange.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handling_signals(dict.fromkeys(SIGNALS, pass_on)):
+        try:
+            requested = False
+            while child.poll() is None:
+                server.poll()
+                if not requested and asks_to_stop():
+                    requested = True
+                    processes.send(child.pid, signal.SIGTERM)
+                time.sleep(POLL_SECONDS)
+            server.poll()
+            finding = next((w.finding for w in server.workers.values() if w.finding is not None), None)
+            code = child.returncode
+            return (code if code >= 0 else 128 - code), finding
+        finally:
+            if child.poll() is None:
+                processes.send_group(child.pid, signal.SIGKILL)
+                child.wait()
+            server.close()

@@ -20,7 +20,26 @@ from paceline.launch import codes
 
 CALM = frozenset({int(ExitCode.OK), int(ExitCode.STOPPED)})
 ECHOES = frozenset({int(ExitCode.PEER_FAILED), int(ExitCode.CLOSING)})
-ECHO_SECONDS = 2.0
+ECHO_SECONDS = 2.0  # between a death and what the others make of it
+_LESS_MEMORY = (
+    "use a smaller training.per_device_train_batch_size or data.max_length,"
+    " training.gradient_checkpointing: true, or more memory"
+)
+_UNKNOWN_KILL = (
+    f"it is unknown whether memory ran out (no counter can be read; check `dmesg`); if it did, {_LESS_MEMORY}"
+)
+_OTHER_KILL = (
+    "its cgroup counted no out-of-memory kill: find out what sent the signal (kill -9, a scheduler's limit)"
+)
+_SIGNAL_HINTS: Mapping[int, str] = {
+    signal.SIGSEGV: "crash in native code: the stack of each thread is in {log}",
+    signal.SIGFPE: "crash in native code: the stack of each thread is in {log}",
+    signal.SIGILL: "native code was built for another processor: the stack of each thread is in {log}",
+    signal.SIGABRT: "native code aborted: its reason is above, the stack of each thread in {log}",
+    signal.SIGBUS: (
+        "usually /dev/shm is full, or a file was truncated while it was mapped: the stack is in {log}"
+    ),
+}
 _MAY_ECHO = frozenset({int(signal.SIGABRT), int(signal.SIGTERM), int(signal.SIGPIPE)})
 
 
@@ -46,14 +65,14 @@ class Failure:
 
 def root_of(failures: Sequence[Failure]) -> Failure | None:
     """Return the failure that caused the others; None if there are none."""
-    named = min((f for f in failures if f.code > 0), key=lambda f: f.at, default=None)
+    reported = min((f for f in failures if f.code > 0), key=lambda f: f.at, default=None)
     killed = min(
         (f for f in failures if f.code < 0), key=lambda f: (f.at, -f.code in _MAY_ECHO), default=None
     )
-    if named is None or killed is None:
-        return named or killed
+    if reported is None or killed is None:
+        return reported or killed
     slack = -ECHO_SECONDS if -killed.code in _MAY_ECHO else ECHO_SECONDS
-    return killed if killed.at <= named.at + slack else named
+    return killed if killed.at <= reported.at + slack else reported
 
 
 def overall_code(codes: Mapping[int, int], *, stop_signal: int | None = None) -> int:
@@ -65,35 +84,30 @@ def overall_code(codes: Mapping[int, int], *, stop_signal: int | None = None) ->
     """
     values = [codes[rank] for rank in sorted(codes)]
     # Own failures, then deaths by signal, then consequences in order of severity.
-    own = [code for code in values if code > 0 and code not in (ExitCode.STOPPED, *ECHOES)]
-    if own:
-        return own[0]
-    killed = [
-        code for code in values if code < 0 and not (stop_signal is not None and code == -signal.SIGTERM)
+    consequences = [ExitCode.PEER_FAILED, ExitCode.CLOSING, ExitCode.STOPPED]
+    by_request = -signal.SIGTERM if stop_signal is not None else 0
+    causes = [
+        *(code for code in values if code > 0 and code not in consequences),
+        *(128 - code for code in values if code < 0 and code != by_request),
+        *(int(code) for code in consequences if code in values),
+        *(128 + (stop_signal or signal.SIGTERM) for code in values if code < 0),
     ]
-    if killed:
-        return 128 - killed[0]
-    for code in (ExitCode.PEER_FAILED, ExitCode.CLOSING, ExitCode.STOPPED):
-        if code in values:
-            return int(code)
-    if any(code < 0 for code in values):
-        return 128 + (stop_signal or signal.SIGTERM)
-    return int(ExitCode.OK)
+    return next(iter(causes), int(ExitCode.OK))
 
 
-def left_unannounced(rank: int, code: int, at: float, log: str = "") -> Failure:
+def left_unannounced(rank: int, code: int, time: float, log: str = "") -> Failure:
     """Return the failure of a rank that exited with ``code`` without a word to its launcher.
 
     Every rank announces its end, so user code or a library has ended this one (``os._exit``). A code that
     Paceline gives a meaning (finished, stopped, refused) is not taken at its word.
     """
     answer = int(ExitCode.FAILED) if code in (*CALM, *ECHOES, ExitCode.CONFIG) else code
-    hint = (
+    remedy = (
         f"see the output above and {log or 'the log of that rank'}; a function of yours or a library may have"
         " called os._exit: let it raise an exception, or stop a run with a callback's should_stop"
     )
-    finding = codes.LAUNCH_RANK_LEFT(f"rank {rank}", f"exit code {code}", rank=rank, code=code, hint=hint)
-    return Failure(rank, answer, at, finding, silent=True)
+    finding = codes.LAUNCH_RANK_LEFT(f"rank {rank}", f"exit code {code}", rank=rank, code=code, hint=remedy)
+    return Failure(rank, answer, time, finding, silent=True)
 
 
 def signal_name(number: int) -> str:
@@ -110,39 +124,15 @@ def killed_diagnostic(rank: int, code: int, out_of_memory: bool | None = None, l
     ``out_of_memory``: whether its cgroup counted an out-of-memory kill, None if unknown; ``log``: path of its
     log.
     """
-    number, name = -code, signal_name(-code)
-    log = log or "the rank's log"
-    less = (
-        "use a smaller training.per_device_train_batch_size or data.max_length,"
-        " training.gradient_checkpointing: true, or more memory"
-    )
+    number, name, where = -code, signal_name(-code), f"rank {rank}"
     evidence = {"rank": rank, "signal": name, "out_of_memory": out_of_memory}
     if number == signal.SIGKILL and out_of_memory:
-        what = (
-            f"rank {rank} was ended by the kernel's out-of-memory killer (SIGKILL): its cgroup"
-            " counted the kill"
+        message = (
+            f"{where} was ended by the kernel's out-of-memory killer (SIGKILL): its cgroup counted the kill"
         )
-        return codes.LAUNCH_OUT_OF_MEMORY(what, f"rank {rank}", name, less, evidence=evidence)
-    not_known = (
-        f"it is unknown whether memory ran out (no counter can be read; check `dmesg`); if it did, {less}"
-    )
-    hints: dict[int, str] = {
-        signal.SIGKILL: (
-            not_known
-            if out_of_memory is None
-            else (
-                "its cgroup counted no out-of-memory kill: find out what sent the signal (kill -9,"
-                " a scheduler's limit)"
-            )
-        ),
-        signal.SIGSEGV: f"crash in native code: the stack of each thread is in {log}",
-        signal.SIGFPE: f"crash in native code: the stack of each thread is in {log}",
-        signal.SIGILL: f"native code was built for another processor: the stack of each thread is in {log}",
-        signal.SIGABRT: f"native code aborted: its reason is above, the stack of each thread in {log}",
-        signal.SIGBUS: (
-            f"usually /dev/shm is full, or a file was truncated while it was mapped: the stack is in {log}"
-        ),
-    }
-    hint = hints.get(number, f"find out what sent the signal, and see {log}")
-    what = f"rank {rank} was ended by {name}"
-    return codes.LAUNCH_WORKER_KILLED(what, f"rank {rank}", name, hint, evidence=evidence)
+        return codes.LAUNCH_OUT_OF_MEMORY(message, where, name, _LESS_MEMORY, evidence=evidence)
+    remedy = _SIGNAL_HINTS.get(number, "find out what sent the signal, and see {log}")
+    if number == signal.SIGKILL:
+        remedy = _UNKNOWN_KILL if out_of_memory is None else _OTHER_KILL
+    remedy = remedy.format(log=log or "the rank's log")
+    return codes.LAUNCH_WORKER_KILLED(f"{where} was ended by {name}", where, name, remedy, evidence=evidence)

@@ -95,9 +95,9 @@ class LaunchRecord:
         On several nodes rank 0 makes it; a disk that refuses will refuse the ranks too.
         """
         if self.run.events_dir.is_dir() and not self._is_anothers():
-            text = json.dumps({"exit_code": None, **launcher_identity(), "ranks": []}).ljust(_ROOM) + "\n"
+            identity = {"pid": os.getpid(), "began": started_at(os.getpid()), "host": socket.gethostname()}
             with suppress(OSError), written_into(self.run.root):
-                self._publish(text)
+                self._publish(json.dumps({"exit_code": None, **identity, "ranks": []}).ljust(_ROOM) + "\n")
 
     @property
     def saved(self) -> bool:
@@ -122,23 +122,21 @@ class LaunchRecord:
                     write(exits, exit_code, root)
                 except OSError as exc:
                     why = refusal_of(exc, self.run.root)
-                    what = (
-                        "how the ranks ended could not be recorded:"
-                        f" {why.reason if why else exc.strerror or exc}"
+                    reason = why.reason if why else exc.strerror or exc
+                    problem = f"how the ranks ended could not be recorded: {reason}"
+                    where, consequence = str(self.run.root), "only the output above is available"
+                    refused.append(
+                        codes.LAUNCH_EXITS_LOST(problem, where, str(exc), consequence, Severity.WARNING)
                     )
-                    where, hint = str(self.run.root), "only the output above is available"
-                    refused.append(codes.LAUNCH_EXITS_LOST(what, where, str(exc), hint, Severity.WARNING))
         return refused[:1]
 
     def _exits(self, exits: Sequence[Exit], exit_code: int, root: Failure | None) -> None:
         path = self.run.exits(self.node_rank)
-        cause = self._redact.diagnostic(root.finding).to_json() if root is not None and root.finding else None
-        ranks = [asdict(one) for one in sorted(exits, key=lambda one: one.rank)]
         data = {
             "exit_code": exit_code,
             "rank": root.rank if root is not None else None,
-            "cause": cause,
-            "ranks": ranks,
+            "cause": self._redact.diagnostic(root.finding).to_json() if root and root.finding else None,
+            "ranks": [asdict(rank) for rank in sorted(exits, key=lambda rank: rank.rank)],
         }
         path.parent.mkdir(exist_ok=True)
         try:
@@ -185,17 +183,13 @@ class LaunchRecord:
         if written not in (None, self._earlier):  # rank 0 has written it
             self._correct(exit_code, findings)
             return
-        early = root is None and exit_code != ExitCode.OK
-        if written is not None and (early or exit_code in (ExitCode.CONFIG, *CALM)):
-            return
-        if exit_code == ExitCode.OK:
+        early = root is None
+        keeps_earlier = written is not None and (early or exit_code in (ExitCode.CONFIG, *CALM))
+        if exit_code == ExitCode.OK or keeps_earlier:
             return
         if early:
             findings = (codes.LAUNCH_STOPPED_EARLY(exit_code=exit_code),)
-        facts: dict[str, Json] = {
-            "checkpoint": self._newest(),
-            "rank": root.rank if root is not None else None,
-        }
+        facts: dict[str, Json] = {"checkpoint": self._newest(), "rank": root.rank if root else None}
         outcome = "stopped" if early else "failed"
         write_result(self.run, outcome, exit_code, facts, findings, redact=self._redact)
 
@@ -204,13 +198,13 @@ class LaunchRecord:
         try:
             data = json.loads(read_run_file(self.run.result_json))
             outcome, code = data.pop("outcome"), data.pop("exit_code")
-            found = [Diagnostic.from_json(one) for one in data.pop("diagnostics", ())]
+            written = [Diagnostic.from_json(item) for item in data.pop("diagnostics", ())]
         except (OSError, ValueError, KeyError, TypeError):
             return
-        known = {(one.code, one.what) for one in found}
-        more = [one for one in findings if (one.code, one.what) not in known]
         if code != exit_code:
-            write_result(self.run, outcome, exit_code, data, [*more, *found], redact=self._redact)
+            known = {(finding.code, finding.what) for finding in written}
+            more = [finding for finding in findings if (finding.code, finding.what) not in known]
+            write_result(self.run, outcome, exit_code, data, [*more, *written], redact=self._redact)
 
     def _newest(self) -> str:
         """Return the path of the newest checkpoint, by its hint; empty without one."""
@@ -219,11 +213,6 @@ class LaunchRecord:
             if name and (self.run.checkpoints / name).is_dir():
                 return str(self.run.checkpoints / name)
         return ""
-
-
-def launcher_identity() -> JsonObject:
-    """Return what tells whether this process still lives: its pid, when it began, and its machine."""
-    return {"pid": os.getpid(), "began": started_at(os.getpid()), "host": socket.gethostname()}
 
 
 def begun_start(run: RunDir, node_rank: int = 0) -> JsonObject:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+# by the type of file system in mountinfo
 _FILES = {"cgroup2": "memory.events", "cgroup": "memory.oom_control"}
 
 
@@ -27,10 +28,8 @@ class MemoryKills:
         root, so groups that it was seen in before count on.
         """
         path = counter_of(pid, self._proc)
-        if path is None or path in self._of.get(pid, ()):
-            return
-        count = _count(path)
-        if count is not None:
+        count = None if path is None or path in self._of.get(pid, ()) else _count(path)
+        if path is not None and count is not None:
             self._of.setdefault(pid, []).append(path)
             self._before.setdefault(path, count)
 
@@ -53,30 +52,25 @@ def counter_of(pid: int, proc: Path = Path("/proc")) -> Path | None:
         mounts = (proc / "self" / "mountinfo").read_text().splitlines()
     except (OSError, UnicodeDecodeError):
         return None
-    places: dict[str, str] = {}  # type of file system → the cgroup's path in its hierarchy
+    inside_of: dict[str, str] = {}  # type of file system → the cgroup's path in its hierarchy
     for line in groups:
         hierarchy, controllers, path = (line.split(":", 2) + ["", ""])[:3]
         if hierarchy == "0" and not controllers:
-            places["cgroup2"] = path
+            inside_of["cgroup2"] = path
         elif "memory" in controllers.split(","):
-            places["cgroup"] = path
+            inside_of["cgroup"] = path
     # Find where that hierarchy is mounted; inside a container only a part of it may be.
     for line in mounts:
         before, _, after = line.partition(" - ")
-        fields, kind = before.split(), (after.split() or [""])[0]
-        if (
-            kind not in places
-            or len(fields) < 5
-            or (kind == "cgroup" and "memory" not in after.split()[-1].split(","))
-        ):
+        fields, (kind, *options) = before.split(), after.split() or [""]
+        of_memory = kind != "cgroup" or "memory" in options[-1].split(",")
+        if kind not in inside_of or len(fields) < 5 or not of_memory:
             continue
-        root, at = fields[3], Path(fields[4].replace("\\040", " "))
-        inside = places[kind]
-        if root != "/" and not f"{inside}/".startswith(f"{root}/"):
-            continue
-        file = at / inside.removeprefix(root).lstrip("/") / _FILES[kind]
-        if _count(file) is not None:
-            return file
+        root, mount, inside = fields[3], Path(fields[4].replace("\\040", " ")), inside_of[kind]
+        if root == "/" or f"{inside}/".startswith(f"{root}/"):
+            file = mount / inside.removeprefix(root).lstrip("/") / _FILES[kind]
+            if _count(file) is not None:
+                return file
     return None
 
 

@@ -5,14 +5,14 @@ torchrun's agent, which would itself kill them after a fixed time); a worker sav
 with 75. A further Ctrl-C kills everything and the exit code is 130. Every child has its own session, so a
 terminal's Ctrl-C reaches only the supervisor.
 
-Exit codes. Those of the workers, see ``exits``. A worker announces its end; one that exits without a word
+Exit codes. Those of the workers, see ``exit_codes``. A worker announces its end; one that exits without it
 has failed, whatever its code, and one that is killed after it makes the run's code 70 (the result is there).
-When a rank is killed by a signal, the others are told at
-once through their socket (``line.py``), write it down and exit; those that stay longer than ``WORD_SECONDS``,
-or have no socket yet, are killed. When a rank fails with its own error, the others get ``NAMED_SECONDS`` to
-hear of it from that rank (the alarm between ranks); then the launcher tells them in the same way.
-``PEER_SECONDS``, then SIGTERM, then SIGKILL apply to ranks that only lost a peer on another node. How each
-rank ended is recorded in the run directory (``record.py``).
+When a rank is killed by a signal, the others are told at once through their socket (``worker_channel``),
+write it down and exit; those that stay longer than ``WORD_SECONDS``, or have no socket yet, are killed. When
+a rank fails with its own error, the others get ``NAMED_SECONDS`` to hear of it from that rank (the alarm
+between ranks); then the launcher tells them in the same way. ``PEER_SECONDS``, then SIGTERM, then SIGKILL
+apply to ranks that only lost a peer on another node. How each rank ended is recorded in the run directory
+(``exit_record``).
 
 Cleanup. All descendants carry a mark in their environment, by which the remaining ones, detached or not, are
 found and killed at the end; if the supervisor itself is killed, the kernel sends its children SIGTERM
@@ -24,16 +24,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 from paceline.core.errors import BusyError, ConfigError, ExitCode
 from paceline.launch import codes, processes
 from paceline.launch.process_spec import LaunchSpec
+from paceline.launch.program import handling_signals
 from paceline.launch.supervision.exit_codes import (
     CALM,
     ECHOES,
@@ -44,9 +44,8 @@ from paceline.launch.supervision.exit_codes import (
     root_of,
 )
 from paceline.launch.supervision.exit_record import Exit, LaunchRecord
-from paceline.launch.supervision.launcher_channel import Exchange
 from paceline.launch.supervision.oom_kills import MemoryKills
-from paceline.launch.supervision.worker_channel import AGENT, SOCKET, Word
+from paceline.launch.supervision.worker_channel import AGENT, SOCKET, PeerExit, WorkerServer
 
 WORD_SECONDS = 1.2  # for the other ranks to record which rank was killed, and exit
 NAMED_SECONDS = 8.0  # for the other ranks to hear of an error from the rank itself
@@ -55,7 +54,7 @@ WATCH_SECONDS = 1.0  # how often the cgroups of the ranks are looked up
 STACKS = getattr(signal, "SIGUSR1", None)  # makes a worker write all threads' stacks to its log
 STOPPED_SECONDS = 2.0  # a stopped process (SIGSTOP) reacts neither to a failure nor to SIGTERM
 TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL after a failure
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.05  # a death is told to the others within this and WORD_SECONDS
 # Variables of an outer launcher that would mislead the workers.
 STALE = (
     "TORCHELASTIC_USE_AGENT_STORE",
@@ -92,6 +91,29 @@ def run(
     return _Supervisor(specs, environ, report, record, output, asks_to_stop).run()
 
 
+@dataclass
+class _Child:
+    """A process that this node has started.
+
+    ``code``: as in ``Popen.returncode``, once it has exited and its last report is read; ``ended``: we killed
+    it since another rank had failed; ``led``: an agent whose workers got SIGTERM.
+    """
+
+    spec: LaunchSpec
+    process: subprocess.Popen
+    code: int | None = None
+    ended: bool = False
+    led: bool = False
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def kill(self) -> None:
+        self.ended = True
+        processes.send_group(self.pid, signal.SIGKILL)
+
+
 class _Supervisor:
     def __init__(
         self,
@@ -100,72 +122,72 @@ class _Supervisor:
         report: Callable[[str], None],
         record: LaunchRecord | None,
         output: int | None,
-        asks_to_stop: Callable[[], bool],
+        stop_requested: Callable[[], bool],
     ) -> None:
-        self._stop_requested = asks_to_stop
-        self._specs = tuple(specs)
+        self._specs, self._output, self._record = tuple(specs), output, record
         self._environ = {key: value for key, value in environ.items() if key not in STALE}
-        self._report = report
-        self._record, self._output = record, output
+        self._report, self._stop_requested = report, stop_requested
         self._mark = uuid.uuid4().hex
-        self._children: dict[int, subprocess.Popen] = {}  # by position in specs
-        self._codes: dict[int, int] = {}
+        self._children: list[_Child] = []
+        self._behind_agent = any(spec.rank is None for spec in self._specs)
         self._stop_signal: int | None = None
-        self._stopped_pids: set[int] = set()  # pids that got SIGTERM
-        self._ended: set[int] = set()  # pids that we killed since another rank had failed
-        self._led: set[int] = set()  # agents whose workers got SIGTERM
+        self._stopped_pids: set[int] = set()  # pids that got SIGTERM, workers of an agent among them
         self._kill_now = False
         self._first_failure: float | None = None
-        self._failures: list[Failure] = []
-        self._word: Word | None = None
-        self._word_at = 0.0
+        self._failures: dict[int, Failure] = {}  # by rank
+        self._exit: PeerExit | None = None  # what the other ranks are told, and since when
+        self._told_at = 0.0
         self._memory = MemoryKills()
         self._out_of_memory: dict[int, bool | None] = {}  # by rank
-        self._checked_at = 0.0
-        self._exchange = Exchange(sum(spec.ranks for spec in self._specs))
+        self._watched_at = 0.0
+        self._server = WorkerServer(sum(spec.ranks for spec in self._specs))
 
     def run(self) -> int:
-        handlers = self._install()
-        try:
-            self._start()
-            while len(self._codes) < len(self._children):
+        # Keep SIGHUP ignored under nohup. A shell's background job ignores SIGINT too, but whoever sends
+        # it one wants a stop.
+        nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        handlers: dict[int, Callable[[int, FrameType | None], None]] = {
+            number: self._on_signal for number in SIGNALS if number != signal.SIGHUP or not nohup
+        }
+        if STACKS is not None:
+            handlers[STACKS] = self._on_stacks
+        with handling_signals(handlers):
+            try:
+                self._start()
+                while self._running():
+                    self._hear()
+                    self._poll()
+                    if self._stop_signal is None and self._stop_requested():
+                        self._on_signal(signal.SIGTERM, None)
+                    if self._kill_now:
+                        self._report("stopped at once; anything not saved before is lost")
+                        for child in self._children:
+                            if child.process.poll() is None:
+                                child.kill()
+                        return self._end(int(ExitCode.INTERRUPTED))
+                    self._ask_to_stop()
+                    self._tell_others()
+                    self._end_stragglers()
+                    time.sleep(POLL_SECONDS)
                 self._hear()
-                self._poll()
-                if self._stop_signal is None and self._stop_requested():
-                    self._on_signal(signal.SIGTERM, None)
-                if self._kill_now:
-                    return self._end(self._killed())
-                self._ask_to_stop()
-                self._pass_word()
-                self._end_stragglers()
-                time.sleep(POLL_SECONDS)
-            self._hear()
-            return self._end(self._answer())
-        finally:
-            processes.end_all(
-                [child.pid for child in self._children.values() if child.poll() is None], self._mark
-            )
-            for child in self._children.values():
-                child.wait()
-            self._exchange.close()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+                return self._end(self._answer())
+            finally:
+                alive = [child.pid for child in self._children if child.process.poll() is None]
+                processes.end_all(alive, self._mark)
+                for child in self._children:
+                    child.process.wait()
+                self._server.close()
 
     def _start(self) -> None:
         if self._record is not None:
             self._record.begin()
         prepare = processes.die_with_parent()
-        for position, spec in enumerate(self._specs):
-            env = {
-                **self._environ,
-                **self._exchange.environ(),
-                **spec.env_additions,
-                processes.MARK: self._mark,
-            }
+        ours = {**self._environ, **self._server.environ()}
+        for spec in self._specs:
             try:
-                self._children[position] = subprocess.Popen(
+                process = subprocess.Popen(
                     spec.argv,
-                    env=env,
+                    env={**ours, **spec.env_additions, processes.MARK: self._mark},
                     stdin=subprocess.DEVNULL,
                     stdout=self._output,
                     stderr=self._output,
@@ -173,212 +195,174 @@ class _Supervisor:
                     preexec_fn=prepare,  # noqa: PLW1509 - one prctl call; no thread is started before
                 )
             except OSError as exc:
-                raise ConfigError(
-                    codes.LAUNCH_START(spec.argv[0], spec.shell_line(), strerror=exc.strerror)
-                ) from exc
+                finding = codes.LAUNCH_START(spec.argv[0], spec.shell_line(), strerror=exc.strerror)
+                raise ConfigError(finding) from exc
+            self._children.append(_Child(spec, process))
 
     def _hear(self) -> None:
         """Read the workers' reports.
 
         Behind an agent also notice a lost process, which only the agent can wait for.
         """
-        self._exchange.poll()
-        known = {failure.rank for failure in self._failures}
+        self._server.poll()
+        now = time.monotonic()
         # Failures that ranks reported, and, behind an agent, ranks that vanished.
-        for rank, caller in self._exchange.callers.items():
-            if rank == AGENT or rank in known:
+        for rank, worker in self._server.workers.items():
+            if rank == AGENT or rank in self._failures:
                 continue
-            if caller.finding is not None and caller.code is not None and caller.code not in ECHOES:
-                self._fails(Failure(rank, caller.code, time.monotonic(), caller.finding))
-            elif caller.gone and caller.code is None and self._behind_agent() and not caller.notified:
-                self._fails(
-                    Failure(
-                        rank,
-                        -signal.SIGKILL,
-                        time.monotonic(),
-                        codes.LAUNCH_RANK_GONE(f"rank {rank}", rank=rank),
-                    )
-                )
-        if time.monotonic() - self._checked_at > WATCH_SECONDS:
-            self._checked_at = time.monotonic()
-            for pid in (
-                *(c.pid for c in self._children.values()),
-                *(c.pid for c in self._exchange.callers.values()),
-            ):
+            if worker.finding is not None and worker.code is not None and worker.code not in ECHOES:
+                self._fails(Failure(rank, worker.code, now, worker.finding))
+            elif worker.gone and worker.code is None and self._behind_agent and not worker.notified:
+                gone = codes.LAUNCH_RANK_GONE(f"rank {rank}", rank=rank)
+                self._fails(Failure(rank, -signal.SIGKILL, now, gone))
+        if now - self._watched_at > WATCH_SECONDS:
+            self._watched_at = now
+            pids = [child.pid for child in self._children]
+            for pid in (*pids, *(worker.pid for worker in self._server.workers.values())):
                 self._memory.watch(pid)
 
     def _poll(self) -> None:
-        for position, child in self._children.items():
-            code = child.poll()
-            if code is None or position in self._codes:
-                continue
-            self._codes[position] = code
-            self._hear()  # its last report takes precedence over its exit code
-            rank = self._specs[position].rank
-            announced = self._announced(rank)
-            if code < 0 and announced is not None and self._is_done(rank):
-                self._codes[position] = announced if -code == signal.SIGTERM else int(ExitCode.CLOSING)
-                continue
-            if code >= 0 and rank is not None and announced is None and self._expects_word(rank, code):
-                self._first_failure = self._first_failure or time.monotonic()
-                failure = left_unannounced(rank, code, time.monotonic(), self._log(rank))
-                if failure.finding is not None:
-                    self._report(failure.finding.render())
-                self._fails(failure)
-                continue
-            # Exits in order, and deaths that we caused, are not failures.
-            expected = self._stop_signal is not None and code == -signal.SIGTERM
-            if code in CALM or expected:
-                continue
-            self._first_failure = self._first_failure or time.monotonic()
-            if (
-                rank is None
-                or child.pid in self._ended
-                or rank in {failure.rank for failure in self._failures}
-            ):
-                continue
-            # A rank killed by a signal could not report it; other exit codes are its own error or an echo.
-            if code < 0:
-                self._out_of_memory[rank] = (
-                    self._memory.killed(child.pid) if code == -signal.SIGKILL else None
-                )
-                finding = killed_diagnostic(rank, code, self._out_of_memory[rank], self._log(rank))
-                self._report(finding.render())
-                self._fails(Failure(rank, code, time.monotonic(), finding))
-            elif code not in ECHOES:
-                self._fails(Failure(rank, code, time.monotonic()))
+        for child in self._running():
+            child.code = child.process.poll()
+            if child.code is not None:
+                self._hear()  # its last report takes precedence over its exit code
+                self._exited(child, child.code)
 
-    def _announced(self, rank: int | None) -> int | None:
-        """Return the exit code that a rank has announced; None if it has announced none."""
-        caller = self._exchange.callers.get(rank) if rank is not None else None
-        return None if caller is None else caller.code
-
-    def _is_done(self, rank: int | None) -> bool:
-        """Whether the end that a rank has announced is one in order."""
-        return self._announced(rank) in (*CALM, ExitCode.CLOSING) and rank not in {
-            failure.rank for failure in self._failures
-        }
+    def _exited(self, child: _Child, code: int) -> None:
+        """Judge the exit of a process: one in order, one that we caused, or a failure."""
+        rank, now = child.spec.rank, time.monotonic()
+        worker = self._server.workers.get(rank) if rank is not None else None
+        announced = None if worker is None else worker.code
+        in_order = announced in (*CALM, ExitCode.CLOSING) and rank not in self._failures
+        if code < 0 and announced is not None and in_order:
+            child.code = announced if -code == signal.SIGTERM else int(ExitCode.CLOSING)
+            return
+        left = code >= 0 and rank is not None and announced is None and self._expects_word(rank, code)
+        if not left and (code in CALM or (self._stop_signal is not None and code == -signal.SIGTERM)):
+            return
+        self._first_failure = self._first_failure or now
+        if rank is None:
+            return
+        if left:
+            self._fails_silently(left_unannounced(rank, code, now, self._log(rank)))
+        elif child.ended or rank in self._failures:
+            return
+        # A rank killed by a signal could not report it; other exit codes are its own error or an echo.
+        elif code < 0:
+            memory = self._memory.killed(child.pid) if code == -signal.SIGKILL else None
+            self._out_of_memory[rank] = memory
+            killed = killed_diagnostic(rank, code, memory, self._log(rank))
+            self._fails_silently(Failure(rank, code, now, killed))
+        elif code not in ECHOES:
+            self._fails(Failure(rank, code, now))
 
     def _expects_word(self, rank: int, code: int) -> bool:
         """Whether a rank that exits with ``code`` ought to have announced it.
 
         Not after a second Ctrl-C, nor one that we told to leave; nor a worker that is none of ours.
         """
-        caller = self._exchange.callers.get(rank)
-        if code == ExitCode.INTERRUPTED or (code in ECHOES and caller is not None and caller.notified):
+        worker = self._server.workers.get(rank)
+        if code == ExitCode.INTERRUPTED or (code in ECHOES and worker is not None and worker.notified):
             return False
-        return caller is not None or (self._record is not None and self._exchange.serves)
+        return worker is not None or (self._record is not None and self._server.serves)
+
+    def _fails_silently(self, failure: Failure) -> None:
+        """Take a failure that the rank itself could not report, and report it."""
+        if failure.finding is not None:
+            self._report(failure.finding.render())
+        self._fails(failure)
 
     def _fails(self, failure: Failure) -> None:
-        self._failures.append(failure)
+        self._failures[failure.rank] = failure
         self._first_failure = self._first_failure or failure.at
-        if (failure.code < 0 or failure.silent) and failure.finding is not None and self._word is None:
-            self._word, self._word_at = Word(failure.rank, failure.answer, failure.finding), failure.at
+        if (failure.code < 0 or failure.silent) and failure.finding is not None and self._exit is None:
+            self._exit, self._told_at = PeerExit(failure.rank, failure.answer, failure.finding), failure.at
 
-    def _pass_word(self) -> None:
+    def _tell_others(self) -> None:
         """Tell the other ranks of a failure so that they exit.
 
         Ranks without a socket get SIGTERM; ranks that stay longer than ``WORD_SECONDS`` are killed.
         """
-        if self._word is None:
-            named = root_of(self._failures)
-            if named is None or time.monotonic() - named.at < NAMED_SECONDS:
+        now = time.monotonic()
+        if self._exit is None:
+            root = root_of([*self._failures.values()])
+            if root is None or now - root.at < NAMED_SECONDS:
                 return
-            finding = named.finding or codes.LAUNCH_RANK_FAILED(
-                f"rank {named.rank}", rank=named.rank, code=named.code
-            )
-            self._word, self._word_at = Word(named.rank, named.answer, finding), time.monotonic()
-        self._exchange.send(self._word)
-        late = time.monotonic() - self._word_at > WORD_SECONDS
-        for position, child in self._running():
-            rank = self._specs[position].rank
-            if rank is None:
-                self._end_led(child.pid, late)
-                continue
-            self._ended.add(child.pid)
-            if late:
-                processes.send_group(child.pid, signal.SIGKILL)
-            elif rank not in self._exchange.callers:
-                self._stop_child(child.pid)
-
-    def _end_led(self, agent: int, late: bool) -> None:
-        """Kill the workers of an agent that were told and stayed."""
-        for pid in processes.rank_children(agent) if late else ():
-            processes.send(pid, signal.SIGKILL)
+            where = f"rank {root.rank}"
+            finding = root.finding or codes.LAUNCH_RANK_FAILED(where, rank=root.rank, code=root.code)
+            self._exit, self._told_at = PeerExit(root.rank, root.answer, finding), now
+        self._server.send(self._exit)
+        late = now - self._told_at > WORD_SECONDS
+        for child in self._running():
+            if child.spec.rank is None:
+                # workers of an agent that were told and stayed
+                for pid in processes.rank_children(child.pid) if late else ():
+                    processes.send(pid, signal.SIGKILL)
+            elif late:
+                child.kill()
+            else:
+                child.ended = True
+                if child.spec.rank not in self._server.workers:
+                    self._stop(child.pid)
 
     def _ask_to_stop(self) -> None:
         """After a stop request, send SIGTERM once to each worker, also to those that appear later."""
-        if self._stop_signal is None:
-            return
-        for position, child in self._running():
-            workers = [child.pid]
-            if self._specs[position].rank is None:
-                workers = processes.rank_children(child.pid)
-                if workers:
-                    self._led.add(child.pid)
-                elif child.pid not in self._led:  # an agent without workers yet: end it before it starts any
-                    workers = [child.pid]
-            for pid in workers:
-                self._stop_child(pid)
+        for child in self._running() if self._stop_signal is not None else ():
+            workers = [child.pid] if child.spec.rank is not None else processes.rank_children(child.pid)
+            child.led = child.led or child.spec.rank is None and bool(workers)
+            # an agent without workers yet is ended before it starts any
+            for pid in workers or ([] if child.led else [child.pid]):
+                self._stop(pid)
 
-    def _stop_child(self, pid: int) -> None:
+    def _stop(self, pid: int) -> None:
         if pid not in self._stopped_pids:
             self._stopped_pids.add(pid)
             processes.send(pid, signal.SIGTERM)
 
     def _end_stragglers(self) -> None:
-        if self._first_failure is None:
-            return
-        waited = time.monotonic() - self._first_failure
-        # Stopped processes first; then SIGTERM to the others, then SIGKILL.
-        if waited > STOPPED_SECONDS:
-            for _, child in self._running():
-                if processes.state_of(child.pid) in processes.STOPPED:
-                    self._ended.add(child.pid)
-                    processes.send_group(child.pid, signal.SIGKILL)
-        if waited > PEER_SECONDS + TERM_SECONDS:
-            for _, child in self._running():
+        """End what stays after a failure: stopped processes first; the others by SIGTERM, then SIGKILL."""
+        waited = 0.0 if self._first_failure is None else time.monotonic() - self._first_failure
+        for child in self._running() if waited > STOPPED_SECONDS else ():
+            if processes.state_of(child.pid) in processes.STOPPED:
+                child.kill()
+            if waited > PEER_SECONDS + TERM_SECONDS:
                 processes.send_group(child.pid, signal.SIGKILL)
-        elif waited > PEER_SECONDS:
-            for position, child in self._running():
-                if (
-                    STACKS is not None
-                    and child.pid not in self._ended
-                    and self._specs[position].rank in self._exchange.callers
-                ):
+            elif waited > PEER_SECONDS:
+                if STACKS is not None and not child.ended and child.spec.rank in self._server.workers:
                     processes.send(child.pid, STACKS)
-                self._ended.add(child.pid)
-                self._stop_child(child.pid)
+                child.ended = True
+                self._stop(child.pid)
 
-    def _running(self) -> list[tuple[int, subprocess.Popen]]:
-        return [
-            (position, child) for position, child in self._children.items() if position not in self._codes
-        ]
-
-    def _behind_agent(self) -> bool:
-        return any(spec.rank is None for spec in self._specs)
+    def _running(self) -> list[_Child]:
+        return [child for child in self._children if child.code is None]
 
     def _log(self, rank: int) -> str:
         return str(self._record.run.rank_log(rank)) if self._record is not None else ""
 
-    def _killed(self) -> int:
-        self._report("stopped at once; anything not saved before is lost")
-        for child in self._children.values():
-            if child.poll() is None:
-                self._ended.add(child.pid)
-                processes.send_group(child.pid, signal.SIGKILL)
-        return int(ExitCode.INTERRUPTED)
+    def _agent_codes(self) -> Mapping[int, int]:
+        """Return the exit codes of an agent's ranks, as it has reported them."""
+        agent = self._server.workers.get(AGENT)
+        return agent.codes if agent is not None else {}
 
     def _answer(self) -> int:
         """Return the exit code: that of the root cause if a rank failed by itself."""
-        if self._behind_agent() and overall_code(self._codes, stop_signal=self._stop_signal) in CALM:
-            self._left_their_agent()
-        root = root_of(
-            [failure for failure in self._failures if not self._behind_agent() or failure.code > 0]
-        )
+        exits = {position: child.code or 0 for position, child in enumerate(self._children)}
+        code = overall_code(exits, stop_signal=self._stop_signal)
+        if self._behind_agent and code in CALM:
+            # Ranks that exited in the middle of the run look calm to their agent
+            for rank, worker in self._server.workers.items():
+                reported = self._agent_codes().get(rank, 0)
+                if (
+                    worker.gone
+                    and worker.code is None
+                    and reported in CALM
+                    and rank not in (AGENT, *self._failures)
+                ):
+                    self._fails_silently(left_unannounced(rank, reported, time.monotonic(), self._log(rank)))
+        failures = self._failures.values()
+        root = root_of([failure for failure in failures if not self._behind_agent or failure.code > 0])
         if root is not None:
             return root.answer
-        code = overall_code(self._codes, stop_signal=self._stop_signal)
         if self._stop_signal is not None and code == 128 + self._stop_signal:
             saved = self._record is not None and self._record.saved
             self._report(
@@ -388,30 +372,17 @@ class _Supervisor:
             )
         return code
 
-    def _left_their_agent(self) -> None:
-        """Count ranks behind an agent that exited in the middle of the run, which to the agent look calm."""
-        callers = self._exchange.callers
-        codes_seen = callers[AGENT].codes if AGENT in callers else {}
-        known = {failure.rank for failure in self._failures}
-        for rank, caller in callers.items():
-            code = codes_seen.get(rank, 0)
-            if rank != AGENT and rank not in known and caller.gone and caller.code is None and code in CALM:
-                failure = left_unannounced(rank, code, time.monotonic(), self._log(rank))
-                if failure.finding is not None:
-                    self._report(failure.finding.render())
-                self._fails(failure)
-
     def _end(self, code: int) -> int:
         """Record how each rank ended.
 
         Raises BusyError where a rank found another run's lock: nothing is written into that run's directory.
         """
-        for one in self._failures:
-            if one.finding is not None and one.finding.code == codes.RUN_IN_USE.name:
-                raise BusyError(one.finding)
+        for failure in self._failures.values():
+            if failure.finding is not None and failure.finding.code == codes.RUN_IN_USE.name:
+                raise BusyError(failure.finding)
         if self._record is None:
             return code
-        root = self._as_the_agent_says(root_of(self._failures)) if code != ExitCode.OK else None
+        root = self._as_the_agent_says(root_of([*self._failures.values()])) if code != ExitCode.OK else None
         refused = self._record.write(self._exits(), code, root)
         for finding in refused:
             self._report(finding.render())
@@ -422,67 +393,42 @@ class _Supervisor:
 
     def _as_the_agent_says(self, root: Failure | None) -> Failure | None:
         """Take a rank's exit code from torchrun's agent, which alone knows the signal that killed it."""
-        callers = self._exchange.callers
-        code = callers[AGENT].codes.get(root.rank, 0) if root is not None and AGENT in callers else 0
+        code = self._agent_codes().get(root.rank, 0) if root is not None else 0
         if root is None or root.code >= 0 or code >= 0:
             return root
-        memory = self._memory.killed(callers[root.rank].pid) if code == -signal.SIGKILL else None
-        return Failure(
-            root.rank, code, root.at, killed_diagnostic(root.rank, code, memory, self._log(root.rank))
-        )
+        pid = self._server.workers[root.rank].pid
+        memory = self._memory.killed(pid) if code == -signal.SIGKILL else None
+        finding = killed_diagnostic(root.rank, code, memory, self._log(root.rank))
+        return Failure(root.rank, code, root.at, finding)
 
     def _exits(self) -> list[Exit]:
-        callers = self._exchange.callers
-        exits = []
-        for position, spec in enumerate(self._specs):
-            # Behind an agent the ranks' exit codes come from its message.
-            if spec.rank is None:
-                agent_codes = callers[AGENT].codes if AGENT in callers else {}
-                for rank in sorted({*agent_codes, *callers} - {AGENT}):
-                    caller = callers.get(rank)
-                    code = agent_codes.get(rank, caller.code if caller else None)
-                    exits.append(
-                        Exit.of(
-                            rank,
-                            caller.pid if caller else 0,
-                            code,
-                            finding=caller.finding if caller else None,
-                        )
-                    )
-                continue
-            child, caller = self._children[position], callers.get(spec.rank)
-            by_us = child.pid in self._stopped_pids | self._ended and spec.rank not in {
-                one.rank for one in self._failures
-            }
-            finding = caller.finding if caller is not None else None
-            memory = self._out_of_memory.get(spec.rank)
-            exits.append(
-                Exit.of(
-                    spec.rank, child.pid, child.wait(), by_us=by_us, out_of_memory=memory, finding=finding
+        workers, exits = self._server.workers, []
+        for child in self._children:
+            rank = child.spec.rank
+            if rank is not None:
+                worker = workers.get(rank)
+                by_us = (child.ended or child.pid in self._stopped_pids) and rank not in self._failures
+                memory, finding = self._out_of_memory.get(rank), worker.finding if worker else None
+                code = child.process.wait()
+                exits.append(
+                    Exit.of(rank, child.pid, code, by_us=by_us, out_of_memory=memory, finding=finding)
                 )
-            )
+                continue
+            # Behind an agent the ranks' exit codes come from its message
+            reported = self._agent_codes()
+            for rank in sorted({*reported, *workers} - {AGENT}):
+                worker = workers.get(rank)
+                if worker is None:
+                    exits.append(Exit.of(rank, 0, reported[rank]))
+                else:
+                    code_of_rank = reported.get(rank, worker.code)
+                    exits.append(Exit.of(rank, worker.pid, code_of_rank, finding=worker.finding))
         return exits
-
-    def _install(self) -> dict[int, Any]:
-        """Install our signal handlers; only a main thread may (elsewhere the caller keeps its own)."""
-        if threading.current_thread() is not threading.main_thread():
-            return {}
-        # Keep SIGHUP ignored under nohup. A shell's background job ignores SIGINT too, but whoever sends
-        # it one wants a stop.
-        ours = [
-            number
-            for number in SIGNALS
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
-        ]
-        handlers = dict.fromkeys(ours, self._on_signal)
-        if STACKS is not None:
-            handlers[STACKS] = self._on_stacks
-        return {number: signal.signal(number, handler) for number, handler in handlers.items()}
 
     def _on_stacks(self, number: int, frame: FrameType | None) -> None:
         """Hand the request for stacks on to the ranks: those that have called listen for it."""
-        for caller in list(self._exchange.callers.values()):
-            processes.send(caller.pid, number)
+        for worker in list(self._server.workers.values()):
+            processes.send(worker.pid, number)
         self._report("signal USR1: each rank writes the stacks of its threads to its log, and goes on")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -11,26 +11,30 @@ agent too. Messages are JSON, one per line:
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import shutil
 import socket
 import struct
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 
 SOCKET = "PACELINE_START_LINE"  # path of the launcher's socket, in the environment of its children
 AGENT = -1  # stands for torchrun's agent in the "rank" field
-MESSAGE_BYTES = 64 * 1024
-_CONNECT_SECONDS = 2.0
+MESSAGE_BYTES = 64 * 1024  # a finding without its evidence fits many times
+_CONNECT_SECONDS = 2.0  # the launcher polls twenty times a second
+_SHORT_TEXT = 2000  # characters of each text of a finding that is too long for a message
 
 
 @dataclass(frozen=True)
-class Word:
+class PeerExit:
     """The launcher's message that ``rank`` has ended and the run must end with exit code ``code``."""
 
     rank: int
@@ -41,30 +45,31 @@ class Word:
         return {"rank": self.rank, "code": self.code, "finding": self.finding.to_json()}
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Word:
-        return Word(int(data["rank"]), int(data["code"]), Diagnostic.from_json(data["finding"]))
+    def from_json(data: Mapping[str, Any]) -> PeerExit:
+        return PeerExit(int(data["rank"]), int(data["code"]), Diagnostic.from_json(data["finding"]))
 
 
-class Line:
+class LauncherConnection:
     """A worker's end of the socket; without a launcher (torchrun, srun …) every method does nothing."""
 
-    def __init__(self, link: socket.socket | None, on_word: Callable[[Word], None]) -> None:
-        self._link = link
-        self.on_word = on_word
+    def __init__(self, link: socket.socket | None, on_peer_exit: Callable[[PeerExit], None]) -> None:
+        self._link, self.on_peer_exit = link, on_peer_exit
         if link is not None:
             threading.Thread(
                 target=self._listen, args=(link,), name="paceline-launch-line", daemon=True
             ).start()
 
     @staticmethod
-    def join(environ: Mapping[str, str], rank: int, on_word: Callable[[Word], None]) -> Line:
+    def join(
+        environ: Mapping[str, str], rank: int, on_peer_exit: Callable[[PeerExit], None]
+    ) -> LauncherConnection:
         """Connect to the launcher and listen.
 
-        ``on_word`` runs in a listener thread and may be replaced later.
+        ``on_peer_exit`` runs in a listener thread and may be replaced later.
         """
         path = environ.get(SOCKET, "")
         if not path:
-            return Line(None, on_word)
+            return LauncherConnection(None, on_peer_exit)
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             link.settimeout(_CONNECT_SECONDS)
@@ -75,8 +80,8 @@ class Line:
             link.settimeout(None)
         except OSError:  # the launcher is gone, or the variable is stale: not a reason to fail
             link.close()
-            return Line(None, on_word)
-        return Line(link, on_word)
+            return LauncherConnection(None, on_peer_exit)
+        return LauncherConnection(link, on_peer_exit)
 
     @property
     def held(self) -> bool:
@@ -98,16 +103,13 @@ class Line:
     def close(self) -> None:
         """Close the connection."""
         if self._link is not None:
-            with contextlib.suppress(OSError):  # the launcher closed it before
+            with suppress(OSError):  # the launcher closed it before
                 self._link.shutdown(socket.SHUT_RDWR)
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        if self._link is None:
-            return
-        try:
-            self._link.sendall(encoded(message))
-        except OSError:  # the launcher is gone
-            return
+        if self._link is not None:
+            with suppress(OSError):  # the launcher is gone
+                self._link.sendall(encoded(message))
 
     def _listen(self, link: socket.socket) -> None:
         rest = b""
@@ -115,13 +117,131 @@ class Line:
             while block := self._received(link):
                 *lines, rest = (rest + block).split(b"\n")
                 for message in decoded(lines):
-                    self.on_word(Word.from_json(message))
+                    self.on_peer_exit(PeerExit.from_json(message))
 
     def _received(self, link: socket.socket) -> bytes:
         try:
             return link.recv(MESSAGE_BYTES)
         except OSError:
             return b""
+
+
+@dataclass
+class WorkerConnection:
+    """A connected worker.
+
+    ``code``: the exit code it announced; ``finding``: its error; ``gone``: it closed the connection;
+    ``notified``: it was sent another rank's failure; ``codes``: for torchrun's agent, the exit codes of its
+    ranks.
+    """
+
+    rank: int
+    pid: int
+    code: int | None = None
+    finding: Diagnostic | None = None
+    gone: bool = False
+    notified: bool = False
+    codes: dict[int, int] = field(default_factory=dict)
+
+
+class WorkerServer:
+    """Non-blocking server of the workers' connections: which ranks connected, failed or died.
+
+    If no socket can be created there are no workers, and the launcher relies on signals alone.
+    """
+
+    def __init__(self, expected: int) -> None:
+        """``expected``: the number of workers; once all have connected, the socket's file is removed."""
+        self._expected = expected
+        self.workers: dict[int, WorkerConnection] = {}  # by rank
+        self._unread: dict[socket.socket, bytes] = {}  # received bytes of an incomplete line
+        self._worker_of: dict[socket.socket, WorkerConnection] = {}
+        self._folder: str | None = None
+        self._server: socket.socket | None = None
+        try:
+            self._folder = tempfile.mkdtemp(prefix="paceline-launch-")
+            self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._server.bind(str(Path(self._folder) / "line"))
+            self._server.listen(128)
+            self._server.setblocking(False)
+        except OSError:
+            self.close()
+
+    @property
+    def serves(self) -> bool:
+        """Whether workers can connect."""
+        return self._server is not None
+
+    def environ(self) -> dict[str, str]:
+        """Return the environment variable that tells workers where the socket is."""
+        return {SOCKET: str(Path(self._folder) / "line")} if self._folder is not None else {}
+
+    def poll(self) -> None:
+        """Accept new connections and read what has arrived."""
+        while self._server is not None:
+            try:
+                link, _ = self._server.accept()
+            except OSError:
+                break
+            link.setblocking(False)
+            if is_own(link):
+                self._unread[link] = b""
+            else:
+                link.close()
+        for link in list(self._unread):
+            self._read(link)
+        if sum(rank != AGENT for rank in self.workers) >= self._expected:
+            self._remove_folder()
+
+    def send(self, message: PeerExit) -> None:
+        """Send ``message`` once to every connected worker that has no error of its own."""
+        for link, worker in self._worker_of.items():
+            if not (worker.rank == AGENT or worker.notified or worker.gone or worker.finding is not None):
+                worker.notified = True
+                with suppress(OSError):  # it has exited meanwhile
+                    link.send(encoded(message.to_json()))
+
+    def close(self) -> None:
+        """Close all connections and remove the socket's folder. Safe to call twice."""
+        for link in (*self._unread, *filter(None, [self._server])):
+            link.close()
+        self._unread, self._server = {}, None
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _read(self, link: socket.socket) -> None:
+        try:
+            block = link.recv(MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            block = b""
+        *lines, rest = (self._unread[link] + block).split(b"\n")
+        self._unread[link] = rest[:MESSAGE_BYTES]
+        for message in decoded(lines):
+            with suppress(KeyError, TypeError, ValueError):  # not our protocol
+                self._take(link, message)
+        if not block:
+            del self._unread[link]
+            link.close()
+            if link in self._worker_of:
+                self._worker_of.pop(link).gone = True
+
+    def _take(self, link: socket.socket, message: dict[str, Any]) -> None:
+        worker = self._worker_of.get(link)
+        if worker is None:
+            worker = WorkerConnection(int(message["rank"]), int(message["pid"]))
+            self.workers[worker.rank] = self._worker_of[link] = worker
+        elif "failed" in message:
+            worker.code, worker.finding = int(message["failed"]), Diagnostic.from_json(message["finding"])
+        elif "ended" in message:
+            worker.code = int(message["ended"])
+        elif "codes" in message:
+            worker.codes = {int(rank): int(code) for rank, code in message["codes"].items()}
 
 
 def encoded(message: Mapping[str, Any]) -> bytes:
@@ -131,9 +251,8 @@ def encoded(message: Mapping[str, Any]) -> bytes:
     """
     line = json.dumps(message, default=str).encode() + b"\n"
     if len(line) > MESSAGE_BYTES and isinstance(message.get("finding"), Mapping):
-        short = {
-            k: v[:2000] if isinstance(v, str) else v for k, v in message["finding"].items() if k != "evidence"
-        }
+        texts = {key: text for key, text in message["finding"].items() if key != "evidence"}
+        short = {key: text[:_SHORT_TEXT] if isinstance(text, str) else text for key, text in texts.items()}
         line = json.dumps({**message, "finding": short}, default=str).encode() + b"\n"
     return line
 
@@ -141,12 +260,10 @@ def encoded(message: Mapping[str, Any]) -> bytes:
 def decoded(lines: list[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the messages of complete lines; skip lines that are not JSON objects."""
     for line in lines:
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict):
-            yield found
+        with suppress(ValueError):
+            message = json.loads(line)
+            if isinstance(message, dict):
+                yield message
 
 
 def is_own(link: socket.socket) -> bool:
@@ -156,7 +273,6 @@ def is_own(link: socket.socket) -> bool:
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return True
-    _, uid, _ = struct.unpack(
-        "3I", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3I"))
-    )
+    size = struct.calcsize("3I")
+    _, uid, _ = struct.unpack("3I", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return uid in (os.geteuid(), 0)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import JsonObject
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import redacted
 from paceline.models.heads.sequence_classification import auto_class
 from paceline.models.loading.materialize import skeleton
 from paceline.models.loading.model_source import code_options, load_hf_config

@@ -16,7 +16,7 @@ from types import ModuleType
 
 import torch
 
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import redacted
 from paceline.plan.hardware.device_kinds import CUDA, KINDS, kind_of
 from paceline.plan.hardware.probe_results import SeenDevice, TorchAnswer
 from paceline.plan.plan_json import to_json

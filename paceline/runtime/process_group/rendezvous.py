@@ -18,8 +18,7 @@ import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
 from paceline.launch.environment.guide_variables import current
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 from paceline.launch.run_secret import read_secret
 from paceline.runtime import codes
 from paceline.runtime.process_group.refusal import HEAR_SECONDS, Refusals, other_secret, parsed_failure
@@ -318,8 +317,7 @@ HOST_SECONDS = 60.0  # node 0 answers for the others, which may still start; it 
 SECONDS = 20.0  # another node waits for node 0
 
 
-@redacted
-@ended
+@program
 def main() -> int:
     """Publish the error on stdin as this node's first rank."""
     message = parsed_failure(sys.stdin.read())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import ConfigError
 from paceline.launch.environment.deepspeed_build_locks import await_build
-from paceline.launch.launchers.deepspeed import publish
+from paceline.launch.environment.guide_variables import set_defaults
 from paceline.runtime.process_group.world import World, environment
 from paceline.strategies import codes
 
@@ -32,7 +32,7 @@ def library(world: World) -> ModuleType:
     """
     if importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(codes.STRATEGY_DEEPSPEED_MISSING("training.distributed_strategy", install=INSTALL))
-    publish(
+    set_defaults(
         {
             "DS_ACCELERATOR": world.device.type,
             "RANK": str(world.rank),

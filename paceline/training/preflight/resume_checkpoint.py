@@ -23,12 +23,12 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import JsonObject, as_object
+from paceline.core.package import cache_folder
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
 from paceline.data.prepare.fingerprint import definition
 from paceline.data.prepare.prepare import train_fingerprint_of
 from paceline.data.rows.kinds.base import row_kind
-from paceline.launch.environment.guide_variables import cache_folder
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.model.read_config import is_here
 from paceline.plan.plan import Plan

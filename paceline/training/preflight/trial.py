@@ -22,8 +22,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.json_types import Json, JsonObject
 from paceline.data.preflight.check_sets import imported_sets, look_at_sets
 from paceline.launch.environment.guide_variables import current
-from paceline.launch.exit_handling import ended
-from paceline.launch.redacted_output import redacted
+from paceline.launch.program import program
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.model.read_config import model_config
 from paceline.plan.needs_trial import (
@@ -56,8 +55,7 @@ class TrialRequest(TypedDict):
     imports: NotRequired[bool]
 
 
-@ended
-@redacted
+@program
 def main(job: str, answer: str) -> int:
     """Write what was found, for ``JOB``, to ``ANSWER``. Return the exit code."""
     for reply in answers(json.loads(Path(job).read_text(encoding="utf-8"))):

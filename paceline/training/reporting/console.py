@@ -22,10 +22,10 @@ from paceline.core.rundir import RunDir
 from paceline.core.security.secrets import without_secrets
 from paceline.core.units import human_bytes, human_count, human_seconds
 from paceline.launch.environment.guide_variables import current
-from paceline.launch.redacted_output import terminal
+from paceline.launch.program import terminal
 from paceline.runlog.events import Eval, Step
-from paceline.runlog.levels import is_written
 from paceline.runlog.lines import eval_line, step_line, utilisation
+from paceline.runlog.log import is_written
 from paceline.runlog.redact import printable
 
 _STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}

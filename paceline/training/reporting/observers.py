@@ -11,9 +11,8 @@ from paceline.core.rundir import RunDir
 from paceline.data.prepare.prepare import Prepared
 from paceline.plan.plan import Plan
 from paceline.runlog import events
-from paceline.runlog.levels import is_written
 from paceline.runlog.lines import samples_lines
-from paceline.runlog.log import RunLog
+from paceline.runlog.log import RunLog, is_written
 from paceline.runlog.place import Place
 from paceline.runlog.redact import Redactor
 from paceline.runtime.failures.heartbeat import Heartbeat

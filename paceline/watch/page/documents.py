@@ -17,10 +17,10 @@ from paceline.core.rundir import RunDir
 from paceline.watch.page.folder import read_json
 from paceline.watch.page.view import RunView
 
-LOG_NAME = re.compile(r"(training|rank-\d{1,6})\.log")
-MAX_SAMPLE_TEXT = 20_000
+LOG_NAME = re.compile(r"(training|rank-\d{1,6})\.log")  # a name from a URL: nothing else is ever opened
+MAX_SAMPLE_TEXT = 20_000  # characters of each text of a sample that are sent
 _MOST_ROWS = 200  # of one event that are sent
-_BLOCK = 256 << 10
+_BLOCK = 256 << 10  # bytes that are read at once, from the end
 _MOST_BYTES = 64 << 20  # of a log that one search reads
 _MAX_LINE = 4000  # characters of a line that are sent
 _LONGEST = 8 << 20  # bytes of a line that is read at all
@@ -43,18 +43,18 @@ def config_of(run: RunDir) -> list[Json]:
     line or by the environment. Without a readable copy, layers are empty.
     """
     effective = _flat(as_object(read_json(run.plan_json).get("config")) or read_json(run.config_json))
-    own, sources = _yaml(run)
+    copied, sources = _yaml(run)
     rows: list[Json] = []
     for key, value in effective:
         source = _source(sources, key)
-        if own and own.get(key) != value:
+        if copied and copied.get(key) != value:
             # A default that comes of the file's name is another for the copy
-            layer, place = ABOVE, source.text if source.layer == DEFAULTS else ""
+            layer, line = ABOVE, source.text if source.layer == DEFAULTS else ""
         else:
-            layer = source.layer if own else ""
-            place = Path(source.file).name + (f":{source.line}" if source.line else "") if source.file else ""
+            layer = source.layer if copied else ""
+            line = Path(source.file).name + (f":{source.line}" if source.line else "") if source.file else ""
         text = shown(key, value, 2000)
-        rows.append({"key": key, "value": text, "layer": layer, "place": place, "default": layer == DEFAULTS})
+        rows.append({"key": key, "value": text, "layer": layer, "place": line, "default": layer == DEFAULTS})
     return rows
 
 
@@ -98,8 +98,8 @@ def samples_of(view: RunView, before: int | None, limit: int) -> JsonObject:
                 data = json.loads(file.read(length), parse_constant=str)
         except (OSError, ValueError, RecursionError):
             continue  # the file was replaced since
-        found = data.get("rows") if isinstance(data, dict) else None
-        rows = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+        written = data.get("rows") if isinstance(data, dict) else None
+        rows = [row for row in written if isinstance(row, dict)] if isinstance(written, list) else []
         counts = {"count": len(rows), "right": sum(bool(row.get("correct")) for row in rows)}
         shown: list[Json] = [_clipped(row) for row in rows[:_MOST_ROWS]]
         groups.append({"step": step, "answers": are_answers, "rows": shown, **counts})
@@ -154,12 +154,12 @@ def _backwards(path: Path, stop: int, end: int) -> Iterator[tuple[int, str]]:
             file.seek(begin)
             data = file.read(end - begin) + rest
             first, *others = data.split(b"\n")
-            at = begin + len(data)
+            position = begin + len(data)
             for line in reversed(others):
-                at -= len(line)
+                position -= len(line)
                 if line:
-                    yield at, line.decode("utf-8", "replace")
-                at -= 1
+                    yield position, line.decode("utf-8", "replace")
+                position -= 1
             # The first line may begin in the block before; one that never ends is passed over
             rest, end = (first if len(first) < _LONGEST else b""), begin
         if rest:

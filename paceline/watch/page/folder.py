@@ -15,8 +15,8 @@ from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.launch.processes import started_at
 
-MAX_RUNS = 500
-_DEPTH = 3
+MAX_RUNS = 500  # each costs a row with a few small files
+_DEPTH = 3  # outputs/PROJECT/SWEEP/RUN
 _SKIPPED = (
     "events",
     "logs",
@@ -34,14 +34,14 @@ def find_runs(root: Path) -> dict[str, RunDir]:
     """Return the runs at ``root`` or up to three folders below, by an id that stays the same."""
     if RunDir.at(root).exists():
         return {run_id(RunDir.at(root)): RunDir.at(root)}
-    found: dict[str, RunDir] = {}
+    runs: dict[str, RunDir] = {}
     for path in _folders(root.expanduser().absolute(), _DEPTH):
-        if len(found) >= MAX_RUNS:
+        if len(runs) >= MAX_RUNS:
             break
         run = RunDir.at(path)
         if run.exists():
-            found[run_id(run)] = run
-    return found
+            runs[run_id(run)] = run
+    return runs
 
 
 def run_id(run: RunDir) -> str:

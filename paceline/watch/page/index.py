@@ -20,11 +20,11 @@ from paceline.core.files import listed
 from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
 from paceline.watch.page.columns import LOST, Columns
-from paceline.watch.page.findings import ReportedFindings
 from paceline.watch.page.tail import LineTail
 
 VERSION = 1  # of the files in the cache
-MAX_STEP = 20_000_000
+MAX_STEP = 20_000_000  # a number beyond it would allocate peaks of 160 MB
+# other ranks' steps are a million: no JSON is parsed for two numbers
 _STEP = re.compile(rb'"kind":"step","step":(\d+)[^\n]*?"memory_bytes":(\d+)')
 _PLAIN = (
     "epoch",
@@ -116,14 +116,14 @@ class RunIndex:
 
     def _take_main(self, begin: int, line: bytes) -> None:
         data = _object(line)
-        kind, at = data.get("kind"), _number(data.get("time"))
-        if kind is None or at is None:
+        kind, time_of_event = data.get("kind"), _number(data.get("time"))
+        if kind is None or time_of_event is None:
             return
         if kind == "run_started":
-            self._begin(data, at)
+            self._begin(data, time_of_event)
         elif self.last_time is not None:
-            self.seconds += max(0.0, at - self.last_time)
-        self.last_time = at
+            self.seconds += max(0.0, time_of_event - self.last_time)
+        self.last_time = time_of_event
         step = data.get("step")
         if kind == "step" and isinstance(step, int) and 0 < step <= MAX_STEP:
             self._take_step(step, data)
@@ -132,15 +132,15 @@ class RunIndex:
         elif kind == "finished":
             self.finished = {name: data.get(name) for name in ("outcome", "step", "seconds")}
         elif kind in ("notice", "error"):
-            self.findings.add(str(kind), data, at, self.last_step)
+            self.findings.add(str(kind), data, time_of_event, self.last_step)
 
-    def _begin(self, data: Mapping[str, Any], at: float) -> None:
+    def _begin(self, data: Mapping[str, Any], begun: float) -> None:
         """Start another attempt; what an earlier one did after its first step is an abandoned branch."""
         start = data.get("start_step")
         start = start if isinstance(start, int) else 0
         if self.started:
             self.restarts.append(start)
-        self.begun_time = at if self.begun_time is None else self.begun_time
+        self.begun_time = begun if self.begun_time is None else self.begun_time
         self.started, self.finished = dict(data), {}
         self.findings.begin(0)
         for table in (self.steps, self.evals, self.samples):
@@ -156,14 +156,18 @@ class RunIndex:
         _add(row, "", {name: data[name] for name in _PLAIN if name in data})
         _add(row, "losses/", data.get("losses"))
         _add(row, "", data.get("extras"))
-        own = {"step": float(step), "elapsed": self.seconds, "skipped": 1.0 if data.get("skipped") else 0.0}
-        self.steps.append({**row, **own})
+        columns = {
+            "step": float(step),
+            "elapsed": self.seconds,
+            "skipped": 1.0 if data.get("skipped") else 0.0,
+        }
+        self.steps.append({**row, **columns})
         self.last_step = step
         memory = data.get("memory_bytes")
         if isinstance(memory, int):
             self._peak(step, memory)
 
-    def _take_report(self, kind: str, step: int, data: Mapping[str, Any], place: tuple[int, int]) -> None:
+    def _take_report(self, kind: str, step: int, data: Mapping[str, Any], extent: tuple[int, int]) -> None:
         if kind == "eval":
             row: dict[str, float] = {}
             _add(row, "", data.get("metrics"))
@@ -173,7 +177,12 @@ class RunIndex:
         else:
             answers = float(kind == "answers")
             self.samples.append(
-                {"step": float(step), "answers": answers, "begin": float(place[0]), "length": float(place[1])}
+                {
+                    "step": float(step),
+                    "answers": answers,
+                    "begin": float(extent[0]),
+                    "length": float(extent[1]),
+                }
             )
 
     def _take_other(self, rank: int, lines: list[bytes]) -> None:
@@ -185,8 +194,8 @@ class RunIndex:
                 if b'"kind":"error"' in line:
                     data = _object(line)
                     self.findings.add("error", data, _number(data.get("time")) or 0.0, self.last_step)
-        for found in _STEP.finditer(block):
-            self._peak(int(found[1]), int(found[2]))
+        for match in _STEP.finditer(block):
+            self._peak(int(match[1]), int(match[2]))
 
     def _peak(self, step: int, memory: int) -> None:
         if not 0 < step <= MAX_STEP:
@@ -254,7 +263,7 @@ class RunIndex:
 _KEPT = ("started", "finished", "restarts", "seconds", "last_time", "begun_time", "last_step")
 
 
-_DECODER = json.JSONDecoder(parse_constant=str)
+_DECODER = json.JSONDecoder(parse_constant=str)  # NaN and infinities as texts, which ``_number`` reads
 _MOST = 1 << 62  # of an int that may become a float at once
 
 
@@ -289,3 +298,63 @@ def _number(value: Any) -> float | None:
     except OverflowError:
         return LOST
     return number if math.isfinite(number) else LOST
+
+
+MAX_FINDINGS = 500  # different ones; each is counted
+_TEXT = ("code", "what", "where", "found", "hint", "severity")
+
+
+class ReportedFindings:
+    """Errors of the last attempt, and notices of all attempts, in the order of their first report."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[str, Any]] = {}
+        self.left_out = 0
+
+    def begin(self, rank: int) -> None:
+        """Forget a rank's errors: an attempt begins (rank 0's errors name the rank where they began)."""
+        for key in [k for k, row in self._rows.items() if row["is_error"] and row["written_by"] == rank]:
+            del self._rows[key]
+
+    def add(self, kind: str, data: Mapping[str, Any], time_of_event: float, step: int) -> None:
+        """Count the diagnostic of an event; events without one are left out."""
+        diagnostic = data.get("diagnostic")
+        if not isinstance(diagnostic, dict):
+            return
+        texts = {name: str(diagnostic.get(name, ""))[:4000] for name in _TEXT}
+        rank = data.get("failed_rank", data.get("rank", 0))
+        key = f"{kind}\n{texts['code']}\n{texts['where']}\n{texts['what']}"
+        if key in self._rows:
+            row = self._rows[key]
+            row["count"] += 1
+            row["last_time"], row["last_step"] = time_of_event, step
+            return
+        if len(self._rows) >= MAX_FINDINGS:
+            self.left_out += 1
+            return
+        self._rows[key] = {
+            **texts,
+            "is_error": kind == "error",
+            "rank": rank if isinstance(rank, int) else 0,
+            "written_by": data.get("rank", 0),
+            "count": 1,
+            "first_time": time_of_event,
+            "last_time": time_of_event,
+            "first_step": step,
+            "last_step": step,
+        }
+
+    def rows(self) -> list[JsonObject]:
+        """Return the diagnostics, errors first."""
+        return sorted((dict(row) for row in self._rows.values()), key=lambda row: not row["is_error"])
+
+    def to_json(self) -> JsonObject:
+        """Plain JSON types."""
+        return {"rows": self._rows, "left_out": self.left_out}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> ReportedFindings:
+        """Inverse of ``to_json``."""
+        findings = ReportedFindings()
+        findings._rows, findings.left_out = dict(data["rows"]), int(data["left_out"])
+        return findings

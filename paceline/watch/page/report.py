@@ -20,9 +20,9 @@ from paceline.watch.page.documents import config_of, log_names, log_page, plan_o
 from paceline.watch.page.view import RunView
 
 STATIC = Path(__file__).with_name("static")
-_BUCKETS = 1000
-_LOG_LINES = 2000
-_READ_SECONDS = 1.0
+_BUCKETS = 1000  # points of a curve: a file cannot ask for more
+_LOG_LINES = 2000  # of the log's end that are in the file
+_READ_SECONDS = 1.0  # between two lines of progress
 _SCRIPT = re.compile(r'<script src="/static/([a-z]+\.js)"></script>')
 _SHEET = '<link rel="stylesheet" href="/static/page.css">'
 

@@ -18,7 +18,7 @@ from paceline.watch.page.folder import find_runs
 from paceline.watch.page.glance import glance
 from paceline.watch.page.view import RunView
 
-_LOOK_SECONDS = 3.0
+_LOOK_SECONDS = 3.0  # between two searches of the folder
 
 
 class Runs:

@@ -13,17 +13,15 @@ from paceline.core.diagnostics import all_codes
 from paceline.core.files import listed
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.rundir import RunDir
-from paceline.watch.page.columns import Columns, Series
+from paceline.watch.page.columns import Columns, Reduced, Series, reduced
 from paceline.watch.page.folder import LastBeat, changed_at, read_beat, read_json, read_start, run_id
-from paceline.watch.page.glance import described
+from paceline.watch.page.glance import LIVE, described, state_of_run
 from paceline.watch.page.index import RunIndex
-from paceline.watch.page.reduce import Reduced, reduced
-from paceline.watch.page.state import LIVE, state_of_run
 
 RECENT = 50  # steps whose medians are the present speed
-_BEATS_SECONDS = 5.0
-_MAX_BEATS = 4096
-_HIDDEN = ("step", "elapsed", "skipped")
+_BEATS_SECONDS = 5.0  # between two readings of all ranks' heartbeats
+_MAX_BEATS = 4096  # files that are read for it
+_HIDDEN = ("step", "elapsed", "skipped")  # axes and marks, no curves of their own
 
 
 class RunView:
@@ -232,5 +230,5 @@ def _states(plan: JsonObject) -> JsonObject:
 
 def explanation(code: str) -> dict[str, Json]:
     """Return what ``code`` means, by language; an empty dict for a code of another release."""
-    found = all_codes().get(code)
-    return {} if found is None else {"en": found.explanation, "zh": found.chinese}
+    entry = all_codes().get(code)
+    return {} if entry is None else {"en": entry.explanation, "zh": entry.chinese}

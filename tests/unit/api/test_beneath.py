@@ -22,8 +22,9 @@ def _worker(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
 def test_its_error_and_its_number_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = (
         "import os, sys\nfrom pathlib import Path\n"
-        "from paceline.api import codes\nfrom paceline.launch.supervision.worker_channel import Line\n"
-        "line = Line.join(os.environ, 1, print)\n"
+        "from paceline.api import codes\n"
+        "from paceline.launch.supervision.worker_channel import LauncherConnection\n"
+        "line = LauncherConnection.join(os.environ, 1, print)\n"
         "Path(sys.argv[1]).write_text(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
         "line.failed(3, codes.API_ROWS('lost', 'here'))\nsys.exit(3)\n"
     )

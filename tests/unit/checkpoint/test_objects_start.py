@@ -14,7 +14,7 @@ from paceline.checkpoint.node_local.shared_disks import Disks
 from paceline.checkpoint.object_store.background_upload import open_uploads
 from paceline.checkpoint.object_store.lease import Lease, take_claim
 from paceline.checkpoint.object_store.obstore_backend import open_store
-from paceline.checkpoint.preflight import check_object_storage
+from paceline.checkpoint.preflight import main
 from paceline.checkpoint.save.retention import RetentionRule
 from paceline.config.registries.object_store_url import parse_url
 from paceline.core.diagnostics import Diagnostic
@@ -40,9 +40,14 @@ class Place:
         self, resume: str | None, *, own: bool = True, leads: bool = True, several: bool = False
     ) -> list[str]:
         request, answer = self.tmp_path / "request.json", self.tmp_path / "answer.json"
-        job = {"url": self.url if own else None, "resume": resume, "run": str(self.run.root)}
+        job = {
+            "check": "object_storage",
+            "url": self.url if own else None,
+            "resume": resume,
+            "run": str(self.run.root),
+        }
         request.write_text(json.dumps({**job, "access": "private", "leads": leads, "several": several}))
-        check_object_storage(str(request), str(answer))
+        assert main(str(request), str(answer)) == 0
         return [f"{one['severity']} {one['code']}" for one in json.loads(answer.read_text())]
 
 

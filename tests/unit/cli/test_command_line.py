@@ -14,7 +14,7 @@ from paceline.cli import main as cli
 from paceline.cli.errors import reported
 from paceline.core.diagnostics import Diagnostic, all_codes
 from paceline.core.errors import ConfigError, ExitCode
-from paceline.launch.launch_options import LaunchOptions
+from paceline.launch.process_spec import LaunchOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "transformers", "numpy", "pydantic", "rich", "ruamel.yaml", "typer")
@@ -237,7 +237,7 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ),
         (["chat", "RUN", "--temperature", "0.7"], "paceline.evaluation.chat", ["--temperature", "0.7"]),
         (["bench", "scaling", "--nproc", "1,2"], "paceline.demo.scaling", ["--nproc", "1,2"]),
-        (["demo", "--help"], "paceline.demo", ["--help"]),
+        (["demo", "--help"], "paceline.demo.main", ["--help"]),
     ],
 )
 def test_verbs_that_need_torch_become_another_process(
@@ -264,8 +264,6 @@ def test_train_says_on_a_terminal_what_begins_before_it_imports_more(
 
 
 def test_what_train_imports_before_its_first_word_is_little() -> None:
-    modules = imported_after(
-        "import paceline.cli.training, paceline.cli.join, paceline.launch.launch_options"
-    )
+    modules = imported_after("import paceline.cli.training, paceline.cli.join, paceline.launch.process_spec")
     assert not {name for name in modules if name.startswith(("paceline.rules", "paceline.plan.cost"))}
     assert not modules & {"pydantic", "torch", "numpy", "rich", "ruamel.yaml"}

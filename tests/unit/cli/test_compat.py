@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import compat
-from paceline.launch.launch_options import LaunchOptions
+from paceline.launch.process_spec import LaunchOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 LAUNCHER_VARIABLES = (

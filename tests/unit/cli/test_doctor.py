@@ -18,10 +18,9 @@ from typer.testing import CliRunner
 from paceline.cli.main import application_of
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
-from paceline.doctor.checks import findings
 from paceline.doctor.flights import compare_flights, differing_calls, run_findings
 from paceline.doctor.inspect import Inspection, parse_holders, parse_pairs
-from paceline.doctor.report import as_json, text
+from paceline.doctor.report import as_json, findings, text
 from paceline.plan.hardware.choose_devices import choose
 from paceline.plan.hardware.probe_results import Nodes, SeenDevice, Sights, SmiAnswer, TorchAnswer, Wheel
 from paceline.plan.packages import MadeFor
@@ -224,7 +223,7 @@ def test_a_run_whose_ranks_met_in_different_sizes_has_a_problem(tmp_path: Path) 
 def test_no_torch_in_its_process() -> None:
     program = (
         "import sys; import paceline.cli.planning; from paceline.doctor import inspect as i;"
-        " from paceline.doctor.checks import findings; s = i.inspect({}); findings(s);"
+        " from paceline.doctor.report import findings; s = i.inspect({}); findings(s);"
         " print(s.choice.kind.name, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

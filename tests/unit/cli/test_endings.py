@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from paceline.launch.exit_handling import EndedBySignal
+from paceline.launch.program import EndedBySignal
 
 ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = {  # programs with rules of their own
@@ -38,7 +38,7 @@ PROGRAM = """
 import signal, sys, tempfile, time
 for number in (signal.SIGHUP, signal.SIGINT):  # the tests themselves may run under nohup, or behind a script's &
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-from paceline.launch.exit_handling import ended
+from paceline.launch.program import ended
 @ended
 def main():
     with tempfile.TemporaryDirectory(dir=sys.argv[2]):
@@ -161,7 +161,7 @@ def test_every_program_ends_by_these_rules_or_says_by_which() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         started = any(isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) for node in tree.body)
         mains = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
-        decorated = mains and "ended" in [ast.unparse(d) for d in mains[0].decorator_list]
+        decorated = mains and "program" in [ast.unparse(d) for d in mains[0].decorator_list]
         if started and not decorated:
             bare.add(path.relative_to(ROOT).as_posix())
     assert bare == set(ELSEWHERE)
@@ -170,9 +170,7 @@ def test_every_program_ends_by_these_rules_or_says_by_which() -> None:
 def test_prepare_takes_its_process_along(tmp_path: Path) -> None:
     """SIGTERM to the verb alone: the process that prepares does not go on without it."""
     flag = tmp_path / "up"
-    verb = (
-        "import sys; from paceline.cli.process import call; from paceline.launch.exit_handling import ended"
-    )
+    verb = "import sys; from paceline.cli.process import call; from paceline.launch.program import ended"
     child = f"import time; open({str(flag)!r}, 'w').close(); time.sleep(600)"
     argv = [
         sys.executable,

@@ -22,9 +22,9 @@ from paceline.core.diagnostics import Diagnostic, print_diagnostics
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.data.prepare.main import main as prepare
-from paceline.launch.redacted_output import Outlet, redacted, terminal
+from paceline.launch.program import RedactedStream, redacted, terminal
+from paceline.runlog.log import TextLog
 from paceline.runlog.redact import Redactor
-from paceline.runlog.textlog import TextLog
 from paceline.runtime.failures.alarm import print_foreign
 from paceline.runtime.process_group.refusal import failure_message, parsed_failure
 from paceline.runtime.process_group.signed_store import SignedStore
@@ -156,7 +156,7 @@ def test_only_who_asks_for_the_terminal_writes_its_control_sequences(monkeypatch
             return True
 
     beneath = Terminal()
-    outlet = Outlet(beneath, Redactor(["canary-123"]))
+    outlet = RedactedStream(beneath, Redactor(["canary-123"]))
     assert not outlet.isatty() and outlet.terminal().isatty() and terminal(beneath) is beneath
     outlet.write("\x1b[31m")
     terminal(outlet).write("\x1b[32m canary-123")

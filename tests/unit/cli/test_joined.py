@@ -13,7 +13,7 @@ import pytest
 from paceline.cli import join as joined
 from paceline.cli import main
 from paceline.core.errors import ConfigError
-from paceline.launch.launch_options import LaunchOptions
+from paceline.launch.process_spec import LaunchOptions
 
 TWO_TASKS = {
     "SLURM_PROCID": "0",

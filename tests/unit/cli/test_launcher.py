@@ -8,7 +8,7 @@ import pytest
 
 from paceline.cli.start import start
 from paceline.core.errors import ConfigError
-from paceline.launch.launch_options import LaunchOptions
+from paceline.launch.process_spec import LaunchOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -21,8 +21,8 @@ import paceline
 from paceline.cli import compat
 from paceline.cli.main import VERBS, application_of
 from paceline.core.diagnostics import Diagnostic
-from paceline.launch.launch_options import LaunchOptions
 from paceline.launch.preflight import child_checks
+from paceline.launch.process_spec import LaunchOptions
 
 PACKAGE = Path(next(iter(paceline.__path__)))
 ROOT = PACKAGE.parent
@@ -167,7 +167,7 @@ def test_main_alone_is_one_process_unless_the_config_says_more(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from paceline.cli import start as starting
-    from paceline.launch.preflight import ready_run
+    from paceline.launch import start_run
 
     counted: list[int | None] = []
 
@@ -178,7 +178,7 @@ def test_main_alone_is_one_process_unless_the_config_says_more(
         counted.append(loaded.config.launch.nproc)
         raise Stop
 
-    monkeypatch.setattr(ready_run, "planned", planned)
+    monkeypatch.setattr(start_run, "planned", planned)
     for settings in ([], ["launch.nproc=2"]):
         with pytest.raises(Stop):
             starting.start(ROOT / "config.yaml", settings, LaunchOptions(), one_process=True)

@@ -522,11 +522,9 @@ def claim(tree: Tree) -> Any:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch("paceline.training.worker.claim", claimed))
         stack.enter_context(mock.patch("paceline.training.worker.share_plan", lambda world, make: make()))
-        stack.enter_context(mock.patch("paceline.launch.preflight.ready_run.check_claim", claimed))
+        stack.enter_context(mock.patch("paceline.launch.claim_run_dir.check_claim", claimed))
         stack.enter_context(mock.patch.object(command, "load_to_start", lambda *_: loaded))
-        stack.enter_context(
-            mock.patch("paceline.launch.preflight.ready_run.planned", lambda *_, **__: (rank.plan, ()))
-        )
+        stack.enter_context(mock.patch("paceline.launch.start_run.planned", lambda *_, **__: (rank.plan, ())))
         for run in (
             lambda: Worker.agree_on_plan(rank, WORLD),
             lambda: command.start(Path("c.yaml"), [], command.LaunchOptions()),

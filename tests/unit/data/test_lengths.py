@@ -70,13 +70,11 @@ def test_where_it_cannot_be_told_in_passing_nothing_is_said(
     assert epoch_lengths.lengths_of(config, tmp_path) is None, "a large file is not read for a plan"
 
 
-def test_it_answers_on_the_command_line(
-    tokenizer_dir: Path, alpaca_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_answers_on_the_command_line(tokenizer_dir: Path, alpaca_file: Path, tmp_path: Path) -> None:
     config = config_of(tokenizer_dir, alpaca_file)
-    (tmp_path / "config.json").write_text(json.dumps(config.to_json()))
-    asked = ["--config-json", str(tmp_path / "config.json"), "--cache", str(tmp_path)]
-    assert epoch_lengths.main(asked) == 0 and json.loads(capsys.readouterr().out) is None
+    job, answer = tmp_path / "job.json", tmp_path / "answer.json"
+    job.write_text(json.dumps({"config": config.to_json(), "cache": str(tmp_path)}))
+    assert epoch_lengths.main(str(job), str(answer)) == 0 and json.loads(answer.read_text()) is None
     documents = prepared(config, tmp_path)
-    assert epoch_lengths.main(asked) == 0
-    assert json.loads(capsys.readouterr().out) == {"rows": len(documents), "tokens": sum(documents)}
+    assert epoch_lengths.main(str(job), str(answer)) == 0
+    assert json.loads(answer.read_text()) == [len(documents), sum(documents)]

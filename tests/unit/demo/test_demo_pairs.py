@@ -11,9 +11,18 @@ from pathlib import Path
 import pytest
 
 from paceline.demo.files import Material
-from paceline.demo.pairs import SPOILED, pairs_of, replaced, stuttered, swap_letters
-from paceline.demo.preferences import lay_pairs
-from paceline.demo.questions import KINDS, Question, held_out, training
+from paceline.demo.questions import (
+    KINDS,
+    SPOILED,
+    Question,
+    held_out,
+    pairs_of,
+    replaced,
+    stuttered,
+    swap_letters,
+    training,
+)
+from paceline.demo.recipes import lay_pairs
 from paceline.demo.start import HalfWay
 
 

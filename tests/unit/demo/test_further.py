@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from paceline.core.rundir import RunDir
-from paceline.demo import further, start
+from paceline.demo import main, steps
 from paceline.demo.files import make_material
 from paceline.demo.main import RECIPES
 from paceline.runlog.eventlog import EventLog
@@ -55,11 +55,10 @@ def demo(
     root: Path, algorithm: str, commands: Commands, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> tuple[int, str, list[dict[str, Any]]]:
     """(exit code, what was shown, numbers.json)."""
-    monkeypatch.setattr(further, "timed", commands)
-    monkeypatch.setattr(start, "timed", commands)
+    monkeypatch.setattr(steps, "timed", commands)
     out = io.StringIO()
     given = Namespace(**{"seed": 42, "steps": None, "nproc": 2, "algorithm": algorithm, **options})
-    code = further.demo_further(RECIPES[algorithm], given, Console(file=out, width=200), root)
+    code = main.demo_further(RECIPES[algorithm], given, Console(file=out, width=200), root)
     return code, out.getvalue(), json.loads((root / "numbers.json").read_text())["numbers"]
 
 

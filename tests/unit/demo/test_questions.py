@@ -10,10 +10,8 @@ from paceline.demo.questions import (
     KINDS,
     MAX_LETTERS,
     REAL_WORDS,
-    backwards,
     held_out,
     make_question,
-    next_letters,
     training,
 )
 
@@ -44,7 +42,7 @@ def test_a_palindrome_is_not_asked_backwards() -> None:
     import random
 
     assert make_question(KINDS["backwards"], "level", random.Random(0)) is None
-    assert backwards("level") == "level"
+    assert KINDS["backwards"].solve("level") == "level"
 
 
 def test_guessing_the_commonest_answer_stays_below_two_percent() -> None:
@@ -63,4 +61,4 @@ def test_kinds_are_balanced_and_real_words_are_as_long_as_the_made_up_ones() -> 
     assert set(Counter(q.kind for q in held_out(0, 240)).values()) == {80}
     assert len(REAL_WORDS) == len(set(REAL_WORDS))
     assert max(map(len, REAL_WORDS)) <= MAX_LETTERS
-    assert next_letters("xyz") == "yza"
+    assert KINDS["next letters"].solve("xyz") == "yza"

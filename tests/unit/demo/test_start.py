@@ -15,7 +15,7 @@ from paceline.config.load import load_config
 from paceline.core.rundir import RunDir
 from paceline.demo.files import make_material
 from paceline.demo.main import RECIPES
-from paceline.demo.numbers import Number, table_of, verdict, write_numbers
+from paceline.demo.report import Number, table_of, verdict, write_numbers
 from paceline.demo.start import HalfWay, finished_nearby, nearest
 
 

@@ -115,7 +115,7 @@ def test_a_flipped_weight_is_named_before_a_process_starts(job: Job) -> None:
 def test_train_reads_every_byte_and_starts_nothing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.cli.start import start
     from paceline.launch import start_run as launching
-    from paceline.launch.launch_options import LaunchOptions
+    from paceline.launch.process_spec import LaunchOptions
 
     folder = save(job)
     flip(folder / SHARD)

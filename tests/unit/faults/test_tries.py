@@ -310,8 +310,8 @@ def test_nothing_is_left_of_a_plan_that_is_killed(tmp_path: Path) -> None:
 
     (tmp_path / "waits.py").write_text("import threading\nthreading.Event().wait()\n")
     code = (
-        "from paceline.launch.preflight.child_checks import started_child as started; import os;"
-        " print(started('waits').pid, flush=True); os.kill(os.getpid(), 9)"
+        "from paceline.launch.child import started_child as started; import os;"
+        " print(started(None, 'waits').pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 
+from paceline.config.import_export.commands.launchers import ACCELERATE_SWITCHES
 from paceline.core.diagnostics import Severity
-from paceline.launch.environment import accelerate_options
-from paceline.launch.environment.accelerate_options import NEEDS, NOT_HANDED_ON, SWITCHES
-from paceline.launch.environment.guide_variables import translate
+from paceline.launch.environment import guide_variables
+from paceline.launch.environment.guide_variables import NEEDS, NOT_HANDED_ON, translate
 
 SET = {"ACCELERATE_MIXED_PRECISION": "no"}
 
 
 def told(line: str) -> dict[str, str | None]:
-    return dict(accelerate_options.accelerate_options([shlex.split(line)]).options)
+    return dict(guide_variables.accelerate_options([shlex.split(line)]))
 
 
 @pytest.fixture(autouse=True)
 def no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No config file of accelerate's in the home of whoever runs this."""
-    monkeypatch.setattr(accelerate_options, "DEFAULT_FILE", tmp_path / "none.yaml")
+    monkeypatch.setattr(guide_variables, "DEFAULT_FILE", tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,9 @@ def test_the_switches_are_accelerates() -> None:
     spelled = {
         word.lstrip("-").replace("-", "_") for a in actions if a.nargs == 0 for word in a.option_strings
     }
-    assert {name for name in plain | spelled if len(name) > 1} - SWITCHES - {"tpu_use_cluster"} == set()
+    assert {name for name in plain | spelled if len(name) > 1} - ACCELERATE_SWITCHES - {
+        "tpu_use_cluster"
+    } == set()
     known = {a.dest for a in actions}
     assert set(NOT_HANDED_ON) <= known
     assert all(any(name.startswith(start) for name in known) for start in NEEDS)
@@ -125,7 +127,7 @@ def test_the_ancestors_of_a_process_are_read(tmp_path: Path) -> None:
     if not Path("/proc/self/cmdline").exists():
         pytest.skip("no /proc")
     inner = (
-        "from paceline.launch.environment.accelerate_options import ancestors;"
+        "from paceline.launch.environment.guide_variables import ancestors;"
         " print(any('marker-7' in w for w in sum(ancestors(), [])))"
     )
     outer = (

@@ -11,9 +11,8 @@ import pytest
 
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import ConfigError
-from paceline.launch import addresses
-from paceline.launch.addresses import await_node_0, check_address, is_loopback
-from paceline.launch.ports import free_port
+from paceline.launch import network
+from paceline.launch.network import await_node_0, check_address, free_port, is_loopback
 from paceline.launch.process_spec import Cluster
 
 
@@ -47,7 +46,7 @@ def several(address: str, node: int = 1) -> Cluster:
 @pytest.mark.parametrize("node", [0, 1])
 def test_several_nodes_and_no_address_are_refused(node: int) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_address(several("127.0.0.1", node), named=False)
+        check_address(several("127.0.0.1", node), is_set=False)
     (found,) = caught.value.diagnostics
     assert found.code == "launch.master_addr" and "wait for itself" in found.what
     assert found.hint.startswith("use --master-addr ")
@@ -55,7 +54,7 @@ def test_several_nodes_and_no_address_are_refused(node: int) -> None:
 
 def test_a_loopback_address_somebody_wrote_is_a_warning() -> None:
     for address in ("127.0.0.1", "localhost", "::1"):
-        (found,) = check_address(several(address), named=True)
+        (found,) = check_address(several(address), is_set=True)
         assert (found.code, found.severity) == ("launch.loopback", Severity.WARNING)
 
 
@@ -70,15 +69,15 @@ def test_a_name_that_the_hosts_file_gives_to_this_machine_or_to_none_is_named(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with pytest.raises(ConfigError, match=r"127\.0\.1\.1"):
-        check_address(several("gpu0"), named=True)
+        check_address(several("gpu0"), is_set=True)
     for fine in ("gpu1", "both"):
-        assert check_address(several(fine), named=True) == []
-    (warning,) = check_address(several("nobody"), named=True)
+        assert check_address(several(fine), is_set=True) == []
+    (warning,) = check_address(several("nobody"), is_set=True)
     assert warning.severity == Severity.WARNING and "cannot resolve" in warning.what
 
 
 def test_one_node_needs_no_address() -> None:
-    assert check_address(Cluster(4), named=False) == []
+    assert check_address(Cluster(4), is_set=False) == []
 
 
 def test_a_second_node_on_this_machine_waits_for_the_first_ones_worker() -> None:
@@ -107,4 +106,4 @@ def test_nobody_else_waits() -> None:
 
     for cluster in (Cluster(2), several("127.0.0.1", 0), several("10.0.0.1", 1)):
         await_node_0(cluster, never, wait_seconds=0.0)
-    assert addresses.own_address()
+    assert network.own_address()

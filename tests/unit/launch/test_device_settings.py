@@ -11,7 +11,8 @@ import pytest
 
 from paceline.core.rundir import RunDir
 from paceline.launch.environment import device_variables as module
-from paceline.launch.environment.device_variables import apply_device_settings, device_settings
+from paceline.launch.environment.device_variables import device_settings
+from paceline.launch.environment.guide_variables import set_defaults
 from paceline.plan.hardware.probe_results import Wheel
 
 PRODUCTS = """
@@ -104,7 +105,7 @@ def test_they_are_set_in_this_process_and_keep_what_is_there(monkeypatch: pytest
     monkeypatch.setenv("NCCL_P2P_DISABLE", "0")
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "")
     monkeypatch.delenv("TORCH_FR_BUFFER_SIZE")
-    apply_device_settings({"NCCL_P2P_DISABLE": ("1", "why"), "TORCH_FR_BUFFER_SIZE": ("2000", "why")})
+    set_defaults({"NCCL_P2P_DISABLE": "1", "TORCH_FR_BUFFER_SIZE": "2000"})
     import os
 
     assert (os.environ["NCCL_P2P_DISABLE"], os.environ["TORCH_FR_BUFFER_SIZE"]) == ("0", "2000")

@@ -7,7 +7,8 @@ import pytest
 from paceline.config.load import load_config
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import ExitCode
-from paceline.launch.environment.guide_variables import started_by, translate
+from paceline.launch.environment.guide_variables import translate
+from paceline.launch.environment.job_managers import started_by
 from paceline.launch.supervision.exit_codes import killed_diagnostic, overall_code
 
 

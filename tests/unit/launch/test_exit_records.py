@@ -16,9 +16,16 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.rundir import RunDir
 from paceline.launch.supervision.exit_codes import Failure, killed_diagnostic, root_of
 from paceline.launch.supervision.exit_record import Exit, LaunchRecord
-from paceline.launch.supervision.launcher_channel import Exchange
 from paceline.launch.supervision.oom_kills import MemoryKills
-from paceline.launch.supervision.worker_channel import AGENT, MESSAGE_BYTES, SOCKET, Line, Word, encoded
+from paceline.launch.supervision.worker_channel import (
+    AGENT,
+    MESSAGE_BYTES,
+    SOCKET,
+    LauncherConnection,
+    PeerExit,
+    WorkerServer,
+    encoded,
+)
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Error
 from paceline.runlog.redact import Redactor
@@ -125,7 +132,7 @@ def test_where_no_count_can_be_read_it_is_not_known(tmp_path: Path, text: str | 
     assert MemoryKills(tmp_path / "no-proc").killed(7) is None
 
 
-def until(exchange: Exchange, done: object) -> None:
+def until(exchange: WorkerServer, done: object) -> None:
     deadline = time.monotonic() + 120
     while not done() and time.monotonic() < deadline:  # type: ignore[operator]
         exchange.poll()
@@ -133,10 +140,10 @@ def until(exchange: Exchange, done: object) -> None:
     assert done()  # type: ignore[operator]
 
 
-def hang_up(exchange: Exchange, *lines: Line) -> None:
+def hang_up(exchange: WorkerServer, *lines: LauncherConnection) -> None:
     for line in lines:
         line.close()
-    until(exchange, lambda: all(caller.gone for caller in exchange.callers.values()))
+    until(exchange, lambda: all(caller.gone for caller in exchange.workers.values()))
     exchange.close()
     for thread in threading.enumerate():
         if thread.name == "paceline-launch-line":
@@ -144,34 +151,34 @@ def hang_up(exchange: Exchange, *lines: Line) -> None:
 
 
 def test_the_line_carries_errors_up_and_the_word_down() -> None:
-    exchange, heard, came = Exchange(2), [], threading.Event()
+    exchange, heard, came = WorkerServer(2), [], threading.Event()
     folder = Path(exchange.environ()[SOCKET]).parent
     assert folder.stat().st_mode & 0o777 == 0o700
 
-    def hear(word: Word) -> None:
+    def hear(word: PeerExit) -> None:
         heard.append(word)
         came.set()
 
-    lines = [Line.join(exchange.environ(), rank, hear) for rank in (0, 1)]
+    lines = [LauncherConnection.join(exchange.environ(), rank, hear) for rank in (0, 1)]
     assert all(line.held for line in lines)
-    until(exchange, lambda: len(exchange.callers) == 2)
+    until(exchange, lambda: len(exchange.workers) == 2)
     assert not folder.exists()  # all are there: nothing to be left behind should the launcher be killed
     lines[1].failed(1, Diagnostic("a.b", "row 17", "x:1"))
-    until(exchange, lambda: exchange.callers[1].finding is not None)
-    assert (exchange.callers[1].code, exchange.callers[1].finding) == (1, Diagnostic("a.b", "row 17", "x:1"))
-    word = Word(3, 137, Diagnostic("launch.worker_killed", "rank 3 was ended by SIGKILL"))
+    until(exchange, lambda: exchange.workers[1].finding is not None)
+    assert (exchange.workers[1].code, exchange.workers[1].finding) == (1, Diagnostic("a.b", "row 17", "x:1"))
+    word = PeerExit(3, 137, Diagnostic("launch.worker_killed", "rank 3 was ended by SIGKILL"))
     exchange.send(word)
     exchange.send(word)
     assert came.wait(20) and heard == [word]  # once, and not to the rank that has an error of its own
     lines[0].ended(76)
-    until(exchange, lambda: exchange.callers[0].code == 76)
+    until(exchange, lambda: exchange.workers[0].code == 76)
     hang_up(exchange, *lines)
-    assert all(caller.gone for caller in exchange.callers.values())
+    assert all(caller.gone for caller in exchange.workers.values())
 
 
 def test_without_a_launcher_the_line_does_nothing(tmp_path: Path) -> None:
     for environ in ({}, {SOCKET: str(tmp_path / "gone")}):
-        line = Line.join(environ, 0, lambda word: pytest.fail("nobody speaks"))
+        line = LauncherConnection.join(environ, 0, lambda word: pytest.fail("nobody speaks"))
         assert not line.held
         line.failed(1, Diagnostic("a.b", "x"))
         line.ended(0)
@@ -180,13 +187,13 @@ def test_without_a_launcher_the_line_does_nothing(tmp_path: Path) -> None:
 def test_what_is_no_message_harms_nothing() -> None:
     import socket
 
-    exchange = Exchange(1)
+    exchange = WorkerServer(1)
     stranger = socket.socket(socket.AF_UNIX)
     stranger.connect(exchange.environ()[SOCKET])
     stranger.sendall(b'\xff\xfe\n[1]\n{"rank": "x"}\n{"rank": 1}\n{"failed": 1}\n' + b"x" * 200_000)
     for _ in range(50):
         exchange.poll()
-    assert exchange.callers == {}
+    assert exchange.workers == {}
     stranger.close()
     exchange.poll()
     exchange.close()
@@ -242,9 +249,9 @@ def test_a_folder_that_is_gone_is_not_made_again_and_a_refusal_is_said(tmp_path:
 
 
 def test_the_agent_s_place_is_no_rank() -> None:
-    exchange = Exchange(1)
-    line = Line.join(exchange.environ(), AGENT, lambda word: None)
+    exchange = WorkerServer(1)
+    line = LauncherConnection.join(exchange.environ(), AGENT, lambda word: None)
     line.codes({0: -9, 1: 76})
-    until(exchange, lambda: AGENT in exchange.callers and exchange.callers[AGENT].codes != {})
-    assert exchange.callers[AGENT].codes == {0: -9, 1: 76} and exchange.environ()
+    until(exchange, lambda: AGENT in exchange.workers and exchange.workers[AGENT].codes != {})
+    assert exchange.workers[AGENT].codes == {0: -9, 1: 76} and exchange.environ()
     hang_up(exchange, line)

@@ -13,12 +13,12 @@ from support import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 
-# Names are looked up in a module of the test's folder; ``main`` of ours writes through an Outlet.
+# Names are looked up in a module of the test's folder; ``main`` of ours writes through an RedactedStream.
 PROGRAM = """
 import os, sys, threading
 from pathlib import Path
-from paceline.launch.preflight import child_checks
-from paceline.launch.redacted_output import redacted
+from paceline.launch import child
+from paceline.launch.program import redacted
 folder = Path({folder!r})
 sys.path.insert(0, str(folder))
 
@@ -45,22 +45,22 @@ def run(folder: Path, body: str, module: str = "") -> subprocess.CompletedProces
 def forked(folder: Path, module: str, seconds: float = 30.0) -> tuple[str, str]:
     """(what ``run_in_fork`` returns of this module, what its child has printed)."""
     output = folder / "output"
-    body = f'print(child_checks.run_in_fork("looked", ("an", "argument"), {seconds}, folder / "output"))'
+    body = f'print(child.run_in_fork("looked", ("an", "argument"), {seconds}, folder / "output"))'
     done = run(folder, body, module)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), output.read_text()
 
 
 def test_only_a_program_of_ours_with_one_thread_forks(tmp_path: Path) -> None:
-    body = """print(child_checks.can_fork())
+    body = """print(child.can_fork())
 wait = threading.Event()
 thread = threading.Thread(target=wait.wait)
 thread.start()
-print(child_checks.can_fork())
+print(child.can_fork())
 wait.set()
 thread.join()"""
     assert run(tmp_path, body).stdout.split() == ["True", "False"]
-    library = "from paceline.launch.preflight.child_checks import can_fork; print(can_fork())"
+    library = "from paceline.launch.child import can_fork; print(can_fork())"
     done = subprocess.run(
         [sys.executable, "-c", library],
         capture_output=True,
@@ -73,14 +73,14 @@ thread.join()"""
 
 def test_a_program_that_has_asked_the_hub_s_library_forks_no_look(tmp_path: Path) -> None:
     """It asks once whether it is offline, when it is imported: the look must be."""
-    body = "import sys\nsys.modules['huggingface_hub'] = sys\nprint(child_checks.can_fork())"
+    body = "import sys\nsys.modules['huggingface_hub'] = sys\nprint(child.can_fork())"
     assert run(tmp_path, body).stdout.split() == ["False"]
 
 
 def test_it_has_what_is_imported_and_a_session_of_its_own(tmp_path: Path) -> None:
     module = """import os, sys
 def main(*arguments):
-    print(arguments, os.getsid(0) == os.getpid(), "paceline.launch.preflight.child_checks" in sys.modules,
+    print(arguments, os.getsid(0) == os.getpid(), "paceline.launch.child" in sys.modules,
         os.environ["HF_HUB_OFFLINE"], sys.stdin.read() == "")
     print("a warning", file=sys.stderr)
     return 7
@@ -125,7 +125,7 @@ def main(*arguments):
     time.sleep(600)
 """
     (tmp_path / "output").touch()
-    done = run(tmp_path, 'child_checks.run_in_fork("looked", (), 60.0, folder / "output")', module)
+    done = run(tmp_path, 'child.run_in_fork("looked", (), 60.0, folder / "output")', module)
     assert done.returncode == -9
     ended(int((tmp_path / "output").read_text()))
 
@@ -146,15 +146,15 @@ def ended(pid: int) -> None:
 LOOKS = """
 import json, sys
 from pathlib import Path
-from paceline.launch.preflight import child_checks
-asked, looked, started = child_checks.started_child, child_checks.run_in_fork, []
-child_checks.started_child = lambda *a: (started.append("interpreter"), asked(*a))[1]
+from paceline.launch import child
+asked, looked, started = child.started_child, child.run_in_fork, []
+child.started_child = lambda *a: (started.append("interpreter"), asked(*a))[1]
 def fork(module, arguments, *rest):
     started.append("fork")
     code = looked(module, arguments, *rest)
     print("IMPORTED", json.loads(Path(arguments[1]).read_text())["imported"], file=sys.stderr)
     return code
-child_checks.run_in_fork = fork
+child.run_in_fork = fork
 sys.argv = ["paceline", "train", *{arguments!r}]
 from paceline.cli.main import main
 import gc

@@ -15,7 +15,7 @@ from paceline.launch.environment.job_managers import (
     RANK_ALONE,
     local_sizes,
     manager_of,
-    standing,
+    process_rank,
     started_by,
 )
 from paceline.runtime.rank_env import RankEnv
@@ -120,9 +120,9 @@ def test_a_rank_joins_its_job(name: str) -> None:
     assert manager is not None and manager.name == name
     assert (
         started_by(environ),
-        standing(environ).rank,
-        standing(environ).size,
-        standing(environ).local_size,
+        process_rank(environ).rank,
+        process_rank(environ).size,
+        process_rank(environ).local_size,
     ) == (
         manager.word,
         3,
@@ -176,7 +176,7 @@ def test_a_rank_without_a_number_of_processes_is_refused(name: str) -> None:
     assert started_by(environ) == "mpirun" or started_by(environ) in ("jsrun", "flux")
     assert code_of(environ) == "launch.rank_alone"
     with pytest.raises(ConfigError, match=r"launch\.rank_alone"):
-        standing(environ)
+        process_rank(environ)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_no_value_of_a_launchers_variable_crashes() -> None:
     for _ in range(6000):
         environ = {name: rng.choice(values) for name in rng.sample(names, rng.randrange(1, 9))}
         try:
-            here = standing(environ)
+            here = process_rank(environ)
             env = RankEnv.from_environ(environ)
             assert 0 <= env.rank < env.world_size == here.size and here.local_size >= 1
         except PacelineError as error:

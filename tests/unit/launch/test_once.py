@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.launch.preflight import once_per_node
-from paceline.launch.preflight.once_per_node import once_a_node, started
+from paceline.launch.preflight.once_per_node import STARTING_SECONDS, once_per_node, started
 
 FOUND = (Diagnostic("data.missing", "there is no such file", "c.yaml:3", "x.json", "another"),)
 
@@ -29,33 +28,34 @@ class Look:
 def test_those_that_come_together_look_once(tmp_path: Path) -> None:
     look, heard = Look(), list[tuple[Diagnostic, ...]]()
     comers = [
-        threading.Thread(target=lambda: heard.append(once_a_node(tmp_path, "a run", look))) for _ in range(4)
+        threading.Thread(target=lambda: heard.append(once_per_node(tmp_path, "a run", look)))
+        for _ in range(4)
     ]
     for comer in comers:
         comer.start()
     for comer in comers:
         comer.join()
     assert (look.times, heard) == (1, [FOUND] * 4)
-    once_a_node(tmp_path, "another run", look)
+    once_per_node(tmp_path, "another run", look)
     assert look.times == 2
 
 
 def test_an_earlier_start_s_word_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look = Look()
-    once_a_node(tmp_path, "a run", look)
-    monkeypatch.setattr(once_per_node, "started", time.time)
-    once_a_node(tmp_path, "a run", look)
+    once_per_node(tmp_path, "a run", look)
+    monkeypatch.setattr("paceline.launch.preflight.once_per_node.started", time.time)
+    once_per_node(tmp_path, "a run", look)
     assert look.times == 2
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"began": 9e99}', '{"began": 9e99, "found": [{}]}'])
 def test_a_word_that_was_cut_short_is_none(tmp_path: Path, damage: str) -> None:
     look = Look()
-    once_a_node(tmp_path, "a run", look)
+    once_per_node(tmp_path, "a run", look)
     [said] = tmp_path.glob("*.json")
     assert said.stat().st_mode & 0o077 == 0
     said.write_text(damage)
-    assert once_a_node(tmp_path, "a run", look) == FOUND
+    assert once_per_node(tmp_path, "a run", look) == FOUND
     assert look.times == 2 and json.loads(said.read_text())["found"]
 
 
@@ -64,20 +64,20 @@ def test_a_look_that_dies_is_the_next_ones(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        once_a_node(tmp_path, "a run", dies)
-    assert once_a_node(tmp_path, "a run", Look()) == FOUND
+        once_per_node(tmp_path, "a run", dies)
+    assert once_per_node(tmp_path, "a run", Look()) == FOUND
 
 
 def test_who_waits_too_long_looks_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(once_per_node, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("paceline.launch.preflight.once_per_node.WAIT_SECONDS", 0.0)
     inner = Look()
 
     def stands_still() -> tuple[Diagnostic, ...]:
-        return once_a_node(tmp_path, "a run", inner)  # another comer, while this look goes on
+        return once_per_node(tmp_path, "a run", inner)  # another comer, while this look goes on
 
-    assert once_a_node(tmp_path, "a run", stands_still) == FOUND
+    assert once_per_node(tmp_path, "a run", stands_still) == FOUND
     assert inner.times == 1
 
 
 def test_a_process_knows_when_it_was_started() -> None:
-    assert time.time() - once_per_node.STARTING_SECONDS - 1 <= started() < time.time()
+    assert time.time() - STARTING_SECONDS - 1 <= started() < time.time()

@@ -21,14 +21,14 @@ from paceline.cli.main import main as command
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import ConfigError
 from paceline.launch.process_spec import Cluster
-from paceline.launch.run_secret import FILE, VALUE, handed_out, read_secret, unsigned
+from paceline.launch.run_secret import FILE, VALUE, read_secret, secret_environment, unsigned
 from paceline.launch.start_run import launch
 
 GOOD = "0123456789abcdef"
 
 
 def test_one_node_s_ranks_get_a_secret_of_their_own_in_a_file_for_the_owner() -> None:
-    with handed_out({}, 1, 2) as first, handed_out({}, 1, 2) as second:
+    with secret_environment({}, 1, 2) as first, secret_environment({}, 1, 2) as second:
         assert list(first) == [FILE]
         path = Path(first[FILE])
         assert (
@@ -44,7 +44,7 @@ def test_one_node_s_ranks_get_a_secret_of_their_own_in_a_file_for_the_owner() ->
 def test_none_is_made_where_it_cannot_be_shared_or_is_named(
     environ: dict[str, str], nodes: int, processes: int
 ) -> None:
-    with handed_out(environ, nodes, processes) as added:
+    with secret_environment(environ, nodes, processes) as added:
         assert added == {}
 
 

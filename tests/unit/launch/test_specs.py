@@ -9,10 +9,9 @@ import pytest
 
 import paceline
 from paceline.core.errors import ConfigError
-from paceline.launch import ports
-from paceline.launch.launchers import accelerate, deepspeed
-from paceline.launch.launchers.registry import launcher_for
-from paceline.launch.ports import (
+from paceline.launch import network
+from paceline.launch.launchers import accelerate_argv, deepspeed_argv, launcher_for
+from paceline.launch.network import (
     check_cluster,
     free_port,
     gloo_interface,
@@ -61,18 +60,18 @@ def test_commands_are_the_golden_ones() -> None:
             *lines("torchrun", node),
             "# accelerate",
             LaunchSpec(
-                accelerate.argv(["main.py", "--config", "config.yaml"], two, use_cpu=True)
+                accelerate_argv(["main.py", "--config", "config.yaml"], two, use_cpu=True)
             ).shell_line(),
             LaunchSpec(
-                accelerate.argv(["main.py", "--config", "config.yaml"], node, use_cpu=False)
+                accelerate_argv(["main.py", "--config", "config.yaml"], node, use_cpu=False)
             ).shell_line(),
             "# deepspeed",
-            LaunchSpec(deepspeed.argv(["main.py", "--config", "config.yaml"], two)).shell_line(),
+            LaunchSpec(deepspeed_argv(["main.py", "--config", "config.yaml"], two)).shell_line(),
             LaunchSpec(
-                deepspeed.argv(["main.py", "--config", "config.yaml"], node, hostfile="hosts")
+                deepspeed_argv(["main.py", "--config", "config.yaml"], node, hostfile="hosts")
             ).shell_line(),
             LaunchSpec(
-                deepspeed.argv(["main.py", "--config", "config.yaml"], node, hostfile="hosts", ssh=True)
+                deepspeed_argv(["main.py", "--config", "config.yaml"], node, hostfile="hosts", ssh=True)
             ).shell_line(),
             "",
         ]
@@ -152,7 +151,7 @@ def test_a_port_outside_the_range_is_refused() -> None:
 def test_no_port_means_a_free_one_on_one_node_and_the_usual_one_on_several() -> None:
     port = resolve_port(Cluster(2)).master_port
     assert port is not None and port_is_free(port)
-    assert resolve_port(Cluster(2, 2, 1)).master_port == ports.DEFAULT_PORT
+    assert resolve_port(Cluster(2, 2, 1)).master_port == network.DEFAULT_PORT
     assert free_port() > 1023
 
 
@@ -166,7 +165,7 @@ def test_gloo_gets_the_interface_that_reaches_node_0() -> None:
 
 def test_deepspeed_needs_a_hostfile_for_several_nodes() -> None:
     with pytest.raises(ConfigError, match="slots=PROCESSES"):
-        deepspeed.argv(["main.py"], Cluster(4, 2))
+        deepspeed_argv(["main.py"], Cluster(4, 2))
 
 
 def test_settings_reach_every_process_and_a_user_s_own_stay() -> None:

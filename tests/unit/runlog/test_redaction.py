@@ -21,7 +21,7 @@ from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for, written_into
 from paceline.core.security.secrets import SHAPES, secrets_in, without_secrets
 from paceline.launch.claim_run_dir import claim
-from paceline.launch.redacted_output import Outlet, redacted
+from paceline.launch.program import RedactedStream, redacted
 from paceline.runlog.redact import Redactor
 from paceline.runlog.result import write_result
 
@@ -146,7 +146,9 @@ def test_streams_are_redacted_while_a_main_runs(monkeypatch: pytest.MonkeyPatch)
     def main(ends: bool) -> int:
         print("said", CANARY)
         sys.stderr.writelines([f"{CANARY}\n", SHAPED[0]])
-        assert isinstance(sys.stdout, Outlet) and not sys.stdout.isatty() and sys.stdout.write("x") == 1
+        assert (
+            isinstance(sys.stdout, RedactedStream) and not sys.stdout.isatty() and sys.stdout.write("x") == 1
+        )
         if ends:
             raise SystemExit(3)
         return 5
@@ -198,7 +200,7 @@ def test_no_message_of_the_command_line_holds_a_secret(
 
 def test_a_traceback_of_a_main_is_redacted(tmp_path: Path) -> None:
     code = (
-        "import os\nfrom paceline.launch.redacted_output import redacted\n@redacted\ndef main(): raise"
+        "import os\nfrom paceline.launch.program import redacted\n@redacted\ndef main(): raise"
         " ValueError(os.environ['A_TOKEN'])\nmain()"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT), "A_TOKEN": CANARY}

@@ -12,9 +12,8 @@ from paceline.core.security.secrets import secrets_in
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Notice, RunStarted, Step
 from paceline.runlog.lines import line_of
-from paceline.runlog.log import RunLog
+from paceline.runlog.log import RunLog, TextLog
 from paceline.runlog.redact import Redactor, printable
-from paceline.runlog.textlog import TextLog
 
 SECRET = "hf_ab/cd+ef=SECRET"
 

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
-from paceline.launch.ports import free_port
+from paceline.launch.network import free_port
 from paceline.runtime.process_group import rendezvous
 from paceline.runtime.process_group.rendezvous import arrive, connect_store, listener
 from paceline.runtime.rank_env import RankEnv

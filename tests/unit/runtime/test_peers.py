@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from paceline.core.errors import PacelineError
-from paceline.launch.ports import free_port
+from paceline.launch.network import free_port
 from paceline.runtime.process_group.first_all_reduce import Timed, summary
 from paceline.runtime.process_group.rank_agreement import agree_on_devices, compare
 from paceline.runtime.process_group.rendezvous import connect_store

@@ -15,7 +15,7 @@ from paceline.config.load import Loaded, load_config
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.launch.processes import MARK
-from paceline.launch.supervision.worker_channel import Line
+from paceline.launch.supervision.worker_channel import LauncherConnection
 from paceline.runtime.rank_env import RankEnv
 from paceline.training import rank as rank_module
 from paceline.training.rank_arguments import (
@@ -110,7 +110,7 @@ def test_what_is_wrong_with_the_yaml_is_said_once_a_node(
         "SLURM_LOCALID": str(rank % 2),
         "PACELINE_CACHE": str(tmp_path),
     }
-    line = Line.join({}, rank, lambda word: None)
+    line = LauncherConnection.join({}, rank, lambda word: None)
     assert rank_module.run_rank(["--config", str(tmp_path / "c.yaml")], environ, line) == 2
     assert ("lerning_rate" in capsys.readouterr().err) == told
     assert rank_module.place({"PMIX_RANK": "3"}) == (True, 0)  # of how many nobody says: every rank tells it
@@ -169,7 +169,7 @@ def test_nobody_looks_again_where_a_parent_has(tmp_path: Path, monkeypatch: pyte
     environ = {**TORCHRUN, "PACELINE_CACHE": str(tmp_path)}
     start, env = parse_start(arguments, environ), RankEnv.from_environ(environ)
     monkeypatch.setattr(
-        "paceline.training.rank_arguments.found_for_ranks", lambda *given, **more: (WRONG, NOTE)
+        "paceline.training.rank_arguments.preflight_findings_of_ranks", lambda *given, **more: (WRONG, NOTE)
     )
     assert looked_at(start, env, {**environ, MARK: "1"}) == start
     assert looked_at(Start(start.config, None, None, None), env, environ).notes == ()
@@ -180,7 +180,9 @@ def test_nobody_looks_again_where_a_parent_has(tmp_path: Path, monkeypatch: pyte
 def test_what_a_look_remarks_is_said_by_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {**TORCHRUN, "PACELINE_CACHE": str(tmp_path)}
     start = parse_start(["--config", str(ROOT / "config.yaml")], environ)
-    monkeypatch.setattr("paceline.training.rank_arguments.found_for_ranks", lambda *given, **more: (NOTE,))
+    monkeypatch.setattr(
+        "paceline.training.rank_arguments.preflight_findings_of_ranks", lambda *given, **more: (NOTE,)
+    )
     assert looked_at(start, RankEnv.from_environ(environ), environ).notes == (*start.notes, NOTE)
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from page_runs import begin, losses, notice, samples, step, view_of, write_run
 
 from paceline.runlog.history import load_history
-from paceline.watch.page.columns import Columns
-from paceline.watch.page.reduce import reduced
+from paceline.watch.page.columns import Columns, reduced
 from paceline.watch.page.runs import Runs
 from paceline.watch.page.view import RunView
 

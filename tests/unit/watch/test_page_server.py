@@ -17,9 +17,9 @@ from paceline.config.source import DEFAULTS
 from paceline.core.errors import ConfigError
 from paceline.watch.page.documents import ABOVE, config_of, log_page, samples_of
 from paceline.watch.page.folder import LastBeat
+from paceline.watch.page.glance import StateName, state_of_run
 from paceline.watch.page.report import STATIC, write_report
 from paceline.watch.page.runs import Runs
-from paceline.watch.page.state import StateName, state_of_run
 
 NOW = 1000.0
 
