@@ -14,9 +14,9 @@ from importlib import metadata
 from pathlib import Path
 
 from paceline.launch.preflight.facts import infiniband, memlock_unlimited
-from paceline.plan.hardware.choose_devices import Choice, choose
+from paceline.plan.hardware.choose_devices import DeviceSelection, choose
 from paceline.plan.hardware.probe import cpu_count, host_memory_bytes, look
-from paceline.plan.hardware.probe_results import Sights
+from paceline.plan.hardware.probe_results import ProbeResults
 from paceline.plan.packages import MadeFor, made_for_another_torch
 
 #: Packages that a run may use, by the name that pip knows.
@@ -44,8 +44,8 @@ class Inspection:
     ``misfits``: those that were compiled for another torch.
     """
 
-    sights: Sights
-    choice: Choice
+    sights: ProbeResults
+    choice: DeviceSelection
     shm_bytes: int | None = None
     memlock_unlimited: bool = True
     memlock_bytes: int = 0

@@ -12,7 +12,7 @@ from paceline.core.units import human_bytes
 from paceline.doctor import codes
 from paceline.doctor.inspect import Inspection
 from paceline.plan.hardware.device_kinds import is_accelerator
-from paceline.plan.hardware.probe_results import SeenDevice, SmiAnswer, taken_bytes
+from paceline.plan.hardware.probe_results import ProbedDevice, SmiAnswer, taken_bytes
 from paceline.plan.model.kernels import AttentionCall, attention_kernel
 from paceline.plan.plan_json import to_json
 
@@ -105,7 +105,7 @@ def _in_use(seen: Inspection) -> Iterator[tuple[str, str]]:
         yield "in use", f"{taken / GIB:.1f} GiB, by processes that {by}"
 
 
-def describe(device: SeenDevice) -> str:
+def describe(device: ProbedDevice) -> str:
     """Return a device in a line: name, memory, what of it is free."""
     total = "memory unknown" if device.total_bytes is None else f"{device.total_bytes / GIB:.1f} GiB"
     free = "" if device.free_bytes is None else f", {device.free_bytes / GIB:.1f} GiB free now"

@@ -115,9 +115,9 @@ def check_chosen(chosen: StrategyChoice, run: Combination) -> None:
     For a strategy named in the config, the rules check this.
     """
     spec = strategy_spec(chosen.strategy)
-    found = []
+    refusals = []
     if run.compiled and spec.not_compiled:
-        found.append(
+        refusals.append(
             (
                 codes.STRATEGY_COMPILE,
                 f"torch.compile is not supported by this strategy: {spec.not_compiled}",
@@ -126,15 +126,15 @@ def check_chosen(chosen: StrategyChoice, run: Combination) -> None:
             )
         )
     if not supports(run.optimizer.name, spec.state_split):
-        known = BUILT[run.optimizer.name]
-        code = codes.STRATEGY_ADAFACTOR if known.factored else codes.STRATEGY_OPTIMIZER_SPLIT
-        found.append((code, known.splits_why, "training.optim", "optim: adamw_torch_fused"))
-    if found:
+        optimizer = BUILT[run.optimizer.name]
+        code = codes.STRATEGY_ADAFACTOR if optimizer.factored else codes.STRATEGY_OPTIMIZER_SPLIT
+        refusals.append((code, optimizer.splits_why, "training.optim", "optim: adamw_torch_fused"))
+    if refusals:
         requested = f"auto → {chosen.strategy} ({chosen.reason.removeprefix('auto: ')})"
         raise ConfigError(
             *(
                 code(what, where, requested, f"{do}, or distributed_strategy: ddp")
-                for code, what, where, do in found
+                for code, what, where, do in refusals
             )
         )
 

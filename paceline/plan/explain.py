@@ -55,10 +55,10 @@ def _active(shape: ModelShape) -> str:
     """Return how many parameters of a mixture of experts one token meets."""
     if shape.mixture is None:
         return ""
-    found = tally_of(shape)
+    tally = tally_of(shape)
     return (
-        f"; a token meets {human_count(found.active)} ({shape.mixture.visited} of {shape.mixture.experts}"
-        f" experts), embeddings of {human_count(found.embeddings)} apart"
+        f"; a token meets {human_count(tally.active)} ({shape.mixture.visited} of {shape.mixture.experts}"
+        f" experts), embeddings of {human_count(tally.embeddings)} apart"
     )
 
 

@@ -14,8 +14,7 @@ from paceline.plan.cost.advice import in_bf16
 from paceline.plan.cost.from_plan import (
     PROCESS,
     adapter_work,
-    cluster_of_cpu,
-    cluster_of_hardware,
+    cluster_here,
     planned_candidate,
     predicted_plan,
     search_spec_of,
@@ -69,17 +68,10 @@ def _search_spec(job: Job) -> SearchSpec:
     }
     if taken:
         raise ConfigError(
-            *(
-                codes.PLAN_FASTEST_CHOOSES(f"training.{key}", str(value)[:60], key=key)
-                for key, value in taken.items()
-            )
+            *(codes.PLAN_FASTEST_CHOOSES(f"training.{k}", str(v)[:60], key=k) for k, v in taken.items())
         )
     # Sizes and speeds must be known.
-    cluster = (
-        cluster_of_cpu(hardware, max(1, job.world_size // max(1, job.num_nodes)))
-        if hardware.device == "cpu"
-        else cluster_of_hardware(hardware, job.num_nodes)
-    )
+    cluster = cluster_here(hardware, job.world_size, job.num_nodes)
     if shape is None or cluster is None:
         missing = "the model's size" if shape is None else f"the speed of {hardware.device_name}"
         raise ConfigError(codes.PLAN_FASTEST_UNKNOWN(KEY, NAME, missing=missing))
@@ -155,19 +147,14 @@ def what_fits(plan: Plan, hardware: Hardware, *, ran_out: bool = False) -> list[
     fits or can be predicted. Never the plan's own layout.
     """
     # Predict the plan itself and every layout of the search.
-    on_cpu = hardware.device == "cpu"
-    cluster = (
-        cluster_of_cpu(hardware, max(1, plan.world_size // plan.num_nodes))
-        if on_cpu
-        else cluster_of_hardware(hardware, plan.num_nodes)
-    )
+    cluster = cluster_here(hardware, plan.world_size, plan.num_nodes)
     if cluster is None or plan.world_size > MANY_CARDS:
         return []
     spec = search_spec_of(plan, replace(cluster, cards=plan.world_size))
     own = planned_candidate(plan, spec) if spec else None
     if spec is None or own is None:
         return []
-    resident = PROCESS if on_cpu else 0.0
+    resident = PROCESS if hardware.device == "cpu" else 0.0
     factor = max(1.0, own.card / (own.bytes + resident)) if ran_out else 1.0
     try:
         found = search(spec)

@@ -58,8 +58,8 @@ class Mesh:
 
     def data_parallel_rank(self, rank: int) -> int:
         """Return the data-parallel rank of ``rank``."""
-        at = self.coordinates(rank)
-        return at.dp_replicate * self.dp_shard + at.dp_shard
+        coordinates = self.coordinates(rank)
+        return coordinates.dp_replicate * self.dp_shard + coordinates.dp_shard
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)

@@ -45,7 +45,7 @@ def check_packages(
     find: Find = installed,
 ) -> Iterator[Diagnostic]:
     """Yield problems with missing packages: errors if the run would fail, else warnings."""
-    yield from (one.finding() for one in made_for_another_torch())
+    yield from (package_fault.finding() for package_fault in made_for_another_torch())
     yield from _trackers(config, provenance, environ, find)
     name = config.model.attn_implementation
     if name in _ATTENTION and find(_ATTENTION[name][0]) is None:
@@ -177,8 +177,8 @@ def meant_offline(name: str, environ: Mapping[str, str]) -> bool:
 
 
 def _has_login(facts: TrackerFacts, environ: Mapping[str, str]) -> bool:
-    given = environ.get("NETRC") if facts.host else None
-    path = Path(given or facts.login.replace("~", environ.get("HOME", "~"), 1)).expanduser()
+    netrc_path = environ.get("NETRC") if facts.host else None
+    path = Path(netrc_path or facts.login.replace("~", environ.get("HOME", "~"), 1)).expanduser()
     host = urlsplit(environ.get("WANDB_BASE_URL", "") if facts.host else "").hostname or facts.host
     try:
         hosts = netrc(str(path)).hosts
@@ -224,7 +224,7 @@ def made_for_another_torch() -> Iterator[MadeFor]:
             version, requirements = metadata.version(package), metadata.requires(package) or []
         except metadata.PackageNotFoundError:
             continue
-        wants = next((found[1] for line in requirements if (found := _PINNED.match(line))), "")
+        wants = next((match[1] for line in requirements if (match := _PINNED.match(line))), "")
         if wants and _release(wants) != _release(torch):
             yield MadeFor(package, version, wants, torch)
 

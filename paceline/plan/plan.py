@@ -195,8 +195,8 @@ def kept_kinds(training: TrainingSection) -> tuple[str, ...]:
     recomputed.
     """
     value = (training.gradient_checkpointing_kwargs or {}).get(KEEP) or ()
-    given = value if isinstance(value, (list, tuple)) else (value,)
-    return tuple(kind for kind in KEPT_KINDS if kind in given) if training.gradient_checkpointing else ()
+    kinds = value if isinstance(value, (list, tuple)) else (value,)
+    return tuple(kind for kind in KEPT_KINDS if kind in kinds) if training.gradient_checkpointing else ()
 
 
 @dataclass(frozen=True)

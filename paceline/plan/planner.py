@@ -58,20 +58,20 @@ def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
 
     Raises ConfigError with all errors at once: the rules' and the planner's.
     """
-    found = [*check_world(job.hardware, job.world_size, job.num_nodes), *ruled]
-    shape = attempt(job.model_shape, found)
+    problems = [*check_world(job.hardware, job.world_size, job.num_nodes), *ruled]
+    shape = attempt(job.model_shape, problems)
     if shape is not None:
         shape = job.algorithm.with_head(shape, job.training)
     job = replace(job, shape=shape)
 
     def made(chosen: StrategyChoice | None) -> Plan:
-        warned = list(found)
+        warned = list(problems)
         return _with_room(
             _checked(_assembled(job, resolve(chosen, job, warned), warned)), job.hardware, job.needs_room
         )
 
-    chosen = attempt(lambda: choose_strategy(job), found)
-    if chosen is None or not chosen.by_size or errors(found):
+    chosen = attempt(lambda: choose_strategy(job), problems)
+    if chosen is None or not chosen.by_size or errors(problems):
         return made(chosen)
     from paceline.plan.layout_search import plan_auto  # with the search, which few plans need
 
@@ -80,16 +80,18 @@ def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
 
 def _checked(plan: Plan) -> Plan:
     """Return ``plan`` with its algorithm's warnings. Raises ConfigError for its errors."""
-    found = list(algorithm_spec(plan.algorithm).check_plan(plan))
-    if errors(found):
-        raise ConfigError(*found)
-    return replace(plan, decisions=(*plan.decisions, *_warnings(found))) if found else plan
+    problems = list(algorithm_spec(plan.algorithm).check_plan(plan))
+    if errors(problems):
+        raise ConfigError(*problems)
+    return replace(plan, decisions=(*plan.decisions, *_warnings(problems))) if problems else plan
 
 
 def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
     """Return ``plan`` with its memory and what follows. Raises ConfigError if it must fit and does not."""
     plan = with_generation(replace(plan, memory=memory_of(plan, hardware)), hardware)
-    written = [one for one in (decoding_decision(plan), evaluation_decision(plan)) if one is not None]
+    written = [
+        decision for decision in (decoding_decision(plan), evaluation_decision(plan)) if decision is not None
+    ]
     plan = replace(plan, decisions=(*plan.decisions, *written))
     room = room_of(plan, hardware)
     problems = room_problems(plan, hardware, room)
@@ -110,8 +112,8 @@ def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
     )
 
 
-def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Plan:
-    """Return the plan of the resolved choices, without memory; ``found`` becomes warnings."""
+def _assembled(job: Job, resolved: Resolved, warnings: Sequence[Diagnostic]) -> Plan:
+    """Return the plan of the resolved choices, without memory; ``warnings`` becomes warnings."""
     config, hardware, shape, spec = job.config, job.hardware, job.shape, job.algorithm
     training, engine, precision = config.training, resolved.engine, resolved.precision
     length = config.data.max_length
@@ -164,7 +166,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         *compute_decisions(plan),
         *option_decisions(training, hardware, plan.strategy, prompts=spec.on_policy),
         *idle_decisions(config, engine.mesh, plan.adapter),
-        *_warnings(found),
+        *_warnings(warnings),
     )
     return replace(plan, decisions=decisions)
 
@@ -185,18 +187,18 @@ def _training_decisions(plan: Plan, rollout: RolloutSizes | None, hardware: Hard
     yield from fp8_decisions(plan)
 
 
-def _warnings(found: Sequence[Diagnostic]) -> Iterator[Decision]:
+def _warnings(warnings: Sequence[Diagnostic]) -> Iterator[Decision]:
     """Yield the warnings of the rules; the engine's decisions report a corrected batch size."""
-    for d in found:
+    for d in warnings:
         if d.code != codes.BATCH_TRIPLE.name:
             yield Decision(d.where or d.code, f"{WARNING}{d.code}", f"{d.what}; {d.hint}")
 
 
 def _with_shape(
-    role: str, model: OtherModel, own: ModelShape | None, others: Mapping[str, ModelShape | None]
+    role: str, model: OtherModel, main_shape: ModelShape | None, others: Mapping[str, ModelShape | None]
 ) -> OtherModel:
     """Return a further model with its shape, with a scalar head for value and reward models."""
-    shape = own if model.model is None else others.get(model.model)
+    shape = main_shape if model.model is None else others.get(model.model)
     if shape is not None and role in ("value", "reward"):
         shape = scoring(shape)
     return replace(model, shape=shape)
@@ -208,7 +210,7 @@ def _main_decisions(
     precision = resolved.precision
     devices = hardware.num_devices
     on_each_node = "one per device" if world_size // num_nodes == devices else f"{devices} device(s) per node"
-    made = [
+    decisions = [
         Decision("device", hardware.device, f"{hardware.device_note}; {hardware.device_name}"),
         Decision("training.distributed_strategy", resolved.chosen.strategy, resolved.chosen.reason),
         Decision(
@@ -231,8 +233,8 @@ def _main_decisions(
     per_node = world_size // num_nodes
     if hardware.device == "cpu" and per_node > hardware.cpu_count:
         note = f"{per_node} processes share {hardware.cpu_count} cores, which slows each of them down"
-        made.append(Decision("cores", "shared", note))
-    return tuple(made)
+        decisions.append(Decision("cores", "shared", note))
+    return tuple(decisions)
 
 
 def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Diagnostic]:
@@ -241,10 +243,10 @@ def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Dia
         return [codes.PLAN_WORLD_SIZE("--nproc", f"{world_size} on {num_nodes} nodes")]
     if world_size % num_nodes:
         return [codes.PLAN_WORLD_NODES("--nnodes", f"{world_size} processes on {num_nodes} nodes")]
-    found = []
+    problems = []
     per_node = world_size // num_nodes
     if is_accelerator(hardware.device) and per_node > hardware.num_devices:
-        found.append(
+        problems.append(
             codes.PLAN_TOO_FEW_DEVICES(
                 "--nproc",
                 str(per_node),
@@ -253,7 +255,7 @@ def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Dia
                 label=kind_of(hardware.device).label,
             )
         )
-    return found
+    return problems
 
 
 def step_limit_warning(plan: Plan, hardware: Hardware) -> Iterator[Diagnostic]:

@@ -93,16 +93,16 @@ class Resolved:
     rollout: RolloutSizes | None
 
 
-def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) -> Resolved:
+def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic]) -> Resolved:
     """Resolve all choices, even if an earlier one failed.
 
-    Raises ConfigError with all errors: those in ``found`` and those found here.
+    Raises ConfigError with all errors: those in ``problems`` and those found here.
     """
     training, shape = job.training, job.shape
     # What does not depend on the strategy.
-    adapter = attempt(lambda: adapter_of(job.lora), found)
+    adapter = attempt(lambda: adapter_of(job.lora), problems)
     router = router_options(training, shape.router_aux_loss if shape else 0.0)
-    optimizer = _optimizer(training, found)
+    optimizer = _optimizer(training, problems)
     precision = choose_precision(
         training.mixed_precision,
         job.hardware,
@@ -124,41 +124,41 @@ def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) ->
         pure_bf16=training.pure_bf16,
     )
     if chosen is not None and training.distributed_strategy in CHOOSERS:
-        attempt(lambda: check_chosen(chosen, run), found)
-    found += check_full_eval(run)
-    found += check_targets(optimizer, shape)
+        attempt(lambda: check_chosen(chosen, run), problems)
+    problems += check_full_eval(run)
+    problems += check_targets(optimizer, shape)
     # The strategy's mesh, batch and options, and what they do not go together with.
     cut, engine, rollout = None, None, None
-    if chosen is not None and spec is not None and not any(d.code.startswith("plan.world") for d in found):
+    if chosen is not None and spec is not None and not any(d.code.startswith("plan.world") for d in problems):
         sharded = job.sharded(chosen.sharding)
-        cut = attempt(partial(_divided, spec, sharded), found)
+        cut = attempt(partial(_divided, spec, sharded), problems)
         if cut is not None:
-            engine = attempt(partial(_with_options, cut, spec, sharded, precision), found)
+            engine = attempt(partial(_with_options, cut, spec, sharded, precision), problems)
     if spec is not None and engine is not None:
         here = job.hardware.packages is not None
-        found += check_adapter(adapter, spec, engine.mesh, precision.compute, engine.options, here=here)
-    found += check_expert_adapters(run, shape)
-    found += check_router(shape, router, adapters=job.lora is not None)
+        problems += check_adapter(adapter, spec, engine.mesh, precision.compute, engine.options, here=here)
+    problems += check_expert_adapters(run, shape)
+    problems += check_router(shape, router, adapters=job.lora is not None)
     if cut is not None:
         run = replace(run, mesh=cut.mesh)
-        found += check_family(shape, cut.mesh)
-        found += check_router_loss(shape, router.loss, cut.mesh, compiled=run.compiled)
-    found += check_bf16_weights(run)
-    found += check_fp8(run, job.hardware)
+        problems += check_family(shape, cut.mesh)
+        problems += check_router_loss(shape, router.loss, cut.mesh, compiled=run.compiled)
+    problems += check_bf16_weights(run)
+    problems += check_fp8(run, job.hardware)
     if cut is not None and job.algorithm.on_policy:
         rollout = rollout_sizes(job.algorithm, training, cut.batch)
-        found += check_rollout(rollout)
-    if errors(found) or chosen is None or engine is None:
-        raise ConfigError(*errors(found))
+        problems += check_rollout(rollout)
+    if errors(problems) or chosen is None or engine is None:
+        raise ConfigError(*errors(problems))
     return Resolved(chosen, adapter, optimizer, precision, router, engine, rollout)
 
 
-def _optimizer(training: TrainingSection, found: list[Diagnostic]) -> OptimizerSpec:
-    """Return the optimizer with the arguments that keys of ``training`` set; errors go to ``found``."""
-    known, args = BUILT.get(training.optim), dict[str, Json]()
-    if known is not None and "warmup_steps" in known.takes and training.warmup_steps >= 1:
+def _optimizer(training: TrainingSection, problems: list[Diagnostic]) -> OptimizerSpec:
+    """Return the optimizer with the arguments that keys of ``training`` set; errors go to ``problems``."""
+    row, args = BUILT.get(training.optim), dict[str, Json]()
+    if row is not None and "warmup_steps" in row.takes and training.warmup_steps >= 1:
         args["warmup_steps"] = int(training.warmup_steps)
-    if known is not None and known.rounds:
+    if row is not None and row.rounds:
         args["seed"] = training.seed
     return OptimizerSpec(
         name=training.optim,
@@ -166,15 +166,15 @@ def _optimizer(training: TrainingSection, found: list[Diagnostic]) -> OptimizerS
         weight_decay=training.weight_decay,
         betas=(training.adam_beta1, training.adam_beta2),
         eps=training.adam_epsilon,
-        args={**args, **(attempt(lambda: parse_optim_args(training.optim_args), found) or {})},
+        args={**args, **(attempt(lambda: parse_optim_args(training.optim_args), problems) or {})},
         target_modules=targets_of(training.optim_target_modules),
     )
 
 
 def _in_dtype(optimizer: OptimizerSpec, precision: Precision) -> OptimizerSpec:
     """Return the optimizer with the dtype of its iterations, which follows from the compute dtype."""
-    known = BUILT.get(optimizer.name)
-    if known is None or not known.orthogonalises:
+    row = BUILT.get(optimizer.name)
+    if row is None or not row.orthogonalises:
         return optimizer
     return replace(
         optimizer,
@@ -185,10 +185,10 @@ def _in_dtype(optimizer: OptimizerSpec, precision: Precision) -> OptimizerSpec:
     )
 
 
-def attempt(choice: Callable[[], T], found: list[Diagnostic]) -> T | None:
-    """Return ``choice()``, or None with its errors added to ``found``, so that all are reported together."""
+def attempt(choice: Callable[[], T], problems: list[Diagnostic]) -> T | None:
+    """Return ``choice()``, or None and its errors in ``problems``, so that all are reported at once."""
     try:
         return choice()
     except ConfigError as exc:
-        found.extend(exc.diagnostics)
+        problems.extend(exc.diagnostics)
         return None

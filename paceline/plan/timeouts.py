@@ -62,9 +62,9 @@ class WaitLimits:
     def text(self) -> str:
         """Return what the plan says of them."""
         words = f"the timeout of a collective is {self.between.seconds:g} s ({self.between.key})"
-        own = [
-            f"{one.seconds:g} s {where} ({one.key})"
-            for one, where in ((self.start, "before the first step"), (self.step, "in a step"))
-            if one.key != _KEY and one != self.between
+        apart = [
+            f"{limit.seconds:g} s {where} ({limit.key})"
+            for limit, where in ((self.start, "before the first step"), (self.step, "in a step"))
+            if limit.key != _KEY and limit != self.between
         ]
-        return ", ".join((words, *own))
+        return ", ".join((words, *apart))

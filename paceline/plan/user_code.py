@@ -54,8 +54,14 @@ def _guarded_class(cls: type, key: str) -> type:
 
 def _may_be_none(cls: type, name: str) -> bool:
     """Whether the package's own base class lets this method return None, or has no such method."""
-    own = [vars(base)[name] for base in cls.__mro__ if name in vars(base) and _is_ours(base)]
-    method = own[-1].fget if own and isinstance(own[-1], property) else own[-1] if own else None
+    members = [vars(base)[name] for base in cls.__mro__ if name in vars(base) and _is_ours(base)]
+    method = (
+        members[-1].fget
+        if members and isinstance(members[-1], property)
+        else members[-1]
+        if members
+        else None
+    )
     return "None" in str(getattr(method, "__annotations__", {}).get("return", "None"))
 
 
@@ -67,12 +73,12 @@ def _call(method: Callable[P, object], name: str, key: str, may_be_none: bool) -
     @functools.wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> object:
         try:
-            found = method(*args, **options)
-            found = tuple(found) if isinstance(found, Iterator) else found
-            if found is None and not may_be_none:
+            result = method(*args, **options)
+            result = tuple(result) if isinstance(result, Iterator) else result
+            if result is None and not may_be_none:
                 code = inspect.unwrap(method).__code__
                 raise TypeError(f"{name} returned None ({code.co_filename}:{code.co_firstlineno})")
-            return found
+            return result
         except PacelineError:
             raise  # of a method that this one called, or an answer of Paceline's own
         except Exception as error:  # a user's code may raise anything
@@ -85,10 +91,10 @@ def _failed(spec: object, method: str, key: str, error: Exception) -> Diagnostic
     frames = traceback.extract_tb(error.__traceback__)[1:]
     theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
     lines = theirs or frames
-    at = f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
+    place_text = f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
     return codes.SPEC_CHECK(
         key,
-        f"{type(error).__name__}: {error}{at}",
+        f"{type(error).__name__}: {error}{place_text}",
         method=method,
         getattr=getattr(spec, "name", ""),
         base=_base(spec),
@@ -111,17 +117,17 @@ def own_code(config: Config, folder: Path) -> tuple[str, ...]:
     Imports nothing.
     """
     data = config.to_json()
-    found: dict[str, None] = {}
+    listed: dict[str, None] = {}
     for extension in EXTENSIONS.values():
         for key in extension.key.split(", "):
             value: Json = data
             for part in key.split("."):
                 value = value.get(part) if isinstance(value, Mapping) else None
             for target in _targets(value):
-                found[f"{_file(target, folder)} ({extension.words} {target})"] = None
+                listed[f"{_file(target, folder)} ({extension.words} {target})"] = None
     if config.model.trust_remote_code and config.model.name_or_path:
-        found[f"{config.model.name_or_path} (the model's own code: model.trust_remote_code)"] = None
-    return tuple(found)
+        listed[f"{config.model.name_or_path} (the model's own code: model.trust_remote_code)"] = None
+    return tuple(listed)
 
 
 def _targets(value: Json) -> Iterator[str]:

@@ -65,10 +65,10 @@ def of_config(config: Config, provenance: Mapping[str, Source]) -> tuple[Diagnos
 AT_START = frozenset({codes.XLA_NOT_RUN.name, codes.MODEL_OFFLINE.name, codes.HUB_UNREACHABLE.name})
 
 
-def at_start(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+def at_start(findings: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     """Return the findings that stop a start: errors, and the warnings of ``AT_START`` turned into errors."""
     return tuple(
         replace(item, severity=Severity.ERROR)
-        for item in found
+        for item in findings
         if item.severity is Severity.ERROR or item.code in AT_START
     )

@@ -51,13 +51,13 @@ def _model_ranks(c: Context) -> int:
     ds = c.training.deepspeed if isinstance(c.training.deepspeed, dict) else {}
     block = ds.get("tensor_parallel")
     in_file = (block.get("autotp_size") if isinstance(block, dict) else 1, ds.get("sequence_parallel_size"))
-    given = (
+    configured = (
         (c.training.parallelism.tp_size, c.training.parallelism.cp_size)
         if c.training.parallelism is not None
         else (1, 1)
     )
     together = 1
-    for sizes in zip(in_file, given, strict=True):
+    for sizes in zip(in_file, configured, strict=True):
         together *= max((size for size in sizes if isinstance(size, int)), default=1) or 1
     return together if together >= 1 and (c.facts.world_size or 0) % together == 0 else 1
 

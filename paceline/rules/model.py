@@ -67,7 +67,7 @@ def shape_keys(c: Context) -> Iterator[Diagnostic]:
                     found=f"{key}: {shape.get(key, (inner or {}).get(key))}",
                     model_type=shape["model_type"],
                     key=key,
-                    near=" or ".join(repr(one) for one in near),
+                    near=" or ".join(repr(name) for name in near),
                 ),
                 "model.config",
             )

@@ -29,17 +29,17 @@ def optimizer(c: Context) -> Iterator[Diagnostic]:
 def optimizer_machine(c: Context) -> Iterator[Diagnostic]:
     """train.optimizer_device, train.optimizer_float64"""
     name = c.training.optim
-    known, device = BUILT.get(name), c.facts.device
-    if known is None:
+    row, device = BUILT.get(name), c.facts.device
+    if row is None:
         return
-    if known.devices and device is not None and device not in known.devices:
+    if row.devices and device is not None and device not in row.devices:
         yield c.at(
             codes.TRAIN_OPTIMIZER_DEVICE(
-                name=name, devices=" or ".join(known.devices), device=device, elsewhere=known.elsewhere
+                name=name, devices=" or ".join(row.devices), device=device, elsewhere=row.elsewhere
             ),
             _OPTIM,
         )
-    if not known.float64 and c.config.model.dtype == "float64":
+    if not row.float64 and c.config.model.dtype == "float64":
         yield c.at(codes.TRAIN_OPTIMIZER_FLOAT64(name=name), "model.dtype", _OPTIM)
 
 
@@ -122,36 +122,36 @@ def schedule(c: Context) -> Iterator[Diagnostic]:
 
 def schedule_options(c: Context) -> Iterator[Diagnostic]:
     """train.schedule_options"""
-    name, given = c.training.lr_scheduler_type, c.training.lr_scheduler_kwargs
+    name, options = c.training.lr_scheduler_type, c.training.lr_scheduler_kwargs
     if name not in OPTIONS:
         return
-    wrong = list(misfits(given, OPTIONS[name]))
-    for what, found, hint in wrong:
+    wrong = list(misfits(options, OPTIONS[name]))
+    for fault, found, remedy in wrong:
         yield c.problem(
-            codes.TRAIN_SCHEDULE_OPTIONS, f"the schedule {name} {what}", _KWARGS, found=found, hint=hint
+            codes.TRAIN_SCHEDULE_OPTIONS, f"the schedule {name} {fault}", _KWARGS, found=found, hint=remedy
         )
-    lacks = "" if wrong else unmet(name, given, c.training.learning_rate, c.training.max_steps)
+    lacks = "" if wrong else unmet(name, options, c.training.learning_rate, c.training.max_steps)
     if lacks:
-        found = ", ".join(f"{key}: {value}" for key, value in given.items()) or "none"
+        found = ", ".join(f"{key}: {value}" for key, value in options.items()) or "none"
         yield c.problem(
             codes.TRAIN_SCHEDULE_OPTIONS,
             f"the schedule {name} {lacks}",
             _KWARGS,
             _SCHEDULE,
             found=found,
-            hint=_instead(name, given, c.training.max_steps),
+            hint=_instead(name, options, c.training.max_steps),
         )
 
 
-def _instead(name: str, given: Mapping[str, Json], max_steps: int) -> str:
+def _instead(name: str, options: Mapping[str, Json], max_steps: int) -> str:
     """Return what to write where options of a schedule do not fit: what lacks, or a decay that the run has
     room for.
     """
-    extra = [key for key in NEEDED.get(name, ()) if key in given][1:]
-    fitting = {key: value for key, value in given.items() if key not in extra}
-    if "num_decay_steps" in given and max_steps > 0:
+    extra = [key for key in NEEDED.get(name, ()) if key in options][1:]
+    fitting = {key: value for key, value in options.items() if key not in extra}
+    if "num_decay_steps" in options and max_steps > 0:
         fitting["num_decay_steps"] = max(1, max_steps // 10)
-    lacks = [key for key in NEEDED.get(name, ()) if key not in given][: 0 if fitting != given else 1]
+    lacks = [key for key in NEEDED.get(name, ()) if key not in options][: 0 if fitting != options else 1]
     written = [*(f"{key}: {value}" for key, value in fitting.items()), *(f"{key}: …" for key in lacks)]
     return f"lr_scheduler_kwargs: {{{', '.join(written)}}}"
 
@@ -176,8 +176,8 @@ def best_metric(c: Context) -> Iterator[Diagnostic]:
             return  # the algorithm's first metric
         yield c.at(codes.TRAIN_BEST_METRIC(algorithm=c.training.algorithm, names=", ".join(names)), _METRIC)
         return
-    greater, given = greater_is_better(full), c.training.greater_is_better
-    if None not in (greater, given) and greater != given:
+    greater, configured = greater_is_better(full), c.training.greater_is_better
+    if None not in (greater, configured) and greater != configured:
         yield c.at(
             codes.TRAIN_BEST_IS_WORST(
                 metric=full, way=("smaller", "greater")[bool(greater)], better=str(greater).lower()
@@ -194,19 +194,19 @@ _RATE, _CLIP = "training.learning_rate", "training.max_grad_norm"
 def rate(c: Context) -> Iterator[Diagnostic]:
     """train.learning_rate, train.max_grad_norm"""
     largest = BUILT[c.training.optim].largest_rate if c.training.optim in BUILT else None
-    what = ""
+    fault = ""
     if largest is not None and c.training.learning_rate > largest:
-        what = (
+        fault = (
             f"a learning rate of {c.training.learning_rate:g} with {c.training.optim} makes the weights"
             " diverge within a"
             " few steps"
         )
     elif c.training.learning_rate < _SMALLEST:
-        what = f"with a learning rate of {c.training.learning_rate:g} the weights hardly change"
-    if what:
+        fault = f"with a learning rate of {c.training.learning_rate:g} the weights hardly change"
+    if fault:
         yield c.problem(
             codes.TRAIN_LEARNING_RATE,
-            what,
+            fault,
             _RATE,
             _OPTIM,
             hint="learning_rate: 2e-5 (all weights) or 1e-4 (adapters) are usual",

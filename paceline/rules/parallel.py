@@ -51,7 +51,10 @@ def product(c: Context) -> Iterator[Diagnostic]:
     held = math.prod(_by_name(sizes).values())
     open_data_axes = sizes.dp_replicate_size == sizes.dp_shard_size == 1  # the plan assigns the other ranks
     hybrid = str(c.training.fsdp or "").startswith("hybrid") or sizes.dp_replicate_size > 1
-    if held == world or (world % held == 0 and (open_data_axes or (hybrid and _one_open(sizes)))):
+    if held == world or (
+        world % held == 0
+        and (open_data_axes or (hybrid and ((sizes.dp_replicate_size == 1) != (sizes.dp_shard_size == 1))))
+    ):
         return
     divisors = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
     yield c.problem(
@@ -62,10 +65,6 @@ def product(c: Context) -> Iterator[Diagnostic]:
         hint=f"choose sizes whose product is {world} (its divisors: {divisors}); leave out"
         " dp_shard_size to derive it from the others",
     )
-
-
-def _one_open(sizes: Parallelism) -> bool:
-    return (sizes.dp_replicate_size == 1) != (sizes.dp_shard_size == 1)
 
 
 def replicas(c: Context) -> Iterator[Diagnostic]:
@@ -150,17 +149,17 @@ def sharding_keys(c: Context, axes: Iterable[str]) -> list[str]:
     Ulysses, and strategies that always split.
     """
     sizes, file = c.training.parallelism, deepspeed_section(c)
-    found = [
+    keys = [
         f"training.parallelism.{axis}_size" for axis in axes if sizes and getattr(sizes, f"{axis}_size") > 1
     ]
     tensor = file.get("tensor_parallel")
     if isinstance(tensor, dict) and tensor.get("autotp_size") not in (None, 0, 1):
-        found.append("training.deepspeed: tensor_parallel.autotp_size")
+        keys.append("training.deepspeed: tensor_parallel.autotp_size")
     if file.get("sequence_parallel_size") not in (None, 0, 1):
-        found.append("training.deepspeed: sequence_parallel_size")
+        keys.append("training.deepspeed: sequence_parallel_size")
     if c.strategy is not None and not c.strategy.whole_rows:
-        found.append(f"training.distributed_strategy: {c.strategy.name}")
-    return found
+        keys.append(f"training.distributed_strategy: {c.strategy.name}")
+    return keys
 
 
 def sharding_axes(c: Context, *, scores: bool) -> tuple[str, ...]:

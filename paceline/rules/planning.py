@@ -21,7 +21,7 @@ from paceline.rules.rule import Facts
 
 
 @dataclass(frozen=True)
-class Tried:
+class PlanAttempt:
     """A plan (None when there are errors), the rules' findings, and further problems from planning."""
 
     plan: Plan | None
@@ -51,21 +51,21 @@ def facts_of(
 
 def try_plan(
     job: Job, *, provenance: Mapping[str, Source] | None = None, facts: Facts | None = None
-) -> Tried:
+) -> PlanAttempt:
     """Run the rules and ``resolved_plan``.
 
     ``facts`` replaces the facts that follow from the other arguments; ``provenance`` lets findings name
     ``file:line``.
     """
     job = replace(job, shape=attempt(job.model_shape, []))  # resolved_plan reports its errors
-    known = facts or facts_of(
+    known_facts = facts or facts_of(
         job.hardware,
         world_size=job.world_size,
         num_nodes=job.num_nodes,
         launcher=job.launcher,
         shape=job.shape,
     )
-    rules = partial(check, facts=known, starting=True, provenance=provenance)
+    rules = partial(check, facts=known_facts, starting=True, provenance=provenance)
     ruled = tuple(rules(job.config))
     try:
         chooser = CHOOSERS.get(job.training.distributed_strategy)
@@ -79,8 +79,8 @@ def try_plan(
         codes = {finding.code for finding in errors(ruled)}
         # What a rule has told with its place, the planner need not tell again without one
         further = (d for d in error.diagnostics if d not in ruled and (d.where or d.code not in codes))
-        return Tried(None, ruled, tuple(further))
-    return Tried(plan, ruled)
+        return PlanAttempt(None, ruled, tuple(further))
+    return PlanAttempt(plan, ruled)
 
 
 def make_plan(job: Job, *, provenance: Mapping[str, Source] | None = None) -> Plan:

@@ -147,18 +147,18 @@ class Context:
         """Return the effective value at a dotted path; inside a free-form mapping None if the key is not
         given.
         """
-        found: Value | Config = self.config
+        value: Value | Config = self.config
         for part in path.split("."):
-            found = found.get(part) if isinstance(found, Mapping) else getattr(found, part)
-        assert not isinstance(found, Config)
-        return found
+            value = value.get(part) if isinstance(value, Mapping) else getattr(value, part)
+        assert not isinstance(value, Config)
+        return value
 
     def place(self, *paths: str) -> str:
         """Return ``file:line`` of those keys that were set; if none was, the first key's name.
 
         A section counts as its first key that was set.
         """
-        places = [found.place() for p in paths if (found := self._source(p))]
+        places = [source.place() for p in paths if (source := self._source(p))]
         return " and ".join(dict.fromkeys(places)) or paths[0]
 
     def _source(self, path: str) -> Source | None:
@@ -209,9 +209,9 @@ def wrong_options(
     """Yield an error for each option under ``key`` that is not ``declared`` (option -> default) by the spec
     ``name``, or not of its default's type.
     """
-    given = c.value(key)
-    assert isinstance(given, Mapping)
-    for option, value in given.items():
+    options = c.value(key)
+    assert isinstance(options, Mapping)
+    for option, value in options.items():
         found, path = f"{option}: {value!r}", f"{key}.{option}"
         if option not in declared:
             near = difflib.get_close_matches(option, declared, n=1)

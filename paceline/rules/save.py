@@ -182,20 +182,20 @@ def trackers(c: Context) -> Iterator[Diagnostic]:
 
 def profile(c: Context) -> Iterator[Diagnostic]:
     """train.profile"""
-    found, world = c.training.profile, c.facts.world_size
-    if found is None:
+    settings, world = c.training.profile, c.facts.world_size
+    if settings is None:
         return
-    if min(found.steps) < 1:
+    if min(settings.steps) < 1:
         yield c.problem(
             codes.TRAIN_PROFILE,
             "steps are counted from 1",
             "training.profile.steps",
             hint="profile: {steps: [10-12]}",
         )
-    if world is not None and found.ranks and max(found.ranks) >= world:
+    if world is not None and settings.ranks and max(settings.ranks) >= world:
         yield c.problem(
             codes.TRAIN_PROFILE,
-            f"there is no rank {max(found.ranks)}: this run has {world}",
+            f"there is no rank {max(settings.ranks)}: this run has {world}",
             "training.profile.ranks",
             hint="ranks: all, or numbers from 0",
         )
@@ -203,9 +203,9 @@ def profile(c: Context) -> Iterator[Diagnostic]:
 
 def callbacks(c: Context) -> Iterator[Diagnostic]:
     """train.callback"""
-    for one in c.training.callbacks:
-        if ":" not in one.name:
-            yield c.at(codes.TRAIN_CALLBACK(name=one.name), "training.callbacks")
+    for callback in c.training.callbacks:
+        if ":" not in callback.name:
+            yield c.at(codes.TRAIN_CALLBACK(name=callback.name), "training.callbacks")
 
 
 def folders(c: Context) -> Iterator[Diagnostic]:
@@ -228,14 +228,14 @@ def folders(c: Context) -> Iterator[Diagnostic]:
 
 def object_storage(c: Context) -> Iterator[Diagnostic]:
     """save.checkpoint_url, save.upload_timeout, and whether the package is there"""
-    named = False
+    has_url = False
     for key, value in (
         ("training.checkpoint_url", c.training.checkpoint_url),
         ("training.resume_from_checkpoint", c.training.resume_from_checkpoint),
     ):
         if value is None or (key != "training.checkpoint_url" and not is_url(value)):
             continue
-        named = True
+        has_url = True
         try:
             if parse_url(value).step is not None and key == "training.checkpoint_url":
                 raise ValueError("it names one checkpoint: name the folder of the run")
@@ -249,7 +249,7 @@ def object_storage(c: Context) -> Iterator[Diagnostic]:
     if c.training.upload_timeout is not None and c.training.checkpoint_url is None:
         yield c.at(codes.SAVE_UPLOAD_TIMEOUT(), "training.upload_timeout")
     key = "training.checkpoint_url" if c.training.checkpoint_url else "training.resume_from_checkpoint"
-    missing = missing_object_store(key) if named and c.starting else None
+    missing = missing_object_store(key) if has_url and c.starting else None
     if missing is not None:
         yield c.at(missing, key)
 
@@ -282,10 +282,10 @@ def needs(c: Context) -> Iterator[Diagnostic]:
             hint="eval_strategy: steps",
         )
     if spec.scalar_head or not spec.row_kind.expected:
-        what = "has no head for words" if spec.scalar_head else f"trains on {spec.row_kind.words}"
+        reason = "has no head for words" if spec.scalar_head else f"trains on {spec.row_kind.words}"
         yield c.problem(
             codes.TRAIN_EVAL_GENERATE,
-            f"the algorithm {spec.name} {what}, so there are no answers to compare",
+            f"the algorithm {spec.name} {reason}, so there are no answers to compare",
             _KEY,
             "training.algorithm",
             hint="set eval_generate: false",
@@ -297,11 +297,11 @@ def needs(c: Context) -> Iterator[Diagnostic]:
 
 def metrics(c: Context) -> Iterator[Diagnostic]:
     """train.eval_metrics"""
-    known = (*ANSWER_METRICS, *METRIC_GROUPS)
+    metric_names = (*ANSWER_METRICS, *METRIC_GROUPS)
     names = c.training.eval_metrics
     if c.training.eval_generate and not names:
         yield c.problem(
-            codes.TRAIN_EVAL_METRICS, "no metric is named", _METRICS, hint=f"one of {', '.join(known)}"
+            codes.TRAIN_EVAL_METRICS, "no metric is named", _METRICS, hint=f"one of {', '.join(metric_names)}"
         )
     for name in names:
         if SEVERAL_ANSWERS.fullmatch(name):
@@ -311,12 +311,12 @@ def metrics(c: Context) -> Iterator[Diagnostic]:
                 _METRICS,
                 hint="paceline evaluate RUN --metrics pass@4 --samples 4 measures checkpoints by it",
             )
-        elif name not in known and ":" not in name:
+        elif name not in metric_names and ":" not in name:
             yield c.problem(
                 codes.TRAIN_EVAL_METRICS,
                 f"there is no metric named '{name}'",
                 _METRICS,
-                hint=f"{', '.join(known)}, or your own as module:function",
+                hint=f"{', '.join(metric_names)}, or your own as module:function",
             )
 
 

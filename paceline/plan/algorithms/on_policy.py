@@ -22,9 +22,9 @@ class OnPolicySpec(AlgorithmSpec):
 
     def model_named(self, training: Training, role: str) -> str | None:
         """The reward model is named in the rewards; the value model starts from it by default."""
-        named = super().model_named(training, role)
-        if named is not None or role not in ("value", "reward"):
-            return named
+        name = super().model_named(training, role)
+        if name is not None or role not in ("value", "reward"):
+            return name
         judges = [r for r in (training.rollout.rewards if training.rollout else ()) if r.name == "model"]
         judge = judges[0].options.get("model") if judges else None
         return None if judge is None else str(judge)
@@ -33,20 +33,20 @@ class OnPolicySpec(AlgorithmSpec):
         self, training: Training, adapter: Adapter
     ) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         reference, decisions = self._reference(training, adapter)
-        found: dict[str, OtherModel] = {}
+        models: dict[str, OtherModel] = {}
         if reference == "live":
-            found["reference"] = OtherModel(False, self.model_named(training, "reference"))
+            models["reference"] = OtherModel(False, self.model_named(training, "reference"))
         if self.value_model:
             name = self.model_named(training, "value")
-            found["value"] = OtherModel(True, name)
+            models["value"] = OtherModel(True, name)
             start = name or "the model that training starts from, with a new head"
-            own = ", with its own adapter" if adapter is not None else ""
-            decisions += (Decision("value model", "trained", f"{start}{own}"),)
+            adapter_note = ", with its own adapter" if adapter is not None else ""
+            decisions += (Decision("value model", "trained", f"{start}{adapter_note}"),)
         judge = self.model_named(training, "reward")
         if judge is not None:
-            found["reward"] = OtherModel(False, judge)
+            models["reward"] = OtherModel(False, judge)
             decisions += (Decision("reward model", "frozen", judge),)
-        return reference, found, decisions
+        return reference, models, decisions
 
     def _reference(self, training: Training, adapter: Adapter) -> tuple[str, tuple[Decision, ...]]:
         """Return (``Plan.reference``, decisions) for the KL's reference."""
@@ -60,30 +60,34 @@ class OnPolicySpec(AlgorithmSpec):
             return "adapter", (
                 Decision("reference", "adapter off", "the policy itself with its adapter switched off"),
             )
-        named = f"{key}.ref_model: {model}" if model else "the model that training starts from"
-        return "live", (Decision("reference", "live", f"{named}, kept frozen in addition to the policy"),)
+        source = f"{key}.ref_model: {model}" if model else "the model that training starts from"
+        return "live", (Decision("reference", "live", f"{source}, kept frozen in addition to the policy"),)
 
 
 @dataclass(frozen=True)
-class Grpo(OnPolicySpec):
+class GrpoSpec(OnPolicySpec):
     """Its losses bound the importance weight, or correct what sampling computed otherwise."""
 
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
-        own, rollout = job.own_options, job.config.training.rollout
-        if not isinstance(own, GrpoOptions):
+        options, rollout = job.own_options, job.config.training.rollout
+        if not isinstance(options, GrpoOptions):
             return
-        if (own.rollout_correction != "none") and rollout is not None and rollout.old_logprobs == "sampling":
+        if (
+            (options.rollout_correction != "none")
+            and rollout is not None
+            and rollout.old_logprobs == "sampling"
+        ):
             yield job.at(
                 codes.ROLLOUT_CORRECTION(), "training.rollout.old_logprobs", f"{self.key}.rollout_correction"
             )
-        if own.loss_type == "cispo":
-            yield from self._cispo(job, own)
+        if options.loss_type == "cispo":
+            yield from self._cispo(job, options)
 
-    def _cispo(self, job: JobToCheck, own: GrpoOptions) -> Iterator[Diagnostic]:
+    def _cispo(self, job: JobToCheck, options: GrpoOptions) -> Iterator[Diagnostic]:
         key = self.key
-        if own.epsilon_high is None or own.epsilon_high <= 1:
+        if options.epsilon_high is None or options.epsilon_high <= 1:
             yield job.at(codes.GRPO_CISPO_BOUND(), f"{key}.epsilon_high", f"{key}.loss_type")
-        for name, used in (("epsilon", job.given(f"{key}.epsilon")), ("delta", own.delta is not None)):
+        for name, used in (("epsilon", job.given(f"{key}.epsilon")), ("delta", options.delta is not None)):
             if used:
                 yield job.at(codes.GRPO_CISPO_UNUSED(name=name), f"{key}.{name}", f"{key}.loss_type")
 
@@ -93,16 +97,16 @@ class KlPenalty(OnPolicySpec):
     """The KL is a penalty in the reward or a term of the loss, by ``kl_in``."""
 
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
-        own, key = job.own_options, self.key
-        if not isinstance(own, (PpoOptions, ReinforcePlusPlusOptions)):
+        options, key = job.own_options, self.key
+        if not isinstance(options, (PpoOptions, ReinforcePlusPlusOptions)):
             return
-        if getattr(own, self.kl) and own.kl_in == "loss" and own.kl_estimator == "k1":
+        if getattr(options, self.kl) and options.kl_in == "loss" and options.kl_estimator == "k1":
             yield job.at(codes.PPO_KL_ESTIMATOR(), f"{key}.kl_estimator", f"{key}.kl_in")
-        if isinstance(own, PpoOptions) and own.adap_kl_ctrl and not own.kl_coef:
+        if isinstance(options, PpoOptions) and options.adap_kl_ctrl and not options.kl_coef:
             yield job.at(codes.PPO_ADAPTIVE_KL(), f"{key}.kl_coef", f"{key}.adap_kl_ctrl")
 
 
-GRPO = Grpo(
+GRPO = GrpoSpec(
     "grpo",
     "prompts",
     outputs=("logprobs", "entropy"),

@@ -14,7 +14,7 @@ from paceline.plan.plan import Decision, OtherModel
 
 
 @dataclass(frozen=True)
-class Dpo(AlgorithmSpec):
+class DpoSpec(AlgorithmSpec):
     """The reference runs in training, before it (cached), or not at all."""
 
     def models(
@@ -34,7 +34,7 @@ class Dpo(AlgorithmSpec):
                 ),
             )
         model = self.model_named(training, "reference")
-        named = f"{self.key}.ref_model: {model}" if model else "the model that training starts from"
+        source = f"{self.key}.ref_model: {model}" if model else "the model that training starts from"
         if options.get("precompute_ref_log_probs"):
             return (
                 "cached",
@@ -43,7 +43,7 @@ class Dpo(AlgorithmSpec):
                     Decision(
                         "reference",
                         "cached",
-                        f"{named}, computed once before training and kept in the data cache; no reference"
+                        f"{source}, computed once before training and kept in the data cache; no reference"
                         " is loaded during training",
                     ),
                 ),
@@ -52,15 +52,15 @@ class Dpo(AlgorithmSpec):
         return live_reference(self, training, adapter, more)
 
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
-        own, key = job.own_options, self.key
-        if not isinstance(own, DpoOptions):
+        options, key = job.own_options, self.key
+        if not isinstance(options, DpoOptions):
             return
-        if own.reference_free and (own.ref_model or own.precompute_ref_log_probs):
-            unused = "ref_model" if own.ref_model else "precompute_ref_log_probs"
+        if options.reference_free and (options.ref_model or options.precompute_ref_log_probs):
+            unused = "ref_model" if options.ref_model else "precompute_ref_log_probs"
             yield job.at(codes.DPO_REFERENCE(unused=unused), f"{key}.reference_free", f"{key}.{unused}")
-        if own.label_smoothing and own.loss_type not in ("sigmoid", "robust"):
+        if options.label_smoothing and options.loss_type not in ("sigmoid", "robust"):
             yield job.at(
-                codes.DPO_LABEL_SMOOTHING(loss_type=own.loss_type),
+                codes.DPO_LABEL_SMOOTHING(loss_type=options.loss_type),
                 f"{key}.label_smoothing",
                 f"{key}.loss_type",
             )
@@ -92,7 +92,7 @@ _STATISTICS = (
     "eval_logps/chosen",
     "eval_logps/rejected",
 )
-DPO = Dpo(
+DPO = DpoSpec(
     "dpo",
     "pairs",
     outputs=("logprobs",),
@@ -115,7 +115,7 @@ SIMPO = AlgorithmSpec("simpo", "pairs", outputs=("logprobs",), disable_dropout=T
 
 
 @dataclass(frozen=True)
-class Kto(AlgorithmSpec):
+class KtoSpec(AlgorithmSpec):
     """The reference runs in every step on the answers and, for the KL, on answers to other prompts."""
 
     def models(
@@ -130,14 +130,14 @@ class Kto(AlgorithmSpec):
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
         t = job.config.training
         rows = t.per_device_train_batch_size * t.gradient_accumulation_steps * (job.world_size or 2)
-        own = job.own_options
-        measured = not isinstance(own, KtoOptions) or own.loss_type == "kto"
+        options = job.own_options
+        measured = not isinstance(options, KtoOptions) or options.loss_type == "kto"
         if rows == 1 and measured and not job.config.data.packing:
             keys = ("training.per_device_train_batch_size", "training.gradient_accumulation_steps")
             yield job.at(codes.KTO_ONE_ROW(), *keys)
 
 
-KTO = Kto(
+KTO = KtoSpec(
     "kto",
     "labelled",
     outputs=("logprobs",),

@@ -74,11 +74,11 @@ def check_rollout(sizes: RolloutSizes) -> list[Diagnostic]:
     """Return errors if a rollout does not consist of whole groups and whole optimizer steps."""
     batch, group, pieces, answers = sizes.batch, sizes.group, sizes.pieces, sizes.answers
     if pieces % batch.accumulation:
-        found = f"steps_per_generation: {pieces}, gradient accumulation {batch.accumulation}"
+        sizes_text = f"steps_per_generation: {pieces}, gradient accumulation {batch.accumulation}"
         return [
             codes.ROLLOUT_STEPS(
                 f"{_KEY}.steps_per_generation",
-                found,
+                sizes_text,
                 steps=max(1, round(pieces / batch.accumulation)) * batch.accumulation,
             )
         ]
@@ -86,9 +86,11 @@ def check_rollout(sizes: RolloutSizes) -> list[Diagnostic]:
         near = sorted(
             (n for n in range(1, answers + 1) if answers % n == 0), key=lambda n: (abs(n - group), n)
         )[:2]
-        found = f"{answers} answers per rollout ({batch}), num_generations: {group}"
+        sizes_text = f"{answers} answers per rollout ({batch}), num_generations: {group}"
         return [
-            codes.ROLLOUT_GROUPS(f"{_KEY}.num_generations", found, near=" or ".join(map(str, sorted(near))))
+            codes.ROLLOUT_GROUPS(
+                f"{_KEY}.num_generations", sizes_text, near=" or ".join(map(str, sorted(near)))
+            )
         ]
     return []
 
@@ -119,17 +121,17 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
         return plan
     requested = options.gather_for_generation
     need, room, words = _room_to_generate(plan, hardware, options.generation_rows)
-    whole = requested if requested is not None else need is None or need < MARGIN * room
+    gathers = requested if requested is not None else need is None or need < MARGIN * room
     reason = (
         words if requested is None else f"{words}; {_KEY}.gather_for_generation: {str(requested).lower()}"
     )
     choice = (
         "the complete model on every rank"
-        if whole
+        if gathers
         else "all ranks generate together, gathering one layer at a time"
     )
     engine = plan.engine
-    if not whole and isinstance(engine, (FsdpOptions, DeepSpeedOptions)):
+    if not gathers and isinstance(engine, (FsdpOptions, DeepSpeedOptions)):
         engine = replace(engine, gather_for_generation=False)
     return replace(
         plan, engine=engine, decisions=(*plan.decisions, Decision("answers are written", choice, reason))
@@ -211,7 +213,7 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     what = "every rank gathers the complete model" + (
         " to send it to the generation server" if server else ""
     )
-    found = f"weights {human_bytes(weights)} and states {human_bytes(held)}, of {human_bytes(card)}"
+    needs = f"weights {human_bytes(weights)} and states {human_bytes(held)}, of {human_bytes(card)}"
     hint = (
         "remove training.rollout.server, so that all ranks generate together, gathering one layer"
         " at a time; or use more devices, or tp_size"
@@ -219,10 +221,10 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     if not server:
         return [
             codes.ROLLOUT_GATHER_ROOM(
-                what, f"{_KEY}.gather_for_generation", found, "set false, or leave it out"
+                what, f"{_KEY}.gather_for_generation", needs, "set false, or leave it out"
             )
         ]
-    return [codes.ROLLOUT_SERVER_ROOM(what, f"{_KEY}.server", found, hint)]
+    return [codes.ROLLOUT_SERVER_ROOM(what, f"{_KEY}.server", needs, hint)]
 
 
 def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float | None, float, str]:
@@ -297,8 +299,8 @@ def evaluation_decision(plan: Plan) -> Decision | None:
     return Decision("eval_generate", choice, f"at each evaluation, {cost}; metrics: {names}")
 
 
-def _most_rows(given: int | None, split: float | None) -> int | None:
+def _most_rows(limit: int | None, split: float | None) -> int | None:
     """Return the most rows of an evaluation, where the config fixes it."""
     held_out = int(split) if isinstance(split, int) else None
-    known = [one for one in (given, held_out) if one is not None]
-    return min(known) if known else None
+    limits = [rows for rows in (limit, held_out) if rows is not None]
+    return min(limits) if limits else None

@@ -135,8 +135,8 @@ class AlgorithmSpec:
         section = ALGORITHMS.section(self.name)
         if section is None:
             return {}
-        given: Section | None = getattr(training, self.name)
-        return (given or section()).model_dump(mode="json")
+        options: Section | None = getattr(training, self.name)
+        return (options or section()).model_dump(mode="json")
 
     def arguments(self, options: Mapping[str, Json]) -> JsonObject:
         """Return the options its class is constructed with: all but model names and ``beside``."""
@@ -240,11 +240,11 @@ def live_reference(
                 ),
             ),
         )
-    named = f"{spec.key}.ref_model: {model}" if model else "the model that training starts from"
+    source = f"{spec.key}.ref_model: {model}" if model else "the model that training starts from"
     return (
         "live",
         {"reference": OtherModel(False, model)},
-        (Decision("reference", "live", f"{named}, kept frozen in addition to the policy{more}"),),
+        (Decision("reference", "live", f"{source}, kept frozen in addition to the policy{more}"),),
     )
 
 
@@ -256,21 +256,21 @@ def algorithm_spec(name: str) -> AlgorithmSpec:
     """
     if ":" in name:
         return _own_spec(name)
-    found: AlgorithmSpec = ALGORITHMS.spec(name)
-    return found
+    spec: AlgorithmSpec = ALGORITHMS.spec(name)
+    return spec
 
 
 def _own_spec(name: str) -> AlgorithmSpec:
     had_torch, where = "torch" in sys.modules, "training.algorithm"
     try:
-        found = load_attr(name)
+        spec = load_attr(name)
     except ConfigError as error:
         raise ConfigError(*(replace(d, where=where) for d in error.diagnostics)) from error
-    if not isinstance(found, AlgorithmSpec):
+    if not isinstance(spec, AlgorithmSpec):
         raise ConfigError(
             codes.ALGORITHM_NO_SPEC(
                 where,
-                repr(found)[:99],
+                repr(spec)[:99],
                 name=name,
                 hint="write SPEC = AlgorithmSpec(implementation='my_module:MyAlgorithm'), with AlgorithmSpec"
                 " from paceline.extend",
@@ -289,7 +289,7 @@ def _own_spec(name: str) -> AlgorithmSpec:
                 ),
             )
         )
-    return guarded(replace(found, name=name), where)
+    return guarded(replace(spec, name=name), where)
 
 
 def algorithm_specs() -> tuple[AlgorithmSpec, ...]:
@@ -297,13 +297,13 @@ def algorithm_specs() -> tuple[AlgorithmSpec, ...]:
     return tuple(algorithm_spec(name) for name in ALGORITHMS.names())
 
 
-def switched_off(adapter: Adapter, named: str | None) -> bool:
+def switched_off(adapter: Adapter, reference: str | None) -> bool:
     """Whether the reference is the policy with its adapter disabled.
 
-    True if no reference model is ``named``, and nothing is trained but a new adapter beside the unchanged
+    True if no reference model is ``reference``, and nothing is trained but a new adapter beside the unchanged
     base.
     """
-    if adapter is None or named or adapter.start or decomposes(adapter):
+    if adapter is None or reference or adapter.start or decomposes(adapter):
         return False
     return not adapter.modules_to_save and adapter.bias == "none"
 
@@ -311,12 +311,12 @@ def switched_off(adapter: Adapter, named: str | None) -> bool:
 def models_named(training: TrainingSection) -> dict[str, str]:
     """Return model name → config key for the algorithm's roles other than the trained model's."""
     spec = algorithm_spec(training.algorithm)
-    found: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for role in spec.named_roles():
         name = spec.model_named(training, role)
         if name is not None:
-            found.setdefault(name, key_of_model(training, role))
-    return found
+            keys.setdefault(name, key_of_model(training, role))
+    return keys
 
 
 def key_of_model(training: TrainingSection, role: str) -> str:
@@ -339,11 +339,11 @@ def named_shapes(
 
     Raises ConfigError for a missing folder.
     """
-    found: dict[str, ModelShape | None] = {}
+    shapes: dict[str, ModelShape | None] = {}
     wrong: list[Diagnostic] = []
     for name, key in models_named(config.training).items():
         try:
-            found[name] = shape_of(
+            shapes[name] = shape_of(
                 config.model.model_copy(update={"name_or_path": name, "config": None, "revision": None}),
                 environ,
                 exactly=exactly,
@@ -354,4 +354,4 @@ def named_shapes(
             )
     if wrong:
         raise ConfigError(*wrong)
-    return found
+    return shapes

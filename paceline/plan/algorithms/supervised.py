@@ -16,7 +16,7 @@ PADDING = 1024  # embeddings of one vocabulary may differ by fewer rows: familie
 
 
 @dataclass(frozen=True)
-class Distilled(AlgorithmSpec):
+class DistillationSpec(AlgorithmSpec):
     """A frozen teacher runs in every step."""
 
     def models(
@@ -45,8 +45,8 @@ class Distilled(AlgorithmSpec):
 
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
         """algorithm.no_teacher, distillation.lmbda_off"""
-        own = job.own_options
-        o = own if isinstance(own, DistillationOptions) else DistillationOptions()
+        options = job.own_options
+        o = options if isinstance(options, DistillationOptions) else DistillationOptions()
         if o.teacher_model is None:
             yield job.at(
                 codes.ALGORITHM_NO_TEACHER(model_key=self.model_key("teacher")), "training.algorithm"
@@ -89,7 +89,7 @@ class Distilled(AlgorithmSpec):
         )
 
 
-DISTILLATION = Distilled(
+DISTILLATION = DistillationSpec(
     "distillation",
     outputs=("divergence", "nll", "correct"),
     named={"teacher": "teacher_model"},
@@ -103,7 +103,7 @@ DISTILLATION = Distilled(
 
 
 @dataclass(frozen=True)
-class Classifying(AlgorithmSpec):
+class ClassificationSpec(AlgorithmSpec):
     """A head with one logit per class, read at the last token."""
 
     def head_outputs(self, training: Training) -> int:
@@ -113,11 +113,11 @@ class Classifying(AlgorithmSpec):
 
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
         """classification.labels"""
-        own = job.own_options
-        if not isinstance(own, ClassificationOptions) or not own.labels:
+        options = job.own_options
+        if not isinstance(options, ClassificationOptions) or not options.labels:
             return
-        twice = sorted({name for name in own.labels if own.labels.count(name) > 1})
-        if twice or (own.num_labels is not None and own.num_labels != len(own.labels)):
+        twice = sorted({name for name in options.labels if options.labels.count(name) > 1})
+        if twice or (options.num_labels is not None and options.num_labels != len(options.labels)):
             yield job.problem(
                 codes.CLASSIFICATION_LABELS,
                 (
@@ -130,7 +130,7 @@ class Classifying(AlgorithmSpec):
             )
 
 
-CLASSIFICATION = Classifying(
+CLASSIFICATION = ClassificationSpec(
     "classification",
     "classified",
     trains="classifier",

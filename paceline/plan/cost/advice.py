@@ -23,7 +23,7 @@ HOURS_BETWEEN_FAILURES = 50_000.0
 SECONDS_TO_SAVE = 60.0
 
 
-def escalated(spec: SearchSpec, found: Sequence[Candidate]) -> tuple[Candidate | None, list[str]]:
+def escalated(spec: SearchSpec, candidates: Sequence[Candidate]) -> tuple[Candidate | None, list[str]]:
     """Escalate from the size rule's strategy until a layout fits; return (candidate, one line per attempt).
 
     Each strategy is tried without recomputation, then with full recomputation; the fastest layout that fits
@@ -33,7 +33,7 @@ def escalated(spec: SearchSpec, found: Sequence[Candidate]) -> tuple[Candidate |
     lines = [f"the guide's rule for {human_count(spec.shape.num_parameters)} parameters: {start}"]
     for strategy in chain_from(start):
         for recompute in ("none", "full"):
-            layouts = [c for c in found if c.strategy == strategy and c.work.recompute == recompute]
+            layouts = [c for c in candidates if c.strategy == strategy and c.work.recompute == recompute]
             if not layouts:
                 continue
             fitting = [c for c in layouts if c.safe]
@@ -49,10 +49,10 @@ def escalated(spec: SearchSpec, found: Sequence[Candidate]) -> tuple[Candidate |
     return None, lines
 
 
-def advice(spec: SearchSpec, found: Sequence[Candidate], chosen: Candidate | None) -> list[str]:
+def advice(spec: SearchSpec, candidates: Sequence[Candidate], chosen: Candidate | None) -> list[str]:
     """Return advice in sentences: bottleneck, save interval, learning rate; or what would make it fit."""
     if chosen is None:
-        return _what_would_fit(spec, found)
+        return _what_would_fit(spec, candidates)
     lines = []
     if spec.rows % spec.cluster.cards:
         near = " or ".join(map(str, near_rows(spec)))
@@ -64,8 +64,8 @@ def advice(spec: SearchSpec, found: Sequence[Candidate], chosen: Candidate | Non
     return [*lines, _bottleneck(chosen), _checkpoint(chosen), *_learning_rate(chosen)]
 
 
-def _what_would_fit(spec: SearchSpec, found: Sequence[Candidate]) -> list[str]:
-    nearest = min((c for c in found if not c.impossible), key=lambda c: c.bytes, default=None)
+def _what_would_fit(spec: SearchSpec, candidates: Sequence[Candidate]) -> list[str]:
+    nearest = min((c for c in candidates if not c.impossible), key=lambda c: c.bytes, default=None)
     if nearest is None:
         return ["nothing can run here: see the reasons in the table"]
     more = math.ceil(nearest.bytes / nearest.limit)

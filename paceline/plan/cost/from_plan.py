@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from paceline.config.sections.training_scale import Parallelism
+from paceline.core.errors import ConfigError
 from paceline.plan.algorithms.rollout import graph_obstacle, rollout_sizes
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.cost.memory.fits import master_bytes
@@ -35,8 +36,6 @@ PROCESS = 0.45 * 2**30  # resident bytes of an interpreter with torch and Transf
 
 def cluster_of_hardware(hardware: Hardware, nodes: int) -> AcceleratorCluster | None:
     """Return the probed machine with the catalogue's bandwidths; None for a CPU or an unlisted card."""
-    from paceline.core.errors import ConfigError
-
     if not is_accelerator(hardware.device):
         return None
     try:
@@ -78,14 +77,19 @@ def cluster_of_cpu(hardware: Hardware, ranks: int) -> AcceleratorCluster:
     return AcceleratorCluster(machine, max(1, ranks), "an estimate for a CPU")
 
 
+def cluster_here(hardware: Hardware, world_size: int, num_nodes: int) -> AcceleratorCluster | None:
+    """Return the probed accelerators or, roughly, the CPU; None for a card that is not in the catalogue."""
+    if hardware.device == "cpu":
+        return cluster_of_cpu(hardware, max(1, world_size // max(1, num_nodes)))
+    return cluster_of_hardware(hardware, num_nodes)
+
+
 def predicted_plan(plan: Plan, hardware: Hardware) -> Candidate | None:
     """Predict ``plan`` on the probed accelerators.
 
     None for a CPU, a card not in the catalogue, an unknown model size, or a strategy without a cost layout.
     """
-    cluster = cluster_of_hardware(hardware, plan.num_nodes)
-    spec = search_spec_of(plan, cluster) if cluster else None
-    return planned_candidate(plan, spec) if spec else None
+    return _predicted_on(plan, cluster_of_hardware(hardware, plan.num_nodes))
 
 
 def predictions(plan: Plan, hardware: Hardware) -> tuple[float, float] | None:
@@ -107,11 +111,10 @@ def predicted_step(plan: Plan, hardware: Hardware) -> float | None:
 
 
 def _predicted_here(plan: Plan, hardware: Hardware) -> Candidate | None:
-    """Predict ``plan`` on the probed accelerators or, roughly, on the CPU."""
-    if hardware.device == "cpu":
-        cluster: AcceleratorCluster | None = cluster_of_cpu(hardware, plan.world_size // plan.num_nodes)
-    else:
-        cluster = cluster_of_hardware(hardware, plan.num_nodes)
+    return _predicted_on(plan, cluster_here(hardware, plan.world_size, plan.num_nodes))
+
+
+def _predicted_on(plan: Plan, cluster: AcceleratorCluster | None) -> Candidate | None:
     spec = search_spec_of(plan, cluster) if cluster else None
     return planned_candidate(plan, spec) if spec else None
 
@@ -135,8 +138,8 @@ def search_spec_of(
     """Return the plan's job on ``cluster``, layout left open; None if the model's size is not known."""
     if plan.shape is None:
         return None
-    own = plan.precision.master == "bfloat16"
-    pieces = pieces_of(plan.shape, plan.adapter, 2 if own else 4) or ()
+    bf16_weights = plan.precision.master == "bfloat16"
+    pieces = pieces_of(plan.shape, plan.adapter, 2 if bf16_weights else 4) or ()
     spec = SearchSpec(
         shape=plan.shape,
         cluster=cluster,
@@ -150,7 +153,7 @@ def search_spec_of(
         rollout=_rollout(plan),
         orthogonal=orthogonal(pieces, plan.optimizer),
         states=replace(
-            OptimizerStates.of(pieces, plan.optimizer, bf16_weights=own),
+            OptimizerStates.of(pieces, plan.optimizer, bf16_weights=bf16_weights),
             computes_bf16=plan.precision.compute == "bfloat16",
         ),
         frozen_size=_frozen_size(plan),
@@ -162,10 +165,10 @@ def search_spec_of(
 def _frozen_size(plan: Plan) -> float:
     """Return mean parameters of frozen models / parameters of the trained one; 1.0 if a size is unknown."""
     shapes = [model.shape for model in plan.models.values() if not model.trained]
-    known = [shape.num_parameters for shape in shapes if shape is not None]
-    if plan.shape is None or not known or len(known) < len(shapes):
+    sizes = [shape.num_parameters for shape in shapes if shape is not None]
+    if plan.shape is None or not sizes or len(sizes) < len(shapes):
         return 1.0
-    return sum(known) / len(known) / plan.shape.num_parameters
+    return sum(sizes) / len(sizes) / plan.shape.num_parameters
 
 
 def _rollout(plan: Plan) -> RolloutSpec | None:
@@ -198,7 +201,7 @@ def _with_length(spec: SearchSpec, plan: Plan) -> SearchSpec:
         spec,
         steps=steps,
         kept=min(saves, training.save_total_limit or saves),
-        nvme=frozenset(part for part, place in parts if place == "nvme"),
+        nvme=frozenset(part for part, device in parts if device == "nvme"),
     )
 
 
@@ -221,11 +224,11 @@ def of_length(spec: SearchSpec, plan: Plan, epoch: tuple[int, int] | None) -> Se
             else f"the total time is predicted {needed}",
         )
     rows, tokens = epoch
-    whole = rows // spec.rows if training.dataloader_drop_last else -(-rows // spec.rows)
+    steps_per_epoch = rows // spec.rows if training.dataloader_drop_last else -(-rows // spec.rows)
     basis = f"{rows:,} rows per epoch, {tokens / rows:,.0f} tokens each on average, as prepared"
     return replace(
         spec,
-        steps=spec.steps or math.ceil(training.num_train_epochs * whole),
+        steps=spec.steps or math.ceil(training.num_train_epochs * steps_per_epoch),
         row_tokens=tokens / rows,
         basis=basis,
     )

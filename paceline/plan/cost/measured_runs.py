@@ -76,9 +76,9 @@ def append(path: Path, entry: LedgerEntry) -> None:
 
 def corrections(entries: Iterable[LedgerEntry], machine: str) -> tuple[float, float]:
     """Return (memory factor, time factor) for ``machine``: medians over its newest runs; 1 without any."""
-    own = [entry for entry in entries if entry.machine == machine][-LEARNT_FROM:]
-    memory = _bounded([e.memory_ratio for e in own if e.memory_ratio])
-    speed = _bounded([e.speed_ratio for e in own if e.speed_ratio])
+    newest = [entry for entry in entries if entry.machine == machine][-LEARNT_FROM:]
+    memory = _bounded([e.memory_ratio for e in newest if e.memory_ratio])
+    speed = _bounded([e.speed_ratio for e in newest if e.speed_ratio])
     return memory, 1 / speed
 
 

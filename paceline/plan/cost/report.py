@@ -76,27 +76,27 @@ def forecast(name: str, spec: SearchSpec, own: Candidate | None = None, reason: 
     With a config, its plan decides what ``auto`` does at the config's batch size; without one (``own`` is
     None), ``ruled`` is what ``auto`` would choose with all sizes free.
     """
-    found = search(spec)
-    chosen = fastest(found)
+    candidates = search(spec)
+    chosen = fastest(candidates)
     ruled, steps = (
-        escalated(spec, found) if own is None else (own if reason else None, [reason] if reason else [])
+        escalated(spec, candidates) if own is None else (own if reason else None, [reason] if reason else [])
     )
     return Forecast(
         name,
         spec,
-        tuple(chosen if chosen and c.strategy == chosen.strategy else c for c in best_of_each(found)),
+        tuple(chosen if chosen and c.strategy == chosen.strategy else c for c in best_of_each(candidates)),
         chosen,
         ruled,
         tuple(steps),
-        tuple(advice(spec, found, chosen)),
-        len(found),
+        tuple(advice(spec, candidates, chosen)),
+        len(candidates),
         own,
     )
 
 
 def candidate_json(c: Candidate) -> JsonObject:
     """Return one layout with its predictions as plain JSON types."""
-    low, high = _spread(c, "memory")
+    low, high = spread("adapter" if c.work.adapter else "memory")
     return {
         "strategy": c.strategy,
         "mesh": c.mesh.to_json(),
@@ -133,20 +133,16 @@ TIME = (
 )
 
 
-def _spread(c: Candidate, kind: str) -> tuple[float, float]:
-    return spread("adapter" if kind == "memory" and c.work.adapter else kind)
-
-
 def settings(c: Candidate) -> JsonObject:
     """Return the ``training`` keys that start this layout with ``paceline train``."""
-    found: JsonObject = {
+    keys: JsonObject = {
         "per_device_train_batch_size": c.work.micro_batch,
         "gradient_accumulation_steps": c.work.accumulation,
         "gradient_checkpointing": c.work.recompute == "full",
     }
     if c.work.algorithm != ScaleFields.model_fields["algorithm"].default:
-        found["algorithm"] = c.work.algorithm
-    return found | strategy_spec(c.layout.strategy).settings(c.work, c.mesh)
+        keys["algorithm"] = c.work.algorithm
+    return keys | strategy_spec(c.layout.strategy).settings(c.work, c.mesh)
 
 
 def text(f: Forecast) -> str:
@@ -286,7 +282,7 @@ def _wrapped(label: str, sentence: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class RunForecast:
     """Forecast for the whole training; ``steps`` and ``seconds`` are 0 if its length is not known.
 
     ``basis``: what the length is based on. Disk bytes are totals over all ranks.
@@ -322,7 +318,7 @@ class Outlook:
         return "; ".join(parts)
 
 
-def outlook(candidate: Candidate, spec: SearchSpec) -> Outlook:
+def outlook(candidate: Candidate, spec: SearchSpec) -> RunForecast:
     """Return the forecast of the whole training with the layout ``candidate``."""
     work, nvme = candidate.work, spec.nvme
     steps = spec.steps or (math.ceil(spec.tokens / work.step_tokens) if spec.tokens else 0)
@@ -332,7 +328,7 @@ def outlook(candidate: Candidate, spec: SearchSpec) -> Outlook:
         s, offloaded = work.storage, work.storage.optimizer * work.offloaded
         optimizer = host * offloaded / (offloaded + (s.weight + s.gradient if work.offload == "all" else 0.0))
         disk = optimizer * ("optimizer" in nvme) + (host - optimizer) * ("parameters" in nvme)
-    return Outlook(
+    return RunForecast(
         steps=steps,
         seconds=steps * candidate.step * (spec.row_tokens / spec.seq_len if spec.row_tokens else 1.0),
         checkpoint_bytes=round(each),

@@ -129,39 +129,46 @@ class Candidate:
 def layouts() -> tuple[StrategyLayout, ...]:
     """Return all strategies' layouts, without pp and tp first, then by startup, offload and ZeRO stage."""
     every = [layout for spec in strategy_specs() for layout in spec.layouts()]
-    return tuple(sorted(every, key=lambda a: (a.pp, a.tp, not _on_card(a), a.offload != "none", a.zero)))
-
-
-def _on_card(layout: StrategyLayout) -> bool:
-    return layout.start is not None and layout.start.on_card
+    return tuple(
+        sorted(
+            every,
+            key=lambda a: (
+                a.pp,
+                a.tp,
+                not (a.start is not None and a.start.on_card),
+                a.offload != "none",
+                a.zero,
+            ),
+        )
+    )
 
 
 def search(spec: SearchSpec) -> list[Candidate]:
     """Return all candidates. Raises ConfigError if no layout divides the rows of a step evenly."""
-    found = [candidate for layout in layouts() for candidate in layout_candidates(layout, spec)]
-    if not found:
+    candidates = [candidate for layout in layouts() for candidate in layout_candidates(layout, spec)]
+    if not candidates:
         raise ConfigError(_no_layout(spec))
-    return found
+    return candidates
 
 
-def best_of_each(found: list[Candidate]) -> list[Candidate]:
+def best_of_each(candidates: list[Candidate]) -> list[Candidate]:
     """Return each strategy's fastest layout that fits, or the one closest to fitting."""
     best: dict[str, Candidate] = {}
-    for candidate in found:
-        known = best.get(candidate.strategy)
-        if known is None or _rank(candidate) > _rank(known):
+    for candidate in candidates:
+        previous = best.get(candidate.strategy)
+        if previous is None or _rank(candidate) > _rank(previous):
             best[candidate.strategy] = candidate
     return list(best.values())
 
 
-def fastest(found: list[Candidate]) -> Candidate | None:
+def fastest(candidates: list[Candidate]) -> Candidate | None:
     """Return the fastest candidate that fits; None if none does."""
-    return next(iter(ranked(found)), None)
+    return next(iter(ranked(candidates)), None)
 
 
-def ranked(found: list[Candidate]) -> list[Candidate]:
+def ranked(candidates: list[Candidate]) -> list[Candidate]:
     """Return the candidates that fit, fastest first; near-equal ones: replicated first, then small."""
-    fitting = sorted((c for c in found if c.safe), key=_rank, reverse=True)
+    fitting = sorted((c for c in candidates if c.safe), key=_rank, reverse=True)
     tied = [c for c in fitting if c.step <= fitting[0].step * (1 + TIE)]
     return [*sorted(tied, key=lambda c: (not c.layout.whole_copies, c.bytes)), *fitting[len(tied) :]]
 
@@ -236,7 +243,10 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 frozen_size=spec.frozen_size,
                 further_forwards=spec.further_forwards,
                 start=start_of(
-                    layout.start, [spec.shape], _quantised(spec.adapter), _decomposed(spec.adapter)
+                    layout.start,
+                    [spec.shape],
+                    _quantised(spec.adapter),
+                    (spec.adapter is not None and spec.adapter.decomposed),
                 ),
                 master=2.0 if spec.states.bf16_weights else 4.0,
             )
@@ -247,7 +257,7 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
 
 def predicted(layout: StrategyLayout, work: StepSpec, mesh: Mesh, spec: SearchSpec) -> Candidate:
     """Predict memory and step time of one layout."""
-    place, peak = worst_peak(work, memory_coefficients(work.system))
+    stage, peak = worst_peak(work, memory_coefficients(work.system))
     memory_factor, time_factor = spec.corrections
     impossible = why_not_run(work) or why_not_start(work)
     if not impossible and work.machine.host_memory and work.offload != "none":
@@ -259,7 +269,7 @@ def predicted(layout: StrategyLayout, work: StepSpec, mesh: Mesh, spec: SearchSp
         work,
         mesh,
         peak,
-        place,
+        stage,
         speed_of(work, speed_coefficients(work.system)),
         MARGIN * work.machine.memory,
         memory_factor,
@@ -272,10 +282,6 @@ def _quantised(adapter: AdapterSize | None) -> bool:
     return adapter is not None and adapter.base_bytes < 2
 
 
-def _decomposed(adapter: AdapterSize | None) -> bool:
-    return adapter is not None and adapter.decomposed
-
-
 def start_bytes(work: StepSpec) -> tuple[float, float]:
     """Return (bytes of the whole model on a card, bytes of a node's host memory) while the models are built.
 
@@ -285,12 +291,17 @@ def start_bytes(work: StepSpec) -> tuple[float, float]:
         return 0.0, 0.0
     count = work.shape.num_parameters
     stored = work.shape.stored
-    whole, read = work.master * count, (SIZES[stored] if stored else work.master) * count
+    model_bytes, read = work.master * count, (SIZES[stored] if stored else work.master) * count
     share = work.sharers if work.zero == 3 else 1
     kept = work.storage.weight * count / share if work.offload != "all" else 0.0
-    first = Held(whole, kept, 0.0, read)
+    first = Held(model_bytes, kept, 0.0, read)
     models = [first] * (1 + work.trained_models) + [
-        Held(whole * work.frozen_size, 2.0 * count * work.frozen_size / share, 0.0, read * work.frozen_size)
+        Held(
+            model_bytes * work.frozen_size,
+            2.0 * count * work.frozen_size / share,
+            0.0,
+            read * work.frozen_size,
+        )
     ] * work.frozen_models
     whole_there = work.machine.context and work.start.on_card and not work.start.arrives
     on_card = card_peak(work.start, models) if whole_there else 0.0
@@ -323,17 +334,17 @@ def host_bytes(work: StepSpec) -> float:
     """Return a node's bytes of offloaded optimizer states (with ``all`` also weights and gradients)."""
     if work.offload == "none":
         return 0.0
-    whole = work.stage_parameters(work.stages[0]) * work.tp
+    parameters = work.stage_parameters(work.stages[0]) * work.tp
     per = work.storage.optimizer * work.offloaded + (
         work.storage.weight + work.storage.gradient if work.offload == "all" else 0.0
     )
-    return whole * per * min(work.machine.node, work.world) / work.sharers
+    return parameters * per * min(work.machine.node, work.world) / work.sharers
 
 
 def decoded(rollout: RolloutSpec | None, layout: StrategyLayout, tp: int) -> RolloutSpec | None:
     """Return ``rollout`` as this layout decodes: in a captured graph only where the model runs as it is."""
-    whole = strategy_spec(layout.strategy).whole_modules and tp == 1
-    return rollout if rollout is None or whole else replace(rollout, captured=False)
+    unsharded = strategy_spec(layout.strategy).whole_modules and tp == 1
+    return rollout if rollout is None or unsharded else replace(rollout, captured=False)
 
 
 def own_kernels(spec: SearchSpec, tp: int, whole_submodules: bool) -> str:

@@ -205,34 +205,36 @@ def _gather(work: StepSpec, c: SpeedCoefficients, busy: float) -> float:
     return max(0.0, seconds - c.overlap * busy) + c.overlap_slow * min(seconds, busy)
 
 
-def _reduce(work: StepSpec, c: SpeedCoefficients, whole: float, compute: float) -> float:
+def _reduce(work: StepSpec, c: SpeedCoefficients, parameters: float, compute: float) -> float:
     """Return the exposed seconds of gradient reduction and weight gathering per accumulation window.
 
     ZeRO-2 reduces in every micro-batch. The last backward hides a part of the reduction; gathering sharded
     weights is not hidden.
     """
     if work.adapter:
-        whole = work.adapter.trained / work.shape.num_parameters * whole
-    found = 0.0
+        parameters = work.adapter.trained / work.shape.num_parameters * parameters
+    seconds = 0.0
     each = c.reduce_bytes
     # Replicated weights: reduce-scatter gradients, then all-gather gradients or (ZeRO-1, 2) weights.
     if work.zero < 3 and work.dp * work.cp > 1:
         group = Group(work.dp * work.cp, work.tp)
-        scatter = pass_time(group, each * whole, work.machine, c)
+        scatter = pass_time(group, each * parameters, work.machine, c)
         averaged_whole = not work.zero or work.storage.sent > 0
-        again = pass_time(group, (each if averaged_whole else 2.0) * whole, work.machine, c)
+        again = pass_time(group, (each if averaged_whole else 2.0) * parameters, work.machine, c)
         times = work.accumulation if work.zero == 2 else 1
         hidden = c.overlap * compute * (2 / 3) * times
         if not averaged_whole:
-            found += max(c.never_hidden * scatter * times, scatter * times - c.zero_overlap * hidden) + again
+            seconds += (
+                max(c.never_hidden * scatter * times, scatter * times - c.zero_overlap * hidden) + again
+            )
         else:
-            found += max(c.never_hidden * (scatter + again), scatter + again - hidden)
+            seconds += max(c.never_hidden * (scatter + again), scatter + again - hidden)
         if work.storage.sent:
-            found += pass_time(group, work.storage.sent * whole, work.machine, c)
+            seconds += pass_time(group, work.storage.sent * parameters, work.machine, c)
     elif work.zero == 3 and work.dp * work.cp > work.sharers:
         replicas = Group(work.dp * work.cp // work.sharers, work.tp * work.sharers)
-        found += 2 * pass_time(replicas, each * whole / work.sharers, work.machine, c) * c.never_hidden
-    return found
+        seconds += 2 * pass_time(replicas, each * parameters / work.sharers, work.machine, c) * c.never_hidden
+    return seconds
 
 
 def _send(work: StepSpec, c: SpeedCoefficients) -> float:
@@ -247,10 +249,10 @@ def _send(work: StepSpec, c: SpeedCoefficients) -> float:
 
 def _optimizer(work: StepSpec, c: SpeedCoefficients) -> float:
     """Return the optimizer step's seconds: Adam moves about 30 bytes per parameter, plus a fixed cost."""
-    own = float(work.adapter.trained) if work.adapter else work.largest_stage
+    parameters = float(work.adapter.trained) if work.adapter else work.largest_stage
     if work.zero:
-        own /= work.sharers
-    return c.optimizer_moves * own / work.machine.hbm + c.step_fixed
+        parameters /= work.sharers
+    return c.optimizer_moves * parameters / work.machine.hbm + c.step_fixed
 
 
 def _muon(work: StepSpec, c: SpeedCoefficients) -> float:
@@ -259,19 +261,19 @@ def _muon(work: StepSpec, c: SpeedCoefficients) -> float:
     A matrix that is cut (ZeRO-3, tensor parallelism) is gathered, and every rank of its shards repeats its
     iterations; under ``ZeroRedundancyOptimizer`` a rank has its own matrices alone.
     """
-    found = work.orthogonal
-    if found is None:
+    matrices = work.orthogonal
+    if matrices is None:
         return 0.0
-    own = work.sharers if 0 < work.zero < 3 else 1
-    stacked = found.stacked / (work.sharers if work.zero else 1)
+    sharers = work.sharers if 0 < work.zero < 3 else 1
+    stacked = matrices.stacked / (work.sharers if work.zero else 1)
     rate = (work.machine.reached or 0.8 * work.machine.flops) * c.kernel
-    seconds = (found.flops / own + stacked) / work.pp / rate
+    seconds = (matrices.flops / sharers + stacked) / work.pp / rate
     ranks = work.tp * (work.sharers if work.zero == 3 else 1)
     if ranks == 1:
         return seconds
     group = Group(ranks, 1)
-    waits = (found.matrices / work.pp - 1) * latency(group, work.machine, c)
-    return seconds + waits + pass_time(group, found.size * found.elements / work.pp, work.machine, c)
+    waits = (matrices.matrices / work.pp - 1) * latency(group, work.machine, c)
+    return seconds + waits + pass_time(group, matrices.size * matrices.elements / work.pp, work.machine, c)
 
 
 def offload_seconds(work: StepSpec) -> float:
@@ -281,10 +283,10 @@ def offload_seconds(work: StepSpec) -> float:
     """
     if work.offload == "none":
         return 0.0
-    own = work.largest_stage
+    parameters = work.largest_stage
     if work.adapter:
-        own = float(work.adapter.trained)
-    share = own / (work.sharers if work.zero else 1)
+        parameters = float(work.adapter.trained)
+    share = parameters / (work.sharers if work.zero else 1)
     moved = share * work.offloaded * 4.0 / work.machine.host
     if work.offload == "all":
         moved += 2 * work.accumulation * share * 2.0 / work.machine.host
@@ -307,8 +309,8 @@ def _generation(work: StepSpec, c: SpeedCoefficients) -> float:
     cached = 2 * 2.0 * shape.layers * shape.kv_heads * shape.head_dim * work.seq_len / 2 * answers / cut
     a_token = (weights + cached) / (0.6 * work.machine.hbm) * work.pp
     layer = GRAPH_LAYER if rollout.captured else c.launch * 1e-3 / 3
-    whole = rollout.answer * max(a_token, layer * shape.layers)
-    return rollout.share * whole / (rollout.windows * rollout.passes)
+    rollout_seconds = rollout.answer * max(a_token, layer * shape.layers)
+    return rollout.share * rollout_seconds / (rollout.windows * rollout.passes)
 
 
 @dataclass(frozen=True)

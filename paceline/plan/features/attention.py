@@ -54,12 +54,12 @@ def choose_attention(
     each other.
     ``length``: tokens of the longest document.
     """
-    subject, own = "model.attn_implementation", "Transformers' own function, one padded row per document"
+    subject, padded = "model.attn_implementation", "Transformers' own function, one padded row per document"
     if requested not in PACKABLE:
-        return Decision(subject, requested, f"requested: {own}"), None
+        return Decision(subject, requested, f"requested: {padded}"), None
     if shape is not None and not family_packs(shape):
         why = f"documents in one row of model_type {shape.model_type} would influence each other's losses"
-        return Decision(subject, requested, f"{own}: {why}"), None
+        return Decision(subject, requested, f"{padded}: {why}"), None
     chosen = choose_kernel(hardware, precision, shape)
     kernel = f"{chosen.name}: {chosen.reason}"
     if chosen.whole_scores and shape is not None:

@@ -70,13 +70,13 @@ def compute_decisions(plan: Plan) -> Iterator[Decision]:
     """Yield what is said of recomputation and of torch.compile."""
     if plan.recompute:
         kept = plan.recompute_keeps
-        named = " and ".join(KEPT_KINDS[kind] for kind in kept)
+        kept_outputs = " and ".join(KEPT_KINDS[kind] for kind in kept)
         yield Decision(
             "training.gradient_checkpointing",
             "on" if not kept else f"on, keeps {', '.join(kept)}",
             "requested: activations are recomputed in the backward, for about a third more compute"
             if not kept
-            else f"requested: of each layer {named} are kept, the rest is recomputed in the backward",
+            else f"requested: of each layer {kept_outputs} are kept, the rest is recomputed in the backward",
         )
     if plan.compile:
         kinds = "each decoder layer, one graph for all of a kind and any length"
@@ -93,10 +93,10 @@ def option_decisions(
     ``prompts``: rows are prompts, answered in training. For CUDA, what is said of pinned memory describes
     ``protocols.batch.Batch.pinned``.
     """
-    on_cpu, made = hardware.device == "cpu", list[Decision]()
+    on_cpu, decisions = hardware.device == "cpu", list[Decision]()
 
     def explain(subject: str, choice: str, reason: str, granted: bool = True) -> None:
-        made.append(Decision(subject, choice, reason, granted))
+        decisions.append(Decision(subject, choice, reason, granted))
 
     workers, pin = training.dataloader_num_workers, training.dataloader_pin_memory
     if pin and prompts:
@@ -137,7 +137,7 @@ def option_decisions(
         if requested:  # ``plan.precision`` refuses it with another compute dtype
             explain(f"training.{key}", "on", "evaluation casts the weights as training does")
     _engine_options(training, strategy, explain)
-    return made
+    return decisions
 
 
 def _engine_options(training: TrainingSection, strategy: str, explain: Explain) -> None:
@@ -180,12 +180,12 @@ def idle_decisions(config: Config, mesh: Mesh, adapter: AdapterSpec | None) -> l
     """Return a decision for each key without effect whose value is no default: anywhere, on ``mesh``, or
     where ``adapter`` is a folder's.
     """
-    found = []
+    decisions = []
     keys = config.training.parallelism or Parallelism()
     for name, axis in _AXIS_OF.items():
         requested = getattr(keys, name)
         if getattr(mesh, axis) == 1 and requested != Parallelism.model_fields[name].default:
-            found.append(
+            decisions.append(
                 Decision(
                     f"training.parallelism.{name}",
                     str(requested).lower(),
@@ -197,19 +197,21 @@ def idle_decisions(config: Config, mesh: Mesh, adapter: AdapterSpec | None) -> l
         section, _, name = path.partition(".")
         requested, info = getattr(getattr(config, section), name), field_of(path)
         if info is not None and requested != info.default:
-            found.append(Decision(path, str(requested).lower(), reason, False))
+            decisions.append(Decision(path, str(requested).lower(), reason, False))
     started = config.lora is not None and adapter is not None and bool(adapter.start)
     has = asdict(adapter) if started and adapter else {}
     for name, value in config.lora.model_dump().items() if config.lora and started else ():
         if name in has and value not in (LoraSection.model_fields[name].default, has[name]):
             both = (value, has[name])
-            given, used = (f"[{', '.join(v)}]" if isinstance(v, tuple) else str(v).lower() for v in both)
-            found.append(
+            requested_text, used = (
+                f"[{', '.join(v)}]" if isinstance(v, tuple) else str(v).lower() for v in both
+            )
+            decisions.append(
                 Decision(
                     f"lora.{name}",
-                    given,
+                    requested_text,
                     f"the adapter of adapter_name_or_path has {used}, and is trained on as it is",
                     False,
                 )
             )
-    return found
+    return decisions

@@ -44,7 +44,7 @@ def check_expert_adapters(run: Combination, shape: ModelShape | None) -> Iterato
     adapter = run.adapter
     if adapter is None or not adapter.target_parameters:
         return
-    found = ", ".join(adapter.target_parameters)
+    targets = ", ".join(adapter.target_parameters)
     if adapter.dropout:
         yield codes.PLAN_ADAPTER_EXPERTS(
             "adapters on fused experts have no dropout: peft adds their product to the weight",
@@ -71,7 +71,7 @@ def check_expert_adapters(run: Combination, shape: ModelShape | None) -> Iterato
         yield codes.PLAN_ADAPTER_EXPERTS(
             f"models of type '{shape.model_type}' have no tensor of fused experts of this name",
             TARGETS_KEY,
-            found,
+            targets,
             "target_parameters: [mlp.experts.gate_up_proj, mlp.experts.down_proj]",
         )
 
@@ -153,8 +153,8 @@ class RouterOptions:
 
 def router_options(training: TrainingSection, of_config: float) -> RouterOptions:
     """Return the options as configured. ``of_config``: the coefficient that the model's config asks for."""
-    given = training.router_aux_loss_coef
-    coefficient = of_config if given is None else given
+    configured = training.router_aux_loss_coef
+    coefficient = of_config if configured is None else configured
     loss = RouterLoss(coefficient, training.router_aux_loss_scope) if coefficient else None
     return RouterOptions(loss, training.freeze_router)
 
@@ -174,10 +174,10 @@ def check_router_loss(
             f"{loss.coefficient:g}",
             "remove router_aux_loss_coef",
         )
-    for axis, what in (("cp", "a part of each document"), ("pp", "a part of the layers")):
+    for axis, part in (("cp", "a part of each document"), ("pp", "a part of the layers")):
         if getattr(mesh, axis) > 1:
             yield codes.PLAN_BALANCE_LOSS_SPLIT(
-                f"the experts' balance loss is over all tokens and layers, but a rank has {what}",
+                f"the experts' balance loss is over all tokens and layers, but a rank has {part}",
                 f"training.parallelism.{axis}_size",
                 str(getattr(mesh, axis)),
                 f"{axis}_size: 1, or router_aux_loss_coef: 0",

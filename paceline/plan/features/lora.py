@@ -50,8 +50,8 @@ def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
         quantization=Quantization(bits, lora.quantization_type, lora.double_quant) if bits else None,
     )
     if lora.adapter_name_or_path:
-        found = _started(Path(lora.adapter_name_or_path).expanduser(), adapter)
-        return found if lora.dropout is None else replace(found, dropout=lora.dropout)
+        started = _started(Path(lora.adapter_name_or_path).expanduser(), adapter)
+        return started if lora.dropout is None else replace(started, dropout=lora.dropout)
     return adapter
 
 
@@ -71,15 +71,15 @@ def check_adapter(
     """
     if adapter is None:
         return []
-    found = []
+    problems = []
     if installed("peft") is None:
-        found.append(_not_installed("peft", "adapters need peft", "lora", "lora", here))
+        problems.append(_not_installed("peft", "adapters need peft", "lora", "lora", here))
     axes = [a for a in ("pp", "tp", "cp") if getattr(mesh, a) > 1 and a not in spec.adapter_axes]
     if not spec.whole_rows or axes:
         cut = ", ".join(f"{axis}={getattr(mesh, axis)}" for axis in axes)
-        found.append(codes.PLAN_ADAPTER_STRATEGY("lora", f"{spec.name}{f' with {cut}' if axes else ''}"))
+        problems.append(codes.PLAN_ADAPTER_STRATEGY("lora", f"{spec.name}{f' with {cut}' if axes else ''}"))
     if adapter.target_parameters and mesh.tp > 1:
-        found.append(
+        problems.append(
             codes.PLAN_ADAPTER_EXPERTS(
                 "tensor parallelism shares the experts among its ranks, but not their adapters",
                 "lora.target_parameters",
@@ -88,7 +88,7 @@ def check_adapter(
             )
         )
     if adapter.quantization is not None and decomposes(adapter):
-        found.append(
+        problems.append(
             codes.PLAN_ADAPTER_KIND(
                 "an adapter that begins with a part of the base weights needs them in full precision, before"
                 " they are packed in 4 bits",
@@ -103,9 +103,9 @@ def check_adapter(
             )
         )
     return (
-        found
+        problems
         if adapter.quantization is None
-        else [*found, *_quantised(spec, mesh, compute, engine, installed, here)]
+        else [*problems, *_quantised(spec, mesh, compute, engine, installed, here)]
     )
 
 
@@ -118,15 +118,15 @@ def _quantised(
     here: bool,
 ) -> list[Diagnostic]:
     """The further checks of ``check_adapter`` for a 4-bit base."""
-    found = []
+    problems = []
     if installed("bitsandbytes") is None:
-        found.append(
+        problems.append(
             _not_installed(
                 "bitsandbytes", "4-bit weights need bitsandbytes", "lora.quantization_bit", "qlora", here
             )
         )
     if not spec.keeps_packed(engine):
-        found.append(
+        problems.append(
             codes.PLAN_QUANTISED_STRATEGY(
                 "4-bit weights cannot be trained under this strategy: it would shard or cast the"
                 " packed bytes",
@@ -138,7 +138,7 @@ def _quantised(
             )
         )
     elif mesh.tp > 1 and "tp" in spec.adapter_axes:
-        found.append(
+        problems.append(
             codes.PLAN_QUANTISED_STRATEGY(
                 "tensor parallelism cuts weights along inputs and outputs, but 4-bit weights are packed in"
                 " blocks without either",
@@ -149,8 +149,8 @@ def _quantised(
             )
         )
     if compute == "float64":
-        found.append(codes.PLAN_QUANTISED_FLOAT64("model.dtype", "float64 with quantization_bit"))
-    return found
+        problems.append(codes.PLAN_QUANTISED_FLOAT64("model.dtype", "float64 with quantization_bit"))
+    return problems
 
 
 def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> tuple[Decision, ...]:
@@ -167,7 +167,7 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
             f"{human_count(count)} parameters trained in addition to"
             f" {human_count(shape.num_parameters)} ({100 * count / shape.num_parameters:.2g} %)"
         )
-    made = [
+    decisions = [
         Decision(
             "lora",
             choice,
@@ -176,7 +176,7 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
         )
     ]
     if shape is not None and shape.experts and adapter.target_modules == (ALL_LINEAR,):
-        made.append(
+        decisions.append(
             Decision(
                 "lora.target_modules",
                 "the linear layers other than the experts",
@@ -184,7 +184,7 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
             )
         )
     if adapter.start:
-        made.append(
+        decisions.append(
             Decision(
                 "lora.adapter_name_or_path",
                 str(adapter.start),
@@ -192,7 +192,7 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
             )
         )
     if decomposes(adapter):
-        made.append(
+        decisions.append(
             Decision(
                 "lora.init_lora_weights",
                 str(adapter.init_lora_weights),
@@ -202,12 +202,14 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
             )
         )
     if adapter.modules_to_save:
-        made.append(Decision("lora.modules_to_save", ", ".join(adapter.modules_to_save), "trained in full"))
+        decisions.append(
+            Decision("lora.modules_to_save", ", ".join(adapter.modules_to_save), "trained in full")
+        )
     # The 4-bit base.
     quantised = adapter.quantization
     if quantised:
         double = ", with its scales quantised as well" if quantised.double_quant else ""
-        made.append(
+        decisions.append(
             Decision(
                 "lora.quantization_bit",
                 f"{quantised.bits} ({quantised.type}{double})",
@@ -215,16 +217,16 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
                 " loading; a merged export adds the adapter to the quantised weights",
             )
         )
-    return tuple(made)
+    return tuple(decisions)
 
 
 def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
     """Return the exact number of trained parameters; None for an unlisted family, with trained biases, or
     with other ``modules_to_save`` than the two tables of a family whose class was not asked.
     """
-    listed, whole = shape.listing is not None, set(adapter.modules_to_save)
+    listed, saved_modules = shape.listing is not None, set(adapter.modules_to_save)
     if (
-        (whole - (set() if listed else {"embed_tokens", "lm_head"}))
+        (saved_modules - (set() if listed else {"embed_tokens", "lm_head"}))
         or adapter.bias != "none"
         or not (listed or linears(shape))
     ):
@@ -233,7 +235,7 @@ def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
     adapted = (rank_of(adapter, name) * sum(p.shape) for p, name in linear if is_target(adapter, name))
     experts = expert_parameters(shape, adapter) if adapter.target_parameters else 0
     head = shape.head_outputs * shape.hidden_size if shape.scalar_head else 0  # new: trained in full
-    tables = min(len(whole), 1) if shape.tied else len(whole)
+    tables = min(len(saved_modules), 1) if shape.tied else len(saved_modules)
     return head + experts + sum(adapted) + tables * shape.vocab * shape.hidden_size
 
 
@@ -252,9 +254,9 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
 
 
 def _not_installed(package: str, what: str, where: str, extra: str, here: bool) -> Diagnostic:
-    found = f"{package} is not installed" + (
+    missing = f"{package} is not installed" + (
         "" if here else " on this machine, which is not the one being planned for"
     )
     return codes.PLAN_NOT_INSTALLED(
-        what, where, found, f"pip install 'paceline[{extra}]'", Severity.ERROR if here else Severity.NOTE
+        what, where, missing, f"pip install 'paceline[{extra}]'", Severity.ERROR if here else Severity.NOTE
     )

@@ -23,40 +23,40 @@ def optimizer_decision(optimizer: OptimizerSpec, hardware: Hardware, shape: Mode
 
 
 def _reasons(
-    known: Optimizer, optimizer: OptimizerSpec, hardware: Hardware, shape: ModelShape | None
+    row: Optimizer, optimizer: OptimizerSpec, hardware: Hardware, shape: ModelShape | None
 ) -> Iterator[str]:
-    if known.fixed.get("fused"):
+    if row.fixed.get("fused"):
         yield "one kernel for all parameters, on this device as well"
-    if known.rounds:
+    if row.rounds:
         yield (
             "weights and gradients in bfloat16, no fp32 masters: 12 bytes a parameter with the fp32 moments"
             " instead of 18; each update is rounded stochastically, so that none is lost on average"
         )
-    if known.orthogonalises:
+    if row.orthogonalises:
         yield (
             "Muon updates the matrices of hidden layers (fused experts one by one), AdamW the embeddings, the"
             " head and vectors; a sharded matrix is gathered, and each rank orthogonalises it"
         )
         yield f"iterations in {optimizer.args.get('ns_dtype', 'bfloat16')}"
-    if known.projects:
+    if row.projects:
         rank, gap = optimizer.args.get("rank") or 128, optimizer.args.get("update_proj_gap") or 200
         yield (
             f"moments of gradients projected to rank {rank}; every {gap} steps a singular value decomposition"
             " of each matrix's gradient, which takes seconds to minutes for billions of parameters"
         )
-    if known.averaged:
+    if row.averaged:
         yield (
             "evaluation, generation and checkpoints use the averaged weights; during evaluation and"
             " generation a copy of the trained weights takes extra memory; a checkpoint contains both"
         )
-    if known.quantised:
+    if row.quantised:
         yield (
             "moments in 8 or 4 bits with an fp32 scale per block for tensors of at least 4,096 elements;"
             " smaller ones stay in floating point; a resume with other shards dequantises them"
         )
-    if known.compiles and hardware.device == "cpu":
+    if row.compiles and hardware.device == "cpu":
         yield "its step is not compiled on a CPU"
-    elif known.compiles:
+    elif row.compiles:
         shapes = {(p.shape, p.decays) for p in parameters_of(shape)} if shape is not None else None
         count = "each tensor shape" if shapes is None else f"each of {len(shapes)} tensor shapes"
         yield f"the first step compiles a kernel for {count}, which takes some seconds each"
@@ -64,8 +64,8 @@ def _reasons(
 
 def check_targets(optimizer: OptimizerSpec, shape: ModelShape | None) -> Iterator[Diagnostic]:
     """Refuse modules of which no matrix is projected: all weights would be stepped by AdamW."""
-    known, targets = BUILT.get(optimizer.name), optimizer.target_modules
-    if known is None or not known.projects or not targets or shape is None:
+    row, targets = BUILT.get(optimizer.name), optimizer.target_modules
+    if row is None or not row.projects or not targets or shape is None:
         return
     names = [(p.name, len(p.shape)) for p in parameters_of(shape)]
     if names and not any(projected(name, dims, targets) for name, dims in names):

@@ -117,9 +117,9 @@ def with_settings(adapter: AdapterSpec, settings: JsonObject, where: str) -> Ada
         rank_pattern={key: int(number) for key, number in ranks.items()},
         alpha_pattern=alphas,
         layers_to_transform=tuple(
-            int(as_number(one)) for one in _listed(settings.get("layers_to_transform"))
+            int(as_number(layer)) for layer in _listed(settings.get("layers_to_transform"))
         ),
-        layers_pattern=tuple(str(one) for one in _listed(settings.get("layers_pattern")) if one),
+        layers_pattern=tuple(str(layer) for layer in _listed(settings.get("layers_pattern")) if layer),
         unties=bool(settings.get("modules_to_save")) and not settings.get("ensure_weight_tying"),
     )
 
@@ -144,34 +144,34 @@ def _wrong(settings: JsonObject) -> list[str]:
     kind, init, experts = settings.get("peft_type"), _init(settings), settings.get("target_parameters")
     if kind != "LORA":
         return [f"peft_type is {kind}"]
-    found = []
+    wrong = []
     if not _is_whole(settings.get("r")):
-        found.append(f"r is {settings.get('r')!r}"[:80])
+        wrong.append(f"r is {settings.get('r')!r}"[:80])
     if not _is_number(settings.get("lora_alpha")):
-        found.append(f"lora_alpha is {settings.get('lora_alpha')!r}"[:80])
+        wrong.append(f"lora_alpha is {settings.get('lora_alpha')!r}"[:80])
     dropout = settings.get("lora_dropout") or 0.0
     if not (_is_number(dropout) and 0 <= as_number(dropout) < 1):
-        found.append(f"lora_dropout is {dropout!r}"[:80])
+        wrong.append(f"lora_dropout is {dropout!r}"[:80])
     if not (names(settings.get("target_modules")) or names(experts)):
-        found.append("target_modules names nothing")
+        wrong.append("target_modules names nothing")
     decomposed = _decomposition(init)
     if not (init is None or isinstance(init, bool) or str(init).lower() in _INITS or decomposed):
-        found.append(f"init_lora_weights is {init!r}: {_init_means(str(init).lower())}"[:200])
+        wrong.append(f"init_lora_weights is {init!r}: {_init_means(str(init).lower())}"[:200])
     if decomposed and experts:
-        found.append(f"init_lora_weights is {init!r} beside target_parameters: peft has none for experts")
+        wrong.append(f"init_lora_weights is {init!r} beside target_parameters: peft has none for experts")
     for key in ("rank_pattern", "alpha_pattern"):
-        given = settings.get(key)
-        if given and not (
-            isinstance(given, dict)
-            and all(map(_is_whole if key == "rank_pattern" else _is_number, given.values()))
+        pattern = settings.get(key)
+        if pattern and not (
+            isinstance(pattern, dict)
+            and all(map(_is_whole if key == "rank_pattern" else _is_number, pattern.values()))
         ):
-            found.append(f"{key} is no mapping to numbers")
-        if given and experts:
-            found.append(f"{key} is set beside target_parameters")
-    if not all(isinstance(one, int) for one in _listed(settings.get("layers_to_transform"))):
-        found.append("layers_to_transform holds something other than numbers")
-    known = CARRIED | NO_MATTER
-    return found + [f"{key} is set" for key in sorted(settings) if key not in known and settings[key]]
+            wrong.append(f"{key} is no mapping to numbers")
+        if pattern and experts:
+            wrong.append(f"{key} is set beside target_parameters")
+    if not all(isinstance(layer, int) for layer in _listed(settings.get("layers_to_transform"))):
+        wrong.append("layers_to_transform holds something other than numbers")
+    accepted = CARRIED | NO_MATTER
+    return wrong + [f"{key} is set" for key in sorted(settings) if key not in accepted and settings[key]]
 
 
 def _init(settings: JsonObject) -> Json:
@@ -205,16 +205,16 @@ def _hint(settings: JsonObject) -> str:
 
 def _saved(settings: JsonObject) -> tuple[str, ...]:
     """Return the modules that are trained in full: without those that peft itself adds for a score head."""
-    found = names(settings.get("modules_to_save"))
-    own = ("classifier", "score") if settings.get("task_type") == "SEQ_CLS" else ()
-    return tuple(name for name in found if name not in own)
+    saved = names(settings.get("modules_to_save"))
+    score_heads = ("classifier", "score") if settings.get("task_type") == "SEQ_CLS" else ()
+    return tuple(name for name in saved if name not in score_heads)
 
 
 def names(value: Json) -> tuple[str, ...]:
     """Return the names of a setting that holds one or a list of them, as the language model names them."""
     if isinstance(value, str):
         return (text_name(value),) if value else ()
-    return tuple(sorted(text_name(str(one)) for one in value)) if isinstance(value, list) else ()
+    return tuple(sorted(text_name(str(name)) for name in value)) if isinstance(value, list) else ()
 
 
 def _listed(value: Json) -> list[Json]:
@@ -279,17 +279,19 @@ def no_adapter_in(saved: str) -> str:
     return rf"(.*\.)?{saved}(\..*)?"
 
 
-def _named(given: tuple[str, ...], name: str) -> bool:
+def _named(patterns: tuple[str, ...], name: str) -> bool:
     """Whether ``name`` is named by its end, or by the one regular expression."""
-    if len(given) == 1 and is_pattern(given[0]):
-        return re.fullmatch(given[0], name) is not None
-    return any(name == one or name.endswith(f".{one}") for one in given)
+    if len(patterns) == 1 and is_pattern(patterns[0]):
+        return re.fullmatch(patterns[0], name) is not None
+    return any(name == pattern or name.endswith(f".{pattern}") for pattern in patterns)
 
 
 def _in_layers(adapter: AdapterSpec, name: str) -> bool:
     if not adapter.layers_to_transform or name in adapter.target_modules:
         return True
-    ways = [rf"(?:^|.*?\.){one}\.(\d+)\." for one in adapter.layers_pattern] or [r".*?\.[^.]*\.(\d+)\."]
+    ways = [rf"(?:^|.*?\.){pattern}\.(\d+)\." for pattern in adapter.layers_pattern] or [
+        r".*?\.[^.]*\.(\d+)\."
+    ]
     found = next((match for way in ways if (match := re.match(way, name))), None)
     return found is not None and int(found[1]) in adapter.layers_to_transform
 
@@ -314,5 +316,5 @@ def alpha_of(adapter: AdapterSpec, layer: str) -> float:
 
 def _by_pattern(patterns: Mapping[str, float], layer: str, otherwise: float) -> float:
     """Return the number of the first pattern that fits the end of ``layer`` (peft's ``get_pattern_key``)."""
-    found = (number for key, number in patterns.items() if re.match(rf"(.*\.)?({key})$", layer))
-    return next(found, otherwise)
+    numbers = (number for key, number in patterns.items() if re.match(rf"(.*\.)?({key})$", layer))
+    return next(numbers, otherwise)

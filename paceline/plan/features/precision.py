@@ -99,9 +99,9 @@ def check_fp8(run: Combination, hardware: Hardware) -> Iterator[Diagnostic]:
     precision, strategy, mesh = run.precision, run.strategy, run.mesh
     if not precision.fp8:
         return
-    found, name = hardware.capability, hardware.device_name
-    if hardware.device != CUDA.name or found is None or found < FP8_CAPABILITY:
-        has = f"{name} has {found}" if found else f"this run is on {name}"
+    capability, name = hardware.capability, hardware.device_name
+    if hardware.device != CUDA.name or capability is None or capability < FP8_CAPABILITY:
+        has = f"{name} has {capability}" if capability else f"this run is on {name}"
         yield codes.PREC_FP8(
             f"fp8 needs an NVIDIA device of compute capability {FP8_CAPABILITY} or higher: {has}",
             _FP8,

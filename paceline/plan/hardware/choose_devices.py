@@ -10,8 +10,8 @@ from paceline.plan import codes
 from paceline.plan.hardware import unusable_reasons
 from paceline.plan.hardware.device_kinds import CPU, CUDA, KINDS, UNDRIVEN, DeviceKind
 from paceline.plan.hardware.probe_results import (
-    SeenDevice,
-    Sights,
+    ProbedDevice,
+    ProbeResults,
     best_set,
     computes_bf16,
     runs_on,
@@ -26,7 +26,7 @@ FP16_CAPABILITY = 5.3
 
 
 @dataclass(frozen=True)
-class Choice:
+class DeviceSelection:
     """The devices of a run on this node.
 
     ``used``: their indices among the ``visible`` ones; ``note``: how they came about; ``findings``: errors
@@ -35,7 +35,7 @@ class Choice:
 
     kind: DeviceKind
     used: tuple[int, ...] = ()
-    devices: tuple[SeenDevice, ...] = ()
+    devices: tuple[ProbedDevice, ...] = ()
     note: str = ""
     findings: tuple[Diagnostic, ...] = ()
     hip: bool = False
@@ -44,8 +44,8 @@ class Choice:
     @property
     def memory_bytes(self) -> int | None:
         """The smallest memory among them, less what other processes hold; None if nobody knows it."""
-        known = [left for device in self.devices if (left := usable_bytes(device)) is not None]
-        return min(known) if len(known) == len(self.devices) and known else None
+        sizes = [left for device in self.devices if (left := usable_bytes(device)) is not None]
+        return min(sizes) if len(sizes) == len(self.devices) and sizes else None
 
     @property
     def device_indices(self) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ class Choice:
         return () if self.visible == len(self.used) else self.used
 
     @property
-    def weakest(self) -> SeenDevice:
+    def weakest(self) -> ProbedDevice:
         return min(self.devices, key=lambda device: (device.capability or 0.0, device.total_bytes or 0))
 
     @property
@@ -66,15 +66,17 @@ class Choice:
         return all((device.capability or 9.0) >= FP16_CAPABILITY for device in self.devices)
 
 
-def choose(sights: Sights, environ: Mapping[str, str]) -> Choice:
+def choose(sights: ProbeResults, environ: Mapping[str, str]) -> DeviceSelection:
     """Return the devices of a run, by torch's answer if there is one, else by the driver's tool."""
     torch = sights.torch
     if torch is not None and torch.type in KINDS and torch.devices:
         assert torch.type is not None
         return _by_torch(sights, KINDS[torch.type], environ)
     if torch is not None and torch.type is not None:
-        named = f"{UNDRIVEN[torch.type]} ({torch.type})" if torch.type in UNDRIVEN else torch.type
-        return Choice(CPU, note=f"torch drives {named}", findings=(unusable_reasons.undriven(named),))
+        label = f"{UNDRIVEN[torch.type]} ({torch.type})" if torch.type in UNDRIVEN else torch.type
+        return DeviceSelection(
+            CPU, note=f"torch drives {label}", findings=(unusable_reasons.undriven(label),)
+        )
     wheel = sights.wheel
     drivable = [t for t, built in ((sights.nvidia, wheel.cuda), (sights.amd, wheel.hip)) if t and built]
     listed = sights.of_tools if not wheel.version else tuple(card for t in drivable for card in t.devices)
@@ -83,24 +85,26 @@ def choose(sights: Sights, environ: Mapping[str, str]) -> Choice:
         return _by_tool(sights, cards)
     if sights.nodes.certain or sights.of_tools:
         finding = unusable_reasons.idle(sights, environ)
-        return Choice(CPU, note=finding.what, findings=(finding,))
-    return Choice(CPU, note="there is no accelerator: no device file, and no driver's tool lists one")
+        return DeviceSelection(CPU, note=finding.what, findings=(finding,))
+    return DeviceSelection(
+        CPU, note="there is no accelerator: no device file, and no driver's tool lists one"
+    )
 
 
-def _by_torch(sights: Sights, kind: DeviceKind, environ: Mapping[str, str]) -> Choice:
+def _by_torch(sights: ProbeResults, kind: DeviceKind, environ: Mapping[str, str]) -> DeviceSelection:
     torch = sights.torch
     assert torch is not None
     devices = with_tool_memory(torch.devices, sights)
-    able = tuple(i for i, one in enumerate(devices) if runs_on(one, torch.arch_list))
+    able = tuple(i for i, device in enumerate(devices) if runs_on(device, torch.arch_list))
     if not able:
         finding = unusable_reasons.no_kernels(devices[0], sights)
-        return Choice(CPU, note=finding.what, findings=(finding,))
-    named = any(environ.get(name) for name in kind.visible)  # the user's own choice of cards
-    used = able if named and len(able) == len(devices) else best_set(devices, able)
+        return DeviceSelection(CPU, note=finding.what, findings=(finding,))
+    restricted = any(environ.get(name) for name in kind.visible)  # the user's own choice of cards
+    used = able if restricted and len(able) == len(devices) else best_set(devices, able)
     chosen = tuple(devices[i] for i in used)
     findings = [*_left_out(devices, used, kind, sights), *_taken(chosen, sights)]
     hip = bool(torch.hip)
-    return Choice(
+    return DeviceSelection(
         kind,
         used,
         chosen,
@@ -111,7 +115,7 @@ def _by_torch(sights: Sights, kind: DeviceKind, environ: Mapping[str, str]) -> C
     )
 
 
-def _by_tool(sights: Sights, cards: Sequence[SeenDevice]) -> Choice:
+def _by_tool(sights: ProbeResults, cards: Sequence[ProbedDevice]) -> DeviceSelection:
     """torch is not installed here, or did not answer: the driver's tool alone."""
     hip = sights.nvidia is None or cards[0] not in sights.nvidia.devices
     used = best_set(cards, tuple(range(len(cards))))
@@ -122,7 +126,7 @@ def _by_tool(sights: Sights, cards: Sequence[SeenDevice]) -> Choice:
     if sights.silence:
         findings.append(codes.DEVICE_TORCH_SILENT(tool, sights.silence, hint=unusable_reasons.SLOW_DRIVER))
     # CUDA counts the fastest cards first, the tool by their place on the bus
-    return Choice(
+    return DeviceSelection(
         CUDA,
         tuple(range(len(used))),
         chosen,
@@ -133,16 +137,16 @@ def _by_tool(sights: Sights, cards: Sequence[SeenDevice]) -> Choice:
     )
 
 
-def _note(chosen: Sequence[SeenDevice], kind: DeviceKind, hip: bool, by: str) -> str:
+def _note(chosen: Sequence[ProbedDevice], kind: DeviceKind, hip: bool, by: str) -> str:
     many = f"{len(chosen)} {'ROCm' if hip else kind.label} device{'s' if len(chosen) > 1 else ''}"
-    weakest = min((one.capability for one in chosen if one.capability), default=None)
+    weakest = min((device.capability for device in chosen if device.capability), default=None)
     able = f", compute capability {weakest}" if weakest else ""
     arch = f", {chosen[0].arch}" if chosen[0].arch else ""
     return f"{by} {many}{able}{arch}"
 
 
 def _left_out(
-    devices: Sequence[SeenDevice], used: Sequence[int], kind: DeviceKind, sights: Sights
+    devices: Sequence[ProbedDevice], used: Sequence[int], kind: DeviceKind, sights: ProbeResults
 ) -> list[Diagnostic]:
     others = [i for i in range(len(devices)) if i not in used]
     if not others:
@@ -165,14 +169,14 @@ def _left_out(
     return [codes.DEVICE_MIXED(what, kind.visible[0], hint=hint, severity=Severity.WARNING)]
 
 
-def _taken(chosen: Sequence[SeenDevice], sights: Sights) -> list[Diagnostic]:
-    found = []
+def _taken(chosen: Sequence[ProbedDevice], sights: ProbeResults) -> list[Diagnostic]:
+    warnings = []
     for device in chosen:
         taken = taken_bytes(device)
         if taken:
             assert device.total_bytes is not None
             free = device.total_bytes - taken
-            found.append(
+            warnings.append(
                 codes.DEVICE_MEMORY_TAKEN(
                     device.uuid,
                     f"{device.total_bytes / GIB:.1f} GiB in all",
@@ -181,15 +185,15 @@ def _taken(chosen: Sequence[SeenDevice], sights: Sights) -> list[Diagnostic]:
                     free=free / GIB,
                 )
             )
-    return found
+    return warnings
 
 
-def _held(devices: Iterable[SeenDevice]) -> str:
+def _held(devices: Iterable[ProbedDevice]) -> str:
     taken = sum(map(taken_bytes, devices))
     return f", of which other processes hold {taken / GIB:.1f} GiB" if taken else ""
 
 
-def _names(devices: Sequence[SeenDevice]) -> str:
+def _names(devices: Sequence[ProbedDevice]) -> str:
     counted = dict.fromkeys(device.name for device in devices)
     return ", ".join(
         f"{n} × {name}" if (n := sum(device.name == name for device in devices)) > 1 else name

@@ -131,10 +131,12 @@ def card_named(name: str, where: str = "--hardware") -> Card:
 
     Raises ConfigError with the nearest names.
     """
-    known = {_plain(spelling): card for card in cards().values() for spelling in (*card.aliases, card.name)}
-    found = known.get(_plain(name))
+    by_spelling = {
+        _plain(spelling): card for card in cards().values() for spelling in (*card.aliases, card.name)
+    }
+    found = by_spelling.get(_plain(name))
     if found is None:
-        raise ConfigError(codes.PLAN_HARDWARE_UNKNOWN(where, name, hint=_near(name, known)))
+        raise ConfigError(codes.PLAN_HARDWARE_UNKNOWN(where, name, hint=_near(name, by_spelling)))
     return found
 
 
@@ -154,9 +156,9 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower().replace("nvidia", "").replace("geforce", ""))
 
 
-def _near(name: str, known: Mapping[str, Card]) -> str:
-    near = difflib.get_close_matches(_plain(name), known, n=4, cutoff=0.4)
-    names = list(dict.fromkeys(known[n].name for n in near)) or [
+def _near(name: str, by_spelling: Mapping[str, Card]) -> str:
+    near = difflib.get_close_matches(_plain(name), by_spelling, n=4, cutoff=0.4)
+    names = list(dict.fromkeys(by_spelling[n].name for n in near)) or [
         "H100-SXM-80GB",
         "A100-SXM4-80GB",
         "RTX-4090-24GB",

@@ -11,19 +11,19 @@ import sysconfig
 from importlib import metadata, util
 from pathlib import Path
 
-from paceline.plan.hardware.probe_results import Nodes, Wheel
+from paceline.plan.hardware.probe_results import DeviceFiles, Wheel
 
 # gfx908, 90a, 942, 950, 1030, 1100, 1101, 1102, 1200 and 1201 as the kernel writes them
 _AMD_CARDS = (90008, 90010, 90402, 90500, 100300, 110000, 110001, 110002, 120000, 120001)
 
 
-def device_nodes(root: Path = Path("/")) -> Nodes:
+def device_nodes(root: Path = Path("/")) -> DeviceFiles:
     """Return the accelerators that ``/dev`` shows."""
     dev = root / "dev"
     amd, processors = _amd_cards(root) if (dev / "kfd").exists() else (0, 0)
     mac = root == Path("/") and sys.platform == "darwin" and platform.machine() == "arm64"
     doubtful = ("dxg", "nvgpu", "nvhost-gpu")  # Windows' Linux and Tegra boards
-    return Nodes(
+    return DeviceFiles(
         nvidia=_numbered(dev, "nvidia"),
         amd=amd,
         ascend=_numbered(dev, "davinci"),
@@ -85,15 +85,15 @@ def _assignments(path: Path) -> dict[str, str]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return {}
-    found = {}
+    values = {}
     for node in tree.body:
         target: ast.expr | None = node.target if isinstance(node, ast.AnnAssign) else None
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = node.targets[0]
         value: object = getattr(node, "value", None)
         if isinstance(target, ast.Name) and isinstance(value, ast.Constant) and isinstance(value.value, str):
-            found[target.id] = value.value
-    return found
+            values[target.id] = value.value
+    return values
 
 
 def triton_obstacle() -> str:
@@ -108,9 +108,9 @@ def triton_obstacle() -> str:
 
 def flash_packages() -> tuple[str, ...]:
     """Return torch's names of the flash kernels whose packages are installed here, without importing them."""
-    found = ["FA3"] if util.find_spec("flash_attn_interface") is not None else []
+    packages = ["FA3"] if util.find_spec("flash_attn_interface") is not None else []
     spec = util.find_spec("flash_attn")
     folders = (spec.submodule_search_locations or ()) if spec is not None else ()
     if any((Path(folder) / "cute" / "interface.py").is_file() for folder in folders):
-        found.append("FA4")
-    return tuple(found)
+        packages.append("FA4")
+    return tuple(packages)

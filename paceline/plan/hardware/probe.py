@@ -13,7 +13,7 @@ from paceline.core.package import cache_folder
 from paceline.plan.hardware.choose_devices import choose
 from paceline.plan.hardware.device_files import device_nodes, flash_packages, installed_wheel, triton_obstacle
 from paceline.plan.hardware.device_kinds import CPU, is_accelerator
-from paceline.plan.hardware.probe_results import Sights
+from paceline.plan.hardware.probe_results import ProbeResults
 from paceline.plan.hardware.torch_probe import ask_torch
 from paceline.plan.hardware.vendor_smi import nvidia_smi, rocm_smi
 
@@ -66,7 +66,7 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Probed:
+class HardwareReport:
     """This node's hardware, and what is to be said of it: errors where an accelerator would lie idle."""
 
     hardware: Hardware
@@ -82,7 +82,7 @@ def probe_hardware(
 
 def probe(
     environ: Mapping[str, str] | None = None, *, use_cpu: bool = False, num_nodes: int = 1, tasks: int = 1
-) -> Probed:
+) -> HardwareReport:
     """Return this node's hardware and the findings about it, without importing torch here.
 
     ``environ``: this process's environment, for the child that asks torch and for the variables that hide
@@ -92,17 +92,17 @@ def probe(
     """
     host_memory, cpus = host_memory_bytes(), cpu_count()
     if use_cpu:
-        return Probed(_cpu(host_memory, cpus, num_nodes, "training.use_cpu is set"))
-    given = environ or {}
-    choice = choose(look(given), given)
+        return HardwareReport(_cpu(host_memory, cpus, num_nodes, "training.use_cpu is set"))
+    variables = environ or {}
+    choice = choose(look(variables), variables)
     if not is_accelerator(choice.kind.name):
-        return Probed(_cpu(host_memory, cpus, num_nodes, choice.note), choice.findings)
+        return HardwareReport(_cpu(host_memory, cpus, num_nodes, choice.note), choice.findings)
     weakest, count, note, memory = choice.weakest, len(choice.used), choice.note, choice.memory_bytes
     if memory is not None and weakest.shared and host_memory:  # under a container's limit, too
         memory = min(memory, host_memory)
     if count == 1 < tasks:
         count, note = tasks, f"{note}; one visible to each of the {tasks} tasks of a node"
-    found = Hardware(
+    hardware = Hardware(
         device=choice.kind.name,
         device_name=weakest.name,
         num_devices=count,
@@ -122,13 +122,13 @@ def probe(
         uncompiled=triton_obstacle(),
         flash_packages=flash_packages(),
     )
-    return Probed(found, choice.findings)
+    return HardwareReport(hardware, choice.findings)
 
 
-def look(environ: Mapping[str, str]) -> Sights:
+def look(environ: Mapping[str, str]) -> ProbeResults:
     """Return what every witness sees. Starts processes only where a file or a program hints at a device."""
     wheel, nodes = installed_wheel(), device_nodes()
-    sights = Sights(wheel, nodes, nvidia_smi(), rocm_smi())
+    sights = ProbeResults(wheel, nodes, nvidia_smi(), rocm_smi())
     hinted = nodes.certain or sights.of_tools or nodes.unsure or (nodes.renders and wheel.xpu)
     if not hinted or not wheel.version or wheel.on_cpu_only and not nodes.unsure:
         return sights
@@ -262,10 +262,10 @@ PEAK_FP16_ONLY_FLOPS: tuple[tuple[str, float], ...] = (
 
 def peak_flops(name: str) -> dict[str, float] | None:
     """Return the dense peak in FLOP/s by dtype name, from the device's data sheet; None if unknown."""
-    for known, value in PEAK_BF16_FLOPS:
-        if known.lower() in name.lower():
+    for card, value in PEAK_BF16_FLOPS:
+        if card.lower() in name.lower():
             return {"bfloat16": value, "float16": value}
-    for known, value in PEAK_FP16_ONLY_FLOPS:
-        if known.lower() in name.lower():
+    for card, value in PEAK_FP16_ONLY_FLOPS:
+        if card.lower() in name.lower():
             return {"float16": value}
     return None

@@ -9,7 +9,7 @@ from paceline.plan.hardware.device_kinds import CUDA, DeviceKind
 
 
 @dataclass(frozen=True)
-class SeenDevice:
+class ProbedDevice:
     """One accelerator. Memory in bytes, None where the witness does not tell it.
 
     ``capability``: CUDA compute capability (8.6); ``arch``: AMD's name of it (``gfx942``); ``uuid``: as
@@ -41,7 +41,7 @@ class TorchAnswer:
 
     version: str
     type: str | None = None
-    devices: tuple[SeenDevice, ...] = ()
+    devices: tuple[ProbedDevice, ...] = ()
     cuda: str | None = None
     hip: str | None = None
     xpu: str | None = None
@@ -55,7 +55,7 @@ class TorchAnswer:
 class SmiAnswer:
     """What nvidia-smi or rocm-smi told; ``failure``: why it told nothing, empty if it answered."""
 
-    devices: tuple[SeenDevice, ...] = ()
+    devices: tuple[ProbedDevice, ...] = ()
     driver: str = ""
     failure: str = ""
 
@@ -80,7 +80,7 @@ class Wheel:
 
 
 @dataclass(frozen=True)
-class Nodes:
+class DeviceFiles:
     """Device files: how many cards of each maker there are.
 
     ``unsure``: there may be one, torch knows; ``renders``: a graphics device, which only torch's XPU build
@@ -101,18 +101,18 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Sights:
+class ProbeResults:
     """All that was seen. ``torch``: None without an answer; ``silence``: why it did not answer."""
 
     wheel: Wheel = Wheel()
-    nodes: Nodes = Nodes()
+    nodes: DeviceFiles = DeviceFiles()
     nvidia: SmiAnswer | None = None
     amd: SmiAnswer | None = None
     torch: TorchAnswer | None = None
     silence: str = ""
 
     @property
-    def of_tools(self) -> tuple[SeenDevice, ...]:
+    def of_tools(self) -> tuple[ProbedDevice, ...]:
         """What the driver's tools list."""
         return tuple(card for tool in (self.nvidia, self.amd) if tool for card in tool.devices)
 
@@ -121,38 +121,38 @@ TAKEN_BYTES = 2**30  # below it, what is taken of a card may be the driver's own
 BF16_CAPABILITY = 8.0
 
 
-def visible_cards(cards: Sequence[SeenDevice], environ: Mapping[str, str]) -> tuple[SeenDevice, ...]:
+def visible_cards(cards: Sequence[ProbedDevice], environ: Mapping[str, str]) -> tuple[ProbedDevice, ...]:
     """Return which of the tool's cards a process sees, as CUDA (HIP) reads ``CUDA_VISIBLE_DEVICES``.
 
     The list ends at the first unknown name. Of a card in MIG mode a process sees one slice: the one that is
     named, else the first.
     """
-    whole = [card for card in cards if not card.of]
+    undivided = [card for card in cards if not card.of]
     slices = [card for card in cards if card.of]
     # AMD's runtime reads its own variables as well
     amd = bool(cards) and not cards[0].uuid.startswith(("GPU-", "MIG-"))
-    own = CUDA.visible[1:] if amd else ()
-    names = next((environ[name] for name in (*own, CUDA.visible[0]) if name in environ), None)
-    chosen: list[SeenDevice] = []
+    variables = CUDA.visible[1:] if amd else ()
+    names = next((environ[name] for name in (*variables, CUDA.visible[0]) if name in environ), None)
+    chosen: list[ProbedDevice] = []
     if names is None:
-        chosen = list(whole)
+        chosen = list(undivided)
     else:
         for name in (part.strip() for part in names.split(",")):
-            found = [
+            matches = [
                 card
-                for i, card in enumerate(whole)
+                for i, card in enumerate(undivided)
                 if name == str(i) or (name.startswith("GPU-") and _bare(card.uuid).startswith(_bare(name)))
             ] or [card for card in slices if name.startswith("MIG-") and card.uuid.startswith(name)]
-            if not found:
+            if not matches:
                 break
-            chosen.append(found[0])
+            chosen.append(matches[0])
     parts = [
         one for card in chosen for one in ([card] if card.of else [s for s in slices if s.of == card.uuid])
     ]
     return tuple(parts[:1]) if parts else tuple(card for card in chosen if not card.mig)
 
 
-def with_tool_memory(devices: Sequence[SeenDevice], sights: Sights) -> tuple[SeenDevice, ...]:
+def with_tool_memory(devices: Sequence[ProbedDevice], sights: ProbeResults) -> tuple[ProbedDevice, ...]:
     """Take free memory from the driver's tool where it lists the same card.
 
     It looked before torch did, whose own context is not free any more; and a kept answer has none.
@@ -164,7 +164,7 @@ def with_tool_memory(devices: Sequence[SeenDevice], sights: Sights) -> tuple[See
     )
 
 
-def taken_bytes(device: SeenDevice) -> int:
+def taken_bytes(device: ProbedDevice) -> int:
     """Return what other processes hold of a device's memory; 0 if it is unknown or the driver's own."""
     if device.total_bytes is None or device.free_bytes is None:
         return 0
@@ -172,12 +172,12 @@ def taken_bytes(device: SeenDevice) -> int:
     return taken if taken > TAKEN_BYTES else 0
 
 
-def usable_bytes(device: SeenDevice) -> int | None:
+def usable_bytes(device: ProbedDevice) -> int | None:
     """Return the device's memory less what other processes hold; None if it is unknown."""
     return None if device.total_bytes is None else device.total_bytes - taken_bytes(device)
 
 
-def computes_bf16(device: SeenDevice, kind: DeviceKind) -> bool:
+def computes_bf16(device: ProbedDevice, kind: DeviceKind) -> bool:
     """Whether a device has bf16 products in hardware."""
     if device.capability is not None:
         return device.capability >= BF16_CAPABILITY
@@ -187,7 +187,7 @@ def computes_bf16(device: SeenDevice, kind: DeviceKind) -> bool:
     return bool(device.bf16)
 
 
-def runs_on(device: SeenDevice, arch_list: Sequence[str]) -> bool:
+def runs_on(device: ProbedDevice, arch_list: Sequence[str]) -> bool:
     """Whether torch has kernels for a device: compiled ones of its generation, or code compiled on first use.
 
     Machine code of capability X.Y runs on X.Z with Z ≥ Y (CUDA C++ programming guide, "Compute capability").
@@ -210,7 +210,7 @@ def runs_on(device: SeenDevice, arch_list: Sequence[str]) -> bool:
     return False
 
 
-def best_set(devices: Sequence[SeenDevice], able: Sequence[int]) -> tuple[int, ...]:
+def best_set(devices: Sequence[ProbedDevice], able: Sequence[int]) -> tuple[int, ...]:
     """Return which of the ``able`` devices train together: the weakest of a set decides for all of it.
 
     GPUs within a processor are left out beside cards, and cards without bf16 beside cards that have it; then
@@ -221,7 +221,12 @@ def best_set(devices: Sequence[SeenDevice], able: Sequence[int]) -> tuple[int, .
     among = modern or cards
     floors = {usable_bytes(devices[i]) or 0 for i in among}
     sets = [tuple(i for i in among if (usable_bytes(devices[i]) or 0) >= floor) for floor in sorted(floors)]
-    return max(sets, key=lambda one: len(one) * min(usable_bytes(devices[i]) or 0 for i in one))
+    return max(
+        sets,
+        key=lambda devices_of_set: (
+            len(devices_of_set) * min(usable_bytes(devices[i]) or 0 for i in devices_of_set)
+        ),
+    )
 
 
 def _bare(uuid: str) -> str:

@@ -73,7 +73,7 @@ def asker_identity() -> str:
 
 def _key(environ: Mapping[str, str], wheel: Wheel) -> str:
     names = {name for kind in KINDS.values() for name in kind.visible} | {*_BESIDE}
-    known: dict[str, object] = {
+    facts: dict[str, object] = {
         "asker": asker_identity(),
         "host": socket.gethostname(),
         "boot": _text(Path("/proc/sys/kernel/random/boot_id")),
@@ -87,7 +87,7 @@ def _key(environ: Mapping[str, str], wheel: Wheel) -> str:
         # slices of a card come and go without a boot
         "slices": sorted(map(str, Path("/proc/driver/nvidia/capabilities").glob("gpu*/mig/*/*/access"))),
     }
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _text(path: Path | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.hardware.device_kinds import CUDA, KINDS, NPU
-from paceline.plan.hardware.probe_results import SeenDevice, Sights, visible_cards
+from paceline.plan.hardware.probe_results import ProbedDevice, ProbeResults, visible_cards
 
 OR_CPU = "or set training.use_cpu: true"
 SLOW_DRIVER = (
@@ -37,29 +37,32 @@ _WHEELS = "https://download.pytorch.org/whl"
 _GET_STARTED = "https://pytorch.org/get-started/locally lists the releases"
 
 
-def idle(sights: Sights, environ: Mapping[str, str]) -> Diagnostic:
+def idle(sights: ProbeResults, environ: Mapping[str, str]) -> Diagnostic:
     """Return the error for accelerators that are there and that torch does not use."""
-    found = _witnesses(sights)
+    witnesses = _witnesses(sights)
     if variable := hiding(sights, environ):
         value = f"{variable}={environ[variable]}"
-        return codes.DEVICE_HIDDEN(variable, f"{value}; {found}", variable=variable, or_cpu=OR_CPU)
+        return codes.DEVICE_HIDDEN(variable, f"{value}; {witnesses}", variable=variable, or_cpu=OR_CPU)
     if sights.nodes.gaudi and not (sights.nodes.nvidia or sights.nodes.amd or sights.nodes.ascend):
         return undriven("Intel Gaudi (hpu)")
     if sights.nodes.ascend and not sights.wheel.npu:
         return codes.DEVICE_PACKAGE(
-            NPU.package or "", f"torch {sights.wheel.version}; {found}", package=NPU.package, or_cpu=OR_CPU
+            NPU.package or "",
+            f"torch {sights.wheel.version}; {witnesses}",
+            package=NPU.package,
+            or_cpu=OR_CPU,
         )
     if sights.wheel.on_cpu_only:
         return codes.DEVICE_CPU_TORCH(
-            "torch", f"torch {sights.wheel.version}; {found}", install=install(sights), or_cpu=OR_CPU
+            "torch", f"torch {sights.wheel.version}; {witnesses}", install=install(sights), or_cpu=OR_CPU
         )
     if old := _old_driver(sights):
         return old
     if any(card.mig for card in sights.of_tools) and not any(card.of for card in sights.of_tools):
-        return codes.DEVICE_MIG_EMPTY("nvidia-smi", found, or_cpu=OR_CPU)
+        return codes.DEVICE_MIG_EMPTY("nvidia-smi", witnesses, or_cpu=OR_CPU)
     if sights.silence:
         return codes.DEVICE_SILENT(
-            "torch", f"{sights.silence}; {found}", slow_driver=SLOW_DRIVER, or_cpu=OR_CPU
+            "torch", f"{sights.silence}; {witnesses}", slow_driver=SLOW_DRIVER, or_cpu=OR_CPU
         )
     warnings = sights.torch.warnings if sights.torch else ""
     maker = "AMD" if sights.nodes.amd and not sights.nodes.nvidia else "NVIDIA"
@@ -73,11 +76,11 @@ def idle(sights: Sights, environ: Mapping[str, str]) -> Diagnostic:
         else install(sights)
     )
     return codes.DEVICE_UNUSED(
-        "torch", "; ".join(filter(None, (warnings, found))), remedy=hint, or_cpu=OR_CPU
+        "torch", "; ".join(filter(None, (warnings, witnesses))), remedy=hint, or_cpu=OR_CPU
     )
 
 
-def hiding(sights: Sights, environ: Mapping[str, str]) -> str:
+def hiding(sights: ProbeResults, environ: Mapping[str, str]) -> str:
     """Return the variable that hides all cards, empty if none does."""
     for variable in (name for kind in KINDS.values() for name in kind.visible if name in environ):
         if environ[variable].strip().lower() in NO_CARD:
@@ -88,12 +91,12 @@ def hiding(sights: Sights, environ: Mapping[str, str]) -> str:
     )
 
 
-def undriven(named: str) -> Diagnostic:
+def undriven(label: str) -> Diagnostic:
     """Return the error for an accelerator of a kind that Paceline cannot train on."""
-    return codes.DEVICE_UNDRIVEN("torch", named, named=named)
+    return codes.DEVICE_UNDRIVEN("torch", label, named=label)
 
 
-def no_kernels(device: SeenDevice, sights: Sights) -> Diagnostic:
+def no_kernels(device: ProbedDevice, sights: ProbeResults) -> Diagnostic:
     """Return the error for a card for which this torch has no code."""
     assert sights.torch is not None
     generation = device.arch or f"compute capability {device.capability}"
@@ -104,17 +107,16 @@ def no_kernels(device: SeenDevice, sights: Sights) -> Diagnostic:
         hint = "no current torch has code for it: use another card"
     elif able is not None and able < _FIRST_OF_13:
         hint = f"{_forced(sights)} --index-url {_WHEELS}/{_LAST_FOR_OLD} ({_GET_STARTED})"
-    hint = (
-        f"{install(sights)} ({_GET_STARTED})"
-        if able is not None and sights.wheel.cuda and not sights.wheel.cuda.startswith("13")
-        else f"use a torch with code for it ({_GET_STARTED})"
-    )
+    elif able is not None and sights.wheel.cuda and not sights.wheel.cuda.startswith("13"):
+        hint = f"{install(sights)} ({_GET_STARTED})"
+    else:
+        hint = f"use a torch with code for it ({_GET_STARTED})"
     return codes.DEVICE_ARCH(
         what, "torch", f"torch {sights.torch.version} has code for {has}", f"{hint}; {OR_CPU}"
     )
 
 
-def _old_driver(sights: Sights) -> Diagnostic | None:
+def _old_driver(sights: ProbeResults) -> Diagnostic | None:
     driver = sights.nvidia.driver if sights.nvidia else ""
     built, warnings = sights.wheel.cuda, sights.torch.warnings if sights.torch else ""
     oldest = OLDEST_DRIVER.get(int(built.partition(".")[0])) if built else None
@@ -132,7 +134,7 @@ def _old_driver(sights: Sights) -> Diagnostic | None:
     )
 
 
-def install(sights: Sights) -> str:
+def install(sights: ProbeResults) -> str:
     """Return the command that installs a torch for the accelerator that is there."""
     torch = _forced(sights)
     if sights.nodes.amd and not sights.nodes.nvidia:
@@ -145,12 +147,12 @@ def install(sights: Sights) -> str:
     return f"{torch} --index-url {_WHEELS}/cu130"
 
 
-def _forced(sights: Sights) -> str:
+def _forced(sights: ProbeResults) -> str:
     version = sights.wheel.version.partition("+")[0]
     return f"pip install --force-reinstall torch{f'=={version}' if version else ''}"
 
 
-def _witnesses(sights: Sights) -> str:
+def _witnesses(sights: ProbeResults) -> str:
     """Name who sees an accelerator."""
     nodes = sights.nodes
     files = {

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.plan.hardware.probe_results import SeenDevice, SmiAnswer
+from paceline.plan.hardware.probe_results import ProbedDevice, SmiAnswer
 
 SMI_SECONDS = 30  # without the persistence daemon each card's driver is started anew: seconds a card
 MIB = 2**20
@@ -55,7 +55,7 @@ def parse_nvidia(text: str) -> SmiAnswer:
     """Parse the answer to ``NVIDIA_QUERY``, or to ``NVIDIA_OLD_QUERY``: a line a card, in MiB; ``[N/A]`` for
     what it has not.
     """
-    found, driver = [], ""
+    devices, driver = [], ""
     for line in text.splitlines():
         fields = [field.strip() for field in line.rsplit(",", 6)]
         if len(fields) < 7 or not fields[4].startswith("GPU-"):
@@ -64,21 +64,21 @@ def parse_nvidia(text: str) -> SmiAnswer:
                 continue
             fields = [*fields[:3], "", *fields[3:], ""]
         name, total, free, capability, uuid, driver, mig = fields
-        found.append(
-            SeenDevice(name, _mib(total), _mib(free), _number(capability), uuid, mig=mig == "Enabled")
+        devices.append(
+            ProbedDevice(name, _mib(total), _mib(free), _number(capability), uuid, mig=mig == "Enabled")
         )
-    return SmiAnswer(tuple(found), driver, "" if found else (text.strip().splitlines() or ["no card"])[0])
+    return SmiAnswer(tuple(devices), driver, "" if devices else (text.strip().splitlines() or ["no card"])[0])
 
 
-def with_slices(cards: Sequence[SeenDevice], listed: str) -> tuple[SeenDevice, ...]:
+def with_slices(cards: Sequence[ProbedDevice], listed: str) -> tuple[ProbedDevice, ...]:
     """Return ``cards`` and behind each its MIG slices, as ``nvidia-smi -L`` lists them."""
-    slices: dict[str, list[SeenDevice]] = {}
-    card = SeenDevice("")
+    slices: dict[str, list[ProbedDevice]] = {}
+    card = ProbedDevice("")
     for line in listed.splitlines():
         if match := _CARD.match(line):
-            card = next((one for one in cards if one.uuid == match[3]), SeenDevice(match[2], uuid=match[3]))
+            card = next((one for one in cards if one.uuid == match[3]), ProbedDevice(match[2], uuid=match[3]))
         elif match := _SLICE.match(line):
-            part = SeenDevice(
+            part = ProbedDevice(
                 f"{card.name} MIG {match[1]}",
                 int(int(match[2]) * 2**30 * _SLICE_SHARE),
                 None,
@@ -96,16 +96,18 @@ def parse_amd(text: str) -> SmiAnswer:
         listed, _ = json.JSONDecoder().raw_decode(text, text.index("{"))  # warnings stand around it
     except ValueError:
         return SmiAnswer(failure=(text.strip().splitlines() or ["no answer"])[0][:200])
-    found = []
-    for card, values in sorted(listed.items(), key=lambda one: (len(one[0]), one[0])):
+    devices = []
+    for card, values in sorted(listed.items(), key=lambda label: (len(label[0]), label[0])):
         if not card.startswith("card") or not isinstance(values, dict):
             continue
         by_name = {key.lower(): str(value) for key, value in values.items()}
         total = _number(by_name.get("vram total memory (b)", ""))
         names = [by_name.get(key, "") for key in ("card series", "card model", "device name")]
-        name = next((one for one in names if one and not one.startswith("0x") and one != "N/A"), "AMD GPU")
-        found.append(
-            SeenDevice(
+        name = next(
+            (label for label in names if label and not label.startswith("0x") and label != "N/A"), "AMD GPU"
+        )
+        devices.append(
+            ProbedDevice(
                 name,
                 int(total) if total else None,
                 int(total - (_number(by_name.get("vram total used memory (b)", "")) or 0)) if total else None,
@@ -113,7 +115,7 @@ def parse_amd(text: str) -> SmiAnswer:
                 arch=by_name.get("gfx version", ""),
             )
         )
-    return SmiAnswer(tuple(found), failure="" if found else "no card")
+    return SmiAnswer(tuple(devices), failure="" if devices else "no card")
 
 
 def command_output(command: Sequence[str]) -> tuple[str | None, str]:

@@ -38,10 +38,10 @@ def counted(
     if shape.exact:
         return shape
     inner = config.get("text_config")  # a tower beside it is not trained
-    found, why = listing_of(inner if isinstance(inner, Mapping) and inner else config, environ, code)
-    if found is None:
+    listing, why = listing_of(inner if isinstance(inner, Mapping) and inner else config, environ, code)
+    if listing is None:
         return replace(shape, why_about=why)
-    return with_counts(replace(shape, listing=found, tied=found.tied, exact=True))
+    return with_counts(replace(shape, listing=listing, tied=listing.tied, exact=True))
 
 
 def listing_of(
@@ -86,12 +86,12 @@ def _parsed(text: str) -> Listing | None:
 
 
 def _key(request: JsonObject) -> str:
-    known = {
+    facts = {
         "format": _FORMAT,
         "request": request,
         "versions": {name: _version(name) for name in ("transformers", "torch")},
     }
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _version(package: str) -> str:

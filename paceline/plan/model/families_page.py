@@ -106,7 +106,9 @@ def _supported(table: Mapping[str, Family]) -> Iterator[str]:
 
 
 def _experts_and_parts(table: Mapping[str, Family]) -> Iterator[str]:
-    balanced = [k for k, one in sorted(table.items()) if one.balance_loss is not None and one.trained]
+    balanced = [
+        k for k, family in sorted(table.items()) if family.balance_loss is not None and family.trained
+    ]
     yield from (
         "## Mixtures of experts",
         "",
@@ -136,8 +138,8 @@ def _experts_and_parts(table: Mapping[str, Family]) -> Iterator[str]:
         "| `model_type` | language model |",
         "| --- | --- |",
         *(
-            f"| {kind} | {one.text or 'as its `text_config` says'} |"
-            for kind, one in sorted(composites().items())
+            f"| {kind} | {family.text or 'as its `text_config` says'} |"
+            for kind, family in sorted(composites().items())
         ),
         "",
     )

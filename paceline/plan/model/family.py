@@ -185,20 +185,25 @@ _BESIDE = (
 def composite_of(config: Mapping[str, Json]) -> Composite | None:
     """Return how a ``config.json`` is read of which the language model alone is trained; else None."""
     inner = config.get("text_config")
-    found = composites().get(str(config.get("model_type")))
-    flat = found is not None and bool(found.text) and "vision_config" in config  # as Qwen2-VL's was released
-    return found if flat or (isinstance(inner, Mapping) and inner) else None
+    composite = composites().get(str(config.get("model_type")))
+    flat = (
+        composite is not None and bool(composite.text) and "vision_config" in config
+    )  # as Qwen2-VL's was released
+    return composite if flat or (isinstance(inner, Mapping) and inner) else None
 
 
 def text_part(config: Mapping[str, Json]) -> Mapping[str, Json]:
     """Return the language model's part of a ``config.json``, as the config of a causal class."""
     inner = config.get("text_config")
     part = inner if isinstance(inner, Mapping) and inner else config
-    found = composite_of(config)
-    if found is None:
+    composite = composite_of(config)
+    if composite is None:
         return part
-    own: JsonObject = {**found.values, "tie_word_embeddings": config.get("tie_word_embeddings", found.tied)}
-    return {**part, **own, **({"model_type": found.text} if found.text else {})}
+    values: JsonObject = {
+        **composite.values,
+        "tie_word_embeddings": config.get("tie_word_embeddings", composite.tied),
+    }
+    return {**part, **values, **({"model_type": composite.text} if composite.text else {})}
 
 
 def text_name(name: str) -> str:

@@ -90,8 +90,8 @@ def has_softcap(config: Mapping[str, Json]) -> bool:
 
 def has_dropout(config: Mapping[str, Json]) -> bool:
     """Whether a model with this ``config.json`` drops weights of its attention while it trains."""
-    given = [config[name] for name in _DROPOUTS if name in config]
-    return any(given) if given else family_of(config.get("model_type")).dropout
+    rates = [config[name] for name in _DROPOUTS if name in config]
+    return any(rates) if rates else family_of(config.get("model_type")).dropout
 
 
 def _no_flash(device: str, capability: float | None, dtype: str, call: AttentionCall) -> str | None:

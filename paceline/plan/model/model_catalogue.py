@@ -48,14 +48,14 @@ def known_shape(name: str) -> ModelShape | None:
     return shape_from_config(model.config, name) if model else None
 
 
-def model_shape(given: str, environ: Mapping[str, str] | None = None) -> ModelShape:
+def model_shape(name: str, environ: Mapping[str, str] | None = None) -> ModelShape:
     """Return the shape for ``--model``: a folder, a ``config.json``, or a listed name.
 
     With ``environ``, its class is asked where no formula counts its parameters. Raises ConfigError with the
     nearest names.
     """
-    config = named_config(given)
-    shape = trained_shape(config, given)
+    config = named_config(name)
+    shape = trained_shape(config, name)
     return shape if environ is None else counted(shape, config, environ)
 
 
@@ -64,9 +64,9 @@ def named_config(given: str) -> Mapping[str, Json]:
     path = Path(given).expanduser()
     if path.exists() or given.startswith(("/", "./", "../", "~")):
         return config_from_path(path)
-    found = _by_plain_name().get(_plain(given))
-    if found is not None:
-        return found.config
+    model = _by_plain_name().get(_plain(given))
+    if model is not None:
+        return model.config
     plain = {_plain(name): name for name in known_models()}
     near = difflib.get_close_matches(_plain(given), plain, n=4, cutoff=0.4) or [
         "llama38b",

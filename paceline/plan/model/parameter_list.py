@@ -107,11 +107,13 @@ def parameters_of(shape: ModelShape) -> tuple[Parameter, ...]:
     """
     if shape.listing is not None:
         return _as_listed(shape, shape.listing)
-    found: list[Parameter] = []
+    parameters: list[Parameter] = []
     for line in _layouts().frames[shape.family.frame]:
         prefix, layers, _ = line.partition("#")
-        found += _layers(shape, prefix) if layers else (Parameter(*one) for one in _tensors(shape, [line]))
-    return tuple(found)
+        parameters += (
+            _layers(shape, prefix) if layers else (Parameter(*tensor) for tensor in _tensors(shape, [line]))
+        )
+    return tuple(parameters)
 
 
 def _layers(shape: ModelShape, prefix: str) -> Iterator[Parameter]:
@@ -140,10 +142,16 @@ def _layer(shape: ModelShape, *, experts: bool) -> list[str]:
 def _tensors(shape: ModelShape, lines: Sequence[str]) -> Iterator[Named]:
     """Yield names and shapes of the tensors of lines and blocks."""
     sizes, holds = _sizes(shape), _conditions(shape)
-    for line in (one for text in lines for one in _layouts().blocks.get(text, (text,))):
+    for line in (entry for text in lines for entry in _layouts().blocks.get(text, (text,))):
         tensor, _, condition = line.partition(" ?")
         name, *dims = tensor.split()
-        size = tuple(sum(_product(term, sizes) for term in dim.split("+")) for dim in dims)
+        size = tuple(
+            sum(
+                math.prod(int(factor) if factor.isdigit() else sizes[factor] for factor in term.split("*"))
+                for term in dim.split("+")
+            )
+            for dim in dims
+        )
         applies = not condition or holds[condition]
         if name.endswith(".*"):
             yield f"{name[:-1]}weight", size
@@ -151,10 +159,6 @@ def _tensors(shape: ModelShape, lines: Sequence[str]) -> Iterator[Named]:
                 yield f"{name[:-1]}bias", size[:1]
         elif applies:
             yield name, size
-
-
-def _product(term: str, sizes: Mapping[str, int]) -> int:
-    return math.prod(int(factor) if factor.isdigit() else sizes[factor] for factor in term.split("*"))
 
 
 def _sizes(shape: ModelShape) -> dict[str, int]:
@@ -193,17 +197,17 @@ def _as_listed(shape: ModelShape, listing: Listing) -> tuple[Parameter, ...]:
     """Return the class's parameters; a scalar head takes the place of the language model's."""
     listed = [
         Parameter(
-            one.name.replace(f".{LAYER}.", f".{run.first + at}.", 1),
-            one.shape,
-            run.first + at if run.first >= 0 else None,
-            one.kind,
+            tensor.name.replace(f".{LAYER}.", f".{run.first + offset}.", 1),
+            tensor.shape,
+            run.first + offset if run.first >= 0 else None,
+            tensor.kind,
         )
         for run in listing.runs
-        for at in range(run.count)
-        for one in listing.tensors[run.tensors]
-        if not (shape.scalar_head and one.kind == HEAD)
+        for offset in range(run.count)
+        for tensor in listing.tensors[run.tensors]
+        if not (shape.scalar_head and tensor.kind == HEAD)
     ]
-    return (*listed, *(Parameter(*one) for one in _tensors(shape, ["head"]) if shape.scalar_head))
+    return (*listed, *(Parameter(*tensor) for tensor in _tensors(shape, ["head"]) if shape.scalar_head))
 
 
 def is_linear(shape: ModelShape, parameter: Parameter) -> bool:

@@ -41,21 +41,21 @@ _ACTIVATIONS = (".input_scale", ".activation_scale", ".input_scale_ub", ".input_
 
 def method_of(config: Mapping[str, Json]) -> str:
     """Return the method that a ``config.json`` tells of; empty for plain weights."""
-    found = settings_of(config)
-    return "" if found is None else str(found.get("quant_method", "unnamed"))
+    settings = settings_of(config)
+    return "" if settings is None else str(settings.get("quant_method", "unnamed"))
 
 
 def settings_of(config: Mapping[str, Json]) -> JsonObject | None:
     """Return ``quantization_config``, with the settings of compressed-tensors' one group beside its own."""
     inner = config.get("text_config")
     parts = (config, inner) if isinstance(inner, Mapping) else (config,)
-    found = next((p["quantization_config"] for p in parts if p.get("quantization_config")), None)
-    if not found:
+    written = next((p["quantization_config"] for p in parts if p.get("quantization_config")), None)
+    if not written:
         return None
-    settings: JsonObject = dict(found) if isinstance(found, Mapping) else {"quant_method": str(found)}
+    settings: JsonObject = dict(written) if isinstance(written, Mapping) else {"quant_method": str(written)}
     groups = settings.get("config_groups")
-    named = groups.values() if isinstance(groups, Mapping) else ()
-    kinds = [group.get("weights") for group in named if isinstance(group, Mapping)]
+    group_values = groups.values() if isinstance(groups, Mapping) else ()
+    kinds = [group.get("weights") for group in group_values if isinstance(group, Mapping)]
     if kinds and isinstance(kinds[0], Mapping) and all(kind == kinds[0] for kind in kinds):
         settings |= kinds[0]
     return settings
@@ -196,17 +196,17 @@ def packed_names(stored: Mapping[str, StoredTensor], settings: Mapping[str, Json
     lacking: list[str] = []
     for layout in layouts(settings):
         for name in sorted(stored):
-            found = _parts(name, layout, stored)
-            if found is None:
+            numbers_name = _parts(name, layout, stored)
+            if numbers_name is None:
                 continue
             base = name.removesuffix(layout.first) if layout.first else name
-            ends = {end: what for end, what in layout.parts.items() if base + end in stored}
+            ends = {end: part for end, part in layout.parts.items() if base + end in stored}
             needed = [end for end in layout.parts if end not in layout.optional and end not in ends]
             if "scale" in layout.parts.values() and "scale" not in ends.values():
                 needed.append("_scale")
             lacking += [base + end for end in needed]
             plain = base + layout.plain
-            weights[plain] = {what: base + end for end, what in ends.items()}
+            weights[plain] = {part: base + end for end, part in ends.items()}
             size = 1
             for length in stored[name].shape:
                 size *= length

@@ -38,20 +38,20 @@ def shape_from_config(config: Mapping[str, Json], where: str = "model.config") -
 
     Raises ConfigError for missing or impossible sizes.
     """
-    whole = str(config.get("model_type")) if composite_of(config) else ""
+    composite = str(config.get("model_type")) if composite_of(config) else ""
     config = text_part(config)
     family = str(config.get("model_type") or "")
     if not family:
         raise ConfigError(codes.PLAN_MODEL_TYPE(where, "no model_type"))
-    known = family_of(family).sizes
-    sizes = dict(known)
+    defaults = family_of(family).sizes
+    sizes = dict(defaults)
     for name, spellings in SIZE_NAMES.items():
         for spelling in spellings:
             if config.get(spelling) is not None:
                 sizes[name] = _whole(config[spelling], spelling, where, LARGEST.get(name, LARGEST_SIZE))
                 break
     # Unknown families must name every size; a known one may have no attention heads.
-    if known and "heads" not in known:
+    if defaults and "heads" not in defaults:
         sizes.setdefault("heads", 0)
     missing = [name for name in ("hidden_size", "layers", "heads", "vocab") if name not in sizes]
     if missing:
@@ -65,7 +65,7 @@ def shape_from_config(config: Mapping[str, Json], where: str = "model.config") -
                 hint="; ".join(f"{SIZE_NAMES[name][0]}: …" for name in missing) + near,
             )
         )
-    return replace(_build(family, sizes, config, where), composite=whole)
+    return replace(_build(family, sizes, config, where), composite=composite)
 
 
 def scoring(shape: ModelShape, outputs: int = 1) -> ModelShape:
@@ -170,9 +170,9 @@ def trained_shape(
     config: Mapping[str, Json], where: str, own_code: bool = False, attention: str = "auto"
 ) -> ModelShape:
     """Return ``shape_from_config`` of a supported model. Raises ConfigError for others (``unsupported``)."""
-    found = unsupported(config, where, own_code, attention)
-    if found:
-        raise ConfigError(*found)
+    problems = unsupported(config, where, own_code, attention)
+    if problems:
+        raise ConfigError(*problems)
     return shape_from_config(config, where)
 
 
@@ -244,9 +244,9 @@ def _kv_heads(family: str, sizes: dict[str, int], config: Mapping[str, Json], wh
                 f"num_attention_heads: {_nearest(hidden, heads)}, or head_dim",
             )
         )
-    known = family_of(family)
-    kv_heads = (sizes.get("kv_heads") or heads) if known.grouped else heads
-    if known.multi_query and not config.get("new_decoder_architecture"):
+    record = family_of(family)
+    kv_heads = (sizes.get("kv_heads") or heads) if record.grouped else heads
+    if record.multi_query and not config.get("new_decoder_architecture"):
         kv_heads = 1 if config.get("multi_query", True) else heads
     if heads and heads % kv_heads:
         raise ConfigError(
@@ -265,7 +265,7 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
     kv_heads = _kv_heads(family, sizes, config, where)
     # Sizes that a config may leave out.
     intermediate = sizes.get("intermediate") or 4 * hidden
-    known = family_of(family)
+    record = family_of(family)
     shape = ModelShape(
         model_type=family,
         hidden_size=hidden,
@@ -279,19 +279,19 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
         max_position_embeddings=_positions(sizes.get("max_positions", 0), config),
         num_parameters=0,
         matmul_parameters=0,
-        exact=known.counted and not config.get("use_qk_norm"),
-        attention_bias=bool(config.get("attention_bias", known.attention_bias)),
+        exact=record.counted and not config.get("use_qk_norm"),
+        attention_bias=bool(config.get("attention_bias", record.attention_bias)),
         mlp_bias=bool(config.get("mlp_bias", False)),
         mixture=mixture_of(config, sizes["layers"], intermediate, where),
         latent=latent_of(config, where),
         rows=PACKED if obstacle(config) is None else PADDED,
         softcap=has_softcap(config),
         dropout=has_dropout(config),
-        sinks=known.sinks,
+        sinks=record.sinks,
         rope_by_length=bool(rope_kinds(config) & BY_LENGTH),
-        buffers=known.buffers,
-        carries=known.carries,
-        selects=known.selects,
+        buffers=record.buffers,
+        carries=record.carries,
+        selects=record.selects,
         router_aux_loss=config_coefficient(config),
     )
     return with_counts(shape)
@@ -324,7 +324,7 @@ def rope_kinds(config: Mapping[str, Json]) -> frozenset[str]:
     Old spellings included.
     """
     sections: list[Json] = [config.get("rope_parameters"), config.get("rope_scaling")]
-    return frozenset(kind for one in sections if isinstance(one, Mapping) for kind in _kinds(one))
+    return frozenset(kind for section in sections if isinstance(section, Mapping) for kind in _kinds(section))
 
 
 def _kinds(rope: Mapping[str, Json]) -> Iterator[str]:
@@ -369,8 +369,8 @@ def pretrained_dtype(model: ModelSection, environ: Mapping[str, str]) -> str | N
         return None  # not downloaded yet; errors in it are reported where the shape is read
     text = config.get("text_config")
     inner = text if isinstance(text, dict) else {}
-    found = next((c[key] for c in (config, inner) for key in ("dtype", "torch_dtype") if c.get(key)), None)
-    return str(found).removeprefix("torch.") if found else None
+    dtype = next((c[key] for c in (config, inner) for key in ("dtype", "torch_dtype") if c.get(key)), None)
+    return str(dtype).removeprefix("torch.") if dtype else None
 
 
 _MOST_BYTES = 64 << 20  # the largest tokenizer.json of the hub's known models has 35 MB
@@ -396,13 +396,13 @@ def tokenizer_rows(folder: Path, added: tuple[str, ...]) -> int | None:
     """Return the largest token id + 1 with ``added`` tokens; None without a readable ``tokenizer.json``."""
     try:
         tokenizer = as_object(read_json(folder / "tokenizer.json", _MOST_BYTES))
-        known = _ids(as_object(tokenizer["model"])["vocab"])
-        own = tokenizer.get("added_tokens") or []
-        for entry in own if isinstance(own, list) else ():
-            known[str(as_object(entry)["content"])] = as_number(as_object(entry)["id"])
+        ids = _ids(as_object(tokenizer["model"])["vocab"])
+        added_tokens = tokenizer.get("added_tokens") or []
+        for entry in added_tokens if isinstance(added_tokens, list) else ():
+            ids[str(as_object(entry)["content"])] = as_number(as_object(entry)["id"])
     except (OSError, ValueError, KeyError, ConfigError):
         return None
-    return int(max(known.values(), default=-1)) + 1 + len(set(added) - set(known))
+    return int(max(ids.values(), default=-1)) + 1 + len(set(added) - set(ids))
 
 
 def _ids(vocabulary: Json) -> dict[str, float]:
@@ -411,7 +411,7 @@ def _ids(vocabulary: Json) -> dict[str, float]:
         return {token: as_number(number) for token, number in vocabulary.items()}
     if not isinstance(vocabulary, list):
         raise ValueError("no vocabulary")
-    return {str(pair[0]): float(at) for at, pair in enumerate(vocabulary) if isinstance(pair, list)}
+    return {str(pair[0]): float(index) for index, pair in enumerate(vocabulary) if isinstance(pair, list)}
 
 
 def is_here(tokenizer: str | None) -> bool:

@@ -75,11 +75,12 @@ class Listing:
     @property
     def sound(self) -> bool:
         """Whether every part refers to what exists (a kept file may be damaged)."""
-        every = [one for tensors in self.tensors for one in tensors]
+        every = [tensor for tensors in self.tensors for tensor in tensors]
         return (
             bool(every)
             and all(
-                one.kind in EVERY_KIND and all(type(n) is int and n >= 0 for n in one.shape) for one in every
+                tensor.kind in EVERY_KIND and all(type(n) is int and n >= 0 for n in tensor.shape)
+                for tensor in every
             )
             and all(0 <= run.tensors < len(self.tensors) and run.count > 0 for run in self.runs)
             and len(self.saved) in (0, len(self.tensors))
@@ -160,8 +161,10 @@ def config_coefficient(config: Mapping[str, Json]) -> float:
     default = family_of(config.get("model_type")).balance_loss
     if config.get("output_router_logits") is not True or default is None:
         return 0.0
-    given = (config.get(key) for key in ("router_aux_loss_coef", "aux_loss_coef"))  # the latter is JetMoE's
-    numbers = [value for value in given if isinstance(value, (int, float))]
+    coefficients = (
+        config.get(key) for key in ("router_aux_loss_coef", "aux_loss_coef")
+    )  # the latter is JetMoE's
+    numbers = [value for value in coefficients if isinstance(value, (int, float))]
     return float(numbers[0]) if numbers else default
 
 
@@ -172,9 +175,9 @@ def _dense(config: Mapping[str, Json], layers: int, where: str) -> tuple[int, ..
         return tuple(i for i, kind in enumerate(kinds[:layers]) if kind == "dense")
     first = _number(config, ("first_k_dense_replace",), where)
     only = config.get("mlp_only_layers")
-    named = {i for i in only if isinstance(i, int)} if isinstance(only, list) else set()
+    indices = {i for i in only if isinstance(i, int)} if isinstance(only, list) else set()
     step = _number(config, ("decoder_sparse_step",), where) or 1
-    return tuple(i for i in range(layers) if i < first or i in named or (i + 1) % step)
+    return tuple(i for i in range(layers) if i < first or i in indices or (i + 1) % step)
 
 
 def _number(config: Mapping[str, Json], names: tuple[str, ...], where: str) -> int:

@@ -50,28 +50,28 @@ def family_words(model_type: str) -> FamilyWords | None:
 
 def _folder(root: Path, model_type: str) -> Path | None:
     """Return the folder with the family's code: by its name, or by Transformers' own table."""
-    own = root / "models" / model_type.replace("-", "_").lower()
-    if own.is_dir():
-        return own
+    own_folder = root / "models" / model_type.replace("-", "_").lower()
+    if own_folder.is_dir():
+        return own_folder
     table = root / "models" / "auto" / "auto_mappings.py"
-    named = re.findall(
+    folders = re.findall(
         rf'\("{re.escape(model_type)}", "([a-z0-9_]+)"\)', read_text(table) if table.is_file() else ""
     )
-    return next((root / "models" / name for name in named if (root / "models" / name).is_dir()), None)
+    return next((root / "models" / name for name in folders if (root / "models" / name).is_dir()), None)
 
 
 def _declared(source: str) -> list[str]:
     """Return the fields that classes declare (annotated names), and the keys of their ``attribute_map``."""
-    found: list[str] = []
+    fields: list[str] = []
     for node in ast.parse(source).body:
         for item in node.body if isinstance(node, ast.ClassDef) else ():
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-                found.append(item.target.id)
+                fields.append(item.target.id)
             elif isinstance(item, ast.Assign) and [getattr(t, "id", "") for t in item.targets] == [
                 "attribute_map"
             ]:
                 keys = item.value.keys if isinstance(item.value, ast.Dict) else []
-                found += [
+                fields += [
                     key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)
                 ]
-    return found
+    return fields

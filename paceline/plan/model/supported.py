@@ -30,21 +30,23 @@ def unsupported(
     the model brings Python code; ``attention``: ``model.attn_implementation``.
     """
     composite = composite_of(config)
-    found = [*([] if composite else _tower(config, where)), *_balance(config, where)]
+    problems = [*([] if composite else _tower(config, where)), *_balance(config, where)]
     if (
         attention == "eager"
         and family_of(config.get("model_type")).alibi_twice_in_eager
         and config.get("alibi")
     ):
-        found.append(codes.PLAN_ALIBI_TWICE("model.attn_implementation", "eager"))
+        problems.append(codes.PLAN_ALIBI_TWICE("model.attn_implementation", "eager"))
     kind = text_part(config).get("model_type") if composite else config.get("model_type")
     family = family_of(kind)
-    found += [_family(str(kind), why, where) for key, why in family.refused_where.items() if config.get(key)]
-    if found or not isinstance(kind, str) or own_code:
-        return found
+    problems += [
+        _family(str(kind), why, where) for key, why in family.refused_where.items() if config.get(key)
+    ]
+    if problems or not isinstance(kind, str) or own_code:
+        return problems
     if not family.trained:
-        found.append(_family(kind, family.refused, where))
-    return found
+        problems.append(_family(kind, family.refused, where))
+    return problems
 
 
 def obstacle(config: Mapping[str, Json]) -> str | None:
@@ -76,14 +78,14 @@ def separated(kind: str) -> bool:
 
 
 def _family(kind: str, why: str, where: str) -> Diagnostic:
-    known = list(dict.fromkeys([*difflib.get_close_matches(kind, supported(), n=3, cutoff=0.6), *usual()]))[
+    names = list(dict.fromkeys([*difflib.get_close_matches(kind, supported(), n=3, cutoff=0.6), *usual()]))[
         :7
     ]
     return codes.PLAN_FAMILY(
         f"models of type '{kind}' are not supported" + (f": {why}" if why else ""),
         f"{where}.model_type",
         kind,
-        f"supported: {', '.join(known)} and {len(supported()) - len(known)} more ({LIST})",
+        f"supported: {', '.join(names)} and {len(supported()) - len(names)} more ({LIST})",
     )
 
 
@@ -93,21 +95,21 @@ def _tower(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
         for key in config
         if key.endswith("_config") and key.removesuffix("_config").startswith(_TOWERS) and config[key]
     ]
-    named = config.get("architectures")
+    architectures = config.get("architectures")
     classes = (
-        [n for n in named if isinstance(n, str) and n.endswith("ForConditionalGeneration")]
-        if isinstance(named, list)
+        [n for n in architectures if isinstance(n, str) and n.endswith("ForConditionalGeneration")]
+        if isinstance(architectures, list)
         else []
     )
     if inner or classes:
-        yield codes.PLAN_TOWER(where, ", ".join([*inner, *classes]), hint=_no_tower())
-
-
-def _no_tower() -> str:
-    return (
-        "use the text model of its family as a folder of its own (e.g. gemma3_text, qwen3);"
-        f" {LIST} lists the supported types"
-    )
+        yield codes.PLAN_TOWER(
+            where,
+            ", ".join([*inner, *classes]),
+            hint=(
+                "use the text model of its family as a folder of its own (e.g. gemma3_text, qwen3);"
+                f" {LIST} lists the supported types"
+            ),
+        )
 
 
 def _balance(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
@@ -116,17 +118,17 @@ def _balance(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
     A coefficient alone is set in most published configs, and is accepted.
     """
     inner = config.get("text_config")
-    for place, one in (
+    for path, part in (
         (where, config),
         *([(f"{where}.text_config", inner)] if isinstance(inner, Mapping) else []),
     ):
-        kind = str(one.get("model_type"))
-        requested = one.get("output_router_logits") is True and one.get("router_aux_loss_coef") != 0
+        kind = str(part.get("model_type"))
+        requested = part.get("output_router_logits") is True and part.get("router_aux_loss_coef") != 0
         if requested and kind in families() and family_of(kind).balance_loss is None:
             yield codes.PLAN_BALANCE_LOSS(
                 "a load-balancing loss of the experts is requested, but Transformers computes none for models"
                 f" of type '{kind}'",
-                f"{place}.output_router_logits",
+                f"{path}.output_router_logits",
                 "true",
                 "set output_router_logits: false",
             )

@@ -17,7 +17,7 @@ from paceline.plan.strategies.fsdp_options import fsdp_engine, fsdp_mesh, read_f
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.spec import TORCH_FORM, Simulated, StrategySpec
 from paceline.plan.strategy_options import EngineOptions, FsdpOptions
-from paceline.plan.workload.local_tensors import Piece, pieces_of, tp_share
+from paceline.plan.workload.local_tensors import LocalTensor, pieces_of, tp_share
 from paceline.plan.workload.startup_memory import FIRST, HOST, LoadingSpec
 from paceline.plan.workload.state_bytes import by_muon, sharded_states
 from paceline.plan.workload.step_spec import WHOLE, Gathering, StepSpec, Storage, StrategyLayout
@@ -27,7 +27,7 @@ _LAYER = re.compile(r"\.(layers|h)\.\d+\.")
 
 
 @dataclass(frozen=True)
-class Fsdp(StrategySpec):
+class FsdpSpec(StrategySpec):
     """Weights, gradients and optimizer state are sharded; each layer is gathered when it is computed."""
 
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
@@ -56,7 +56,7 @@ class Fsdp(StrategySpec):
     def start(self, engine: EngineOptions) -> LoadingSpec | None:
         return FIRST if isinstance(engine, FsdpOptions) and engine.meta_start else HOST
 
-    def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
+    def states(self, plan: Plan, pieces: Sequence[LocalTensor], rank: int) -> ModelStates | None:
         cut = [tp_share(p, plan.mesh.tp, vocabulary=_own(plan.engine).loss_parallel) for p in pieces]
         return sharded_states(plan, cut, rank)
 
@@ -127,11 +127,11 @@ class Fsdp(StrategySpec):
         trained = [[p for p in unit if p.trained] for unit in (root, *layers)]
         scattered = sum(_padded(p, ranks) for unit in trained for p in unit)
         reduced = sum(map(bool, trained))
-        found = {}
+        counts = {}
         if plan.mesh.dp_replicate > 1:
-            found["all-reduce"] = (reduced, reduce * scattered // ranks)
+            counts["all-reduce"] = (reduced, reduce * scattered // ranks)
         if ranks == 1:
-            return found
+            return counts
         # Gathers: the root once; layers in the forward and, unless they stay gathered, in the backward.
         passes = 2 if gathering.reshards else 1
         times = m if gathering.reshards else 1
@@ -141,14 +141,14 @@ class Fsdp(StrategySpec):
         )
         once = 4 * sum(p.numel for unit in trained for p in unit) <= how.whole_gradient_bytes
         scatters = 1 if once else m
-        found["reduce-scatter"] = (scatters * reduced, scatters * reduce * scattered)
-        found["all-gather"] = (times * gathers[0], times * gathers[1])
+        counts["reduce-scatter"] = (scatters * reduced, scatters * reduce * scattered)
+        counts["all-gather"] = (times * gathers[0], times * gathers[1])
         # Muon gathers the momentum of each matrix that is cut; experts lie whole on a rank.
         cut = [p for p in pieces if p.trained and len(p.shape) == 2 and by_muon(p, plan.optimizer)]
-        times, count = found["all-gather"]
+        times, count = counts["all-gather"]
         size = 2 if plan.optimizer.args.get("ns_dtype") == "bfloat16" else 4
-        found["all-gather"] = (times + len(cut), count + sum(size * _padded(p, ranks) for p in cut))
-        return found
+        counts["all-gather"] = (times + len(cut), count + sum(size * _padded(p, ranks) for p in cut))
+        return counts
 
 
 def _own(engine: EngineOptions) -> FsdpOptions:
@@ -156,16 +156,16 @@ def _own(engine: EngineOptions) -> FsdpOptions:
     return engine
 
 
-def _units(pieces: Sequence[Piece], whole: bool) -> tuple[list[Piece], list[list[Piece]]]:
+def _units(pieces: Sequence[LocalTensor], whole: bool) -> tuple[list[LocalTensor], list[list[LocalTensor]]]:
     """Return the pieces of the root unit and those of each layer's; ``whole``: there is the root alone."""
-    layers: dict[str, list[Piece]] = {}
+    layers: dict[str, list[LocalTensor]] = {}
     root = []
     for piece in pieces:
-        found = None if whole else _LAYER.search(piece.name)
-        if found is None:
+        layer = None if whole else _LAYER.search(piece.name)
+        if layer is None:
             root.append(piece)
         else:
-            layers.setdefault(found.group(), []).append(piece)
+            layers.setdefault(layer.group(), []).append(piece)
     return root, list(layers.values())
 
 
@@ -175,12 +175,12 @@ def _gathering(options: FsdpOptions) -> Gathering:
     )
 
 
-def _padded(piece: Piece, ranks: int) -> int:
+def _padded(piece: LocalTensor, ranks: int) -> int:
     """Return the number of elements after padding dim 0 to a multiple of ``ranks``."""
     return -(-piece.shape[0] // ranks) * ranks * (piece.numel // piece.shape[0])
 
 
-FSDP = Fsdp(
+FSDP = FsdpSpec(
     "fsdp",
     axes=frozenset({"dp_replicate", "dp_shard", "cp", "tp"}),
     sections=frozenset({"fsdp"}),

@@ -40,7 +40,7 @@ def fsdp_mesh(job: Job, findings: Findings) -> Mesh:
 
 
 def _data_axes(
-    requested: FsdpAsked, hybrid: bool, left: int, sizes: Mesh, job: Job, findings: Findings
+    requested: FsdpRequest, hybrid: bool, left: int, sizes: Mesh, job: Job, findings: Findings
 ) -> tuple[int, int]:
     """Return (dp_replicate, dp_shard) for ``left`` ranks if the config leaves both open."""
     if requested.sharding == "no_shard":
@@ -61,7 +61,7 @@ def _data_axes(
     return left // inside, inside
 
 
-def _check_sharding(requested: FsdpAsked, replicate: int, shard: int, findings: Findings) -> None:
+def _check_sharding(requested: FsdpRequest, replicate: int, shard: int, findings: Findings) -> None:
     """Refuse a sharding that contradicts the mesh sizes."""
     if requested.sharding in ("full_shard", "shard_grad_op") and replicate > 1:
         other = "hybrid_shard" if requested.sharding == "full_shard" else "hybrid_shard_zero2"
@@ -186,7 +186,7 @@ def _loss_parallel(job: Job, mesh: Mesh, findings: Findings) -> bool:
     return False
 
 
-def _sharding(requested: FsdpAsked, mesh: Mesh) -> tuple[str, str]:
+def _sharding(requested: FsdpRequest, mesh: Mesh) -> tuple[str, str]:
     """Return (sharding, reason) from the config and the mesh."""
     why = {
         "full_shard": (
@@ -217,7 +217,7 @@ def _sharding(requested: FsdpAsked, mesh: Mesh) -> tuple[str, str]:
 
 
 def _explain_main(
-    engine: FsdpOptions, requested: FsdpAsked, job: Job, pipeline: bool, findings: Findings
+    engine: FsdpOptions, requested: FsdpRequest, job: Job, pipeline: bool, findings: Findings
 ) -> None:
     version = "with FSDP2 (torch's fully_shard)"
     if requested.version == 1:
@@ -261,7 +261,7 @@ def _explain_main(
 
 
 def _explain_start(
-    meta_start: bool, requested: FsdpAsked, job: Job, pipeline: bool, findings: Findings
+    meta_start: bool, requested: FsdpRequest, job: Job, pipeline: bool, findings: Findings
 ) -> None:
     """Explain which ranks read the weights."""
     quantised = job.lora is not None and bool(job.lora.quantization_bit)
@@ -324,7 +324,7 @@ def _say_axes(engine: FsdpOptions, mesh: Mesh, job: Job, findings: Findings) -> 
         )
 
 
-def _explain_settings(requested: FsdpAsked, job: Job, findings: Findings) -> None:
+def _explain_settings(requested: FsdpRequest, job: Job, findings: Findings) -> None:
     """Explain keys of ``fsdp_config`` that have no counterpart: what happens instead."""
     for key, granted in requested.fixed.items():
         findings.explain(f"fsdp_config.{key}", "true", FIXED[key], granted=granted)
@@ -359,7 +359,7 @@ SIZE_BASED_DEFAULT = 100_000_000  # torch's own default of size_based_auto_wrap_
 
 
 @dataclass(frozen=True)
-class FsdpAsked:
+class FsdpRequest:
     """FSDP settings as configured. ``sharding`` and ``wrap`` (transformer, size, none) are None if not set.
 
     ``version``: 1 or 2 as configured. ``fixed``: which of ``FIXED`` are configured, and whether they match.
@@ -379,12 +379,14 @@ class FsdpAsked:
     fixed: Mapping[str, bool]
 
 
-def read_fsdp(training: TrainingSection) -> FsdpAsked:
+def read_fsdp(training: TrainingSection) -> FsdpRequest:
     """Return the FSDP settings of the config."""
     words = (training.fsdp or "").lower().split()
-    given = training.fsdp_config
+    written = training.fsdp_config
     settings = {
-        key: value for key, value in (given if isinstance(given, dict) else {}).items() if value is not None
+        key: value
+        for key, value in (written if isinstance(written, dict) else {}).items()
+        if value is not None
     }
     # The wrap policy, named or implied by other keys.
     classes = tuple(map(str, settings.get("transformer_layer_cls_to_wrap") or ()))
@@ -400,7 +402,7 @@ def read_fsdp(training: TrainingSection) -> FsdpAsked:
     sharding = next((word for word in words if word in SHARDINGS), None)
     if sharding is None and isinstance(settings.get("reshard_after_forward"), bool):
         sharding = "full_shard" if settings["reshard_after_forward"] else "shard_grad_op"
-    return FsdpAsked(
+    return FsdpRequest(
         sharding=sharding,
         offload="offload" in words or settings.get("cpu_offload") is True,
         wrap=wrap,

@@ -72,8 +72,8 @@ class Job:
 
         Raises ConfigError if ``model.config`` does not describe a supported model.
         """
-        given = self.config.model.config
-        return trained_shape(given, "model.config") if self.shape is None and given else self.shape
+        config = self.config.model.config
+        return trained_shape(config, "model.config") if self.shape is None and config else self.shape
 
     def with_training(self, values: Mapping[str, Json]) -> Job:
         """Return the job with these keys of ``training`` in place of its own."""

@@ -15,7 +15,7 @@ from paceline.plan.strategies.fsdp_options import PARALLELISM, fsdp_engine, fsdp
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.spec import TORCH_FORM, StrategySpec
 from paceline.plan.strategy_options import EngineOptions, PipelineOptions
-from paceline.plan.workload.local_tensors import OwnStages, Piece, own_stages, tp_share
+from paceline.plan.workload.local_tensors import LocalTensor, StagesOfRank, own_stages, tp_share
 from paceline.plan.workload.startup_memory import FIRST, HOST, LoadingSpec
 from paceline.plan.workload.state_bytes import sharded_states, whole_states
 from paceline.plan.workload.step_spec import WHOLE, StrategyLayout
@@ -36,10 +36,10 @@ class PipelineSpec(StrategySpec):
     def start(self, engine: EngineOptions) -> LoadingSpec | None:
         return FIRST if not isinstance(engine, PipelineOptions) or engine.fsdp.meta_start else HOST
 
-    def own_stages(self, plan: Plan, rank: int) -> OwnStages | None:
+    def own_stages(self, plan: Plan, rank: int) -> StagesOfRank | None:
         return own_stages(_own(plan.engine), plan.mesh, plan.mesh.coordinates(rank).pp)
 
-    def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
+    def states(self, plan: Plan, pieces: Sequence[LocalTensor], rank: int) -> ModelStates | None:
         fsdp, mesh = _own(plan.engine).fsdp, plan.mesh
         cut = [tp_share(p, mesh.tp, vocabulary=fsdp.loss_parallel) for p in pieces]
         return (

@@ -13,20 +13,20 @@ from paceline.plan.plan import ModelStates, Plan, Precision
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.spec import TORCH_FORM, Simulated, StrategySpec
 from paceline.plan.strategy_options import EngineOptions, ThreadOptions
-from paceline.plan.workload.local_tensors import Piece, tp_share
+from paceline.plan.workload.local_tensors import LocalTensor, tp_share
 from paceline.plan.workload.startup_memory import ARRIVES, LoadingSpec
 from paceline.plan.workload.state_bytes import group_of, piece_counters, piece_moments, whole_states
 from paceline.plan.workload.step_spec import WHOLE, StepSpec, StrategyLayout
 
 
 @dataclass(frozen=True)
-class Replicated(StrategySpec):
+class ReplicatedSpec(StrategySpec):
     """Every process holds the whole model on its card."""
 
     def start(self, engine: EngineOptions) -> LoadingSpec | None:
         return ARRIVES
 
-    def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
+    def states(self, plan: Plan, pieces: Sequence[LocalTensor], rank: int) -> ModelStates | None:
         return whole_states(plan, [tp_share(p, plan.mesh.tp, vocabulary=False) for p in pieces])
 
     def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
@@ -37,7 +37,7 @@ class Replicated(StrategySpec):
 
 
 @dataclass(frozen=True)
-class Averaged(Replicated):
+class DdpSpec(ReplicatedSpec):
     """One replica per process; gradients are averaged (all-reduce)."""
 
     def layouts(self) -> tuple[StrategyLayout, ...]:
@@ -45,7 +45,7 @@ class Averaged(Replicated):
 
 
 @dataclass(frozen=True)
-class Threads(Replicated):
+class DataParallelSpec(ReplicatedSpec):
     """``nn.DataParallel``: the model is copied to every device in each step."""
 
     def options(
@@ -64,7 +64,7 @@ class Threads(Replicated):
         return None
 
 
-SINGLE = Replicated(
+SINGLE = ReplicatedSpec(
     "single",
     axes=frozenset(),
     one_process=True,
@@ -73,7 +73,7 @@ SINGLE = Replicated(
     state_form=TORCH_FORM,
     simulated=Simulated.ALL,
 )
-DATA_PARALLEL = Threads(
+DATA_PARALLEL = DataParallelSpec(
     "data_parallel",
     axes=frozenset(),
     one_process=True,
@@ -82,7 +82,7 @@ DATA_PARALLEL = Threads(
     quantised_base=False,
     state_form=TORCH_FORM,
 )
-DDP = Averaged(
+DDP = DdpSpec(
     "ddp",
     axes=frozenset({"dp_replicate"}),
     training_keys=frozenset(
@@ -99,19 +99,19 @@ DDP = Averaged(
 
 
 @dataclass(frozen=True)
-class ZeroRedundancySpec(Averaged):
+class ZeroRedundancySpec(DdpSpec):
     """Gradients are all-reduced; each rank updates some parameters and broadcasts them."""
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
         return Mesh(dp_shard=job.world_size)
 
-    def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
-        whole = super().states(plan, pieces, rank)
-        own = [p for p, keeper in _keepers(pieces, plan) if keeper == rank]
-        return whole and replace(
-            whole,
-            optimizer=sum(piece_moments(p, plan.optimizer) for p in own),
-            counters=sum(piece_counters(p, plan.optimizer) for p in own),
+    def states(self, plan: Plan, pieces: Sequence[LocalTensor], rank: int) -> ModelStates | None:
+        states = super().states(plan, pieces, rank)
+        kept = [p for p, keeper in _keepers(pieces, plan) if keeper == rank]
+        return states and replace(
+            states,
+            optimizer=sum(piece_moments(p, plan.optimizer) for p in kept),
+            counters=sum(piece_counters(p, plan.optimizer) for p in kept),
         )
 
     def layouts(self) -> tuple[StrategyLayout, ...]:
@@ -123,21 +123,21 @@ class ZeroRedundancySpec(Averaged):
         return self.layouts()[0]
 
 
-def _keepers(pieces: Sequence[Piece], plan: Plan) -> list[tuple[Piece, int]]:
+def _keepers(pieces: Sequence[LocalTensor], plan: Plan) -> list[tuple[LocalTensor, int]]:
     """Return which rank updates each trained tensor, as ``_partition_parameters`` of torch 2.13 assigns them.
 
     Per parameter group (Muon's, with weight decay, without), largest tensors first, each unsplit to the rank
     with the fewest elements so far. A rank may get none.
     """
     load: list[int] = [0] * plan.world_size
-    found: list[tuple[Piece, int]] = []
+    keepers: list[tuple[LocalTensor, int]] = []
     for number in range(3):
         group = [p for p in pieces if p.trained and group_of(p, plan.optimizer) == number]
         for piece in sorted(group, key=lambda p: -p.numel):
             rank = load.index(min(load))
             load[rank] += piece.numel
-            found.append((piece, rank))
-    return found
+            keepers.append((piece, rank))
+    return keepers
 
 
 ZERO_REDUNDANCY = ZeroRedundancySpec(

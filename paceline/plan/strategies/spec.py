@@ -28,7 +28,7 @@ from paceline.plan.workload.step_spec import StrategyLayout
 
 if TYPE_CHECKING:
     from paceline.plan.plan import ModelStates
-    from paceline.plan.workload.local_tensors import OwnStages, Piece
+    from paceline.plan.workload.local_tensors import LocalTensor, StagesOfRank
     from paceline.plan.workload.step_spec import StepSpec
 
 
@@ -139,11 +139,11 @@ class StrategySpec:
         """Whether 4-bit weights stay quantized under these options."""
         return self.quantised_base
 
-    def own_stages(self, plan: Plan, rank: int) -> OwnStages | None:
+    def own_stages(self, plan: Plan, rank: int) -> StagesOfRank | None:
         """Return the pipeline stages that ``rank`` holds (for ``pieces_of``); None: the whole model."""
         return None
 
-    def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
+    def states(self, plan: Plan, pieces: Sequence[LocalTensor], rank: int) -> ModelStates | None:
         """Return the bytes of model states that ``rank`` keeps of ``pieces``; None if unknown."""
         return None
 
@@ -190,8 +190,8 @@ def strategy_spec(name: str) -> StrategySpec:
     """
     if ":" in name:
         return (_own_spec(name) if is_assigned(name) else None) or StrategySpec(name)
-    found: StrategySpec = STRATEGIES.spec(name)
-    return found
+    spec: StrategySpec = STRATEGIES.spec(name)
+    return spec
 
 
 def declared_spec(name: str) -> StrategySpec | None:
@@ -210,20 +210,20 @@ def declared_spec(name: str) -> StrategySpec | None:
 def _own_spec(name: str) -> StrategySpec | None:
     had_torch, where = "torch" in sys.modules, "training.distributed_strategy"
     try:
-        found = load_attr(name)
+        spec = load_attr(name)
     except ConfigError as error:
         raise ConfigError(*(replace(d, where=where) for d in error.diagnostics)) from error
-    if not isinstance(found, StrategySpec):
+    if not isinstance(spec, StrategySpec):
         return None
     if "torch" in sys.modules and not had_torch:
         raise ConfigError(codes.STRATEGY_SPEC_TORCH(where, name, module=name.partition(":")[0]))
-    return guarded(replace(found, name=name), where)
+    return guarded(replace(spec, name=name), where)
 
 
 def state_form(name: str) -> StateForm:
     """Return a strategy's checkpoint format; one of its own for user-defined or unknown strategies."""
-    known = strategy_spec(name).state_form if name in STRATEGIES.names() or ":" in name else None
-    return known or StateForm(name, name)
+    form = strategy_spec(name).state_form if name in STRATEGIES.names() or ":" in name else None
+    return form or StateForm(name, name)
 
 
 def strategy_specs() -> tuple[StrategySpec, ...]:

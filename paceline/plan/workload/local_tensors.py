@@ -36,7 +36,7 @@ _VOCABULARY = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "lm_head.
 
 
 @dataclass(frozen=True)
-class Piece:
+class LocalTensor:
     """One tensor. ``trained``: has a gradient; ``decays``: has weight decay; ``size``: bytes per element."""
 
     name: str
@@ -57,7 +57,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class OwnStages:
+class StagesOfRank:
     """The pipeline stages ``own`` (of ``count`` in all) that one rank holds."""
 
     own: tuple[int, ...]
@@ -65,8 +65,8 @@ class OwnStages:
 
 
 def pieces_of(
-    shape: ModelShape, adapter: AdapterSpec | None, master_bytes: int, stages: OwnStages | None = None
-) -> tuple[Piece, ...] | None:
+    shape: ModelShape, adapter: AdapterSpec | None, master_bytes: int, stages: StagesOfRank | None = None
+) -> tuple[LocalTensor, ...] | None:
     """Return all tensors of the model, or of the pipeline ``stages``, in the order of ``named_parameters()``.
 
     None if they cannot be listed: an adapter that trains biases.
@@ -75,39 +75,39 @@ def pieces_of(
     if stages is not None:
         listed = _of_stages(listed, shape, stages.own, stages.count)
     if adapter is None:
-        return tuple(Piece(p.name, p.shape, True, p.decays, master_bytes) for p in listed)
+        return tuple(LocalTensor(p.name, p.shape, True, p.decays, master_bytes) for p in listed)
     if adapter.bias != "none":
         return None
-    made: list[Piece] = []
+    tensors: list[LocalTensor] = []
     for parameter in listed:
         module, _, leaf = parameter.name.rpartition(".")
         if is_saved(adapter, parameter.name, shape.tied and parameter.name.endswith(_EMBEDDINGS)):
-            made.append(Piece(parameter.name, parameter.shape, True, parameter.decays, master_bytes))
+            tensors.append(LocalTensor(parameter.name, parameter.shape, True, parameter.decays, master_bytes))
             continue
         linear = is_linear(shape, parameter)
-        made.append(_frozen(parameter, adapter, master_bytes, linear))
+        tensors.append(_frozen(parameter, adapter, master_bytes, linear))
         if linear and is_target(adapter, module):
             outside, inside = parameter.shape[::-1] if is_transposed(shape, parameter) else parameter.shape
             rank = rank_of(adapter, module)
-            made.append(Piece(f"{module}.lora_A.weight", (rank, inside), True, True, master_bytes))
-            made.append(Piece(f"{module}.lora_B.weight", (outside, rank), True, True, master_bytes))
+            tensors.append(LocalTensor(f"{module}.lora_A.weight", (rank, inside), True, True, master_bytes))
+            tensors.append(LocalTensor(f"{module}.lora_B.weight", (outside, rank), True, True, master_bytes))
         if is_adapted(parameter, adapter):
             for letter, size in zip("AB", expert_factors(parameter, adapter), strict=True):
                 name = f"{module}.{leaf}.lora_{letter}.weight"  # each of peft's wrappers has its own
-                made.append(Piece(name, size, True, True, master_bytes))
-    return tuple(made)
+                tensors.append(LocalTensor(name, size, True, True, master_bytes))
+    return tuple(tensors)
 
 
-def _frozen(parameter: Parameter, adapter: AdapterSpec, master_bytes: int, linear: bool) -> Piece:
+def _frozen(parameter: Parameter, adapter: AdapterSpec, master_bytes: int, linear: bool) -> LocalTensor:
     """Return a base weight: unchanged, or packed to half a byte per element (scales: ``scale_bytes``).
 
     A newly initialized classification head is trained.
     """
     if parameter.name == SCORE:
-        return Piece(parameter.name, parameter.shape, True, parameter.decays, master_bytes)
+        return LocalTensor(parameter.name, parameter.shape, True, parameter.decays, master_bytes)
     if linear and adapter.quantization:
-        return Piece(parameter.name, ((parameter.numel + 1) // 2, 1), False, parameter.decays, 1)
-    return Piece(parameter.name, parameter.shape, False, parameter.decays, master_bytes)
+        return LocalTensor(parameter.name, ((parameter.numel + 1) // 2, 1), False, parameter.decays, 1)
+    return LocalTensor(parameter.name, parameter.shape, False, parameter.decays, master_bytes)
 
 
 def scale_bytes(shape: ModelShape, adapter: AdapterSpec | None) -> int:
@@ -119,31 +119,31 @@ def scale_bytes(shape: ModelShape, adapter: AdapterSpec | None) -> int:
     quantization = adapter.quantization if adapter else None
     if not quantization:
         return 0
-    found = 0
+    scales = 0
     for parameter in parameters_of(shape):
         if is_linear(shape, parameter):
             blocks = -(-parameter.numel // 64)
-            found += blocks + 4 * -(-blocks // 256) if quantization.double_quant else 4 * blocks
-    return found
+            scales += blocks + 4 * -(-blocks // 256) if quantization.double_quant else 4 * blocks
+    return scales
 
 
 def _of_stages(
-    listed: tuple[Parameter, ...], shape: ModelShape, own: tuple[int, ...], count: int
+    listed: tuple[Parameter, ...], shape: ModelShape, stages: tuple[int, ...], count: int
 ) -> tuple[Parameter, ...]:
-    """Return the parameters of the stages ``own`` of ``count``.
+    """Return the parameters of the stages ``stages`` of ``count``.
 
     A tied weight is on the first and on the last stage, as a separate tensor on each.
     """
     ranges = layer_ranges(shape.layers, count)
-    layers = {layer for stage in own for layer in ranges[stage]}
+    layers = {layer for stage in stages for layer in ranges[stage]}
     head = next((i for i, p in enumerate(listed) if p.layer is not None), len(listed))
     first, last = listed[:head], [p for p in listed[head:] if p.layer is None]
-    made = [*(first if 0 in own else ()), *(p for p in listed if p.layer in layers)]
-    if count - 1 in own:
-        made += last
+    kept = [*(first if 0 in stages else ()), *(p for p in listed if p.layer in layers)]
+    if count - 1 in stages:
+        kept += last
         if shape.tied:
-            made.append(replace(first[0], name="lm_head.weight"))
-    return tuple(made)
+            kept.append(replace(first[0], name="lm_head.weight"))
+    return tuple(kept)
 
 
 def layer_ranges(num_layers: int, count: int) -> list[range]:
@@ -160,14 +160,16 @@ def layer_ranges(num_layers: int, count: int) -> list[range]:
     ]
 
 
-def own_stages(engine: PipelineOptions, mesh: Mesh, place: int) -> OwnStages:
-    """Return the stages of pipeline rank ``place``: every pp-th one, or both sides of the V (``zbv``)."""
+def own_stages(engine: PipelineOptions, mesh: Mesh, pp_rank: int) -> StagesOfRank:
+    """Return the stages of pipeline rank ``pp_rank``: every pp-th one, or both sides of the V (``zbv``)."""
     count = mesh.pp * engine.stages_per_rank
-    own = (place, count - 1 - place) if engine.schedule == "zbv" else tuple(range(place, count, mesh.pp))
-    return OwnStages(own, count)
+    stages = (
+        (pp_rank, count - 1 - pp_rank) if engine.schedule == "zbv" else tuple(range(pp_rank, count, mesh.pp))
+    )
+    return StagesOfRank(stages, count)
 
 
-def tp_share(piece: Piece, tp: int, *, vocabulary: bool) -> Piece:
+def tp_share(piece: LocalTensor, tp: int, *, vocabulary: bool) -> LocalTensor:
     """Return the part of a tensor on one of ``tp`` ranks.
 
     Linear layers are split by columns or rows, an adapter's B with the columns and its A with the rows, a
@@ -192,5 +194,5 @@ def tp_share(piece: Piece, tp: int, *, vocabulary: bool) -> Piece:
         dim = 0
     if dim is None:
         return piece
-    shape = tuple(size // tp if at == dim else size for at, size in enumerate(piece.shape))
+    shape = tuple(size // tp if axis == dim else size for axis, size in enumerate(piece.shape))
     return replace(piece, shape=shape)

@@ -94,8 +94,8 @@ def start_of(
     if quantised and certain and start.one_reads and not start.packs_on_card:
         return replace(PARTS, words=_PACKED_PARTS)
     if quantised:
-        whole = start if not start.one_reads else CARD if start.packs_on_card else HOST
-        return replace(whole, words=_PACKED) if certain else whole
+        unsharded = start if not start.one_reads else CARD if start.packs_on_card else HOST
+        return replace(unsharded, words=_PACKED) if certain else unsharded
     if not (certain and start.one_reads):
         return start
     return replace(start, words=PARTS.words, parts=True, one_reads=False, packs_on_card=False)

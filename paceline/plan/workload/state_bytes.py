@@ -11,7 +11,7 @@ from paceline.config.registries.optimizers import BUILT
 from paceline.core.safetensors_header import STORED_DTYPES
 from paceline.plan.model.parameter_list import orthogonalised, projected
 from paceline.plan.plan import ModelStates, OptimizerSpec, Plan
-from paceline.plan.workload.local_tensors import Piece
+from paceline.plan.workload.local_tensors import LocalTensor
 
 #: bytes of an element, by torch's name of the dtype
 SIZES = {name: bits // 8 for name, bits in STORED_DTYPES.values() if name}
@@ -22,7 +22,7 @@ def sum_of(states: Sequence[ModelStates]) -> ModelStates:
     return ModelStates(*(sum(getattr(s, f.name) for s in states) for f in fields(ModelStates)))
 
 
-def whole_states(plan: Plan, pieces: Sequence[Piece]) -> ModelStates:
+def whole_states(plan: Plan, pieces: Sequence[LocalTensor]) -> ModelStates:
     """Return the states of whole copies (single, ddp, data_parallel, ZeRO-0, stages that are not sharded)."""
     autocast = plan.shape is not None and plan.shape.family.autocast  # then fp32 weights alone stay
     copies = plan.memory is not None and plan.memory.copies and not autocast
@@ -35,14 +35,14 @@ def whole_states(plan: Plan, pieces: Sequence[Piece]) -> ModelStates:
     )
 
 
-def _size(piece: Piece, copies: bool) -> int:
+def _size(piece: LocalTensor, copies: bool) -> int:
     """Return bytes per element: a trained weight and its copy; only the copy of a frozen weight."""
     if not copies or not piece.has_copy:
         return piece.size
     return piece.size + 2 if piece.trained else 2
 
 
-def sharded_states(plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates:
+def sharded_states(plan: Plan, pieces: Sequence[LocalTensor], rank: int) -> ModelStates:
     """Return the states under FSDP2, which chunks dim 0 evenly and pads the last chunks.
 
     Weights and gradients are stored padded, moments are not.
@@ -65,8 +65,8 @@ def shard_of(plan: Plan, rank: int) -> tuple[int, int]:
 
     The ranks of a cp group shard together.
     """
-    at = plan.mesh.coordinates(rank)
-    return plan.mesh.dp_shard * plan.mesh.cp, at.dp_shard * plan.mesh.cp + at.cp
+    coordinates = plan.mesh.coordinates(rank)
+    return plan.mesh.dp_shard * plan.mesh.cp, coordinates.dp_shard * plan.mesh.cp + coordinates.cp
 
 
 def _rows(rows: int, ranks: int, index: int) -> int:
@@ -83,7 +83,7 @@ def _padded(shape: tuple[int, ...], ranks: int) -> int:
     return count
 
 
-def piece_moments(piece: Piece, optimizer: OptimizerSpec) -> int:
+def piece_moments(piece: LocalTensor, optimizer: OptimizerSpec) -> int:
     """Return the bytes of the optimizer's states for ``piece``, from the optimizers' table."""
     if by_muon(piece, optimizer):
         return one(piece.shape, optimizer.args, piece.size)
@@ -92,24 +92,24 @@ def piece_moments(piece: Piece, optimizer: OptimizerSpec) -> int:
     return moment_bytes(piece.shape, optimizer, piece.size)
 
 
-def piece_counters(piece: Piece, optimizer: OptimizerSpec) -> int:
+def piece_counters(piece: LocalTensor, optimizer: OptimizerSpec) -> int:
     """Return the bytes of the step counter of ``piece``."""
     return 0 if by_muon(piece, optimizer) else counter_bytes(optimizer)
 
 
-def group_of(piece: Piece, optimizer: OptimizerSpec) -> int:
+def group_of(piece: LocalTensor, optimizer: OptimizerSpec) -> int:
     """Return the parameter group of ``piece``, as ``strategies.optimizer`` orders them: Muon's or GaLore's,
     with weight decay, without.
     """
     return 0 if (by_muon(piece, optimizer) or by_projection(piece, optimizer)) else 1 if piece.decays else 2
 
 
-def by_muon(piece: Piece, optimizer: OptimizerSpec) -> bool:
+def by_muon(piece: LocalTensor, optimizer: OptimizerSpec) -> bool:
     """Whether the optimizer orthogonalises ``piece``."""
     return BUILT[optimizer.name].orthogonalises and orthogonalised(piece.name, len(piece.shape))
 
 
-def by_projection(piece: Piece, optimizer: OptimizerSpec) -> bool:
+def by_projection(piece: LocalTensor, optimizer: OptimizerSpec) -> bool:
     """Whether the optimizer projects the gradient of ``piece``."""
     return BUILT[optimizer.name].projects and projected(
         piece.name, len(piece.shape), optimizer.target_modules
@@ -146,24 +146,24 @@ class Orthogonal:
     size: int = 2
 
 
-def orthogonal(pieces: Sequence[Piece], optimizer: OptimizerSpec) -> Orthogonal | None:
+def orthogonal(pieces: Sequence[LocalTensor], optimizer: OptimizerSpec) -> Orthogonal | None:
     """Return what the optimizer orthogonalises of ``pieces``; None without any."""
-    own = [p for p in pieces if p.trained and by_muon(p, optimizer)]
-    if not own:
+    matrices = [p for p in pieces if p.trained and by_muon(p, optimizer)]
+    if not matrices:
         return None
     steps = optimizer.args.get("ns_steps", STEPS)
     assert isinstance(steps, int)
-    flat = [p for p in own if len(p.shape) == 2]
+    flat = [p for p in matrices if len(p.shape) == 2]
     return Orthogonal(
         len(flat),
         float(sum(p.numel for p in flat)),
         sum(_flops(p, steps) for p in flat),
-        sum(_flops(p, steps) for p in own if len(p.shape) > 2),
+        sum(_flops(p, steps) for p in matrices if len(p.shape) > 2),
         2 if optimizer.args.get("ns_dtype", "bfloat16") == "bfloat16" else 4,
     )
 
 
-def _flops(piece: Piece, steps: int) -> float:
+def _flops(piece: LocalTensor, steps: int) -> float:
     """Return the FLOPs of the iterations on a matrix, or on each of a stack: with m rows, n columns and m at
     most n, an iteration multiplies x xᵀ, the gram matrix by itself, and the sum by x.
     """

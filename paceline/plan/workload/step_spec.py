@@ -244,8 +244,8 @@ class StepSpec:
         A reference that is the trained model with its adapter disabled is one more forward of that model.
         """
         further = self.spec.further_forwards if self.further_forwards is None else self.further_forwards
-        own = self.spec.frozen_beside - self.frozen_models
-        return self.frozen_models * self.frozen_size + own + further
+        adapter_references = self.spec.frozen_beside - self.frozen_models
+        return self.frozen_models * self.frozen_size + adapter_references + further
 
     @property
     def trained_models(self) -> int:
@@ -323,7 +323,7 @@ def why_not_run(work: StepSpec) -> str:
         return ""
     if work.pp * work.stages_a_rank > work.shape.layers and not work.cut_by_cost:
         return f"{work.pp * work.stages_a_rank} stages for {work.shape.layers} layers"
-    head_at = next(place for place, stage in enumerate(work.stages) if stage.head)
+    head_at = next(index for index, stage in enumerate(work.stages) if stage.head)
     if head_at < work.pp - 2:
         return f"{work.pp - 2 - head_at} stages would be empty"
     if work.accumulation < work.pp - 1:
@@ -344,15 +344,15 @@ def cut_by_cost(work: StepSpec) -> list[StageSize]:
     """
     each, head = work.layer_matmul, float(work.embedding_parameters)
     total = work.shape.layers * each + head
-    counts, place, done, head_at = [0] * work.pp, 0, 0.0, work.pp - 1
+    counts, stage, done, head_at = [0] * work.pp, 0, 0.0, work.pp - 1
     for block in range(work.shape.layers + 1):
-        at = min(place, work.pp - 1)
+        index = min(stage, work.pp - 1)
         is_head = block == work.shape.layers
         done += head if is_head else each
         if is_head:
-            head_at = at
+            head_at = index
         else:
-            counts[at] += 1
-        if done > total * (place + 1) / work.pp * (1 + 1e-12):
-            place += 1
+            counts[index] += 1
+        if done > total * (stage + 1) / work.pp * (1 + 1e-12):
+            stage += 1
     return [StageSize(count, i == 0, i == head_at) for i, count in enumerate(counts)]

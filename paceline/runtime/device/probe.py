@@ -18,7 +18,7 @@ import torch
 
 from paceline.launch.program import redacted
 from paceline.plan.hardware.device_kinds import CUDA, KINDS, kind_of
-from paceline.plan.hardware.probe_results import SeenDevice, TorchAnswer
+from paceline.plan.hardware.probe_results import ProbedDevice, TorchAnswer
 from paceline.plan.plan_json import to_json
 from paceline.runtime.device.device import import_device_packages
 
@@ -58,7 +58,7 @@ def look(refusal: str = "") -> TorchAnswer:
     return replace(plain, type=found.type, devices=seen, nccl=nccl_version(), arch_list=archs)
 
 
-def probe_device(kind: str, module: ModuleType, index: int) -> SeenDevice:
+def probe_device(kind: str, module: ModuleType, index: int) -> ProbedDevice:
     """Describe one device; what its module does not tell stays None."""
     properties: object = None
     with contextlib.suppress(Exception):
@@ -85,7 +85,7 @@ def probe_device(kind: str, module: ModuleType, index: int) -> SeenDevice:
     if shared and free is not None:
         # the driver counts the host's cache of files as taken: after a checkpoint was read, most of it
         free = max(free, min(int(total or 0), available_host_memory()))
-    return SeenDevice(
+    return ProbedDevice(
         getattr(properties, "name", "") or name,
         None if total is None else int(total),
         None if free is None else int(free),

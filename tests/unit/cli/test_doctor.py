@@ -22,13 +22,20 @@ from paceline.doctor.flights import compare_flights, differing_calls, run_findin
 from paceline.doctor.inspect import Inspection, parse_holders, parse_pairs
 from paceline.doctor.report import as_json, findings, text
 from paceline.plan.hardware.choose_devices import choose
-from paceline.plan.hardware.probe_results import Nodes, SeenDevice, Sights, SmiAnswer, TorchAnswer, Wheel
+from paceline.plan.hardware.probe_results import (
+    DeviceFiles,
+    ProbedDevice,
+    ProbeResults,
+    SmiAnswer,
+    TorchAnswer,
+    Wheel,
+)
 from paceline.plan.packages import MadeFor
 
-CARDS = tuple(SeenDevice("NVIDIA L4", 22 << 30, 21 << 30, 8.9, f"GPU-{i}") for i in range(2))
-SIGHTS = Sights(
+CARDS = tuple(ProbedDevice("NVIDIA L4", 22 << 30, 21 << 30, 8.9, f"GPU-{i}") for i in range(2))
+SIGHTS = ProbeResults(
     Wheel("2.13.0+cu130", cuda="13.0"),
-    Nodes(nvidia=2),
+    DeviceFiles(nvidia=2),
     SmiAnswer(CARDS, "580.95.05"),
     torch=TorchAnswer(
         "2.13.0+cu130", "cuda", CARDS, cuda="13.0", nccl="2.28.9", arch_list=("sm_80", "sm_86")

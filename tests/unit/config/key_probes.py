@@ -404,10 +404,10 @@ def store(tree: Tree) -> Any:
 def device(tree: Tree) -> Any:
     """What the run finds itself on, on a machine with a GPU."""
     from paceline.plan.hardware import probe as hardware
-    from paceline.plan.hardware.probe_results import SeenDevice, Sights, SmiAnswer
+    from paceline.plan.hardware.probe_results import ProbedDevice, ProbeResults, SmiAnswer
 
     config = Config.from_json(plain(tree))
-    sights = Sights(nvidia=SmiAnswer((SeenDevice("NVIDIA A100", GIB, GIB, 8.0, "GPU-0"),)))
+    sights = ProbeResults(nvidia=SmiAnswer((ProbedDevice("NVIDIA A100", GIB, GIB, 8.0, "GPU-0"),)))
     with mock.patch.object(hardware, "look", lambda environ: sights):
         return hardware.probe_hardware({}, use_cpu=config.training.use_cpu).device
 

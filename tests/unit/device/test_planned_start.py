@@ -22,7 +22,7 @@ from paceline.models.compute_dtype import weight_owners
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.materialize import skeleton
 from paceline.models.loading.stored_dtype import buffers_keep_dtype
-from paceline.plan.cost.memory.fits import Room, room_of
+from paceline.plan.cost.memory.fits import MemoryNeeded, room_of
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.family import families
 from paceline.plan.model.read_config import shape_of
@@ -51,7 +51,7 @@ HARDWARE = replace(
 
 def job(
     model: dict[str, Any], precision: str, ways: dict[str, Any], **training: Any
-) -> tuple[Config, Plan, Room]:
+) -> tuple[Config, Plan, MemoryNeeded]:
     """A job on one card, its plan, and what that says of the start."""
     training = {"distributed_strategy": "single", "mixed_precision": precision, **training}
     config = Config.model_validate(
@@ -89,7 +89,7 @@ def peak_of(config: Config, plan: Plan) -> int:
         return machine.peak
 
 
-def check(peak: int, room: Room) -> None:
+def check(peak: int, room: MemoryNeeded) -> None:
     assert peak == pytest.approx(room.start_card, rel=0.05, abs=SMALL), peak / room.start_card
     assert room.start_card > 4 * SMALL  # else nothing is asked
 

@@ -9,14 +9,21 @@ from fault_jobs import Job
 
 from paceline.launch.preflight import child_checks
 from paceline.plan.hardware import probe as hardware
-from paceline.plan.hardware.probe_results import Nodes, SeenDevice, Sights, SmiAnswer, TorchAnswer, Wheel
+from paceline.plan.hardware.probe_results import (
+    DeviceFiles,
+    ProbedDevice,
+    ProbeResults,
+    SmiAnswer,
+    TorchAnswer,
+    Wheel,
+)
 
-CARD = SeenDevice("NVIDIA L4", 22 * 2**30, 22 * 2**30, 8.9, "GPU-0")
-IDLE = Sights(Wheel("2.13.0+cpu"), Nodes(nvidia=1), SmiAnswer((CARD,), "580.95.05"))
+CARD = ProbedDevice("NVIDIA L4", 22 * 2**30, 22 * 2**30, 8.9, "GPU-0")
+IDLE = ProbeResults(Wheel("2.13.0+cpu"), DeviceFiles(nvidia=1), SmiAnswer((CARD,), "580.95.05"))
 TAKEN = replace(CARD, free_bytes=12 * 2**30)
-SEEN = Sights(
+SEEN = ProbeResults(
     Wheel("2.13.0+cu130", cuda="13.0"),
-    Nodes(nvidia=1),
+    DeviceFiles(nvidia=1),
     torch=TorchAnswer("2.13.0+cu130", "cuda", (TAKEN,), cuda="13.0", arch_list=("sm_80", "sm_86")),
 )
 

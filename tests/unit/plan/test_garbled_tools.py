@@ -11,14 +11,23 @@ import pytest
 
 from paceline.doctor import inspect
 from paceline.plan.hardware import probe, torch_probe, vendor_smi
-from paceline.plan.hardware.choose_devices import Choice, choose
-from paceline.plan.hardware.probe_results import Nodes, SeenDevice, Sights, SmiAnswer, TorchAnswer, Wheel
+from paceline.plan.hardware.choose_devices import DeviceSelection, choose
+from paceline.plan.hardware.probe_results import (
+    DeviceFiles,
+    ProbedDevice,
+    ProbeResults,
+    SmiAnswer,
+    TorchAnswer,
+    Wheel,
+)
 
 MIB = 2**20
 CARD = b"NVIDIA A100, 81920, 80000, 8.0, GPU-1, 580.95, Disabled"
 CUDA_WHEEL, HIP_WHEEL = Wheel("2.13.0+cu130", cuda="13.0"), Wheel("2.13.0+rocm7.1", hip="7.1")
-H100 = SeenDevice("H100", 80 << 30, 80 << 30, 9.0, "GPU-1")
-MI300 = tuple(SeenDevice(f"MI300X {i}", 1 << 37, 1 << 37, uuid=f"0x{i}c2b", arch="gfx942") for i in range(3))
+H100 = ProbedDevice("H100", 80 << 30, 80 << 30, 9.0, "GPU-1")
+MI300 = tuple(
+    ProbedDevice(f"MI300X {i}", 1 << 37, 1 << 37, uuid=f"0x{i}c2b", arch="gfx942") for i in range(3)
+)
 
 
 def tool(folder: Path, monkeypatch: pytest.MonkeyPatch, script: bytes, name: str = "nvidia-smi") -> None:
@@ -45,12 +54,14 @@ def test_a_driver_that_does_not_know_a_field_is_asked_for_fewer(
     tool(tmp_path, monkeypatch, refusal + b"echo 'Tesla V100, 16160, 16150, GPU-7, 470.82.01'\n")
     answer = vendor_smi.nvidia_smi()
     assert answer == SmiAnswer(
-        (SeenDevice("Tesla V100", 16160 * MIB, 16150 * MIB, None, "GPU-7"),), "470.82.01"
+        (ProbedDevice("Tesla V100", 16160 * MIB, 16150 * MIB, None, "GPU-7"),), "470.82.01"
     )
     answer_of_torch = TorchAnswer(
         "2.13.0+cu130", cuda="13.0", warnings="The NVIDIA driver on your system is too old"
     )
-    [finding] = choose(Sights(CUDA_WHEEL, Nodes(nvidia=1), answer, torch=answer_of_torch), {}).findings
+    [finding] = choose(
+        ProbeResults(CUDA_WHEEL, DeviceFiles(nvidia=1), answer, torch=answer_of_torch), {}
+    ).findings
     assert finding.code == "device.driver_old"
     assert "install a driver from 525.6 on" in finding.hint and "runs CUDA 12" not in finding.hint
 
@@ -86,17 +97,17 @@ def test_an_answer_of_torch_that_is_none(text: str) -> None:
     assert torch_probe.parse_answer(text) is None
 
 
-def silent(wheel: Wheel, environ: dict[str, str], **seen: SmiAnswer | Nodes) -> Choice:
-    return choose(Sights(wheel, silence="torch found no devices within 120 s", **seen), environ)  # type: ignore[arg-type]
+def silent(wheel: Wheel, environ: dict[str, str], **seen: SmiAnswer | DeviceFiles) -> DeviceSelection:
+    return choose(ProbeResults(wheel, silence="torch found no devices within 120 s", **seen), environ)  # type: ignore[arg-type]
 
 
 def test_without_torchs_answer_a_build_counts_the_cards_that_it_can_drive() -> None:
     nvidia, amd = SmiAnswer((H100,), "580.95"), SmiAnswer(MI300)
-    refused = silent(HIP_WHEEL, {}, nvidia=nvidia, nodes=Nodes(nvidia=1))
+    refused = silent(HIP_WHEEL, {}, nvidia=nvidia, nodes=DeviceFiles(nvidia=1))
     assert refused.kind.name == "cpu" and refused.findings[0].code == "device.silent"
-    both = silent(HIP_WHEEL, {}, nvidia=nvidia, amd=amd, nodes=Nodes(nvidia=1, amd=3))
+    both = silent(HIP_WHEEL, {}, nvidia=nvidia, amd=amd, nodes=DeviceFiles(nvidia=1, amd=3))
     assert both.hip and [one.name for one in both.devices] == [one.name for one in MI300]
-    plain = silent(CUDA_WHEEL, {}, nvidia=nvidia, amd=amd, nodes=Nodes(nvidia=1, amd=3))
+    plain = silent(CUDA_WHEEL, {}, nvidia=nvidia, amd=amd, nodes=DeviceFiles(nvidia=1, amd=3))
     assert not plain.hip and plain.devices == (H100,)
 
 
@@ -105,15 +116,15 @@ def test_without_torchs_answer_a_build_counts_the_cards_that_it_can_drive() -> N
     [{"HIP_VISIBLE_DEVICES": "1"}, {"ROCR_VISIBLE_DEVICES": "GPU-1c2b"}, {"CUDA_VISIBLE_DEVICES": "1"}],
 )
 def test_amds_variables_choose_among_its_cards(environ: dict[str, str]) -> None:
-    chosen = silent(HIP_WHEEL, environ, amd=SmiAnswer(MI300), nodes=Nodes(amd=3))
+    chosen = silent(HIP_WHEEL, environ, amd=SmiAnswer(MI300), nodes=DeviceFiles(amd=3))
     assert chosen.devices == MI300[1:2]
 
 
 def test_a_card_that_is_full_does_not_have_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = SeenDevice("H100", 80 << 30, 0, 9.0, "GPU-1")
+    full = ProbedDevice("H100", 80 << 30, 0, 9.0, "GPU-1")
     answer_of_torch = TorchAnswer("2.13.0+cu130", "cuda", (full,), cuda="13.0")
     monkeypatch.setattr(
-        probe, "look", lambda environ: Sights(CUDA_WHEEL, Nodes(nvidia=1), torch=answer_of_torch)
+        probe, "look", lambda environ: ProbeResults(CUDA_WHEEL, DeviceFiles(nvidia=1), torch=answer_of_torch)
     )
     found = probe.probe({})
     assert found.hardware.memory_bytes == 0

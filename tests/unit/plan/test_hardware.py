@@ -22,8 +22,8 @@ from paceline.plan.hardware.probe import (
     probe_hardware,
 )
 from paceline.plan.hardware.probe_results import (
-    Nodes,
-    SeenDevice,
+    DeviceFiles,
+    ProbedDevice,
     TorchAnswer,
     Wheel,
     best_set,
@@ -71,9 +71,9 @@ def test_cuda_visible_devices_as_cuda_reads_it(visible: str | None, expected: li
 
 def seen(
     capability: float | None = None, arch: str = "", gib: float = 24.0, free: float | None = None
-) -> SeenDevice:
+) -> ProbedDevice:
     free_bytes = None if free is None else int(free * 2**30)
-    return SeenDevice(f"{capability} {gib}", int(gib * 2**30), free_bytes, capability, arch=arch)
+    return ProbedDevice(f"{capability} {gib}", int(gib * 2**30), free_bytes, capability, arch=arch)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def seen(
         (seen(), "", True),
     ],
 )
-def test_which_cards_torch_has_code_for(device: SeenDevice, archs: str, runs: bool) -> None:
+def test_which_cards_torch_has_code_for(device: ProbedDevice, archs: str, runs: bool) -> None:
     assert runs_on(device, archs.split()) is runs
 
 
@@ -110,7 +110,7 @@ def test_which_cards_torch_has_code_for(device: SeenDevice, archs: str, runs: bo
     ],
 )
 def test_unequal_cards_of_which_the_weakest_would_decide(
-    devices: list[SeenDevice], used: tuple[int, ...]
+    devices: list[ProbedDevice], used: tuple[int, ...]
 ) -> None:
     assert best_set(devices, range(len(devices))) == used
 
@@ -130,24 +130,25 @@ def folder(root: Path, files: str) -> Path:
 @pytest.mark.parametrize(
     ("files", "nodes"),
     [
-        ("dev/null dev/nvidiactl dev/nvidia-uvm", Nodes()),
-        ("dev/nvidiactl dev/nvidia0 dev/nvidia11", Nodes(nvidia=2)),
-        ("dev/davinci0 dev/davinci_manager", Nodes(ascend=1)),
-        ("dev/hl0 dev/hl_controlD0", Nodes(gaudi=1)),
-        ("dev/dxg", Nodes(unsure=True)),
-        ("dev/dri/renderD128 dev/dri/card0", Nodes(renders=True)),
-        ("dev/kfd", Nodes()),
+        ("dev/null dev/nvidiactl dev/nvidia-uvm", DeviceFiles()),
+        ("dev/nvidiactl dev/nvidia0 dev/nvidia11", DeviceFiles(nvidia=2)),
+        ("dev/davinci0 dev/davinci_manager", DeviceFiles(ascend=1)),
+        ("dev/hl0 dev/hl_controlD0", DeviceFiles(gaudi=1)),
+        ("dev/dxg", DeviceFiles(unsure=True)),
+        ("dev/dri/renderD128 dev/dri/card0", DeviceFiles(renders=True)),
+        ("dev/kfd", DeviceFiles()),
     ],
 )
-def test_device_files(tmp_path: Path, files: str, nodes: Nodes) -> None:
+def test_device_files(tmp_path: Path, files: str, nodes: DeviceFiles) -> None:
     assert device_nodes(folder(tmp_path, files)) == nodes
 
 
 @pytest.mark.parametrize(
-    ("target", "nodes"), [("90402", Nodes(amd=1)), ("110003", Nodes(unsure=True)), ("0", Nodes(unsure=True))]
+    ("target", "nodes"),
+    [("90402", DeviceFiles(amd=1)), ("110003", DeviceFiles(unsure=True)), ("0", DeviceFiles(unsure=True))],
 )
 def test_a_graphics_unit_within_an_amd_processor_is_no_card(
-    tmp_path: Path, target: str, nodes: Nodes
+    tmp_path: Path, target: str, nodes: DeviceFiles
 ) -> None:
     nodes_folder = "sys/class/kfd/kfd/topology/nodes"
     folder(tmp_path, f"dev/kfd {nodes_folder}/0/properties {nodes_folder}/1/properties")
@@ -166,7 +167,9 @@ def test_the_installed_torch_is_read_and_not_imported() -> None:
     assert done.stdout.split() == [metadata.version("torch"), "False"]
 
 
-ANSWER = TorchAnswer("2.13.0+cu130", "cuda", (SeenDevice("NVIDIA L4", 22 * 2**30, 2**30, 8.9),), cuda="13.0")
+ANSWER = TorchAnswer(
+    "2.13.0+cu130", "cuda", (ProbedDevice("NVIDIA L4", 22 * 2**30, 2**30, 8.9),), cuda="13.0"
+)
 
 
 def test_an_answer_with_devices_is_kept_for_what_it_depends_on_and_free_memory_never(

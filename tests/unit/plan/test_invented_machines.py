@@ -11,44 +11,53 @@ import pytest
 
 from paceline.plan.hardware import vendor_smi
 from paceline.plan.hardware.choose_devices import choose
-from paceline.plan.hardware.probe_results import Nodes, SeenDevice, Sights, SmiAnswer, TorchAnswer, Wheel
+from paceline.plan.hardware.probe_results import (
+    DeviceFiles,
+    ProbedDevice,
+    ProbeResults,
+    SmiAnswer,
+    TorchAnswer,
+    Wheel,
+)
 from paceline.plan.model.kernels import AttentionCall, attention_kernel
 
 GIB = 2**30
-ONE_NVIDIA = Nodes(nvidia=1)
+ONE_NVIDIA = DeviceFiles(nvidia=1)
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 CUDA_WHEEL, HIP_WHEEL = Wheel("2.13.0+cu130", cuda="13.0"), Wheel("2.13.0+rocm7.1", hip="7.1")
 
 
 def card(
     name: str, gib: float, capability: float | None, free: float | None = None, **facts: object
-) -> SeenDevice:
+) -> ProbedDevice:
     total, left = (int(x * GIB) for x in (gib, gib if free is None else free))
-    return SeenDevice(name, total, left, capability, **facts)  # type: ignore[arg-type]
+    return ProbedDevice(name, total, left, capability, **facts)  # type: ignore[arg-type]
 
 
-def by_torch(*cards: SeenDevice, nodes: Nodes = ONE_NVIDIA, **more: SmiAnswer) -> Sights:
+def by_torch(*cards: ProbedDevice, nodes: DeviceFiles = ONE_NVIDIA, **more: SmiAnswer) -> ProbeResults:
     answer = TorchAnswer("2.13.0+cu130", "cuda", cards, cuda="13.0", arch_list=ARCHS)
-    return Sights(CUDA_WHEEL, nodes, torch=answer, **more)
+    return ProbeResults(CUDA_WHEEL, nodes, torch=answer, **more)
 
 
-def by_rocm(*cards: SeenDevice) -> Sights:
+def by_rocm(*cards: ProbedDevice) -> ProbeResults:
     archs = tuple({one.arch for one in cards})
     answer = TorchAnswer("2.13.0+rocm7.1", "cuda", cards, hip="7.1", arch_list=archs)
-    return Sights(HIP_WHEEL, Nodes(amd=1), torch=answer)
+    return ProbeResults(HIP_WHEEL, DeviceFiles(amd=1), torch=answer)
 
 
-def blind(warning: str = "", failure: str = "") -> Sights:
+def blind(warning: str = "", failure: str = "") -> ProbeResults:
     """There is a card, and torch does not see it."""
     tool = SmiAnswer(failure=failure) if failure else None
     answer = TorchAnswer("2.13.0+cu130", cuda="13.0", warnings=warning)
-    return Sights(CUDA_WHEEL, Nodes(nvidia=1), tool, torch=answer)
+    return ProbeResults(CUDA_WHEEL, DeviceFiles(nvidia=1), tool, torch=answer)
 
 
-def sliced(listed: str) -> Sights:
+def sliced(listed: str) -> ProbeResults:
     """Without torch: an H100 in MIG mode."""
     whole = vendor_smi.parse_nvidia("NVIDIA H100, 81559, 80000, 9.0, GPU-7, 580.54, Enabled").devices
-    return Sights(Wheel(), Nodes(nvidia=1), SmiAnswer(vendor_smi.with_slices(whole, listed), "580.54"))
+    return ProbeResults(
+        Wheel(), DeviceFiles(nvidia=1), SmiAnswer(vendor_smi.with_slices(whole, listed), "580.54")
+    )
 
 
 SLICES = """GPU 0: NVIDIA H100 (UUID: GPU-7)
@@ -65,7 +74,7 @@ class Made:
     remedy.
     """
 
-    sights: Sights
+    sights: ProbeResults
     found: tuple[str, int, float, str, str] | str
     codes: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -73,7 +82,7 @@ class Made:
 
 MACHINES = {
     "Jetson Orin": Made(
-        by_torch(card("Orin", 61, 8.7, shared=True), nodes=Nodes(unsure=True)),
+        by_torch(card("Orin", 61, 8.7, shared=True), nodes=DeviceFiles(unsure=True)),
         ("Orin", 1, 61, "bfloat16", "varlen_flash"),
     ),
     "RTX 5090 and 4090": Made(

@@ -15,7 +15,7 @@ import pytest
 
 from paceline.plan.hardware import probe as hardware
 from paceline.plan.hardware import vendor_smi
-from paceline.plan.hardware.probe_results import Nodes, TorchAnswer, Wheel
+from paceline.plan.hardware.probe_results import DeviceFiles, TorchAnswer, Wheel
 from paceline.plan.plan_json import from_json, to_json
 
 GIB = 2**30
@@ -34,11 +34,11 @@ def program(machine: dict[str, Any], command: Any) -> tuple[str | None, str]:
     return (None, text[1:]) if text.startswith("!") else (text, "")
 
 
-def on(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **options: Any) -> hardware.Probed:
+def on(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **options: Any) -> hardware.HardwareReport:
     answer = from_json(TorchAnswer, machine["torch"]) if machine["torch"] else None
     monkeypatch.setattr(vendor_smi, "command_output", lambda command: program(machine, command))
     monkeypatch.setattr(hardware, "installed_wheel", lambda: Wheel(**machine["wheel"]))
-    monkeypatch.setattr(hardware, "device_nodes", lambda: Nodes(**machine["nodes"]))
+    monkeypatch.setattr(hardware, "device_nodes", lambda: DeviceFiles(**machine["nodes"]))
     monkeypatch.setattr(hardware, "host_memory_bytes", lambda: 500 * GIB)
     monkeypatch.setattr(hardware, "ask_torch", lambda environ, wheel, cache: (answer, machine["silence"]))
     return hardware.probe(machine["environ"], tasks=machine["tasks"], **options)
@@ -92,7 +92,7 @@ def test_torch_is_asked_only_where_something_hints_at_a_device(monkeypatch: pyte
     hardware.probe({})
     assert asked == []
     monkeypatch.setattr(hardware, "installed_wheel", lambda: Wheel("2.13.0", cuda="13.0"))
-    monkeypatch.setattr(hardware, "device_nodes", lambda: Nodes(nvidia=1))
+    monkeypatch.setattr(hardware, "device_nodes", lambda: DeviceFiles(nvidia=1))
     hardware.probe({})
     assert asked == [""]
 

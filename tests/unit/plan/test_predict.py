@@ -37,7 +37,7 @@ from paceline.plan.model.model_catalogue import model_shape
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan import OptimizerSpec
 from paceline.plan.strategies.spec import strategy_spec
-from paceline.plan.workload.local_tensors import Piece
+from paceline.plan.workload.local_tensors import LocalTensor
 from paceline.plan.workload.state_bytes import Orthogonal, orthogonal
 from paceline.plan.workload.step_spec import AdapterSize, RolloutSpec, StepSpec, Storage, why_not_run
 
@@ -173,10 +173,10 @@ def test_muon_counts_its_iterations_and_gathers() -> None:
     a matrix that is cut costs beside one that is whole.
     """
     pieces = [
-        Piece("model.layers.0.mlp.up_proj.weight", (6, 4), True, True, 4),
-        Piece("model.layers.0.mlp.experts.gate_up_proj", (3, 2, 5), True, True, 4),
-        Piece("model.embed_tokens.weight", (9, 4), True, True, 4),
-        Piece("model.norm.weight", (4,), True, False, 4),
+        LocalTensor("model.layers.0.mlp.up_proj.weight", (6, 4), True, True, 4),
+        LocalTensor("model.layers.0.mlp.experts.gate_up_proj", (3, 2, 5), True, True, 4),
+        LocalTensor("model.embed_tokens.weight", (9, 4), True, True, 4),
+        LocalTensor("model.norm.weight", (4,), True, False, 4),
     ]
     found = orthogonal(pieces, OptimizerSpec("muon", args={"ns_dtype": "float32"}))
 

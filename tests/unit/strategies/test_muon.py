@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paceline.plan.plan import OptimizerSpec
-from paceline.plan.workload.local_tensors import Piece
+from paceline.plan.workload.local_tensors import LocalTensor
 from paceline.plan.workload.state_bytes import piece_counters, piece_moments
 from paceline.strategies.optimizers.build import build_optimizer
 from paceline.strategies.optimizers.muon import ORTHOGONAL, MuonWithAdamW, orthogonal_update
@@ -89,7 +89,7 @@ def test_what_muon_steps_and_what_it_keeps() -> None:
     optimizer.step()
     for name, parameter in parameters:
         kept = [v for v in optimizer.state[parameter].values() if isinstance(v, torch.Tensor)]
-        piece = Piece(name, tuple(parameter.shape), True, True, 4)
+        piece = LocalTensor(name, tuple(parameter.shape), True, True, 4)
         assert sum(v.nbytes for v in kept if v.ndim) == piece_moments(piece, OptimizerSpec(name="muon")), name
         assert sum(v.nbytes for v in kept if not v.ndim) == piece_counters(piece, OptimizerSpec(name="muon"))
 

@@ -22,7 +22,7 @@ from paceline.plan.model.parameter_list import parameters_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import AdapterSpec, Decision, ModelStates, Plan, decomposes
 from paceline.plan.strategies.spec import strategy_spec
-from paceline.plan.workload.local_tensors import Piece, pieces_of, scale_bytes
+from paceline.plan.workload.local_tensors import LocalTensor, pieces_of, scale_bytes
 from paceline.plan.workload.startup_memory import (
     INTERPRETER,
     PACKING,
@@ -42,7 +42,7 @@ KEY = "training.distributed_strategy"
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryNeeded:
     """Bytes that are certainly needed: per card (``start_card``, ``states_card``: the fullest) and per node.
 
     ``states_card`` and ``states_host`` are None if the states of a model cannot be counted. ``words``: how
@@ -61,7 +61,7 @@ class Room:
         return {field: getattr(self, field) for field in self.__dataclass_fields__}
 
 
-def room_of(plan: Plan, hardware: Hardware) -> Room | None:
+def room_of(plan: Plan, hardware: Hardware) -> MemoryNeeded | None:
     """Return what ``plan`` needs on ``hardware``; None if the model's size or the startup is unknown."""
     start = _start(plan)
     if start is None or plan.shape is None or plan.memory is None:
@@ -74,25 +74,25 @@ def room_of(plan: Plan, hardware: Hardware) -> Room | None:
     parts = [bytes_by_device(plan, s, on_cpu) for s in states] if states is not None else None
     # At startup: each model as it is read and built, next to the weights of those built before.
     roles = []
-    for place, (role, shape) in enumerate(shapes.items()):
+    for index, (role, shape) in enumerate(shapes.items()):
         other = plan.models.get(role)
-        trained, own = other is None or other.trained, other is None or other.model is None
-        adapter = plan.adapter if own or trained else None
+        trained, from_start = other is None or other.trained, other is None or other.model is None
+        adapter = plan.adapter if from_start or trained else None
         if states is None:
             roles.append(_model_bytes(plan, shape, adapter, StateBytes(0, 0, 0), start, on_cpu, trained))
             continue
         gradients = trained and start.gradients
-        kept = _built(plan, states[place], on_cpu, gradients or (trained and not on_cpu and _buffers(plan)))
+        kept = _built(plan, states[index], on_cpu, gradients or (trained and not on_cpu and _buffers(plan)))
         held = _model_bytes(plan, shape, adapter, kept, start, on_cpu, trained)
         if start.flattens and trained and plan.adapter is None:
-            held = _with_passing(held, 2 * (states[place].parameters - master_bytes(plan)), on_cpu)
+            held = _with_passing(held, 2 * (states[index].parameters - master_bytes(plan)), on_cpu)
         if gradients and not on_cpu:  # a host's pages of zeros take no room
-            held = _with_passing(held, _built(plan, states[place], on_cpu, True, times=2).card, on_cpu)
+            held = _with_passing(held, _built(plan, states[index], on_cpu, True, times=2).card, on_cpu)
         roles.append(held)
     first = replace(start, on_card=False) if on_cpu else start
     interpreter = INTERPRETER + (PEFT if plan.adapter is not None else 0)
     common = sum(role.mapped for role in roles)
-    return Room(
+    return MemoryNeeded(
         start_card=0 if on_cpu else round(card_peak(first, roles)),
         start_host=round(host_peak(first, roles, processes, interpreter)),
         states_card=None if parts is None else sum(p.card for p in parts),
@@ -130,8 +130,8 @@ def _buffers(plan: Plan) -> bool:
 
 def _built(plan: Plan, states: ModelStates, on_cpu: bool, gradients: bool, times: int = 1) -> StateBytes:
     """Return the states after a model is built and before the first step: its weights, and gradients."""
-    made = ModelStates(states.parameters, times * states.gradients if gradients else 0, 0)
-    return bytes_by_device(plan, made, on_cpu)
+    kept = ModelStates(states.parameters, times * states.gradients if gradients else 0, 0)
+    return bytes_by_device(plan, kept, on_cpu)
 
 
 def _with_passing(model: ModelBytes, held: int, on_cpu: bool) -> ModelBytes:
@@ -160,26 +160,26 @@ def _model_bytes(
     pieces = pieces_of(shape, listed, size) or ()
     packed = [p.numel for p in pieces if p.size == 1]
     scales = scale_bytes(shape, listed)
-    whole = float(sum(p.numel * p.size for p in pieces) + scales)
+    model_bytes = float(sum(p.numel * p.size for p in pieces) + scales)
     from_files = mapped(shape) and not decomposes(adapter)
     may_stay = on_cpu and start.arrives and from_files and not (trained and adapter is None)
     stays = [may_stay and _as_stored(plan, shape, piece, trained) for piece in pieces]
     pages = float(sum(p.numel for p in compress(pieces, stays)) * SIZES[shape.stored or "float32"])
     # The last layer to be packed lies whole beside the others, before embeddings and norms come. Of parts
     # each rank keeps its own at once, in the model's order: what comes after that layer is not there yet.
-    one = max(packed, default=0)
-    scratch = (PACKING if on_cpu else 1) * 2 * one * size
+    largest_packed = max(packed, default=0)
+    scratch = (PACKING if on_cpu else 1) * 2 * largest_packed * size
     there = kept.host - pages if on_cpu else kept.card
     if start.parts:
-        share = max(0.0, min(1.0, (there - scales) / (whole - scales))) if whole > scales else 0.0
+        share = max(0.0, min(1.0, (there - scales) / (model_bytes - scales))) if model_bytes > scales else 0.0
         later = _after_packed(pieces) * share
-        passing = max(0.0, scratch + (2 * one * size if on_cpu else 0) + one - later)
+        passing = max(0.0, scratch + (2 * largest_packed * size if on_cpu else 0) + largest_packed - later)
     else:
         passing = max(0.0, scratch + sum(packed) + scales - there)
-    own = (piece for piece, stay in zip(pieces, stays, strict=True) if not stay)
-    largest = max((p.numel * p.size for p in own), default=0)
+    private = (piece for piece, stay in zip(pieces, stays, strict=True) if not stay)
+    largest = max((p.numel * p.size for p in private), default=0)
     if listed and listed.quantization is not None and in_files(shape):
-        read = float(max(largest, one * size))  # a tensor at a time, packed as it is read
+        read = float(max(largest, largest_packed * size))  # a tensor at a time, packed as it is read
     elif from_files:
         read = float(largest)
     elif decomposes(adapter):  # what is left of a weight is made in fp32, on the host
@@ -187,10 +187,10 @@ def _model_bytes(
     card, host = (0.0, passing) if on_cpu else (passing, 0.0)
     if start.parts and shape.quantised:
         host = max(host, UNPACKING * SIZES["float32"] * _largest_layer(shape))
-    return ModelBytes(whole, kept.card, kept.host, read, card, float(largest), host, pages)
+    return ModelBytes(model_bytes, kept.card, kept.host, read, card, float(largest), host, pages)
 
 
-def _after_packed(pieces: Sequence[Piece]) -> int:
+def _after_packed(pieces: Sequence[LocalTensor]) -> int:
     """Return the bytes of the pieces after the last packed one."""
     later = 0
     for piece in reversed(pieces):
@@ -206,7 +206,7 @@ def _largest_layer(shape: ModelShape) -> float:
     return max((p.numel / (p.shape[0] if len(p.shape) > 2 else 1) for p in layers), default=0.0)
 
 
-def _as_stored(plan: Plan, shape: ModelShape, piece: Piece, trained: bool) -> bool:
+def _as_stored(plan: Plan, shape: ModelShape, piece: LocalTensor, trained: bool) -> bool:
     """Whether a frozen weight is kept as it lies in its file."""
     copies = plan.memory is not None and plan.memory.copies
     kept = plan.precision.compute if copies and piece.has_copy else plan.precision.master
@@ -230,24 +230,24 @@ def _fullest(plan: Plan) -> list[ModelStates] | None:
     if not plan.models:
         largest = None if plan.memory is None else plan.memory.largest
         return None if largest is None else [largest]
-    found = list(states_by_role(plan, 0).values())
-    known = [s for s in found if s is not None]
-    return known if len(known) == len(found) else None
+    states = list(states_by_role(plan, 0).values())
+    counted = [s for s in states if s is not None]
+    return counted if len(counted) == len(states) else None
 
 
-def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Diagnostic]:
+def room_problems(plan: Plan, hardware: Hardware, room: MemoryNeeded | None) -> list[Diagnostic]:
     """Return an error for each need larger than a card, or than a node's memory if that is known."""
     if room is None:
         return []
-    found: list[Diagnostic] = []
+    problems: list[Diagnostic] = []
     card = hardware.memory_bytes if hardware.device != "cpu" else 0
     host = hardware.host_memory_bytes
     processes = plan.world_size // plan.num_nodes
-    whole = human_bytes(plan.shape.num_parameters * SIZES[plan.precision.master]) if plan.shape else "?"
+    model_size = human_bytes(plan.shape.num_parameters * SIZES[plan.precision.master]) if plan.shape else "?"
     several = f" ({1 + len(plan.models)} models)" if plan.models else ""
     # Cards: states first, since a smaller startup would not help.
     if card and room.states_card is not None and room.states_card > card:
-        found.append(
+        problems.append(
             _lacks(
                 codes.PLAN_STATES_CARD,
                 "the model states alone, without activations, do not fit on a device",
@@ -258,11 +258,11 @@ def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Dia
             )
         )
     elif card and room.start_card > card:
-        found.append(
+        problems.append(
             _lacks(
                 codes.PLAN_START_CARD,
                 f"the start does not fit on a device: {room.words}, and {plan.precision.master} weights"
-                f" need {whole}{several}",
+                f" need {model_size}{several}",
                 room.start_card,
                 card,
                 "card",
@@ -270,12 +270,12 @@ def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Dia
             )
         )
     if not host:
-        return found
+        return problems
     # Host memory of a node.
     node = "this host" if plan.num_nodes == 1 else "a node"
     many = f"{processes} process{'es' if processes > 1 else ''} of {node}"
     if room.states_host is not None and room.states_host > host:
-        found.append(
+        problems.append(
             _lacks(
                 codes.PLAN_STATES_HOST,
                 f"model states and interpreters of the {many} do not fit in its memory",
@@ -286,18 +286,18 @@ def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Dia
             )
         )
     elif room.start_host > host:
-        found.append(
+        problems.append(
             _lacks(
                 codes.PLAN_START_HOST,
                 f"the start of the {many} does not fit in its memory: {room.words}, and"
-                f" {plan.precision.master} weights need {whole}{several}",
+                f" {plan.precision.master} weights need {model_size}{several}",
                 room.start_host,
                 host,
                 "host memory",
                 _startable(plan),
             )
         )
-    return found
+    return problems
 
 
 def rows_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
@@ -332,9 +332,9 @@ def _lacks(code: Code, what: str, need: int, room: int, of: str, hint: str) -> D
 def _in_bf16(plan: Plan, card: int) -> str:
     """Return a hint if the states in bfloat16 alone leave room on a card."""
     low = plan.precision.compute == "bfloat16" and plan.precision.master == "float32"
-    whole = (plan.mesh.tp, plan.mesh.cp, plan.mesh.pp) == (1, 1, 1) and plan.adapter is None
+    unsharded = (plan.mesh.tp, plan.mesh.cp, plan.mesh.pp) == (1, 1, 1) and plan.adapter is None
     pieces = pieces_of(plan.shape, plan.adapter, 4) if plan.shape is not None else None
-    if not low or not whole or not pieces or not strategy_spec(plan.strategy).bf16_masters:
+    if not low or not unsharded or not pieces or not strategy_spec(plan.strategy).bf16_masters:
         return ""
     states = OptimizerStates.of(pieces, plan.optimizer, bf16_weights=False).pure_bf16()
     count = sum(piece.numel for piece in pieces) / plan.mesh.dp_shard
@@ -367,13 +367,13 @@ def _startable(plan: Plan) -> str:
     quantised = plan.adapter is not None and plan.adapter.quantization is not None
     if quantised:
         return f"adapters on 16-bit weights (quantization_bit: null) under {reads}, or a smaller model"
-    one = _start(plan)
-    if one is not None and one.one_reads:
+    start = _start(plan)
+    if start is not None and start.one_reads:
         return "use a machine whose memory can hold the complete model once, or a smaller model"
     return f"{reads}, or a smaller model"
 
 
-def room_decisions(plan: Plan, hardware: Hardware, room: Room | None) -> Iterator[Decision]:
+def room_decisions(plan: Plan, hardware: Hardware, room: MemoryNeeded | None) -> Iterator[Decision]:
     """Yield the memory needed at startup as a decision of the plan, with a node's memory if known."""
     if room is None:
         return
@@ -381,12 +381,12 @@ def room_decisions(plan: Plan, hardware: Hardware, room: Room | None) -> Iterato
     parts = [f"{human_bytes(room.start_host)} of host memory per node"]
     if hardware.device != "cpu" and room.start_card:
         parts.insert(0, f"{human_bytes(room.start_card)} a card")
-    known = (
+    memory = (
         f"{human_bytes(host)} are available"
         if host
         else "the memory of a node is unknown here: set host_memory_gb in a YAML for --hardware"
     )
-    yield Decision("start", " and ".join(parts), f"{room.words}; {known}{in_words(room.start_read)}")
+    yield Decision("start", " and ".join(parts), f"{room.words}; {memory}{in_words(room.start_read)}")
 
 
 #: Bytes per second of a node's storage that the plan's seconds assume; they scale with the real one.
@@ -407,18 +407,18 @@ def bytes_a_node(plan: Plan, start: LoadingSpec) -> int:
     ) in plan.models.items():  # one without a name is the first model again, from the same files
         if model.model is not None and model.shape is not None and model.shape.in_files:
             models[role] = model.shape
-    whole = sum(
+    file_bytes = sum(
         shape.file_bytes or SIZES[shape.stored or "float32"] * shape.num_parameters
         for shape in models.values()
     )
     packs = plan.adapter is not None and plan.adapter.quantization is not None
     made_plain = any(shape.quantised and not shape.experts for shape in models.values())
     if not start.parts or packs or made_plain:  # a weight is read whole to be packed, or made plain
-        return whole
+        return file_bytes
     mesh, processes = plan.mesh, plan.world_size // plan.num_nodes
     layout = strategy_spec(plan.strategy).layout(mesh, plan.engine)
     cut = mesh.dp_shard * mesh.cp if layout is not None and layout.zero == _CUTS_WEIGHTS else 1
-    return round(whole * min(1.0, processes / (cut * mesh.tp * mesh.pp)))
+    return round(file_bytes * min(1.0, processes / (cut * mesh.tp * mesh.pp)))
 
 
 def in_words(num_bytes: int) -> str:

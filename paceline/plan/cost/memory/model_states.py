@@ -59,36 +59,37 @@ def _with_scales(states: ModelStates, shape: ModelShape, adapter: AdapterSpec | 
 
 def states_by_role(plan: Plan, rank: int) -> dict[str, ModelStates | None]:
     """Return the states of each model that ``rank`` keeps, by role; the main trained model comes first."""
-    found = {algorithm_spec(plan.algorithm).trains: model_states(replace(plan, models={}), rank)}
+    states = {algorithm_spec(plan.algorithm).trains: model_states(replace(plan, models={}), rank)}
     for role, model in plan.models.items():
         alone = replace(plan, shape=model.shape, models={})
         if model.trained:
-            found[role] = model_states(alone, rank)
+            states[role] = model_states(alone, rank)
             continue
-        found[role] = _frozen_states(alone, model.model, rank)
-        kept = found[role]
+        states[role] = _frozen_states(alone, model.model, rank)
+        kept = states[role]
         if (
             (role in algorithm_spec(plan.algorithm).lends_head)
             and kept is not None
             and strategy_spec(plan.strategy).shares_frozen(plan.engine)
         ):
-            found[role] = replace(kept, parameters=kept.parameters + _head_bytes(alone))
-    return found
+            states[role] = replace(
+                kept,
+                parameters=kept.parameters
+                + (
+                    0
+                    if alone.shape is None
+                    else alone.shape.vocab * alone.shape.hidden_size * SIZES[alone.precision.compute]
+                ),
+            )
+    return states
 
 
-def _head_bytes(plan: Plan) -> int:
-    """Return the bytes of the unsharded head of ``plan``'s model in the compute dtype."""
-    return (
-        0 if plan.shape is None else plan.shape.vocab * plan.shape.hidden_size * SIZES[plan.precision.compute]
-    )
-
-
-def _frozen_states(plan: Plan, named: str | None, rank: int) -> ModelStates | None:
+def _frozen_states(plan: Plan, model: str | None, rank: int) -> ModelStates | None:
     """Return the states of a frozen model.
 
-    A model initialized from the policy (``named`` is None) has the policy's adapter.
+    A model initialized from the policy (``model`` is None) has the policy's adapter.
     """
-    adapter = plan.adapter if named is None else None
+    adapter = plan.adapter if model is None else None
     listed = None if plan.shape is None else pieces_of(plan.shape, adapter, SIZES[plan.precision.master])
     if plan.shape is None or listed is None:
         return None
@@ -103,24 +104,24 @@ def _frozen_states(plan: Plan, named: str | None, rank: int) -> ModelStates | No
 
 def memory_of(plan: Plan, hardware: Hardware) -> Memory:
     """Compute ``Plan.memory``: whether copies are kept, and the states of the largest and smallest rank."""
-    found = Memory(keeps_copies(hardware, plan.precision.compute))
-    planned = replace(plan, memory=found)
+    memory = Memory(keeps_copies(hardware, plan.precision.compute))
+    planned = replace(plan, memory=memory)
     ranks: Sequence[int] = range(plan.world_size)
     if plan.world_size > MANY_RANKS:
         a_stage = plan.world_size // plan.mesh.pp
-        ranks = [stage * a_stage + at for stage in range(plan.mesh.pp) for at in (0, a_stage - 1)]
+        ranks = [stage * a_stage + offset for stage in range(plan.mesh.pp) for offset in (0, a_stage - 1)]
     states = [state for state in (model_states(planned, rank) for rank in ranks) if state is not None]
     if plan.models:
         kept = {rank: states_by_role(planned, rank) for rank in ranks}
-        known = {rank: by for rank, by in kept.items() if None not in by.values()} or kept
-        found = replace(
-            found,
-            roles=max(known.values(), key=lambda by: sum(s.total for s in by.values() if s is not None)),
+        counted = {rank: by for rank, by in kept.items() if None not in by.values()} or kept
+        memory = replace(
+            memory,
+            roles=max(counted.values(), key=lambda by: sum(s.total for s in by.values() if s is not None)),
         )
     if not states:
-        return found
+        return memory
     return replace(
-        found, largest=max(states, key=lambda s: s.total), smallest=min(states, key=lambda s: s.total)
+        memory, largest=max(states, key=lambda s: s.total), smallest=min(states, key=lambda s: s.total)
     )
 
 
@@ -133,9 +134,9 @@ def checkpoint_bytes(plan: Plan) -> int | None:
     None if a model's tensors cannot be listed.
     """
     trained = [model.shape for model in plan.models.values() if model.trained]
-    found = [_of_model(plan, shape) for shape in (plan.shape, *trained)]
-    known = [num_bytes for num_bytes in found if num_bytes is not None]
-    return sum(known) if len(known) == len(found) else None
+    sizes = [_of_model(plan, shape) for shape in (plan.shape, *trained)]
+    counted = [num_bytes for num_bytes in sizes if num_bytes is not None]
+    return sum(counted) if len(counted) == len(sizes) else None
 
 
 def _of_model(plan: Plan, shape: ModelShape | None) -> int | None:
@@ -157,15 +158,15 @@ def with_snapshot(plan: Plan, hardware: Hardware, held: int) -> Plan:
     """
     if not plan.config.training.save_async:
         return plan
-    whole, host = checkpoint_bytes(plan), hardware.host_memory_bytes
+    checkpoint, host = checkpoint_bytes(plan), hardware.host_memory_bytes
     decision = Decision(
         _KEY,
         "on",
         "a save copies what it writes into host memory, which later saves reuse; hashing and writing go on"
         " beside training; the size of the copy is not known before the start",
     )
-    if whole is not None:
-        node = whole // plan.num_nodes
+    if checkpoint is not None:
+        node = checkpoint // plan.num_nodes
         each = node // (plan.world_size // plan.num_nodes)
         copy = f"{human_bytes(each)} a process, {human_bytes(node)} a node"
         if host and held + node > host:
@@ -183,11 +184,11 @@ def with_snapshot(plan: Plan, hardware: Hardware, held: int) -> Plan:
                     ),
                 ),
             )
-        known = f" (of {human_bytes(host)})" if host else ""
+        of_host = f" (of {human_bytes(host)})" if host else ""
         decision = Decision(
             _KEY,
             "on",
-            f"a save copies what it writes into host memory, which later saves reuse: {copy}{known};"
+            f"a save copies what it writes into host memory, which later saves reuse: {copy}{of_host};"
             " hashing and writing go on beside training, at most one save at a time",
         )
     return replace(plan, save_async=True, decisions=(*plan.decisions, decision))

@@ -12,7 +12,7 @@ from paceline.plan.model.parameter_list import targets_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import AdapterSpec, OptimizerSpec
 from paceline.plan.strategies.spec import strategy_spec
-from paceline.plan.workload.local_tensors import Piece, pieces_of
+from paceline.plan.workload.local_tensors import LocalTensor, pieces_of
 from paceline.plan.workload.state_bytes import piece_moments
 from paceline.plan.workload.step_spec import Storage, StrategyLayout
 
@@ -31,7 +31,9 @@ class OptimizerStates:
     computes_bf16: bool = True
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece], optimizer: OptimizerSpec, *, bf16_weights: bool) -> OptimizerStates:
+    def of(
+        cls, pieces: Sequence[LocalTensor], optimizer: OptimizerSpec, *, bf16_weights: bool
+    ) -> OptimizerStates:
         """Return the states of ``optimizer`` on the trained ``pieces``; AdamW's where it or they are
         unknown.
         """
@@ -58,30 +60,30 @@ class OptimizerStates:
     @property
     def saved(self) -> float:
         """Bytes a trained parameter in a checkpoint: the weight, its average if there is one, the moments."""
-        known, weight = BUILT.get(self.optim), 2.0 if self.bf16_weights else 4.0
-        return weight * (2 if known is not None and known.averaged else 1) + self.moments
+        row, weight = BUILT.get(self.optim), 2.0 if self.bf16_weights else 4.0
+        return weight * (2 if row is not None and row.averaged else 1) + self.moments
 
     def pure_bf16(self) -> OptimizerStates | None:
         """Return the states with weights in bfloat16 alone, whose moments torch's optimizers keep so, too;
         None where they are so already, or cannot be.
         """
-        known = BUILT.get(self.optim)
-        if self.bf16_weights or not self.computes_bf16 or (known is not None and known.averaged):
+        row = BUILT.get(self.optim)
+        if self.bf16_weights or not self.computes_bf16 or (row is not None and row.averaged):
             return None
         return replace(
             self,
             moments=self.moments / 2
-            if (known is None or (not known.package and not known.factored))
+            if (row is None or (not row.package and not row.factored))
             else self.moments,
             bf16_weights=True,
         )
 
     def storage(self, layout: StrategyLayout) -> Storage:
         """Return the layout's bytes a parameter with these states."""
-        own = layout.storage
+        layout_storage = layout.storage
         if self.bf16_weights:
-            return Storage(2.0, 2.0, self.moments, own.sent)
-        return replace(own, optimizer=own.optimizer - _ADAM + self.moments)
+            return Storage(2.0, 2.0, self.moments, layout_storage.sent)
+        return replace(layout_storage, optimizer=layout_storage.optimizer - _ADAM + self.moments)
 
     def allows(self, layout: StrategyLayout) -> bool:
         """Whether the layout's strategy trains with this optimizer, and on such weights."""

@@ -51,24 +51,24 @@ class Peak:
         return {f.name: round(getattr(self, f.name)) for f in fields(self)}
 
 
-def peak_of(work: StepSpec, c: MemoryCoefficients, place: int) -> Peak:
-    """Return the peak of a rank of pipeline stage ``place`` (0 without a pipeline)."""
+def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
+    """Return the peak of a rank of pipeline stage ``stage_index`` (0 without a pipeline)."""
     # Model states.
-    stage = work.stages[place]
-    whole = work.stage_parameters(stage)
-    parameters, gradients, optimizer = _states(work, whole)
+    stage = work.stages[stage_index]
+    stage_parameters = work.stage_parameters(stage)
+    parameters, gradients, optimizer = _states(work, stage_parameters)
     # Activations: all that layers in flight save, or layer inputs and one live layer if recomputed.
     attention, mlp = (count * work.element / 2 for count in with_state(work, *_kept(work, c)))
-    slots = stage.layers * in_flight(work, place)
+    slots = stage.layers * in_flight(work, stage_index)
     layer = largest_layer(work, attention + mlp)
     working = _scores(work) if stage.layers else 0.0  # of the layer whose gradients are computed
     checkpoints = 0.0
     if work.recompute == "full" or work.keeps:
-        one = c.checkpoint * work.element * work.tokens * work.shape.hidden_size
-        checkpoints = one / (work.tp if work.sequence_parallel else 1) * slots + layer
+        layer_input = c.checkpoint * work.element * work.tokens * work.shape.hidden_size
+        checkpoints = layer_input / (work.tp if work.sequence_parallel else 1) * slots + layer
         attention, mlp = (count * work.element / 2 for count in _kept_outputs(work))
     logits = _logits(work, c) if stage.head and not work.spec.scalar_head else 0.0
-    gathered = _gathered(work, c, whole, stage, slots)
+    gathered = _gathered(work, c, stage_parameters, stage, slots)
     layer_sum = attention + mlp
     # A rollout's KV cache is freed before the update: it counts only beyond the update's activations.
     gathered += max(0.0, _answers(work) - (layer_sum * slots + checkpoints + logits + gathered))
@@ -78,7 +78,13 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, place: int) -> Peak:
     fragments = c.fragments * moving + c.segments * _segments(work) * layer_sum * slots
     fragments += c.states_slack * (parameters + gradients)
     others = work.trained_models * (parameters + gradients + optimizer)
-    others += work.frozen_models * work.frozen_size * 2.0 * whole / (work.sharers if work.zero == 3 else 1)
+    others += (
+        work.frozen_models
+        * work.frozen_size
+        * 2.0
+        * stage_parameters
+        / (work.sharers if work.zero == 3 else 1)
+    )
     fragments += c.safety * (parameters + gradients + optimizer + moving + fragments + overhead)
     return Peak(
         parameters=parameters,
@@ -96,26 +102,26 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, place: int) -> Peak:
 
 
 def _unsharded(
-    work: StepSpec, c: MemoryCoefficients, whole: float, stage: StageSize, trained: float
+    work: StepSpec, c: MemoryCoefficients, parameters: float, stage: StageSize, trained: float
 ) -> float:
     """Return the bytes of weights and gradients that ZeRO-3 holds unsharded in a backward."""
     how, layer = work.gathering, work.layer_parameters / work.tp
-    weights = kept_gathered(work, whole, stage)
+    weights = kept_gathered(work, parameters, stage)
     if not how.keeps_all:
         weights = c.root_unit * weights + work.element * (2 if work.prefetch else 1) * layer
-    gradients = 4.0 * (whole if how.one_unit else layer)
+    gradients = 4.0 * (parameters if how.one_unit else layer)
     if work.accumulation > 1 and 4.0 * trained <= how.whole_gradients:
         gradients += 4.0 * trained
     return weights + gradients
 
 
-def kept_gathered(work: StepSpec, whole: float, stage: StageSize) -> float:
+def kept_gathered(work: StepSpec, parameters: float, stage: StageSize) -> float:
     """Return the bytes of weights that stay gathered from forward to backward: all, or embedding and head."""
     if work.gathering.keeps_all:
         if work.adapter is None:
-            return work.element * whole
-        return work.adapter.base_bytes * whole + work.element * work.adapter.trained / work.tp
-    return work.element * (whole - stage.layers * work.layer_parameters / work.tp)
+            return work.element * parameters
+        return work.adapter.base_bytes * parameters + work.element * work.adapter.trained / work.tp
+    return work.element * (parameters - stage.layers * work.layer_parameters / work.tp)
 
 
 def _answers(work: StepSpec) -> float:
@@ -140,11 +146,11 @@ def _answers(work: StepSpec) -> float:
 def worst_peak(work: StepSpec, c: MemoryCoefficients) -> tuple[int, Peak]:
     """Return (stage, peak) of the fullest pipeline stage, from the first two and the last two stages."""
     places = {0, 1, work.pp - 2, work.pp - 1} if work.pp > 1 else {0}
-    found = [(place, peak_of(work, c, place)) for place in sorted(p for p in places if 0 <= p < work.pp)]
-    return max(found, key=lambda pair: pair[1].total)
+    peaks = [(stage, peak_of(work, c, stage)) for stage in sorted(p for p in places if 0 <= p < work.pp)]
+    return max(peaks, key=lambda pair: pair[1].total)
 
 
-def in_flight(work: StepSpec, place: int) -> float:
+def in_flight(work: StepSpec, stage: int) -> float:
     """Return the number of micro-batches whose activations a stage holds under 1F1B (Narayanan et al. 2021).
 
     A stage holds one per stage from itself to the last, at most ``accumulation``; interleaved schedules hold
@@ -152,26 +158,26 @@ def in_flight(work: StepSpec, place: int) -> float:
     """
     if work.pp == 1:
         return 1.0
-    held = float(min(work.accumulation, work.pp - place))
+    held = float(min(work.accumulation, work.pp - stage))
     if work.stages_a_rank > 1:
         held = min(float(work.accumulation), held * (1 + (work.pp - 1) / (work.pp * work.stages_a_rank)))
     return held
 
 
-def _states(work: StepSpec, whole: float) -> tuple[float, float, float]:
-    """Return (weights, gradients, optimizer) bytes of a rank with ``whole`` unsharded parameters."""
+def _states(work: StepSpec, parameters: float) -> tuple[float, float, float]:
+    """Return (weights, gradients, optimizer) bytes of a rank with ``parameters`` unsharded parameters."""
     share = work.sharers
     s, adapter = work.storage, work.adapter
     if adapter is not None:
-        part = whole * work.tp / work.shape.num_parameters / work.tp
+        part = parameters * work.tp / work.shape.num_parameters / work.tp
         trained = adapter.trained * part
         quantised = work.shape.layers * work.layer_parameters * part
-        frozen = quantised * adapter.base_bytes + adapter.end_bytes * (whole - quantised)
+        frozen = quantised * adapter.base_bytes + adapter.end_bytes * (parameters - quantised)
         weights = frozen / (share if work.zero == 3 else 1) + trained * s.weight
         return weights, trained * s.gradient, trained * s.optimizer / (share if work.zero else 1)
-    weights = whole * s.weight / (share if work.zero == 3 else 1)
-    gradients = whole * s.gradient / (share if work.zero >= 2 else 1)
-    optimizer = whole * s.optimizer / (share if work.zero >= 1 else 1)
+    weights = parameters * s.weight / (share if work.zero == 3 else 1)
+    gradients = parameters * s.gradient / (share if work.zero >= 2 else 1)
+    optimizer = parameters * s.optimizer / (share if work.zero >= 1 else 1)
     if work.offload in ("optimizer", "all"):
         optimizer *= 1 - work.offloaded
     if work.offload == "all":
@@ -282,8 +288,8 @@ def _logits(work: StepSpec, c: MemoryCoefficients) -> float:
 def head_chunks(work: StepSpec) -> float:
     """Return the bytes of the logits that the head holds at a time: three chunks, or as many as there are."""
     chunk = chunk_of(work)
-    whole = 4.0 * work.tokens * work.shape.vocab / work.tp
-    return 3.0 * min(chunk, max(LEAST_CHUNK, whole))
+    all_logits = 4.0 * work.tokens * work.shape.vocab / work.tp
+    return 3.0 * min(chunk, max(LEAST_CHUNK, all_logits))
 
 
 def chunk_of(work: StepSpec) -> int:
@@ -291,28 +297,30 @@ def chunk_of(work: StepSpec) -> int:
     return head_chunk_bytes(work.machine.memory if work.machine.context else 0)
 
 
-def _gathered(work: StepSpec, c: MemoryCoefficients, whole: float, stage: StageSize, slots: float) -> float:
+def _gathered(
+    work: StepSpec, c: MemoryCoefficients, parameters: float, stage: StageSize, slots: float
+) -> float:
     """Return the bytes of temporarily gathered tensors: sequence shards, ZeRO-3's weights, buckets."""
     h = work.shape.hidden_size
-    found = 0.0
-    reduced = whole if work.adapter is None else float(work.adapter.trained)
+    gathered = 0.0
+    reduced = parameters if work.adapter is None else float(work.adapter.trained)
     if work.tp > 1 and work.sequence_parallel:
         each, ends = c.gathered, c.gathered_ends
         # measured in pipelines: almost none with two stages, more with larger groups, little beyond two nodes
         if work.pp > 1:
             far = 0.25 if work.tp > 2 * work.machine.node else 1.0
             each, ends = c.gathered_pipeline * (far * work.tp / (work.tp + 8) if work.pp > 2 else 0.05), 0.0
-        found += (each * (slots if work.recompute == "none" else 1) + ends) * work.tokens * h
+        gathered += (each * (slots if work.recompute == "none" else 1) + ends) * work.tokens * h
     # torch's pipelines gather once per window: weights stay gathered, gradients accumulate unsharded
     if work.zero == 3 and work.pp > 1:
-        found += (2.0 + 4.0) * whole if work.adapter is None else 2.0 * whole
+        gathered += (2.0 + 4.0) * parameters if work.adapter is None else 2.0 * parameters
     elif work.zero == 3:
-        found += _unsharded(work, c, whole, stage, reduced)
+        gathered += _unsharded(work, c, parameters, stage, reduced)
     elif work.zero == 2:
-        found += 2 * 2.0 * min(reduced, c.bucket)
+        gathered += 2 * 2.0 * min(reduced, c.bucket)
     elif work.dp > 1:
-        found += min(BUCKET, 2.0 * reduced) + c.replica * reduced
-    return found
+        gathered += min(BUCKET, 2.0 * reduced) + c.replica * reduced
+    return gathered
 
 
 WITHIN = 1.5
@@ -337,11 +345,11 @@ def state_summary(shape: ModelShape | None) -> str:
     """Return what the plan says of a model's layers with state; empty if it has none."""
     if shape is None or shape.listing is None:
         return ""
-    count, whole = shape.listing.state_layers
+    count, total = shape.listing.state_layers
     if not count:
         return ""
     return (
-        f"{count} of {shape.layers}: {human_bytes(whole / count)} of activations a token and layer in 16 bit,"
+        f"{count} of {shape.layers}: {human_bytes(total / count)} of activations a token and layer in 16 bit,"
         f" as their class saves without kernels of their own, within a factor of {WITHIN:g};"
         " such kernels save less"
     )
@@ -350,5 +358,5 @@ def state_summary(shape: ModelShape | None) -> str:
 def _of_layers(work: StepSpec) -> tuple[float, float]:
     """Return (share of layers with state, bytes in 16 bit that one of them saves for a micro-batch)."""
     listing = work.shape.listing
-    count, whole = listing.state_layers if listing is not None else (0, 0.0)
-    return (count / work.shape.layers, work.tokens * whole / count / work.tp) if count else (0.0, 0.0)
+    count, total = listing.state_layers if listing is not None else (0, 0.0)
+    return (count / work.shape.layers, work.tokens * total / count / work.tp) if count else (0.0, 0.0)

@@ -46,34 +46,19 @@ def check_model_folder(name: str, key: str) -> list[Diagnostic]:
     if not folder.exists():
         return list(_not_there(folder, name, key))
     if not folder.is_dir():
-        return [
-            codes.MODEL_NOT_A_FOLDER(
-                key,
-                name,
-                hint=(
-                    f"{key.rpartition('.')[2]}: {folder.parent}"
-                    if folder.parent != Path(".")
-                    else "give the folder that contains it"
-                ),
-            )
-        ]
+        above = folder.parent
+        hint = (
+            "give the folder that contains it" if above == Path(".") else f"{key.rpartition('.')[2]}: {above}"
+        )
+        return [codes.MODEL_NOT_A_FOLDER(key, name, hint=hint)]
     if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
         return [adapter_folder(folder, key)]
-    if run := of_a_run(folder, key):
-        return [run]
-    if special := special_files(folder):
-        return [_special(folder, special, key)]
-    if (pointers := pointers_in(folder, key)) is not None:
-        return [pointers]
+    if wrong := _other_folder(folder, key):
+        return [wrong]
     if (folder / "adapter_config.json").is_file():
-        return [
-            codes.MODEL_ADAPTER_FOLDER(
-                "this folder contains a model and an adapter, which Transformers would lay on it",
-                key,
-                f"{folder}/adapter_config.json",
-                "merge it (merge_and_unload of peft), or move adapter_*.* to a folder of its own",
-            )
-        ]
+        what = "this folder contains a model and an adapter, which Transformers would lay on it"
+        hint = "merge it (merge_and_unload of peft), or move adapter_*.* to a folder of its own"
+        return [codes.MODEL_ADAPTER_FOLDER(what, key, f"{folder}/adapter_config.json", hint)]
     try:
         config_from_path(folder)
     except ConfigError as error:
@@ -81,8 +66,13 @@ def check_model_folder(name: str, key: str) -> list[Diagnostic]:
     return list(_weights(folder, key))
 
 
-def _special(folder: Path, special: list[str], key: str) -> Diagnostic:
-    return codes.MODEL_SPECIAL_FILE(key, f"{folder}: {', '.join(special[:4])}")
+def _other_folder(folder: Path, key: str) -> Diagnostic | None:
+    """Return why a folder's files are not a model's: a run's, special ones, or pointers of Git LFS."""
+    if run := of_a_run(folder, key):
+        return run
+    if special := special_files(folder):
+        return codes.MODEL_SPECIAL_FILE(key, f"{folder}: {', '.join(special[:4])}")
+    return pointers_in(folder, key)
 
 
 def _not_there(folder: Path, name: str, key: str) -> Iterator[Diagnostic]:
@@ -101,30 +91,23 @@ def _not_there(folder: Path, name: str, key: str) -> Iterator[Diagnostic]:
             f"{key.rpartition('.')[2]}: {address[1]}",
         )
         return
-    found = f"{name}; in {folder.parent}: {', '.join(beside[:6]) or 'no models'}"
+    siblings = f"{name}; in {folder.parent}: {', '.join(beside[:6]) or 'no models'}"
     yield codes.PLAN_MODEL_MISSING(
-        "there is no such folder", key, found, "give an existing folder, or a hub name like org/model"
+        "there is no such folder", key, siblings, "give an existing folder, or a hub name like org/model"
     )
 
 
 def adapter_folder(folder: Path, key: str) -> Diagnostic:
     """Return the error for a folder of an adapter alone, with its base as the remedy."""
-    try:
-        base = json.loads(read_text(folder / "adapter_config.json")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError):
-        base = None
-    there = (
-        ""
-        if base is None or not str(base).startswith(("/", ".")) or Path(base).exists()
-        else ", which does not exist"
-    )
+    base = _value(folder / "adapter_config.json", "base_model_name_or_path")
+    lost = base is not None and str(base).startswith(("/", ".")) and not Path(str(base)).exists()
+    base_text = f"{base or 'which it does not name'}{', which does not exist' if lost else ''}"
     return codes.MODEL_ADAPTER_FOLDER(
-        "this folder contains an adapter, without its base model"
-        f" ({base or 'which it does not name'}{there})",
+        f"this folder contains an adapter, without its base model ({base_text})",
         key,
         str(folder),
-        f"{key.rpartition('.')[2]}: {base or 'the base model'}, with lora:"
-        f" {{adapter_name_or_path: {folder}}}",
+        f"{key.rpartition('.')[2]}: {base or 'the base model'},"
+        f" with lora: {{adapter_name_or_path: {folder}}}",
     )
 
 
@@ -135,8 +118,10 @@ def of_a_run(folder: Path, key: str) -> Diagnostic | None:
     run = folder.parent if folder.name == RunDir(folder).checkpoints.name else folder
     checkpoint = folder.parent if (folder.parent / _MANIFEST).is_file() else run
     if (checkpoint / _MANIFEST).is_file() or RunDir(run).plan_json.is_file():
-        whole = not key.startswith("lora.") and bool([*checkpoint.glob(_ADAPTERS), *folder.glob(_ADAPTERS)])
-        merge, then = " --merge" * whole, written(key, "DIR")
+        has_adapter = not key.startswith("lora.") and bool(
+            [*checkpoint.glob(_ADAPTERS), *folder.glob(_ADAPTERS)]
+        )
+        merge, then = " --merge" * has_adapter, written(key, "DIR")
         return codes.MODEL_RUN_FOLDER(
             "this is a folder of a Paceline run",
             key,
@@ -164,9 +149,9 @@ def written(key: str, folder: str) -> str:
 
 
 def _weights(folder: Path, key: str) -> Iterator[Diagnostic]:
-    index, whole = folder / _INDEX, folder / "model.safetensors"
-    if whole.is_file():
-        if wrong := damage(whole, key):
+    index, single = folder / _INDEX, folder / "model.safetensors"
+    if single.is_file():
+        if wrong := damage(single, key):
             yield wrong
     elif index.is_file():
         yield from _shards(folder, index, key)
@@ -178,17 +163,17 @@ def _shards(folder: Path, index: Path, key: str) -> Iterator[Diagnostic]:
     """Check that every shard named in the index exists and is complete."""
     try:
         text = read_text(index) if index.stat().st_size <= MAX_INDEX_BYTES else ""
-        named = sorted({str(place) for place in json.loads(text)["weight_map"].values()})
+        shards = sorted({str(shard) for shard in json.loads(text)["weight_map"].values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        found = f"{type(error).__name__}: {error}"
-        yield codes.MODEL_WEIGHTS_INDEX(key, f"{index}: {found}"[:300])
+        reason = f"{type(error).__name__}: {error}"
+        yield codes.MODEL_WEIGHTS_INDEX(key, f"{index}: {reason}"[:300])
         return
-    missing = [name for name in named if not (folder / name).is_file()]
+    missing = [name for name in shards if not (folder / name).is_file()]
     if missing:
         yield codes.MODEL_MISSING_SHARDS(
-            key, ", ".join(missing[:4]), missing=len(missing), named=len(named), index=_INDEX
+            key, ", ".join(missing[:4]), missing=len(missing), named=len(shards), index=_INDEX
         )
-    for name in named:
+    for name in shards:
         if name not in missing and (wrong := damage(folder / name, key)):
             yield wrong
 
@@ -199,15 +184,9 @@ def check_adapter_folder(name: str, key: str) -> list[Diagnostic]:
     weights = folder / "adapter_model.safetensors"
     if not folder.is_dir():
         return []
-    if special := special_files(folder):
-        return [_special(folder, special, key)]
-    if (pointers := pointers_in(folder, key)) is not None:
-        return [pointers]
-    if run := of_a_run(folder, key):
-        return [run]
-    if not weights.is_file():
-        return [_no_weights(folder, key, _CONVERT_ADAPTER)]
-    wrong = damage(weights, key)
+    wrong = _other_folder(folder, key) or (
+        damage(weights, key) if weights.is_file() else _no_weights(folder, key, _CONVERT_ADAPTER)
+    )
     return [] if wrong is None else [wrong]
 
 
@@ -216,10 +195,7 @@ def check_adapter_base(name: str, model: str) -> Iterator[Diagnostic]:
     download of the hub's, has the same last name.
     """
     file = Path(name).expanduser() / "adapter_config.json"
-    try:
-        base = str(json.loads(read_text(file)).get("base_model_name_or_path") or "")
-    except (OSError, ValueError, AttributeError):
-        return  # reported elsewhere
+    base = str(_value(file, "base_model_name_or_path") or "")
     if not base or _last(base) == _last(model) or Path(base).expanduser().resolve() == Path(model).resolve():
         return
     yield codes.MODEL_ADAPTER_BASE("lora.adapter_name_or_path", f"{base} then, {model} now")
@@ -263,9 +239,9 @@ def wrong_folders(config: Config) -> list[Diagnostic]:
     Whatever else could be said of it (no weights, no tokenizer, …) follows from that.
     """
     spec, lora = algorithm_spec(config.training.algorithm), config.lora
-    found: list[Diagnostic] = []
+    problems: list[Diagnostic] = []
     if config.model.config is None and config.model.name_or_path:
-        found += _wrong_model(
+        problems += _wrong_model(
             config.model.name_or_path,
             _MAIN,
             spec.head_outputs(config.training) if spec.scalar_head else 0,
@@ -276,10 +252,10 @@ def wrong_folders(config: Config) -> list[Diagnostic]:
         if name is not None:
             key = key_of_model(config.training, role)
             # what judges answers is looked at with the rewards
-            found += _wrong_model(name, key, int(role not in _WRITING), exactly=key.startswith(spec.key))
+            problems += _wrong_model(name, key, int(role not in _WRITING), exactly=key.startswith(spec.key))
     if lora is not None and lora.adapter_name_or_path:
-        found += _wrong_adapter(lora.adapter_name_or_path, spec.scalar_head)
-    return list({(d.code, d.where): d for d in found}.values())
+        problems += _wrong_adapter(lora.adapter_name_or_path, spec.scalar_head)
+    return list({(d.code, d.where): d for d in problems}.values())
 
 
 def _wrong_model(name: str, key: str, scalar: int, *, exactly: bool) -> Iterator[Diagnostic]:
@@ -329,16 +305,19 @@ def _other_head(config: Path, name: str, key: str, scalar: int, *, exactly: bool
     if not classes:
         return
     count = len(_labels(config))
-    found = f"{name}: {classes[0]}, {count} label{'s' * (count != 1)}"
+    labels = f"{name}: {classes[0]}, {count} label{'s' * (count != 1)}"
     if not scalar:
         yield codes.MODEL_OTHER_HEAD(
-            "the model in this folder scores texts, and a language model is needed here", key, found, _OF_TEXT
+            "the model in this folder scores texts, and a language model is needed here",
+            key,
+            labels,
+            _OF_TEXT,
         )
     elif exactly and count != scalar:
         yield codes.MODEL_OTHER_HEAD(
             "the model in this folder has several labels, and one number is needed here",
             key,
-            found,
+            labels,
             "name a model with one label, or the language model that it was trained from, for a new head",
         )
 
@@ -381,7 +360,7 @@ def _wrong_adapter(name: str, scalar: bool) -> Iterator[Diagnostic]:
 def _value(file: Path, key: str) -> Json:
     """Return the value of a key in a JSON file; None without one, or where the file's reader reports it."""
     try:
-        found = json.loads(read_text(file))
+        contents = json.loads(read_text(file))
     except (OSError, ValueError, ConfigError):
         return None
-    return found.get(key) if isinstance(found, dict) else None
+    return contents.get(key) if isinstance(contents, dict) else None

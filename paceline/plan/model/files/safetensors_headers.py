@@ -22,11 +22,11 @@ INDEX = "model.safetensors.index.json"
 
 def weights_findings(folder: Path) -> list[Diagnostic]:
     """Return problems of a folder's safetensors: damaged files."""
-    found: list[Diagnostic] = []
-    for file in weights_of(folder, found):
+    problems: list[Diagnostic] = []
+    for file in weights_of(folder, problems):
         if wrong := damage(file, "model.name_or_path"):
-            found.append(wrong)
-    return found
+            problems.append(wrong)
+    return problems
 
 
 def damage(file: Path, key: str) -> Diagnostic | None:
@@ -34,21 +34,21 @@ def damage(file: Path, key: str) -> Diagnostic | None:
     try:
         if header_of(file):
             return None
-        found = "it contains no tensor"
+        reason = "it contains no tensor"
     except OSError as error:
         what, hint = "a weight file of the model cannot be read", "copy it again"
         if isinstance(error, PermissionError):
             hint = f"chmod a+r {file.name}, or run as a user who may read it"
         return codes.PLAN_MODEL_FILE(what, key, f"{file}: {error.strerror or error}", hint)
     except ValueError as error:
-        found = str(error)[:200]
-    return codes.MODEL_DAMAGED_WEIGHTS(key, f"{file}: {found}")
+        reason = str(error)[:200]
+    return codes.MODEL_DAMAGED_WEIGHTS(key, f"{file}: {reason}")
 
 
-def weights_of(folder: Path, found: list[Diagnostic]) -> list[Path]:
+def weights_of(folder: Path, problems: list[Diagnostic]) -> list[Path]:
     """Return the weight files: those in the index, else ``model.safetensors``.
 
-    Index problems go to ``found``.
+    Index problems go to ``problems``.
     """
     index = folder / INDEX
     if not index.exists():
@@ -64,11 +64,11 @@ def weights_of(folder: Path, found: list[Diagnostic]) -> list[Path]:
         ):
             raise ValueError("weight_map names something other than files of this folder")
     except (OSError, ValueError) as error:
-        found.append(_damaged(index, str(error)))
+        problems.append(_damaged(index, str(error)))
         return []
     missing = [name for name in files if not (folder / name).exists()]
     if missing:
-        found.append(
+        problems.append(
             _damaged(index, f"{len(missing)} of {len(files)} files do not exist: {', '.join(missing[:3])}")
         )
         return []
@@ -85,11 +85,11 @@ def read_json(file: Path, most: int) -> Json:
     return parse_json(data)
 
 
-def _damaged(file: Path, found: str) -> Diagnostic:
+def _damaged(file: Path, reason: str) -> Diagnostic:
     return codes.PLAN_MODEL_FILE(
         "this file of the model is damaged",
         str(file),
-        found,
+        reason,
         "download the model again (hf download …), or use another folder",
     )
 

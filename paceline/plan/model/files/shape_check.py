@@ -36,21 +36,21 @@ def linears(shape: ModelShape) -> dict[str, tuple[int, int]] | None:
     differ = mixture is not None and (shape.latent or mixture.shared or mixture.dense_layers)
     if not shape.family.linears_known or differ:
         return None
-    found = {}
+    sizes = {}
     for parameter in parameters_of(shape):
         if is_linear(shape, parameter):
             outputs, inputs = parameter.shape
             name = parameter.name.partition(f".{parameter.layer}.")[2].removesuffix(".weight")
-            found[name] = (inputs, outputs)
-    return found
+            sizes[name] = (inputs, outputs)
+    return sizes
 
 
 def other_sizes(folder: Path, shape: ModelShape) -> list[Diagnostic]:
     """Return weights that do not match ``config.json``; ``weights_findings`` reports damaged files."""
-    found: list[Diagnostic] = []
+    problems: list[Diagnostic] = []
     try:
         tensors = {
-            name: entry for file in weights_of(folder, found) for name, entry in header_of(file).items()
+            name: entry for file in weights_of(folder, problems) for name, entry in header_of(file).items()
         }
     except (OSError, ValueError):
         return []
@@ -72,13 +72,13 @@ def _misfits(tensors: Mapping[str, StoredTensor], shape: ModelShape) -> Iterator
     for name, entry in sorted(tensors.items()):
         if entry.dtype not in FLOATS or beside_text(name, shape.layers):
             continue
-        size, place = list(entry.shape), _LAYER.search(name)
-        if place is None:
+        size, match = list(entry.shape), _LAYER.search(name)
+        if match is None:
             if ".".join(name.split(".")[-2:]) in _ROWS and len(size) == 2 and size[0] != shape.vocab:
                 yield f"{name} has {size[0]} rows, but vocab_size is {shape.vocab}"
             continue
-        layers.add(int(place[1]))
-        a, b = inside.get(place[2].removesuffix(".weight"), (0, 0))
+        layers.add(int(match[1]))
+        a, b = inside.get(match[2].removesuffix(".weight"), (0, 0))
         if b and size != [b, a]:
             yield f"{name} is {size}, but config.json requires {[b, a]}"
     if inside and layers and len(layers) < shape.layers:
@@ -90,9 +90,9 @@ TIED = ("model.embed_tokens", "lm_head")  # one weight in models that tie them
 
 def adapter_sizes(folder: Path, adapter: AdapterSpec, shape: ModelShape) -> list[Diagnostic]:
     """Return adapter weights that do not match the model or their own ``adapter_config.json``."""
-    inside, whole = linears(shape), adapter.modules_to_save
-    if adapter.unties and shape.tied and any(names_module(whole, name) for name in TIED):
-        return [untied(", ".join(whole))]
+    inside, saved_modules = linears(shape), adapter.modules_to_save
+    if adapter.unties and shape.tied and any(names_module(saved_modules, name) for name in TIED):
+        return [untied(", ".join(saved_modules))]
     if inside is None:
         return []
     try:
@@ -101,14 +101,14 @@ def adapter_sizes(folder: Path, adapter: AdapterSpec, shape: ModelShape) -> list
         return []
     wrong = []
     for name, entry in sorted(tensors.items()):
-        place = _LAYER.search(name)
-        linear, _, half = (place[2] if place else "").rpartition(".lora_")
-        if place is None or linear not in inside or half not in ("A.weight", "B.weight"):
+        match = _LAYER.search(name)
+        linear, _, half = (match[2] if match else "").rpartition(".lora_")
+        if match is None or linear not in inside or half not in ("A.weight", "B.weight"):
             continue
         a, b = inside[linear]
-        rank = rank_of(adapter, f"model.layers.{place[1]}.{linear}")
+        rank = rank_of(adapter, f"model.layers.{match[1]}.{linear}")
         fits = [rank, a] if half == "A.weight" else [b, rank]
-        if int(place[1]) >= shape.layers:
+        if int(match[1]) >= shape.layers:
             wrong.append(f"{name}, but the model has {shape.layers} layers")
         elif list(entry.shape) != fits:
             wrong.append(f"{name} is {list(entry.shape)}, the model makes it {fits}")

@@ -85,11 +85,11 @@ def _ordinary(key: str, value: Json, vocab: int, config: Mapping[str, Json], wri
         return isinstance(value, list) and set(map(str, value)) <= _LAYERS and len(value) == layers
     if key.endswith("_token_id"):
         return value is None or all(
-            _whole(one, 0) and one < vocab for one in (value if isinstance(value, list) else [value])
+            _whole(token, 0) and token < vocab for token in (value if isinstance(value, list) else [value])
         )
-    known = next((check for match, check in _KINDS if match(key)), None)
-    if known is not None:
-        return known(value)
+    check_value = next((check for match, check in _KINDS if match(key)), None)
+    if check_value is not None:
+        return check_value(value)
     return not written and (value is None or isinstance(value, (bool, str)) or _number(value, 0, math.inf))
 
 

@@ -113,25 +113,25 @@ def compile_config(
     ``train_batch_size`` is left out on purpose: DeepSpeed computes it, and under AutoTP and Ulysses it counts
     ranks differently in two places, so that any given product is rejected by one of them.
     """
-    made: JsonObject = _blocks(user, findings)
-    made["train_micro_batch_size_per_gpu"] = batch.micro_batch
-    made["gradient_accumulation_steps"] = batch.accumulation
-    made["gradient_clipping"] = job.training.max_grad_norm
+    config: JsonObject = _blocks(user, findings)
+    config["train_micro_batch_size_per_gpu"] = batch.micro_batch
+    config["gradient_accumulation_steps"] = batch.accumulation
+    config["gradient_clipping"] = job.training.max_grad_norm
     _batch(user, batch, findings)
-    _precision(made, user, engine.zero_stage, precision, findings)
+    _precision(config, user, engine.zero_stage, precision, findings)
     _ownership(user, job, findings)
-    made["zero_optimization"] = zero_optimization(user, engine, job, findings)
-    made["zero_allow_untested_optimizer"] = True
-    made["zero_force_ds_cpu_optimizer"] = False
+    config["zero_optimization"] = zero_optimization(user, engine, job, findings)
+    config["zero_allow_untested_optimizer"] = True
+    config["zero_force_ds_cpu_optimizer"] = False
     if engine.autotp_size > 1:
-        made["tensor_parallel"] = _tensor_parallel(user, engine.autotp_size, findings)
+        config["tensor_parallel"] = _tensor_parallel(user, engine.autotp_size, findings)
     _activation_checkpointing(user, job, findings)
-    return _without_auto(made, findings)
+    return _without_auto(config, findings)
 
 
 def _blocks(user: Mapping[str, Json], findings: Findings) -> JsonObject:
     """Return the file's blocks that are passed through; refuse or drop the others."""
-    made: JsonObject = {}
+    passed: JsonObject = {}
     for key, value in user.items():
         if key in _OURS and key != "amp":
             continue
@@ -142,15 +142,15 @@ def _blocks(user: Mapping[str, Json], findings: Findings) -> JsonObject:
             if value not in (None, {}, False) and _is_on(value):
                 findings.explain(f"deepspeed {key}", "off", _LEFT_OUT[key], granted=False)
         else:
-            made[key] = copy.deepcopy(value)
+            passed[key] = copy.deepcopy(value)
     for key in ("comms_logger", "flops_profiler", "wall_clock_breakdown", "memory_breakdown"):
-        if key in made and _is_on(made[key]):
+        if key in passed and _is_on(passed[key]):
             findings.explain(
                 f"deepspeed {key}",
                 "on",
                 "requested: DeepSpeed prints its tables, and each step waits for them",
             )
-    return made
+    return passed
 
 
 def _mapping(user: Mapping[str, Json], key: str) -> JsonObject:
@@ -184,7 +184,7 @@ def _batch(user: Mapping[str, Json], batch: BatchSplit, findings: Findings) -> N
 
 
 def _precision(
-    made: JsonObject, user: Mapping[str, Json], stage: int, precision: Precision, findings: Findings
+    config: JsonObject, user: Mapping[str, Json], stage: int, precision: Precision, findings: Findings
 ) -> None:
     """Set precision from ``training.mixed_precision``, with fp32 masters.
 
@@ -200,17 +200,17 @@ def _precision(
         )
         half = ""
     scaler = _mapping(user, "fp16")
-    made["bf16"] = {"enabled": half == "bf16"}
-    made["fp16"] = {"enabled": half == "fp16"}
+    config["bf16"] = {"enabled": half == "bf16"}
+    config["fp16"] = {"enabled": half == "fp16"}
     if half == "fp16":
-        given = {k: v for k, v in scaler.items() if k != "enabled" and v != "auto"}
-        made["fp16"] = {**FP16_SCALER, **given, "enabled": True}
+        scaler_values = {k: v for k, v in scaler.items() if k != "enabled" and v != "auto"}
+        config["fp16"] = {**FP16_SCALER, **scaler_values, "enabled": True}
     if not half:
         return
     types = _mapping(user, "data_types")
     accumulate = types.get("grad_accum_dtype") or "fp32"
-    made["data_types"] = {"grad_accum_dtype": accumulate}
-    made.setdefault("communication_data_type", "fp32")
+    config["data_types"] = {"grad_accum_dtype": accumulate}
+    config.setdefault("communication_data_type", "fp32")
     requested = (
         "requested in the file" if types or "communication_data_type" in user else "as on every strategy"
     )
@@ -218,7 +218,7 @@ def _precision(
         "deepspeed precision",
         half,
         f"fp32 masters; gradients summed over micro-steps in {accumulate} and over ranks in"
-        f" {made['communication_data_type']}: {requested}",
+        f" {config['communication_data_type']}: {requested}",
     )
 
 
@@ -260,9 +260,9 @@ def _ownership(user: Mapping[str, Json], job: Job, findings: Findings) -> None:
 
 def _tensor_parallel(user: Mapping[str, Json], size: int, findings: Findings) -> JsonObject:
     block = _mapping(user, "tensor_parallel")
-    made: JsonObject = {"autotp_size": size}
-    made.update({key: block[key] for key in _TP_KEYS if block.get(key) is not None})
-    known = {*_TP_KEYS, "autotp_size", "tp_size", "tp", "tensor_parallel", "enabled"}
+    block_config: JsonObject = {"autotp_size": size}
+    block_config.update({key: block[key] for key in _TP_KEYS if block.get(key) is not None})
+    accepted = {*_TP_KEYS, "autotp_size", "tp_size", "tp", "tensor_parallel", "enabled"}
     own_loss = sorted({"vocab_parallel_lm_head", "vocab_parallel_ce_backend"} & set(block))
     if any(block[key] for key in own_loss):
         findings.explain(
@@ -271,7 +271,7 @@ def _tensor_parallel(user: Mapping[str, Json], size: int, findings: Findings) ->
             "Paceline computes the loss, with the complete weight of the head",
             granted=False,
         )
-    dropped = sorted(set(block) - known - set(own_loss))
+    dropped = sorted(set(block) - accepted - set(own_loss))
     if dropped:
         findings.explain(
             "tensor_parallel",
@@ -280,7 +280,7 @@ def _tensor_parallel(user: Mapping[str, Json], size: int, findings: Findings) ->
             " are always consecutive ranks",
             granted=False,
         )
-    return made
+    return block_config
 
 
 def _activation_checkpointing(user: Mapping[str, Json], job: Job, findings: Findings) -> None:
@@ -304,11 +304,13 @@ def _activation_checkpointing(user: Mapping[str, Json], job: Job, findings: Find
 
 def _without_auto(block: JsonObject, findings: Findings, path: str = "") -> JsonObject:
     """Drop remaining "auto" values, on which DeepSpeed would fail; its defaults apply."""
-    made: JsonObject = {}
+    values: JsonObject = {}
     for key, item in block.items():
-        at = f"{path}.{key}" if path else str(key)
+        key_path = f"{path}.{key}" if path else str(key)
         if item == "auto":
-            findings.explain(at, "DeepSpeed's default", '"auto" in the file, and the YAML does not set it')
+            findings.explain(
+                key_path, "DeepSpeed's default", '"auto" in the file, and the YAML does not set it'
+            )
         else:
-            made[key] = _without_auto(item, findings, at) if isinstance(item, dict) else item
-    return made
+            values[key] = _without_auto(item, findings, key_path) if isinstance(item, dict) else item
+    return values

@@ -68,13 +68,13 @@ def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
     _check_degrees(tp, cp, job, findings)
     if tp > 1 and not _own_partitions(user):
         _check_tensor_plan(tp, job, findings)
-    shard, given = job.world_size // (tp * cp), job.axis("dp_shard")
-    if given not in (1, shard):
+    shard, configured = job.world_size // (tp * cp), job.axis("dp_shard")
+    if configured not in (1, shard):
         findings.refuse(
             codes.PAR_PRODUCT(
-                f"dp_shard_size {given} × AutoTP {tp} × Ulysses {cp} is not {job.world_size}",
+                f"dp_shard_size {configured} × AutoTP {tp} × Ulysses {cp} is not {job.world_size}",
                 f"{PARALLELISM}.dp_shard_size",
-                str(given),
+                str(configured),
                 f"dp_shard_size: {shard}",
             )
         )
@@ -163,18 +163,18 @@ def _check_kv_heads(tp: int, job: Job, findings: Findings) -> None:
 
 def _agreed(axis: str, in_file: int, job: Job, findings: Findings) -> int:
     """Return the size of an axis that both the file and ``training.parallelism`` may set."""
-    given = job.axis(axis)
-    if given > 1 and in_file > 1 and given != in_file:
+    configured = job.axis(axis)
+    if configured > 1 and in_file > 1 and configured != in_file:
         name = "tensor_parallel.autotp_size" if axis == "tp" else "sequence_parallel_size"
         findings.refuse(
             codes.PAR_DEEPSPEED(
                 f"{axis}_size and the DeepSpeed file's {name} differ",
                 f"{PARALLELISM}.{axis}_size",
-                f"{given} and {in_file}",
+                f"{configured} and {in_file}",
                 "set the same number in both, or only one of the two",
             )
         )
-    return max(given, in_file)
+    return max(configured, in_file)
 
 
 def autotp_size(user: Mapping[str, Json], findings: Findings) -> int:
@@ -194,14 +194,14 @@ def autotp_size(user: Mapping[str, Json], findings: Findings) -> int:
         "tp.tp_size": _whole(inner.get("tp_size")),
     }
     # All spellings must agree; others than DeepSpeed's own are translated.
-    given = {name: size for name, size in sizes.items() if size > 1}
-    if len(set(given.values())) > 1:
+    degrees = {name: size for name, size in sizes.items() if size > 1}
+    if len(set(degrees.values())) > 1:
         findings.refuse(
-            codes.PAR_DS_TP_MISMATCH(KEY, ", ".join(f"{name}: {size}" for name, size in given.items()))
+            codes.PAR_DS_TP_MISMATCH(KEY, ", ".join(f"{name}: {size}" for name, size in degrees.items()))
         )
-    size = max(given.values(), default=1)
-    if size > 1 and "autotp_size" not in given:
-        key = next(iter(given))
+    size = max(degrees.values(), default=1)
+    if size > 1 and "autotp_size" not in degrees:
+        key = next(iter(degrees))
         why = (
             "DeepSpeed rejects the key"
             if key == "tp_size"
@@ -315,9 +315,9 @@ def _say_engine(engine: DeepSpeedOptions, mesh: Mesh, findings: Findings) -> Non
             "heads are exchanged for sequence around attention",
         )
     parts = (("offload_optimizer", "optimizer states"), ("offload_param", "weights"))
-    for (part, name), place in zip(parts, engine.places, strict=True):
-        if place != "none":
-            findings.explain(part, place, f"requested: {name} are kept there between steps")
+    for (part, name), device in zip(parts, engine.places, strict=True):
+        if device != "none":
+            findings.explain(part, device, f"requested: {name} are kept there between steps")
 
 
 def _whole(value: Json) -> int:

@@ -14,7 +14,7 @@ from paceline.plan.strategies.deepspeed.zero_states import zero_states
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.spec import DEEPSPEED_FORM, Simulated, StrategySpec
 from paceline.plan.strategy_options import DeepSpeedOptions, EngineOptions
-from paceline.plan.workload.local_tensors import Piece, tp_share
+from paceline.plan.workload.local_tensors import LocalTensor, tp_share
 from paceline.plan.workload.startup_memory import CARD, CUT, FLAT, LoadingSpec
 from paceline.plan.workload.state_bytes import whole_states
 from paceline.plan.workload.step_spec import WHOLE, StepSpec, Storage, StrategyLayout
@@ -55,7 +55,7 @@ class DeepSpeedSpec(StrategySpec):
         """Return the stage of ``engine``, or that of the name before there are options."""
         return engine.zero_stage if isinstance(engine, DeepSpeedOptions) else self.zero_stage or 0
 
-    def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
+    def states(self, plan: Plan, pieces: Sequence[LocalTensor], rank: int) -> ModelStates | None:
         engine = _own(plan.engine)
         cut = [tp_share(p, engine.autotp_size, vocabulary=False) for p in pieces]
         return zero_states(plan, engine, cut, rank) if engine.zero_stage else whole_states(plan, cut)
@@ -76,7 +76,7 @@ class DeepSpeedSpec(StrategySpec):
         )
 
     def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
-        optimizer, weights = (place != "none" for place in engine.places)
+        optimizer, weights = (device != "none" for device in engine.places)
         zero = as_object(_own(engine).config.get("zero_optimization"))
         ratio = as_object(zero.get("offload_optimizer")).get("ratio", 1.0)
         layout = self._layout(

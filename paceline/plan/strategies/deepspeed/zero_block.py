@@ -98,12 +98,12 @@ def _fill(block: JsonObject, job: Job, findings: Findings) -> None:
 
 
 def _offload(block: JsonObject, part: str, engine: DeepSpeedOptions, findings: Findings) -> None:
-    given = block.get(part)
-    if not isinstance(given, dict):
+    settings = block.get(part)
+    if not isinstance(settings, dict):
         block.pop(part, None)
         return
     # Check the device; drop blocks without effect.
-    device = str(given.get("device", "none")).lower()
+    device = str(settings.get("device", "none")).lower()
     if device not in _DEVICES:
         findings.refuse(
             codes.ZERO_OFFLOAD(
@@ -130,7 +130,7 @@ def _offload(block: JsonObject, part: str, engine: DeepSpeedOptions, findings: F
                 'set "stage": 1, or remove offload',
             )
         )
-    if device == "nvme" and not given.get("nvme_path"):
+    if device == "nvme" and not settings.get("nvme_path"):
         findings.refuse(
             config_codes.ZERO_NVME_PATH(
                 f"{part} to NVMe needs a folder on the drive",
@@ -141,10 +141,10 @@ def _offload(block: JsonObject, part: str, engine: DeepSpeedOptions, findings: F
         )
     if device == "nvme" and engine.zero_stage < 3:
         findings.refuse(codes.ZERO_NVME_STAGE(KEY, f"{part} to nvme with stage {engine.zero_stage}"))
-    ratio = given.get("ratio", 1.0)
+    ratio = settings.get("ratio", 1.0)
     if isinstance(ratio, (int, float)) and ratio < 1.0 and engine.zero_stage != 3:
         findings.refuse(codes.ZERO_OFFLOAD_RATIO(KEY, f"ratio: {ratio}"))
-    block[part] = {key: value for key, value in given.items() if value != "auto"}
+    block[part] = {key: value for key, value in settings.items() if value != "auto"}
 
 
 def _loss_less(block: JsonObject, job: Job, findings: Findings) -> None:

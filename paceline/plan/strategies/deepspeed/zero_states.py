@@ -9,7 +9,7 @@ from paceline.core.units import human_bytes
 from paceline.plan.plan import Decision, ModelStates, Plan
 from paceline.plan.strategies.deepspeed.zero_block import whole
 from paceline.plan.strategy_options import DeepSpeedOptions
-from paceline.plan.workload.local_tensors import Piece, pieces_of
+from paceline.plan.workload.local_tensors import LocalTensor, pieces_of
 from paceline.plan.workload.state_bytes import SIZES, counter_bytes, moment_bytes, shard_of
 
 ALIGNMENT = 2  # nccl_start_alignment_factor: a flat group's length is a multiple of it times the ranks
@@ -18,7 +18,9 @@ SUB_GROUP = 1_000_000_000  # default of sub_group_size
 MASTER = 4
 
 
-def zero_states(plan: Plan, engine: DeepSpeedOptions, pieces: Sequence[Piece], rank: int) -> ModelStates:
+def zero_states(
+    plan: Plan, engine: DeepSpeedOptions, pieces: Sequence[LocalTensor], rank: int
+) -> ModelStates:
     """Return what ``rank`` keeps: weights in the compute dtype, masters and moments in fp32 partitions."""
     ranks, index = shard_of(plan, rank)
     low = SIZES[plan.precision.compute]
@@ -43,7 +45,7 @@ def _aligned(count: int, multiple: int) -> int:
 def _gradients(
     plan: Plan,
     engine: DeepSpeedOptions,
-    groups: list[list[Piece]],
+    groups: list[list[LocalTensor]],
     flat: list[int],
     ranks: int,
     index: int,
@@ -64,29 +66,29 @@ def _gradients(
     kept = 0
     for group, length in zip(groups, flat, strict=True):
         start, end = length // ranks * index, length // ranks * (index + 1)
-        at = 0
+        position = 0
         for piece in group:  # a gradient that crosses the partition's edge is kept whole
-            if at < end and at + piece.numel > start:
+            if position < end and position + piece.numel > start:
                 kept += piece.numel
-            at += piece.numel
-        kept += max(0, end - max(start, at))  # padding after the last parameter
+            position += piece.numel
+        kept += max(0, end - max(start, position))  # padding after the last parameter
     return low * kept
 
 
 def accumulation_size(engine: DeepSpeedOptions, low: int) -> int:
     """Return bytes per element of accumulated gradients (``grad_accum_dtype``; else the weights' own)."""
-    given = as_object(engine.config.get("data_types")).get("grad_accum_dtype")
-    return {"fp32": 4, "bf16": 2, "fp16": 2}.get(str(given), low)
+    dtype = as_object(engine.config.get("data_types")).get("grad_accum_dtype")
+    return {"fp32": 4, "bf16": 2, "fp16": 2}.get(str(dtype), low)
 
 
 def _stage3(
-    plan: Plan, engine: DeepSpeedOptions, pieces: Sequence[Piece], ranks: int, low: int
+    plan: Plan, engine: DeepSpeedOptions, pieces: Sequence[LocalTensor], ranks: int, low: int
 ) -> ModelStates:
     """Every parameter is sharded by itself; small ones are also kept whole (persistence threshold)."""
     zero = as_object(engine.config.get("zero_optimization"))
     trained = [p for p in pieces if p.trained]
     parts = {id(p): -(-p.numel // ranks) for p in pieces}
-    own = sum(parts[id(p)] for p in trained)
+    shard_numel = sum(parts[id(p)] for p in trained)
     threshold = whole(zero, "stage3_param_persistence_threshold", PERSISTENCE)
     limit = whole(zero, "stage3_model_persistence_threshold", 2**63 - 1)
     persistent = gathered = 0
@@ -97,9 +99,9 @@ def _stage3(
     second = secondary_partition(zero, ranks)
     copied = sum(parts[id(piece)] * ranks // second for piece in pieces) if second else 0
     return ModelStates(
-        parameters=low * (sum(parts.values()) + gathered + copied) + MASTER * own,
-        gradients=accumulation_size(engine, low) * own,
-        optimizer=moment_bytes((own,), plan.optimizer, MASTER),
+        parameters=low * (sum(parts.values()) + gathered + copied) + MASTER * shard_numel,
+        gradients=accumulation_size(engine, low) * shard_numel,
+        optimizer=moment_bytes((shard_numel,), plan.optimizer, MASTER),
         counters=counter_bytes(plan.optimizer) * _sub_groups(trained, parts, zero),
     )
 
@@ -115,7 +117,7 @@ def secondary_partition(zero: Mapping[str, Json], ranks: int) -> int:
     return min(size, ranks) if size > 1 else 0
 
 
-def _sub_groups(trained: Sequence[Piece], parts: Mapping[int, int], zero: Mapping[str, Json]) -> int:
+def _sub_groups(trained: Sequence[LocalTensor], parts: Mapping[int, int], zero: Mapping[str, Json]) -> int:
     """Return the number of tensors the optimizer steps: groups are split at ``sub_group_size`` elements."""
     size, count = whole(zero, "sub_group_size", SUB_GROUP), 0
     for decays in (True, False):
@@ -138,8 +140,8 @@ def nvme_decisions(plan: Plan) -> Iterator[Decision]:
     zero = as_object(plan.engine.config.get("zero_optimization"))
     requested = [
         part
-        for part, place in zip(("offload_optimizer", "offload_param"), plan.engine.places, strict=True)
-        if place == "nvme"
+        for part, device in zip(("offload_optimizer", "offload_param"), plan.engine.places, strict=True)
+        if device == "nvme"
     ]
     pieces = None if plan.shape is None else pieces_of(plan.shape, plan.adapter, SIZES[plan.precision.master])
     if not requested or pieces is None:
@@ -156,9 +158,9 @@ def nvme_decisions(plan: Plan) -> Iterator[Decision]:
             f"a rank's part of a weight (one of {ranks})",
         )
     if "offload_optimizer" in requested:
-        own = sum(-(-p.numel // ranks) for p in pieces if p.trained)
+        shard_numel = sum(-(-p.numel // ranks) for p in pieces if p.trained)
         size = whole(zero, "sub_group_size", SUB_GROUP)
-        groups = [size] * (own // size) + [own % size] * bool(own % size)
+        groups = [size] * (shard_numel // size) + [shard_numel % size] * bool(shard_numel % size)
         copies = 1 + moment_bytes((1,), plan.optimizer, 1)  # masters and moments are separate tensors
         yield _decision(
             "offload_optimizer",
