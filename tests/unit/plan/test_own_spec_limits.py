@@ -9,7 +9,7 @@ import pytest
 from plan_cases import CPU, MACHINES, MODELS
 
 from paceline.config.schema import Config
-from paceline.launch.preflight.plan_job import alone
+from paceline.launch.preflight.plan_job import is_single_process
 from paceline.plan.strategies.job import Job
 from paceline.plan.strategies.spec import StrategySpec, declared_spec
 from paceline.rules.planning import try_plan
@@ -105,7 +105,7 @@ def test_a_limit_of_an_own_spec_is_refused(monkeypatch: Any, tmp_path: Any, name
     )
     tried = try_plan(Job(config, CPU if limit.machine == "cpu" else MACHINES[limit.machine], world_size=2))
     assert limit.code in {d.code for d in (*tried.ruled, *tried.problems)}
-    assert alone(config) is ("one_process=True" in limit.spec)
+    assert is_single_process(config) is ("one_process=True" in limit.spec)
 
 
 def test_a_class_without_a_spec_declares_nothing(monkeypatch: Any, tmp_path: Any) -> None:
