@@ -59,12 +59,7 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
                 hint=f"set distributed_strategy: {owner}, or remove {key} ({key}: null)",
             )
     # A ZeRO stage other than the one in the strategy's name
-    stage = (
-        c.training.deepspeed.get("zero_optimization", {}).get("stage")
-        if isinstance(c.training.deepspeed, dict)
-        and isinstance(c.training.deepspeed.get("zero_optimization"), dict)
-        else None
-    )
+    stage = c.zero.get("stage")
     fixed = None if spec is None else spec.zero_stage
     if fixed is not None and stage is not None and str(stage) != str(fixed):
         yield c.problem(

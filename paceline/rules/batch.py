@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.config.sections.training_scale import Parallelism
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.json_types import as_object
 from paceline.plan import codes as plan_codes
 from paceline.rules import codes
 from paceline.rules.rule import Context, Rule
@@ -21,16 +23,10 @@ def positive(c: Context) -> Iterator[Diagnostic]:
 
 def deepspeed_triple(c: Context) -> Iterator[Diagnostic]:
     """batch.triple"""
-    world = c.facts.world_size
-    total = c.training.deepspeed.get("train_batch_size") if isinstance(c.training.deepspeed, dict) else None
-    if (
-        not isinstance(total, int)
-        or isinstance(total, bool)
-        or world is None
-        or not isinstance(c.training.deepspeed, dict)
-    ):
+    world, total = c.facts.world_size, c.deepspeed.get("train_batch_size")
+    if world is None or not isinstance(total, int) or isinstance(total, bool):
         return
-    if not {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"} <= set(c.training.deepspeed):
+    if not {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"} <= set(c.deepspeed):
         return  # DeepSpeed derives the missing one from the total
     world //= _model_ranks(c)
     micro, steps = c.training.per_device_train_batch_size, c.training.gradient_accumulation_steps
@@ -48,17 +44,11 @@ def deepspeed_triple(c: Context) -> Iterator[Diagnostic]:
 
 def _model_ranks(c: Context) -> int:
     """Return the number of ranks that share the same rows: DeepSpeed's AutoTP times Ulysses."""
-    ds = c.training.deepspeed if isinstance(c.training.deepspeed, dict) else {}
-    block = ds.get("tensor_parallel")
-    in_file = (block.get("autotp_size") if isinstance(block, dict) else 1, ds.get("sequence_parallel_size"))
-    configured = (
-        (c.training.parallelism.tp_size, c.training.parallelism.cp_size)
-        if c.training.parallelism is not None
-        else (1, 1)
-    )
+    sizes = c.training.parallelism or Parallelism()
+    autotp = as_object(c.deepspeed.get("tensor_parallel")).get("autotp_size")
     together = 1
-    for sizes in zip(in_file, configured, strict=True):
-        together *= max((size for size in sizes if isinstance(size, int)), default=1) or 1
+    for axis in ((autotp, sizes.tp_size), (c.deepspeed.get("sequence_parallel_size"), sizes.cp_size)):
+        together *= max(size for size in axis if isinstance(size, int)) or 1
     return together if together >= 1 and (c.facts.world_size or 0) % together == 0 else 1
 
 

@@ -206,15 +206,14 @@ def adapters(c: Context) -> Iterator[Diagnostic]:
     lora = c.config.lora
     if lora is None:
         return
-    if "lm_head" in lora.target_modules:
-        yield c.at(codes.DPO_LM_HEAD_ADAPTER(), "lora.target_modules")
-    if len(lora.target_modules) > 1 and any(map(is_pattern, lora.target_modules)):
-        yield c.at(codes.PEFT_PATTERN(), "lora.target_modules")
-    if lora.quantization_bit not in (None, 4):
-        yield c.at(codes.PEFT_BITS(), "lora.quantization_bit")
-    if lora.quantization_bit and lora.bias != "none":
-        yield c.at(codes.PEFT_QUANT_BIAS(), "lora.bias", "lora.quantization_bit")
-    if lora.quantization_bit and (c.config.model.add_tokens or c.config.model.add_special_tokens):
+    targets, bits = lora.target_modules, lora.quantization_bit
+    yield from c.each(
+        ("lm_head" in targets, codes.DPO_LM_HEAD_ADAPTER, ("lora.target_modules",)),
+        (len(targets) > 1 and any(map(is_pattern, targets)), codes.PEFT_PATTERN, ("lora.target_modules",)),
+        (bits not in (None, 4), codes.PEFT_BITS, ("lora.quantization_bit",)),
+        (bits and lora.bias != "none", codes.PEFT_QUANT_BIAS, ("lora.bias", "lora.quantization_bit")),
+    )
+    if bits and (c.config.model.add_tokens or c.config.model.add_special_tokens):
         yield c.at(
             codes.PEFT_RESIZE_QUANT(found="quantization_bit with added tokens"), "lora.quantization_bit"
         )

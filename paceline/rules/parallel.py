@@ -12,7 +12,6 @@ from paceline.plan.mesh import cp_heads, tp_heads, tp_inside_node
 from paceline.plan.strategies.spec import strategy_specs
 from paceline.rules import codes
 from paceline.rules.rule import Context, Rule
-from paceline.rules.strategy import deepspeed_section
 
 _SIZES = "training.parallelism"
 _STRATEGY = "training.distributed_strategy"
@@ -148,7 +147,7 @@ def sharding_keys(c: Context, axes: Iterable[str]) -> list[str]:
     These are the sizes above 1 in ``training.parallelism`` for ``axes`` (pp, cp, tp), DeepSpeed's AutoTP and
     Ulysses, and strategies that always split.
     """
-    sizes, file = c.training.parallelism, deepspeed_section(c)
+    sizes, file = c.training.parallelism, c.deepspeed
     keys = [
         f"training.parallelism.{axis}_size" for axis in axes if sizes and getattr(sizes, f"{axis}_size") > 1
     ]

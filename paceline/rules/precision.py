@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from paceline.config import codes as config_codes
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.json_types import as_object
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.rules import codes
 from paceline.rules.rule import Context, Rule
@@ -25,26 +26,17 @@ def full_eval(c: Context) -> Iterator[Diagnostic]:
         yield c.at(codes.PREC_FP16_BF16_EVAL(), "training.fp16_full_eval", "training.bf16_full_eval")
 
 
-def bf16_hardware(c: Context) -> Iterator[Diagnostic]:
-    """prec.bf16_hw"""
-    if c.facts.bf16 is False:
-        for path, requested in (
-            (_MIXED, c.training.mixed_precision == "bf16"),
-            ("training.bf16_full_eval", c.training.bf16_full_eval),
-        ):
-            if requested:
-                yield c.at(codes.PREC_BF16_HW(device=_device(c)), path)
-
-
-def fp16_hardware(c: Context) -> Iterator[Diagnostic]:
-    """prec.fp16_hw"""
-    if c.facts.fp16 is False:
-        for path, requested in (
-            (_MIXED, c.training.mixed_precision == "fp16"),
-            ("training.fp16_full_eval", c.training.fp16_full_eval),
-        ):
-            if requested:
-                yield c.at(codes.PREC_FP16_HW(device=_device(c)), path)
+def low_precision(c: Context) -> Iterator[Diagnostic]:
+    """prec.bf16_hw, prec.fp16_hw"""
+    for word, able, code in (
+        ("bf16", c.facts.bf16, codes.PREC_BF16_HW),
+        ("fp16", c.facts.fp16, codes.PREC_FP16_HW),
+    ):
+        full_eval_key = f"{word}_full_eval"
+        if able is False and c.training.mixed_precision == word:
+            yield c.at(code(device=_device(c)), _MIXED)
+        if able is False and getattr(c.training, full_eval_key):
+            yield c.at(code(device=_device(c)), f"training.{full_eval_key}")
 
 
 def bf16_pretrained(c: Context) -> Iterator[Diagnostic]:
@@ -55,13 +47,7 @@ def bf16_pretrained(c: Context) -> Iterator[Diagnostic]:
 
 def deepspeed_fp16(c: Context) -> Iterator[Diagnostic]:
     """prec.min_loss_scale, prec.amp_zero"""
-    ds = c.training.deepspeed
-    if not isinstance(ds, dict):
-        return
-    fp16, zero, amp = (
-        block if isinstance(block, dict) else {}
-        for block in (ds.get("fp16"), ds.get("zero_optimization"), ds.get("amp"))
-    )
+    fp16, amp = as_object(c.deepspeed.get("fp16")), as_object(c.deepspeed.get("amp"))
     smallest = fp16.get("min_loss_scale", 1)
     if (
         fp16.get("enabled") is True
@@ -70,7 +56,7 @@ def deepspeed_fp16(c: Context) -> Iterator[Diagnostic]:
         and smallest <= 0
     ):
         yield c.at(codes.PREC_MIN_LOSS_SCALE(found=f"fp16.min_loss_scale: {smallest}"), "training.deepspeed")
-    stage = zero.get("stage", 0)
+    stage = c.zero.get("stage", 0)
     if amp.get("enabled") is True and isinstance(stage, int) and stage > 0:
         yield c.problem(
             config_codes.PREC_AMP_ZERO,
@@ -81,4 +67,4 @@ def deepspeed_fp16(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-PRECISION_RULES: tuple[Rule, ...] = (full_eval, bf16_hardware, fp16_hardware, bf16_pretrained, deepspeed_fp16)
+PRECISION_RULES: tuple[Rule, ...] = (full_eval, low_precision, bf16_pretrained, deepspeed_fp16)

@@ -181,6 +181,10 @@ class Context:
         """Return a finding about some keys (or sections) in the caller's words."""
         return self.at(code(what, found=found, hint=hint, severity=severity), *paths)
 
+    def each(self, *rows: tuple[object, Callable[[], Diagnostic], tuple[str, ...]]) -> Iterator[Diagnostic]:
+        """Yield the finding of each row (condition, code, keys) whose condition holds."""
+        return (self.at(code(), *keys) for holds, code, keys in rows if holds)
+
     def at(self, finding: Diagnostic, *paths: str) -> Diagnostic:
         """Return the finding with the place of some keys, or sections; ``found`` defaults to their values."""
         found = finding.found or ", ".join(

@@ -64,10 +64,19 @@ def _best_steps(c: Context) -> Iterator[Diagnostic]:
 
 def best_needs_eval(c: Context) -> Iterator[Diagnostic]:
     """save.best_needs_eval, eval.early_stopping"""
-    if c.training.save_strategy == "best" and c.training.eval_strategy == "no":
-        yield c.at(codes.SAVE_BEST_NEEDS_EVAL(), "training.save_strategy", "training.eval_strategy")
-    if c.training.early_stopping_patience is not None and c.training.eval_strategy == "no":
-        yield c.at(codes.EVAL_EARLY_STOPPING(), "training.early_stopping_patience", "training.eval_strategy")
+    t = c.training
+    yield from c.each(
+        (
+            t.save_strategy == "best" and t.eval_strategy == "no",
+            codes.SAVE_BEST_NEEDS_EVAL,
+            ("training.save_strategy", "training.eval_strategy"),
+        ),
+        (
+            t.early_stopping_patience is not None and t.eval_strategy == "no",
+            codes.EVAL_EARLY_STOPPING,
+            ("training.early_stopping_patience", "training.eval_strategy"),
+        ),
+    )
 
 
 def intervals(c: Context) -> Iterator[Diagnostic]:

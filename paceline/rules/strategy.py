@@ -8,7 +8,6 @@ from dataclasses import replace
 from paceline.config.registries.optimizers import BUILT, supports
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
-from paceline.core.json_types import JsonObject, as_object
 from paceline.plan import codes as plan_codes
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.rules import codes
@@ -17,19 +16,9 @@ from paceline.rules.rule import Context, Rule, checked, wrong_options
 _STRATEGY, _OPTIONS = "training.distributed_strategy", "training.strategy_options"
 
 
-def deepspeed_section(c: Context) -> JsonObject:
-    """Return ``training.deepspeed`` if it is a mapping, else an empty one."""
-    given = c.training.deepspeed
-    return given if isinstance(given, dict) else {}
-
-
-def _zero(c: Context) -> JsonObject:
-    return as_object(deepspeed_section(c).get("zero_optimization"))
-
-
 def zero_stage(c: Context) -> Iterator[Diagnostic]:
     """zero.stage"""
-    stage = _zero(c).get("stage", 0)
+    stage = c.zero.get("stage", 0)
     if isinstance(stage, bool) or not isinstance(stage, (int, float)) or stage not in (0, 1, 2, 3):
         yield c.at(codes.ZERO_STAGE(found=f"stage: {stage}"), "training.deepspeed")
 
