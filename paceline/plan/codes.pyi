@@ -299,6 +299,58 @@ class _PLAN_FASTEST_UNKNOWN(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PLAN_START_CARD(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        words: object,
+        master: object,
+        size: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_START_HOST(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        many: object,
+        words: object,
+        master: object,
+        size: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_STATES_CARD(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_STATES_HOST(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        many: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PLAN_ROWS_ROOM(CodeName):
     def __call__(
         self,
@@ -936,10 +988,10 @@ PLAN_BATCH_WORLD: _PLAN_BATCH_WORLD
 PLAN_FASTEST_CHOOSES: _PLAN_FASTEST_CHOOSES
 PLAN_FASTEST_NOTHING: _PLAN_FASTEST_NOTHING
 PLAN_FASTEST_UNKNOWN: _PLAN_FASTEST_UNKNOWN
-PLAN_START_CARD: Code
-PLAN_START_HOST: Code
-PLAN_STATES_CARD: Code
-PLAN_STATES_HOST: Code
+PLAN_START_CARD: _PLAN_START_CARD
+PLAN_START_HOST: _PLAN_START_HOST
+PLAN_STATES_CARD: _PLAN_STATES_CARD
+PLAN_STATES_HOST: _PLAN_STATES_HOST
 PLAN_ROWS_ROOM: _PLAN_ROWS_ROOM
 PLAN_ADAPTER_FOLDER: _PLAN_ADAPTER_FOLDER
 PLAN_ADAPTER_KIND: Code

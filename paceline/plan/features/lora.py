@@ -167,57 +167,49 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
             f"{human_count(count)} parameters trained in addition to"
             f" {human_count(shape.num_parameters)} ({100 * count / shape.num_parameters:.2g} %)"
         )
-    decisions = [
-        Decision(
-            "lora",
-            choice,
-            f"{trained}; everything else is frozen and not saved: checkpoints contain the adapter,"
-            " `paceline export --merge` writes a complete model",
-        )
-    ]
-    if shape is not None and shape.experts and adapter.target_modules == (ALL_LINEAR,):
-        decisions.append(
-            Decision(
-                "lora.target_modules",
-                "the linear layers other than the experts",
-                "in Transformers, experts are plain parameters: target_parameters gives them adapters",
-            )
-        )
-    if adapter.start:
-        decisions.append(
-            Decision(
-                "lora.adapter_name_or_path",
-                str(adapter.start),
-                "rank, scale, layers and dropout are read from its config",
-            )
-        )
-    if decomposes(adapter):
-        decisions.append(
-            Decision(
-                "lora.init_lora_weights",
-                str(adapter.init_lora_weights),
-                "peft takes the adapter's first values out of each weight, which keeps the rest; they"
-                " are read"
-                " whole, and decomposed on the host",
-            )
-        )
-    if adapter.modules_to_save:
-        decisions.append(
-            Decision("lora.modules_to_save", ", ".join(adapter.modules_to_save), "trained in full")
-        )
-    # The 4-bit base.
-    quantised = adapter.quantization
-    if quantised:
-        double = ", with its scales quantised as well" if quantised.double_quant else ""
-        decisions.append(
-            Decision(
-                "lora.quantization_bit",
-                f"{quantised.bits} ({quantised.type}{double})",
-                "every frozen linear layer except the head, quantised by bitsandbytes while"
-                " loading; a merged export adds the adapter to the quantised weights",
-            )
-        )
-    return tuple(decisions)
+    why = f"{trained}; everything else is frozen and not saved: checkpoints contain the adapter,"
+    of_experts = shape is not None and bool(shape.experts) and adapter.target_modules == (ALL_LINEAR,)
+    base = adapter.quantization
+    rows = (
+        (True, "lora", choice, f"{why} `paceline export --merge` writes a complete model"),
+        (
+            of_experts,
+            "lora.target_modules",
+            "the linear layers other than the experts",
+            "in Transformers, experts are plain parameters: target_parameters gives them adapters",
+        ),
+        (
+            bool(adapter.start),
+            "lora.adapter_name_or_path",
+            str(adapter.start),
+            "rank, scale, layers and dropout are read from its config",
+        ),
+        (
+            decomposes(adapter),
+            "lora.init_lora_weights",
+            str(adapter.init_lora_weights),
+            "peft takes the adapter's first values out of each weight, which keeps the rest; they are read"
+            " whole, and decomposed on the host",
+        ),
+        (
+            bool(adapter.modules_to_save),
+            "lora.modules_to_save",
+            ", ".join(adapter.modules_to_save),
+            "trained in full",
+        ),
+        (
+            base is not None,
+            "lora.quantization_bit",
+            _base_text(base) if base else "",
+            "every frozen linear layer except the head, quantised by bitsandbytes while loading; a merged"
+            " export adds the adapter to the quantised weights",
+        ),
+    )
+    return tuple(Decision(subject, choice, why) for holds, subject, choice, why in rows if holds)
+
+
+def _base_text(base: Quantization) -> str:
+    return f"{base.bits} ({base.type}{', with its scales quantised as well' if base.double_quant else ''})"
 
 
 def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:

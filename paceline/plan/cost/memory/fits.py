@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 
-from paceline.core.diagnostics import Code, Diagnostic
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes, human_seconds
 from paceline.plan import codes
 from paceline.plan.cost.memory.model_states import states_by_role
@@ -240,62 +240,27 @@ def room_problems(plan: Plan, hardware: Hardware, room: MemoryNeeded | None) -> 
     if room is None:
         return []
     problems: list[Diagnostic] = []
-    card = hardware.memory_bytes if hardware.device != "cpu" else 0
-    host = hardware.host_memory_bytes
-    processes = plan.world_size // plan.num_nodes
-    model_size = human_bytes(plan.shape.num_parameters * SIZES[plan.precision.master]) if plan.shape else "?"
-    several = f" ({1 + len(plan.models)} models)" if plan.models else ""
-    # Cards: states first, since a smaller startup would not help.
-    if card and room.states_card is not None and room.states_card > card:
-        problems.append(
-            _lacks(
-                codes.PLAN_STATES_CARD,
-                "the model states alone, without activations, do not fit on a device",
-                room.states_card,
-                card,
-                "card",
-                _in_bf16(plan, card) + _smaller(plan),
-            )
-        )
+    card, host = hardware.memory_bytes if hardware.device != "cpu" else 0, hardware.host_memory_bytes
+    master, processes = plan.precision.master, plan.world_size // plan.num_nodes
+    size = human_bytes(plan.shape.num_parameters * SIZES[master]) if plan.shape else "?"
+    size += f" ({1 + len(plan.models)} models)" if plan.models else ""
+    words, states_card, states_host = room.words, room.states_card or 0, room.states_host or 0
+    # States first, since a smaller startup would not help.
+    if card and states_card > card:
+        hint = _in_bf16(plan, card) + _smaller(plan)
+        problems.append(codes.PLAN_STATES_CARD(KEY, _lacks(states_card, card, "card"), hint=hint))
     elif card and room.start_card > card:
-        problems.append(
-            _lacks(
-                codes.PLAN_START_CARD,
-                f"the start does not fit on a device: {room.words}, and {plan.precision.master} weights"
-                f" need {model_size}{several}",
-                room.start_card,
-                card,
-                "card",
-                _startable(plan),
-            )
-        )
-    if not host:
-        return problems
-    # Host memory of a node.
+        lacks, hint = _lacks(room.start_card, card, "card"), _startable(plan)
+        problems.append(codes.PLAN_START_CARD(KEY, lacks, words=words, master=master, size=size, hint=hint))
     node = "this host" if plan.num_nodes == 1 else "a node"
     many = f"{processes} process{'es' if processes > 1 else ''} of {node}"
-    if room.states_host is not None and room.states_host > host:
+    if host and states_host > host:
+        lacks, hint = _lacks(states_host, host, "host memory"), _smaller(plan)
+        problems.append(codes.PLAN_STATES_HOST(KEY, lacks, many=many, hint=hint))
+    elif host and room.start_host > host:
+        lacks, hint = _lacks(room.start_host, host, "host memory"), _startable(plan)
         problems.append(
-            _lacks(
-                codes.PLAN_STATES_HOST,
-                f"model states and interpreters of the {many} do not fit in its memory",
-                room.states_host,
-                host,
-                "host memory",
-                _smaller(plan),
-            )
-        )
-    elif room.start_host > host:
-        problems.append(
-            _lacks(
-                codes.PLAN_START_HOST,
-                f"the start of the {many} does not fit in its memory: {room.words}, and"
-                f" {plan.precision.master} weights need {model_size}{several}",
-                room.start_host,
-                host,
-                "host memory",
-                _startable(plan),
-            )
+            codes.PLAN_START_HOST(KEY, lacks, many=many, words=words, master=master, size=size, hint=hint)
         )
     return problems
 
@@ -325,8 +290,8 @@ def rows_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     ]
 
 
-def _lacks(code: Code, what: str, need: int, room: int, of: str, hint: str) -> Diagnostic:
-    return code(what, KEY, f"at least {human_bytes(need)} of {human_bytes(room)} of {of}", hint)
+def _lacks(need: int, room: int, of: str) -> str:
+    return f"at least {human_bytes(need)} of {human_bytes(room)} of {of}"
 
 
 def _in_bf16(plan: Plan, card: int) -> str:
