@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.packing import PACK_ALGORITHM, Bins, best_fit_decreasing, one_each
+from paceline.data.packing import PACK_ALGORITHM, Bins, best_fit_decreasing
 from paceline.data.random_keys import hash_values, permutation, stream_key
 
 ORDER_ALGORITHM = f"{PACK_ALGORITHM}+splitmix64-argsort/1"
@@ -27,9 +27,8 @@ def epoch_documents(dataset_of: NDArray[np.int32], weights: Sequence[float], see
     times = np.zeros(len(dataset_of), np.int64)
     for index, weight in enumerate(weights):
         members = np.flatnonzero(dataset_of == index)
-        whole = int(weight)
-        times[members] = whole
-        extra = round(weight * len(members)) - whole * len(members)
+        times[members] = int(weight)
+        extra = round(weight * len(members)) - int(weight) * len(members)
         if extra > 0:
             drawn = hash_values(stream_key(seed, "mixture", epoch, index), members.astype(np.uint64))
             times[members[np.argsort(drawn, kind="stable")[:extra]]] += 1
@@ -51,15 +50,14 @@ def epoch_bins(
     With ``shuffle`` permuted by (seed, epoch).
     """
     num = len(documents)
+    bins = Bins(documents, np.arange(num + 1, dtype=np.int64))
     if packing:
         order = permutation(stream_key(seed, "pack", epoch), num) if shuffle else None
-        bins = best_fit_decreasing(lengths[documents], seq_len, order)
-    else:
-        bins = one_each(num)
-    items = documents[bins.items]
+        packed = best_fit_decreasing(lengths[documents], seq_len, order)
+        bins = Bins(documents[packed.items], packed.offsets)
     if not shuffle:
-        return Bins(items, bins.offsets)
-    return _reordered(Bins(items, bins.offsets), permutation(stream_key(seed, "rows", epoch), len(bins)))
+        return bins
+    return _reordered(bins, permutation(stream_key(seed, "rows", epoch), len(bins)))
 
 
 def _reordered(bins: Bins, order: I64) -> Bins:
@@ -83,8 +81,7 @@ def positions_for(
     They are [sG + (j·dp + d)·m, +m) with G = m · accumulation · dp; ``step`` s counts from the start of the
     epoch. Positions at or beyond ``num_rows`` are fillers (``RowSource.batch`` makes them weight-0 rows).
     """
-    global_batch = micro_batch * accumulation * dp_size
-    start = step * global_batch + (micro_step * dp_size + dp_rank) * micro_batch
+    start = step * (micro_batch * accumulation * dp_size) + (micro_step * dp_size + dp_rank) * micro_batch
     return list(range(start, start + micro_batch))
 
 

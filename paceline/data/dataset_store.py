@@ -78,14 +78,11 @@ class Store:
             if meta.pop("check") != digest_of(meta):
                 return None, "meta.json differs from what was written"
             for name, entry in meta["files"].items():
-                if (folder / name).stat().st_size != entry["bytes"]:
-                    return (
-                        None,
-                        f"{name} has {(folder / name).stat().st_size} bytes instead of {entry['bytes']}",
-                    )
+                if (size := (folder / name).stat().st_size) != entry["bytes"]:
+                    return None, f"{name} has {size} bytes instead of {entry['bytes']}"
             if meta["fingerprint"] != key:
                 return None, "meta.json belongs to another data set"
-            beside = {p.relative_to(folder) for p in _files(folder)}
+            beside = {path.relative_to(folder) for path in _files(folder)}
             if foreign := {str(p) for p in beside if p.parts[0] != DERIVED} - {*meta["files"], META}:
                 return None, f"{min(foreign)} does not belong to this data set"
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
@@ -133,10 +130,9 @@ class Store:
             self._locks.mkdir(parents=True, exist_ok=True)
             self.root.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self._locks / f"{key}.lock")
-            while True:
+            while not lock.is_locked:
                 try:
                     lock.acquire(timeout=1.0)
-                    break
                 except Timeout:
                     waiting()
         except OSError as exc:
@@ -169,8 +165,8 @@ class Store:
         entries = {
             str(p.relative_to(stage)): {"bytes": p.stat().st_size, "sha256": block_digest(p)} for p in files
         }
-        whole = json.loads(json.dumps({**meta, "fingerprint": key, "files": entries}))
-        (stage / META).write_text(json.dumps({**whole, "check": digest_of(whole)}, indent=1), "utf-8")
+        content = json.loads(json.dumps({**meta, "fingerprint": key, "files": entries}))
+        (stage / META).write_text(json.dumps({**content, "check": digest_of(content)}, indent=1), "utf-8")
         for path in [*files, stage / META, stage]:
             _sync(path)
         target = self.folder(key)
@@ -179,7 +175,9 @@ class Store:
             shutil.rmtree(damaged, ignore_errors=True)
             target.rename(damaged)
             shutil.rmtree(damaged, ignore_errors=True)
+        # The name appears with all of its files, or not at all
         stage.rename(target)
+        # The rename is an entry of this folder
         _sync(self.root)
 
 

@@ -17,6 +17,7 @@ from paceline.core.files import open_file
 from paceline.core.json_types import Json, JsonObject
 from paceline.data import codes
 
+# A digest over blocks: threads share the work on one large file
 HASHED_BLOCK = 1 << 26
 _BLOCK_BYTES = 1 << 22
 _SETTLED_SECONDS = 2.0  # a file modified this recently may change again within its timestamp's resolution
@@ -85,9 +86,9 @@ def _digest(file: Path, memo: Path) -> str:
             status.st_ino,
         ]
         note = memo / hashlib.sha256(str(stamp[0]).encode()).hexdigest()[:32]
-        known = recall(note)
-        if known is not None and known.get("stamp") == stamp:
-            return str(known["sha256"])
+        stored = recall(note) or {}
+        if stored.get("stamp") == stamp:
+            return str(stored["sha256"])
         begun = time.time()
         digest = sha256_of(file)
     except OSError as exc:
@@ -115,6 +116,7 @@ def remember(note: Path, value: Mapping[str, Json]) -> None:
         note.parent.mkdir(parents=True, exist_ok=True)
         staged = note.with_name(f"{note.name}.{os.getpid()}")
         staged.write_text(json.dumps({"value": value, "check": digest_of(value)}), "utf-8")
+        # Readers see the old note or the new one, never a half
         staged.replace(note)
     except OSError:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -60,9 +61,8 @@ class PackedSource:
         if epoch not in self._layouts:
             weights = self.table.weights if self.shuffle else (1.0,)
             group = self.table.group
-            rows = epoch_documents(self.table.group_dataset, weights, self.seed, epoch)
             bins = epoch_bins(
-                rows,
+                epoch_documents(self.table.group_dataset, weights, self.seed, epoch),
                 self.table.group_lengths,
                 seq_len=self.seq_len * group,
                 packing=self.packing,
@@ -95,10 +95,9 @@ class PackedSource:
     def document_ids(self, epoch: int, positions: Sequence[int]) -> list[int]:
         """Return the documents of these rows in order; -1 for a filler."""
         bins = self.layout(epoch)
-        ids: list[int] = []
-        for position in positions:
-            ids.extend(bins.bin(position).tolist() if 0 <= position < len(bins) else [-1] * self.table.group)
-        return ids
+        filler = [-1] * self.table.group
+        rows = (bins.bin(p).tolist() if 0 <= p < len(bins) else filler for p in positions)
+        return list(itertools.chain.from_iterable(rows))
 
     def batch(self, epoch: int, positions: Sequence[int]) -> Batch:
         """Return the micro-batch at these positions of the epoch's order.
@@ -106,11 +105,11 @@ class PackedSource:
         -1 or a position past the end is a filler row.
         """
         ids = self.document_ids(epoch, positions)
+        # The complement: a token without loss
         filler = np.full(2, ~self.pad_token_id, np.int32)
         documents = [self.table.coded(i) if i >= 0 else filler for i in ids]
         available = len(self.layout(epoch))
-        num_rows = sum(0 <= position < available for position in positions)
-        batch = build_batch(documents, ids, num_rows)
+        batch = build_batch(documents, ids, sum(0 <= position < available for position in positions))
         batch = replace(batch, group=self.table.group, extras=self._extras(ids))
         return batch if self.table.group == 1 else with_prefixes(batch)
 
@@ -138,32 +137,32 @@ class PackedSource:
         """
         if document < 0:
             return np.full(2, ~self.pad_token_id, np.int32)
-        own, answer = self.table.coded(document), self.table.coded(other)
-        joined = np.concatenate([own[: int((own >= 0).argmax())], answer[int((answer >= 0).argmax()) :]])
+        prompt, answer = self.table.coded(document), self.table.coded(other)
+        joined = np.concatenate(
+            [prompt[: int((prompt >= 0).argmax())], answer[int((answer >= 0).argmax()) :]]
+        )
         return joined[: self.seq_len]
 
     def _extras(self, ids: list[int]) -> dict[str, torch.Tensor]:
         """Return the extra columns of the documents; 0 for a filler."""
-        columns = {**self.table.columns, **self.columns}
-        found = {}
-        for name, values in columns.items():
+        extras = {}
+        documents = np.array(ids, np.int64)
+        for name, values in {**self.table.columns, **self.columns}.items():
             picked = np.zeros((len(ids), *values.shape[1:]), np.float64)
-            for place, i in enumerate(ids):
-                if i >= 0:
-                    picked[place] = values[i]
-            found[name] = torch.from_numpy(picked)
-        return found
+            picked[documents >= 0] = values[documents[documents >= 0]]
+            extras[name] = torch.from_numpy(picked)
+        return extras
 
 
 def build_batch(documents: Sequence[NDArray[np.int32]], ids: Sequence[int], num_rows: int) -> Batch:
     """Build a flat batch of coded documents (see ``data.table``)."""
     lengths = np.array([len(d) for d in documents], np.int64)
     ends = np.cumsum(lengths)
-    input_ids, own = decode_labels(np.concatenate(documents))
-    labels = np.full(len(own), IGNORE_INDEX, np.int64)
-    labels[:-1] = own[1:]
+    input_ids, unshifted = decode_labels(np.concatenate(documents))
+    labels = np.full(len(unshifted), IGNORE_INDEX, np.int64)
+    labels[:-1] = unshifted[1:]
     labels[ends - 1] = IGNORE_INDEX  # the next document's first token is not a label
-    positions = np.arange(len(own), dtype=np.int64) - np.repeat(ends - lengths, lengths)
+    positions = np.arange(len(unshifted), dtype=np.int64) - np.repeat(ends - lengths, lengths)
     boundaries = np.concatenate([np.zeros(1, np.int64), ends]).astype(np.int32)
     return Batch(
         input_ids=torch.from_numpy(input_ids.astype(np.int64))[None],

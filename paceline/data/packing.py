@@ -33,11 +33,6 @@ class Bins:
         return self.items[self.offsets[index] : self.offsets[index + 1]]
 
 
-def one_each(num: int) -> Bins:
-    """Put every document into its own row (packing off)."""
-    return Bins(np.arange(num, dtype=np.int64), np.arange(num + 1, dtype=np.int64))
-
-
 def best_fit_decreasing(lengths: NDArray[np.int32], seq_len: int, order: I64 | None = None) -> Bins:
     """Pack into bins of at most ``seq_len`` tokens by best-fit decreasing (Johnson 1973).
 
@@ -53,6 +48,7 @@ def best_fit_decreasing(lengths: NDArray[np.int32], seq_len: int, order: I64 | N
         where = f"document {int(lengths.argmax())}"
         raise DataError(codes.DATA_DOCUMENT_TOO_LONG(where, f"{longest} tokens", seq_len=seq_len))
     order = np.arange(num, dtype=np.int64) if order is None else order
+    # Stable, so that documents of one length keep the order that was asked for
     by_length = order[np.argsort(-lengths[order], kind="stable")]
     bin_of, num_bins = _place(lengths[by_length], seq_len)
     within = np.argsort(bin_of, kind="stable")
@@ -103,6 +99,7 @@ def _take(room: dict[int, list[I64]], free: int, wanted: int) -> I64:
 
 
 def _put(room: dict[int, list[I64]], free: int, bins: I64) -> None:
+    # A full bin is never looked at again
     if len(bins) and free > 0:
         room.setdefault(free, []).append(bins)
 

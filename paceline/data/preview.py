@@ -23,11 +23,11 @@ from paceline.core.json_types import JsonObject
 from paceline.core.security.file_permissions import written_for
 from paceline.data import codes
 from paceline.data.chat_template.encode import Encoded, Encoder
-from paceline.data.preflight.find_sets import DataSet, look
+from paceline.data.preflight.find_sets import LocatedDataset, read_head
 from paceline.data.prepare.choose_template import settle_template
 from paceline.data.prepare.main import Bar, read_config
 from paceline.data.prepare.prepare import Prepared, prepare, sets_of, setup_of
-from paceline.data.prepare.tokenize import Chunk, ChunkRow, Setup, tokenise_chunk
+from paceline.data.prepare.tokenize import Chunk, ChunkRow, Setup, encode_for, tokenise_chunk
 from paceline.data.random_keys import text_key
 from paceline.data.rows.examples import RowReader
 from paceline.data.rows.formats import Example
@@ -88,10 +88,10 @@ class ShownRow:
 
 
 def show_rows(
-    setup: Setup, data_set: DataSet, encoder: Encoder, first: int, count: int
+    setup: Setup, data_set: LocatedDataset, encoder: Encoder, first: int, count: int
 ) -> Iterator[ShownRow]:
     """Yield rows ``first`` (from 1) and following of a data set. Raises DataError."""
-    looked = look(data_set, setup.reading)
+    looked = read_head(data_set, setup.reading)
     reader = RowReader(looked.shape, setup.reading)
     for number, row in enumerate(itertools.islice(looked.rows, first - 1, first - 1 + count), first):
         if row.value is None:
@@ -100,19 +100,16 @@ def show_rows(
         chunk = Chunk(0, looked.shape, [ChunkRow(number, row.where, row.value)], 1, 0, [])
         result = tokenise_chunk(setup, chunk)
         if result.skipped:
-            found = tuple((p.reason, p.detail) for problem in result.skipped for p in problem.each())
-            yield ShownRow(number, row.where, problems=found)
+            problems = tuple((reason, detail) for p in result.skipped for reason, _, detail in p.each())
+            yield ShownRow(number, row.where, problems=problems)
             continue
         examples = reader.read(row.value, row.where)
         assert not isinstance(examples, Problem)
-        documents = tuple(_document(setup, encoder, example) for example in examples)
-        yield ShownRow(number, row.where, documents)
+        yield ShownRow(number, row.where, tuple(_document(setup, encoder, example) for example in examples))
 
 
 def _document(setup: Setup, encoder: Encoder, example: Example) -> ShownDocument:
-    encode = encoder.encode if setup.kind.learns_tokens else encoder.encode_whole
-    encode = encoder.encode_prompts if setup.kind.answered else encode
-    (encoded,) = encode([example])
+    (encoded,) = encode_for(setup.kind, encoder)([example])
     assert isinstance(encoded, Encoded)  # the row was used
     ids = encoded.input_ids[: setup.max_length].tolist()
     turns = encoder.turns_of_tokens(example)
@@ -121,9 +118,9 @@ def _document(setup: Setup, encoder: Encoder, example: Example) -> ShownDocument
     owners = [*turns, *([turns[-1] if turns else None] * len(ids))][: len(ids)]
     keys = list(zip(encoded.labelled.tolist(), owners, strict=False))[: len(ids)]
     pieces = []
-    for (has_loss, turn), group in itertools.groupby(range(len(ids)), key=lambda at: keys[at]):
-        own = [ids[at] for at in group]
-        pieces.append(ShownPiece(str(encoder.tokenizer.decode(own)), len(own), bool(has_loss), turn))
+    for (has_loss, turn), group in itertools.groupby(range(len(ids)), key=lambda position: keys[position]):
+        tokens = [ids[position] for position in group]
+        pieces.append(ShownPiece(str(encoder.tokenizer.decode(tokens)), len(tokens), bool(has_loss), turn))
     roles = tuple(message["role"] for message in example.messages)
     cut = len(encoded.input_ids) - len(ids)
     unread = tuple(sorted(turn for turn in behind if turn is not None))
@@ -176,27 +173,20 @@ class Totals:
 
     def quantiles(self) -> tuple[int, int, int, int]:
         """Return minimum, median, 95th percentile and maximum of the lengths."""
-        found = np.quantile(self.lengths, [0, 0.5, 0.95, 1]) if len(self.lengths) else np.zeros(4)
-        low, middle, high, most = (int(value) for value in found)
+        values = np.quantile(self.lengths, [0, 0.5, 0.95, 1]) if len(self.lengths) else np.zeros(4)
+        low, middle, high, most = (int(value) for value in values)
         return low, middle, high, most
 
 
 def totals_of(prepared: Prepared) -> Totals:
     """Return the totals of training and evaluation data together."""
     tables: Sequence[TokenTable] = [t for t in (prepared.train, prepared.eval) if t is not None]
-    seen: set[int] = set()
-    duplicates = 0
-    for table in tables:
-        for document in range(len(table)):
-            key = text_key(table.coded(document).tobytes().hex())
-            duplicates += key in seen
-            seen.add(key)
+    keys = [text_key(t.coded(document).tobytes().hex()) for t in tables for document in range(len(t))]
     counts = prepared.counts
     not_read: dict[str, int] = {}
     for note in prepared.notes:
-        if note.code == "data.fields_unread":
-            for name, rows in note.evidence.items():
-                not_read[name] = not_read.get(name, 0) + (rows if isinstance(rows, int) else 0)
+        for name, rows in note.evidence.items() if note.code == "data.fields_unread" else ():
+            not_read[name] = not_read.get(name, 0) + (rows if isinstance(rows, int) else 0)
     return Totals(
         counts.rows_read,
         counts.rows_used,
@@ -204,7 +194,7 @@ def totals_of(prepared: Prepared) -> Totals:
         counts.rows_truncated,
         np.concatenate([table.lengths for table in tables]),
         sum(int(table.num_labels.sum(dtype=np.int64)) for table in tables),
-        duplicates,
+        len(keys) - len(set(keys)),
         not_read,
         dict(counts.set_aside),
     )
@@ -236,9 +226,9 @@ def _turn_lines(document: ShownDocument) -> Iterator[str]:
             why = "the template ends no answer, so the row ends with the last one"
             yield f"  turn {turn + 1:<3} {role:<10} left out: {why}"
             continue
-        own = [piece for piece in document.pieces if piece.turn == turn]
-        tokens = sum(piece.tokens for piece in own)
-        loss = sum(piece.tokens for piece in own if piece.has_loss)
+        pieces = [piece for piece in document.pieces if piece.turn == turn]
+        tokens = sum(piece.tokens for piece in pieces)
+        loss = sum(piece.tokens for piece in pieces if piece.has_loss)
         yield f"  turn {turn + 1:<3} {role:<10} {tokens:>6,} tokens, {loss:>6,} with loss"
     rest = sum(piece.tokens for piece in document.pieces if piece.turn is None)
     if document.roles and rest:
@@ -284,20 +274,21 @@ def run(config: Config, cache: Path, arguments: argparse.Namespace) -> None:
         train, evaluation = sets_of(config.data)
         sets = evaluation if arguments.eval else train
         if not 1 <= arguments.dataset <= len(sets):
-            what = f"there is no data set {arguments.dataset}"
-            hint = f"set --dataset to a number from 1 to {len(sets)}" if sets else "set data.eval"
-            raise ConfigError(codes.DATA_NO_SUCH_ROW(what, "--dataset", f"{len(sets)} data sets", hint))
+            message = f"there is no data set {arguments.dataset}"
+            remedy = f"set --dataset to a number from 1 to {len(sets)}" if sets else "set data.eval"
+            raise ConfigError(codes.DATA_NO_SUCH_ROW(message, "--dataset", f"{len(sets)} data sets", remedy))
         tokenizer = open_tokenizer(setup.tokenizer)
         chosen = sets[arguments.dataset - 1]
-        setup, _ = settle_template(setup, tokenizer, {look(chosen, setup.reading).shape.format})
+        setup, _ = settle_template(setup, tokenizer, {read_head(chosen, setup.reading).shape.format})
         encoder = Encoder(tokenizer, setup.train_on)
         count = 0
         for row in show_rows(setup, chosen, encoder, arguments.row, arguments.rows):
             count += 1
             print("\n".join(row_lines(row, colour=colour)), file=terminal(sys.stdout))
         if not count:
-            what = f"there is no row {arguments.row}"
-            raise ConfigError(codes.DATA_NO_SUCH_ROW(what, "--row", hint="rows count from 1"))
+            raise ConfigError(
+                codes.DATA_NO_SUCH_ROW(f"there is no row {arguments.row}", "--row", hint="rows count from 1")
+            )
         return
     seed = config.training.seed if config.data.seed is None else config.data.seed
     shown = Console(file=terminal(sys.stderr))

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 U64 = NDArray[np.uint64]
+# 2^64 divided by the golden ratio, SplitMix64's increment
 _GAMMA = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -19,6 +20,7 @@ def mix(values: U64) -> U64:
     """
     z = values.astype(np.uint64, copy=True)
     z ^= z >> np.uint64(30)
+    # Constants and shifts of Stafford's 13th mix, which SplitMix64 took over
     z *= np.uint64(0xBF58476D1CE4E5B9)
     z ^= z >> np.uint64(27)
     z *= np.uint64(0x94D049BB133111EB)
@@ -42,6 +44,7 @@ def permutation(key: int, num: int) -> NDArray[np.int64]:
 
     The argsort of hashed counters, ties by index.
     """
+    # Stable: equal hashes would be ordered as the platform's sort likes
     return np.argsort(hash_values(key, np.arange(num, dtype=np.uint64)), kind="stable").astype(
         np.int64, copy=False
     )

@@ -62,6 +62,7 @@ class TableWriter:
 
         self._schema = pa.schema(
             [
+                # 64-bit offsets: a block may have more than 2^31 tokens
                 ("tokens", pa.large_list(pa.int32())),
                 ("num_labels", pa.int32()),
                 ("key", pa.uint64()),
@@ -81,9 +82,8 @@ class TableWriter:
 
         offsets = np.zeros(len(block) + 1, np.int64)
         np.cumsum(block.lengths, out=offsets[1:])
-        tokens = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(block.coded))
         columns = [
-            tokens,
+            pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(block.coded)),
             pa.array(block.num_labels),
             pa.array(block.keys),
             pa.array(block.dataset),
@@ -132,8 +132,7 @@ class TokenTable:
         self._offsets = [_as_numpy(b.column(0).offsets) for b in batches]
         self._first_row = np.cumsum([0, *(b.num_rows for b in batches)])
         # The columns with one entry per document are small: read them, restricted to the index.
-        num = int(self._first_row[-1])
-        self._index = np.arange(num, dtype=np.int64) if index is None else index
+        self._index = np.arange(int(self._first_row[-1]), dtype=np.int64) if index is None else index
         self.weights = weights
         self.group = group
         every = [np.diff(o).astype(np.int32) for o in self._offsets]
@@ -186,9 +185,8 @@ class TokenTable:
         Empty for others.
         """
         batch, local = self._place(document)
-        text = self._batches[batch].column(_FACTS)[local].as_py()
-        found: dict[str, Any] = json.loads(text) if text else {}
-        return found
+        facts: dict[str, Any] = json.loads(self._batches[batch].column(_FACTS)[local].as_py() or "{}")
+        return facts
 
     def row(self, document: int) -> tuple[I32, I32]:
         """Return (input_ids, labels) of a document, int32 [length], labels NOT shifted."""

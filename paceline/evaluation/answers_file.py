@@ -34,25 +34,31 @@ def generate_rows(job: EvaluationJob, notes: list[Diagnostic], report: Report) -
     assert job.to is not None
     to = Path(job.to).expanduser().absolute()
     if to.exists() and not job.overwrite:
-        what, hint = "this file exists already", "give another file, or --overwrite"
-        raise ConfigError(codes.EVALUATION_OUTPUT(what, "--to", str(to), hint))
+        raise ConfigError(
+            codes.EVALUATION_OUTPUT(
+                "this file exists already", "--to", str(to), "give another file, or --overwrite"
+            )
+        )
     models = checked(job, notes)
     if len(models) != 1:
-        what = f"answers are written for one model, {len(models)} are named"
-        names = ", ".join(one.name for one in models)
-        raise ConfigError(codes.EVALUATION_JOB(what, "command line", names, "name one checkpoint"))
+        message = f"answers are written for one model, {len(models)} are named"
+        names = ", ".join(model.name for model in models)
+        raise ConfigError(codes.EVALUATION_JOB(message, "command line", names, "name one checkpoint"))
     to.parent.mkdir(parents=True, exist_ok=True)
     partial = to.with_name(f".{to.name}.partial")
     try:
+        # A second process would write the same answers: it is refused, and does not wait
         with FileLock(f"{partial}.lock", timeout=0):
-            found = _generated(models[0], job, to, partial, notes, report)
+            summary = _generated(models[0], job, to, partial, notes, report)
             shutil.rmtree(partial)
     except Timeout:
-        what = "another process is writing this file"
-        hint = "wait for it, or give another file"
-        raise ConfigError(codes.EVALUATION_OUTPUT(what, "--to", str(to), hint)) from None
+        raise ConfigError(
+            codes.EVALUATION_OUTPUT(
+                "another process is writing this file", "--to", str(to), "wait for it, or give another file"
+            )
+        ) from None
     Path(f"{partial}.lock").unlink(missing_ok=True)
-    return found
+    return summary
 
 
 def _generated(
@@ -76,6 +82,7 @@ def _generated(
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
         file.flush()
         os.fsync(file.fileno())
+    # The file has all of its rows, or is not there
     os.replace(staged, to)
     return {
         "name": model.name,
@@ -90,15 +97,15 @@ def _generated(
 
 def _lines(rows: FileRows, results: list[list[JsonObject]]) -> Iterator[JsonObject]:
     """Yield a line an answer: number of the row (from 1), the row as read, and what was generated."""
-    for number, given, answers in zip(rows.numbers, rows.inputs, results, strict=True):
-        for sample, one in enumerate(answers):
+    for number, row, answers in zip(rows.numbers, rows.inputs, results, strict=True):
+        for sample, answer in enumerate(answers):
             yield {
                 "row": number + 1,
                 **({"sample": sample + 1} if len(answers) > 1 else {}),
-                "generated": one["text"],
-                "finish_reason": "stop" if one["ended"] else "length",
-                "tokens": one["tokens"],
-                "input": given,
+                "generated": answer["text"],
+                "finish_reason": "stop" if answer["ended"] else "length",
+                "tokens": answer["tokens"],
+                "input": row,
             }
 
 
@@ -108,9 +115,9 @@ def _identity(model: NamedModel, settings: WorkSettings, rows: FileRows) -> str:
     for document in rows.documents:
         digest.update(document.tobytes() + b"|")
     weights = sorted(model.path.rglob("*.safetensors"))
-    files = [(str(one), one.stat().st_size, one.stat().st_mtime_ns) for one in weights]
-    own = {name: value for name, value in vars(settings).items() if name != "model"}
-    digest.update(json.dumps([files, own, rows.numbers]).encode())
+    files = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in weights]
+    options = {name: value for name, value in vars(settings).items() if name != "model"}
+    digest.update(json.dumps([files, options, rows.numbers]).encode())
     return digest.hexdigest()
 
 
@@ -120,9 +127,9 @@ def _begun(partial: Path, identity: str, job: EvaluationJob) -> WorkFolder:
     if partial.is_dir() and (job.overwrite or not mark.is_file()):
         shutil.rmtree(partial)
     if mark.is_file() and mark.read_text(encoding="utf-8") != identity:
-        what = "this file was begun with other rows, another model or other settings"
-        hint = "repeat the command that began it, give another file, or --overwrite"
-        raise ConfigError(codes.EVALUATION_OUTPUT(what, "--to", str(partial), hint))
+        message = "this file was begun with other rows, another model or other settings"
+        remedy = "repeat the command that began it, give another file, or --overwrite"
+        raise ConfigError(codes.EVALUATION_OUTPUT(message, "--to", str(partial), remedy))
     partial.mkdir(exist_ok=True)
     mark.write_text(identity, encoding="utf-8")
     return WorkFolder(partial)

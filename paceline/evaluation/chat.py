@@ -38,12 +38,12 @@ Answered = Callable[[list[int], Write], str]  # to a prompt's token ids; written
 @program
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the chat; return the exit code. Paceline's errors are printed, not raised."""
-    given = sys.argv[1:] if argv is None else list(argv)
-    options = chat_options(given)
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    options = chat_options(arguments)
     try:
         sampling = sampling_options(options)
         if options.strategy != COPIES:
-            return answer_shared(options, given)
+            return answer_shared(options, arguments)
         model, tokenizer = opened(Path(options.run))
         model.generation_config.max_length = None
         seeds = seeds_of(options)
@@ -61,17 +61,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def talk(tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace, answered: Answered) -> None:
     """Answer the one prompt of the options, or what standard input brings. Raises ConfigError."""
     opening: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
-    if options.prompt is not None:
-        printed = PrintedAnswer()
-        messages: list[Message] = [*opening, {"role": "user", "content": options.prompt}]
-        (prompt,) = prompts_of(tokenizer, [messages])
-        answered(prompt, printed.write)
-        printed.end()
-    else:
+    if options.prompt is None:
         converse(tokenizer, opening, answered, sys.stdin, remember=not options.forget)
+        return
+    (prompt,) = prompts_of(tokenizer, [[*opening, {"role": "user", "content": options.prompt}]])
+    printed = PrintedAnswer()
+    answered(prompt, printed.write)
+    printed.end()
 
 
-def answer_shared(options: argparse.Namespace, given: Sequence[str]) -> int:
+def answer_shared(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Chat with a model that several processes share; return the exit code. Raises PacelineError."""
     if problems := sharing_problems(options.strategy, options.nproc):
         raise ConfigError(*problems)
@@ -79,7 +78,7 @@ def answer_shared(options: argparse.Namespace, given: Sequence[str]) -> int:
     with model_folder(Path(options.run), straight=False) as folder:
         check_shareable(folder, options.strategy, world_size)
         failed = run_ranks(
-            "paceline.evaluation.sharded_chat", [str(folder), *given], world_size, meets=True, talks=True
+            "paceline.evaluation.sharded_chat", [str(folder), *arguments], world_size, meets=True, talks=True
         )
     if failed is None:
         return int(ExitCode.OK)
@@ -91,6 +90,7 @@ def answer_shared(options: argparse.Namespace, given: Sequence[str]) -> int:
 
 def seeds_of(options: argparse.Namespace) -> Iterator[int]:
     """Return the seed of each answer's sampling noise: consecutive numbers, from the option or any."""
+    # Halved: there is room to count up within 64 bits
     return itertools.count(torch.seed() >> 1 if options.seed is None else options.seed)
 
 

@@ -30,11 +30,11 @@ def compare(reference: RunDir, run: RunDir, kind: str) -> ComparedRuns:
     b| / |b|`` in the 2-norm, where b is the reference's. For ``exp_avg`` (a tenth of the gradient after one
     AdamW step) the divisor is the norm over all tensors.
     """
-    one, other = load_history(run), load_history(reference)
+    our_log, their_log = load_history(run), load_history(reference)
     steps: list[ComparedStep] = []
     missing: list[str] = []
-    for step in sorted(set(one.steps) & set(other.steps)):
-        a, b = one.steps[step], other.steps[step]
+    for step in sorted(set(our_log.steps) & set(their_log.steps)):
+        a, b = our_log.steps[step], their_log.steps[step]
         line: ComparedStep = {
             "step": step,
             "loss": [a.loss, b.loss],
@@ -55,22 +55,19 @@ def compare(reference: RunDir, run: RunDir, kind: str) -> ComparedRuns:
 def differences(ours: CheckpointReader, theirs: CheckpointReader, kind: str) -> tuple[Furthest, list[str]]:
     """Return ({name, relative} of the tensor that differs most, names that only one of the two has)."""
     names, expected = ({n for n in reader.names() if n.kind == kind} for reader in (ours, theirs))
-    found: dict[TensorName, tuple[float, float]] = {}
+    norms: dict[TensorName, tuple[float, float]] = {}
     for name in sorted(names & expected, key=str):
         a, b = (reader.read(name.role, name.name, kind).to(torch.float64) for reader in (ours, theirs))
-        found[name] = (float((a - b).norm()), float(b.norm()))
+        norms[name] = (float((a - b).norm()), float(b.norm()))
     # A single moment may be almost 0, so its divisor is the norm of all
-    total = math.sqrt(sum(norm**2 for _, norm in found.values()))
+    total = math.sqrt(sum(norm**2 for _, norm in norms.values()))
     relative = {
-        name: gap / ((total if kind == "exp_avg" else norm) or 1.0) for name, (gap, norm) in found.items()
+        name.name: gap / ((total if kind == "exp_avg" else norm) or 1.0)
+        for name, (gap, norm) in norms.items()
     }
-    worst = max(relative, key=lambda name: relative[name], default=None)
-    most: Furthest = {
-        "name": worst.name if worst else "",
-        "relative": relative[worst] if worst else 0.0,
-        "count": len(relative),
-    }
-    return most, sorted(name.name for name in names ^ expected)
+    worst, most = max(relative.items(), key=lambda item: item[1], default=("", 0.0))
+    missing = sorted(name.name for name in names ^ expected)
+    return {"name": worst, "relative": most, "count": len(norms)}, missing
 
 
 @program
@@ -80,9 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("reference")
     parser.add_argument("run")
     parser.add_argument("--kind", default="param")
-    given = parser.parse_args(argv)
-    found = compare(RunDir.at(given.reference), RunDir.at(given.run), given.kind)
-    print(json.dumps(found, allow_nan=True))
+    options = parser.parse_args(argv)
+    compared = compare(RunDir.at(options.reference), RunDir.at(options.run), options.kind)
+    print(json.dumps(compared, allow_nan=True))
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -21,7 +21,7 @@ from paceline.core.json_types import JsonObject
 from paceline.data.preflight.find_sets import find_sets
 from paceline.data.prepare.choose_template import settle_template, stop_tokens
 from paceline.data.prepare.prepare import setup_of
-from paceline.data.prepare.tokenize import ChunkResult, OpenSet, Setup, open_set, tokenise_chunk
+from paceline.data.prepare.tokenize import ChunkResult, open_set, tokenise_chunk
 from paceline.data.rows.kinds.base import DOCUMENTS, RowKind
 from paceline.data.rows.kinds.prompts import PROMPTS
 from paceline.data.rows.row_errors import Tally, left_out, refusal, refuses
@@ -72,8 +72,9 @@ def read_file(
     setup, notes = settle_template(setup, tokenizer, {opened.shape.format})
     rows = FileRows(pad_token_id(tokenizer), tuple(stop_tokens(setup, tokenizer)))
     rows.notes += [*opened.notes, *notes]
-    for result, inputs in _results(setup, opened):
-        _add(rows, result, inputs if keep_inputs else {})
+    for chunk in opened.chunks:
+        kept = {row.number: cast(JsonObject, row.value) for row in chunk.rows} if keep_inputs else {}
+        _add(rows, tokenise_chunk(setup, chunk), kept)
     refused = {
         reason: tally
         for reason, tally in rows.skipped.items()
@@ -84,28 +85,23 @@ def read_file(
     if not rows.documents:
         raise DataError(*left_out(rows.skipped, rows.rows_read))
     rows.notes += [
-        replace(found, severity=Severity.WARNING) for found in left_out(rows.skipped, rows.rows_read)
+        replace(finding, severity=Severity.WARNING) for finding in left_out(rows.skipped, rows.rows_read)
     ]
     return rows
 
 
-def _results(setup: Setup, opened: OpenSet) -> Iterator[tuple[ChunkResult, dict[int, JsonObject]]]:
-    for chunk in opened.chunks:
-        yield tokenise_chunk(setup, chunk), {row.number: cast(JsonObject, row.value) for row in chunk.rows}
-
-
 def _add(rows: FileRows, result: ChunkResult, inputs: dict[int, JsonObject]) -> None:
-    block = result.block
+    block, numbers = result.block, result.block.row.tolist()
     rows.rows_read += result.read
     rows.truncated += len(result.truncated)
     ends = np.cumsum(block.lengths)
-    rows.documents += [np.array(one) for one in np.split(block.coded, ends[:-1])] if len(ends) else []
-    rows.numbers += [int(number) for number in block.row]
-    rows.facts += [str(one or "{}") for one in block.facts]
-    rows.inputs += [inputs.get(int(number), {}) for number in block.row]
+    rows.documents += [np.array(part) for part in np.split(block.coded, ends[:-1])] if len(ends) else []
+    rows.numbers += numbers
+    rows.facts += [facts or "{}" for facts in block.facts]
+    rows.inputs += [inputs.get(number, {}) for number in numbers]
     for problem in result.skipped:
-        for one in problem.each():
-            rows.skipped.setdefault(one.reason, Tally()).add(one.where, one.detail)
+        for reason, where, detail in problem.each():
+            rows.skipped.setdefault(reason, Tally()).add(where, detail)
 
 
 _LONGEST = 1 << 24  # tokens of a prompt: the model's positions are what limits it
@@ -148,8 +144,7 @@ def settings_of(
 
 def _check_room(folder: Path, rows: FileRows) -> None:
     positions = json.loads(read_text(folder / "config.json")).get("max_position_embeddings")
-    longest = max(range(len(rows.documents)), key=lambda at: len(rows.documents[at]))
-    length = len(rows.documents[longest])
-    if isinstance(positions, int) and length >= positions:
-        where = f"--data, row {rows.numbers[longest] + 1}"
-        raise DataError(codes.EVALUATION_NO_ROOM(where, f"{length:,} tokens", positions=positions))
+    longest, number = max(zip(map(len, rows.documents), rows.numbers, strict=True), key=lambda pair: pair[0])
+    if isinstance(positions, int) and longest >= positions:
+        where = f"--data, row {number + 1}"
+        raise DataError(codes.EVALUATION_NO_ROOM(where, f"{longest:,} tokens", positions=positions))

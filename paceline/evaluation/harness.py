@@ -21,7 +21,7 @@ from paceline.core.errors import ConfigError, ExitCode
 from paceline.core.files import read_text
 from paceline.core.json_types import Json, JsonObject
 from paceline.evaluation import codes
-from paceline.evaluation.job_checks import DTYPES
+from paceline.evaluation.job_checks import DTYPES, check_dtype
 from paceline.evaluation.model_folders import NamedModel, check_model, named_models
 from paceline.evaluation.open_run import load_model
 from paceline.evaluation.processes.job import EvaluationJob
@@ -41,38 +41,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     names, folders = tasks_of(options.tasks)
     for model in options.models:
         check_model(Path(model))
-    if options.dtype not in DTYPES:
-        what = "there is no such dtype here"
-        raise ConfigError(codes.EVALUATION_JOB(what, "--dtype", options.dtype, ", ".join(DTYPES)))
+    check_dtype(options.dtype)
     models = named_models(EvaluationJob((*options.models,), {}, checkpoints=options.checkpoints), notes)
     if notes:
         print(render_all(notes), file=sys.stderr)
     spare_torchao()
+    # What the harness prints itself stays
     quiet_libraries(quantised=False, checks_weights=False)
-    found = [_measured(model, names, folders, options) for model in models]
-    print(json.dumps(found, indent=1) if options.json else "\n".join(_lines(found)))
+    measured = [_measured(model, names, folders, options) for model in models]
+    print(json.dumps(measured, indent=1) if options.json else "\n".join(_lines(measured)))
     return int(ExitCode.OK)
 
 
-def tasks_of(given: str) -> tuple[list[str], list[str]]:
+def tasks_of(tasks: str) -> tuple[list[str], list[str]]:
     """Return (names of tasks, folders with tasks of your own): ``a.yaml`` is a task by the name in it.
 
     Raises ConfigError.
     """
     if find_spec("lm_eval") is None:
-        what, hint = "lm-evaluation-harness is not installed", "pip install 'paceline[lm-eval]'"
-        raise ConfigError(codes.EVALUATION_LM_EVAL(what, "--lm-eval", given, hint))
+        message, remedy = "lm-evaluation-harness is not installed", "pip install 'paceline[lm-eval]'"
+        raise ConfigError(codes.EVALUATION_LM_EVAL(message, "--lm-eval", tasks, remedy))
     names, folders = [], []
-    for one in filter(None, map(str.strip, given.split(","))):
-        if not one.endswith((".yaml", ".yml")):
-            names.append(one)
+    for name in filter(None, map(str.strip, tasks.split(","))):
+        if not name.endswith((".yaml", ".yml")):
+            names.append(name)
             continue
-        file = Path(one).expanduser()
-        named = _NAME.search(read_text(file)) if file.is_file() else None
-        if named is None:
-            what, hint = "this is no file of a task", "a YAML file with the line task: NAME"
-            raise ConfigError(codes.EVALUATION_LM_EVAL(what, "--lm-eval", one, hint))
-        names.append(named[1])
+        file = Path(name).expanduser()
+        task = _NAME.search(read_text(file)) if file.is_file() else None
+        if task is None:
+            raise ConfigError(
+                codes.EVALUATION_LM_EVAL(
+                    "this is no file of a task", "--lm-eval", name, "a YAML file with the line task: NAME"
+                )
+            )
+        names.append(task[1])
         folders.append(str(file.absolute().parent))
     return names, list(dict.fromkeys(folders))
 
@@ -87,12 +89,12 @@ def _measured(
 
     tasks = TaskManager(include_path=list(folders) or None, include_defaults=len(names) > len(folders))
     if unknown := [name for name in names if name not in tasks.all_tasks]:
-        what, hint = "the harness has no such task", "lm-eval ls tasks, or a YAML file of your own"
-        raise ConfigError(codes.EVALUATION_LM_EVAL(what, "--lm-eval", ", ".join(unknown), hint))
+        message, remedy = "the harness has no such task", "lm-eval ls tasks, or a YAML file of your own"
+        raise ConfigError(codes.EVALUATION_LM_EVAL(message, "--lm-eval", ", ".join(unknown), remedy))
     with model.folder() as folder:
         hf, tokenizer = load_model(folder)
     torch.nn.Module.to(hf, device=own_device(0), dtype=getattr(torch, options.dtype))
-    found = lm_eval.simple_evaluate(
+    evaluated = lm_eval.simple_evaluate(
         model=HFLM(pretrained=hf, tokenizer=tokenizer, batch_size=options.batch_size),
         tasks=list(names),
         task_manager=tasks,
@@ -101,13 +103,13 @@ def _measured(
     )
     results: JsonObject = {
         task: {name: value for name, value in numbers.items() if name not in _FACTS}
-        for task, numbers in found["results"].items()
+        for task, numbers in evaluated["results"].items()
     }
     return {"name": model.name, "path": str(model.path), "step": model.step, "lm_eval": results}
 
 
-def _lines(found: Sequence[JsonObject]) -> Iterator[str]:
-    for model in found:
+def _lines(models: Sequence[JsonObject]) -> Iterator[str]:
+    for model in models:
         yield str(model["name"])
         results = model["lm_eval"]
         assert isinstance(results, dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,70 +18,68 @@ from paceline.evaluation.processes.work_folder import COPIES, SHARED
 from paceline.evaluation.scores.judge import judge_prompt
 from paceline.evaluation.scores.metrics import check_metrics
 
+Check = Callable[[], object]
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def checked(job: EvaluationJob, notes: list[Diagnostic]) -> list[NamedModel]:
     """Return the models of a job. Raises PacelineError with all its problems."""
-    problems: list[PacelineError] = []
-    checks: list[Callable[[], object]] = [
+    checks: list[Check] = [
         partial(check_metrics, job.metrics, job.samples),
+        partial(check_dtype, job.dtype),
         partial(_check_options, job),
         *(partial(check_model, Path(model)) for model in (*job.models, *([job.judge] if job.judge else []))),
         partial(judge_prompt, job),
         partial(_check_overrides, job, None),
-        partial(_check_data, job),
+        partial(find_sets, "--data", (Dataset.model_validate(job.data),)),
     ]
-    for check in checks:
-        try:
-            check()
-        except PacelineError as error:
-            problems.append(error)
+    problems = [error for check in checks if (error := _problem(check)) is not None]
     if problems:
-        raise _joint(problems)
+        every = {finding.render(): finding for error in problems for finding in error.diagnostics}
+        joint = ConfigError(*every.values())  # each finding once, with the first error's exit code
+        joint.exit_code = problems[0].exit_code
+        raise joint
     models = named_models(job, notes)
     _check_overrides(job, models[0])
     return models
 
 
-def _joint(problems: Sequence[PacelineError]) -> PacelineError:
-    """Return one error with the diagnostics of all, each once, and the first one's exit code."""
-    every = {one.render(): one for problem in problems for one in problem.diagnostics}
-    found = ConfigError(*every.values())
-    found.exit_code = problems[0].exit_code
-    return found
+def _problem(check: Check) -> PacelineError | None:
+    try:
+        check()
+    except PacelineError as error:
+        return error
+    return None
+
+
+def check_dtype(dtype: str) -> None:
+    """Raise ConfigError for a dtype in which nothing here computes."""
+    if dtype not in DTYPES:
+        message = "there is no such dtype here"
+        raise ConfigError(codes.EVALUATION_JOB(message, "--dtype", dtype, ", ".join(DTYPES)))
 
 
 def sharing_problems(strategy: str, nproc: int | None) -> list[Diagnostic]:
     """Return what is wrong with a way to share a model among so many processes."""
     if strategy not in (COPIES, *SHARED):
-        what = "there is no such way to share a model here"
-        return [codes.EVALUATION_JOB(what, "--strategy", strategy, ", ".join((COPIES, *SHARED)))]
+        message = "there is no such way to share a model here"
+        return [codes.EVALUATION_JOB(message, "--strategy", strategy, ", ".join((COPIES, *SHARED)))]
     if strategy in SHARED and number_of_ranks(nproc) == 1:
-        what = "a model is shared among several processes, but there is one"
-        return [codes.EVALUATION_JOB(what, "--strategy", strategy, "--nproc 2")]
+        message = "a model is shared among several processes, but there is one"
+        return [codes.EVALUATION_JOB(message, "--strategy", strategy, "--nproc 2")]
     return []
 
 
 def _check_options(job: EvaluationJob) -> None:
-    found = []
-    if job.dtype not in DTYPES:
-        found.append(
-            codes.EVALUATION_JOB("there is no such dtype here", "--dtype", job.dtype, ", ".join(DTYPES))
-        )
-    found += sharing_problems(job.strategy, job.nproc)
-    if not found and job.strategy in SHARED and job.dtype == "float16":
-        what = "a model that is shared computes in float32 or bfloat16"
-        found.append(codes.EVALUATION_JOB(what, "--dtype", job.dtype, "--dtype bfloat16"))
+    problems = sharing_problems(job.strategy, job.nproc)
+    if not problems and job.strategy in SHARED and job.dtype == "float16":
+        message = "a model that is shared computes in float32 or bfloat16"
+        problems.append(codes.EVALUATION_JOB(message, "--dtype", job.dtype, "--dtype bfloat16"))
     if not (job.losses or job.metrics or job.judge or job.to):
-        hint = "--metrics exact_match, or leave out --no-losses"
-        found.append(codes.EVALUATION_JOB("nothing is to be measured", "--no-losses", hint=hint))
-    if found:
-        raise ConfigError(*found)
-
-
-def _check_data(job: EvaluationJob) -> None:
-    find_sets("--data", (Dataset.model_validate(job.data),))
+        remedy = "--metrics exact_match, or leave out --no-losses"
+        problems.append(codes.EVALUATION_JOB("nothing is to be measured", "--no-losses", hint=remedy))
+    if problems:
+        raise ConfigError(*problems)
 
 
 def _check_overrides(job: EvaluationJob, model: NamedModel | None) -> None:
@@ -92,6 +90,11 @@ def _check_overrides(job: EvaluationJob, model: NamedModel | None) -> None:
     some = model or NamedModel(job.models[0], Path(job.models[0]), None, None)
     config = config_of(some, some.path, job)
     if model is not None and job.samples > 1 and config.generation.temperature == 0:
-        what = "several answers a row are all the same at temperature 0"
-        hint = "generation.temperature=0.8, or --samples 1"
-        raise ConfigError(codes.EVALUATION_JOB(what, "--samples", str(job.samples), hint))
+        raise ConfigError(
+            codes.EVALUATION_JOB(
+                "several answers a row are all the same at temperature 0",
+                "--samples",
+                str(job.samples),
+                "generation.temperature=0.8, or --samples 1",
+            )
+        )

@@ -48,22 +48,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     notes: list[Diagnostic] = []
     code = ExitCode.OK
     try:
-        found = evaluate(job, notes) if verb == "evaluate" else generate_rows(job, notes, Progress())
+        result = evaluate(job, notes) if verb == "evaluate" else generate_rows(job, notes, Progress())
     except PacelineError as error:
-        found = {"diagnostics": [one.to_json() for one in error.diagnostics]}
+        result = {"diagnostics": [finding.to_json() for finding in error.diagnostics]}
         code = error.exit_code
         print(render_all([*_warnings(notes), *error.diagnostics]), file=sys.stderr)
     else:
         if _warnings(notes):
             print(render_all(_warnings(notes)), file=sys.stderr)
-    found["notes"] = [one.to_json() for one in {one.render(): one for one in notes}.values()]
-    Path(report_file).write_text(json.dumps(found), encoding="utf-8")
+    result["notes"] = [
+        finding.to_json() for finding in {finding.render(): finding for finding in notes}.values()
+    ]
+    Path(report_file).write_text(json.dumps(result), encoding="utf-8")
     return int(code)
 
 
 def _warnings(notes: Sequence[Diagnostic]) -> list[Diagnostic]:
     """Return the warnings among the notes, each once."""
-    return list({one.render(): one for one in notes if one.severity is not Severity.NOTE}.values())
+    return list({note.render(): note for note in notes if note.severity is not Severity.NOTE}.values())
 
 
 if __name__ == "__main__":

@@ -58,37 +58,44 @@ class NamedModel:
 
 def named_models(job: EvaluationJob, notes: list[Diagnostic]) -> list[NamedModel]:
     """Return the models that a job names, a run's checkpoints in the order of their steps."""
-    found = [one for given in job.models for one in _of(Path(given), job.checkpoints, notes)]
-    names = [one.name for one in found]
+    models = [model for path in job.models for model in _of(Path(path), job.checkpoints, notes)]
+    names = [model.name for model in models]
     return [  # two runs' step-00000010 are told apart by their runs
-        one
-        if names.count(one.name) == 1 or one.run is None
-        else NamedModel(f"{one.run.root.name}/{one.name}", one.path, one.run, one.step)
-        for one in found
+        model
+        if names.count(model.name) == 1 or model.run is None
+        else NamedModel(f"{model.run.root.name}/{model.name}", model.path, model.run, model.step)
+        for model in models
     ]
 
 
-def check_model(given: Path) -> None:
+def check_model(path: Path) -> None:
     """Raise ConfigError if there is no such folder."""
-    if not given.expanduser().is_dir():
-        hint = "a run directory, a checkpoint or a Hugging Face folder"
-        raise ConfigError(codes.EVALUATION_JOB("there is no such folder", str(given), hint=hint))
+    if not path.expanduser().is_dir():
+        remedy = "a run directory, a checkpoint or a Hugging Face folder"
+        raise ConfigError(codes.EVALUATION_JOB("there is no such folder", str(path), hint=remedy))
 
 
-def _of(given: Path, which: str, notes: list[Diagnostic]) -> list[NamedModel]:
-    path, run = given.expanduser().absolute(), run_of(given)
+def _of(folder: Path, which: str, notes: list[Diagnostic]) -> list[NamedModel]:
+    path, run = folder.expanduser().absolute(), run_of(folder)
     if run is None or (path / "config.json").is_file() and not (path / "plan.json").is_file():
         return [NamedModel(path.name, path, None, None)]
     if is_step_name(path.name):
         return [NamedModel(path.name, path, run, step_of(path.name))]
     if which != "all":
-        at = choose(path, which, notes)
-        return [NamedModel(at.name, at, run, step_of(at.name))]
-    whole = sorted((one for one in scan(run.checkpoints) if one.problem is None), key=lambda one: one.step)
-    notes += [d for one in scan(run.checkpoints) if one.problem is not None for d in one.problem.diagnostics]
-    if not whole:
-        return [NamedModel(at.name, at, run, step_of(at.name)) for at in [choose(path, "latest", notes)]]
-    return [NamedModel(one.name, one.path, run, one.step) for one in whole]
+        checkpoint = choose(path, which, notes)
+        return [NamedModel(checkpoint.name, checkpoint, run, step_of(checkpoint.name))]
+    complete = sorted(
+        (entry for entry in scan(run.checkpoints) if entry.problem is None), key=lambda entry: entry.step
+    )
+    notes += [
+        d for entry in scan(run.checkpoints) if entry.problem is not None for d in entry.problem.diagnostics
+    ]
+    if not complete:
+        return [
+            NamedModel(checkpoint.name, checkpoint, run, step_of(checkpoint.name))
+            for checkpoint in [choose(path, "latest", notes)]
+        ]
+    return [NamedModel(entry.name, entry.path, run, entry.step) for entry in complete]
 
 
 def config_of(model: NamedModel, folder: Path, job: EvaluationJob) -> Config:
@@ -99,9 +106,14 @@ def config_of(model: NamedModel, folder: Path, job: EvaluationJob) -> Config:
     for setting in job.overrides:
         section, _, rest = setting.partition("=")[0].partition(".")
         if section not in _SECTIONS or not rest:
-            hint = "e.g. data.max_length=512 generation.temperature=0.7"
-            what = f"only keys of {', '.join(_SECTIONS)} can be set here"
-            raise ConfigError(codes.EVALUATION_JOB(what, "command line", setting, hint))
+            raise ConfigError(
+                codes.EVALUATION_JOB(
+                    f"only keys of {', '.join(_SECTIONS)} can be set here",
+                    "command line",
+                    setting,
+                    "e.g. data.max_length=512 generation.temperature=0.7",
+                )
+            )
     tree: JsonObject = {} if model.run is None else _of_run(stored_config(model.run))
     tree["model"] = {"name_or_path": str(folder)}
     data = tree.get("data")

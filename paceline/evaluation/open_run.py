@@ -58,17 +58,18 @@ def model_folder(run: Path, straight: bool = True) -> Iterator[Path]:
         yield folder
 
 
-def check_writes_text(folder: Path, named: Path) -> None:
+def check_writes_text(folder: Path, path: Path) -> None:
     """Raise ConfigError if the model in ``folder``, which the user named so, has no language-model head."""
     if not gives_scores(config := read_config(folder)):
         return
-    what = "this model scores or classifies texts: it writes no answers, and has no losses of tokens"
-    hint = (
-        "name it under training.rollout.rewards ({name: model, options: {model: FOLDER}}), or load it"
-        " with AutoModelForSequenceClassification; data.eval with eval_strategy measures it"
-    )
     raise ConfigError(
-        codes.GENERATION_NO_MODEL(what, str(named), f"architectures: {config.get('architectures')}", hint)
+        codes.GENERATION_NO_MODEL(
+            "this model scores or classifies texts: it writes no answers, and has no losses of tokens",
+            str(path),
+            f"architectures: {config.get('architectures')}",
+            "name it under training.rollout.rewards ({name: model, options: {model: FOLDER}}), or load it"
+            " with AutoModelForSequenceClassification; data.eval with eval_strategy measures it",
+        )
     )
 
 
@@ -84,12 +85,15 @@ def _folder_of(run: Path, straight: bool) -> Iterator[Path]:
         yield run
         return
     if (run / "adapter_config.json").is_file() and not RunDir.at(run).checkpoints.is_dir():
-        what, hint = (
-            "this folder contains an adapter, without the model that it belongs to",
-            "give the run, or what `paceline export RUN --to DIR --merge` writes; of another program's"
-            " adapter what peft's merge_and_unload().save_pretrained(DIR) writes",
+        raise ConfigError(
+            codes.GENERATION_NO_MODEL(
+                "this folder contains an adapter, without the model that it belongs to",
+                str(run),
+                "adapter_config.json",
+                "give the run, or what `paceline export RUN --to DIR --merge` writes; of another program's"
+                " adapter what peft's merge_and_unload().save_pretrained(DIR) writes",
+            )
         )
-        raise ConfigError(codes.GENERATION_NO_MODEL(what, str(run), "adapter_config.json", hint))
     with tempfile.TemporaryDirectory(prefix="paceline-model-") as scratch:
         folder = Path(scratch) / "model"
         checkpoint = _checkpoint_of(run)
@@ -113,20 +117,20 @@ def _checkpoint_of(run: Path) -> Path | None:
 def export_copy(run: Path, to: Path) -> None:
     """Export the model of ``run``, adapters merged, in a process of its own, which frees its memory."""
     options = ("--to", str(to), "--merge")
-    made = subprocess.run(
+    export = subprocess.run(
         [sys.executable, "-m", "paceline.checkpoint.export.main", "export", str(run), *options],
         capture_output=True,
         text=True,
         check=False,
         stdin=subprocess.DEVNULL,
     )
-    if made.returncode:
-        found = made.stderr.strip().splitlines()[-6:]
+    if export.returncode:
+        last_lines = export.stderr.strip().splitlines()[-6:]
         raise ConfigError(
             codes.GENERATION_NO_MODEL(
                 "this folder contains no model to load",
                 str(run),
-                "\n      ".join(found),
+                "\n      ".join(last_lines),
                 "give a run with a checkpoint, or an exported folder",
             )
         )
@@ -150,8 +154,8 @@ def prepared_without_copy(checkpoint: Path, to: Path) -> bool:
             return False
         if carried_entries(reader):
             return False
-        named = [n for n in reader.names() if n.role == _ROLE and n.kind in (PARAM, BUFFER)]
-        check_names(config, {n.name: reader.shape(n.role, n.name, n.kind) for n in named}, checkpoint)
+        tensors = [n for n in reader.names() if n.role == _ROLE and n.kind in (PARAM, BUFFER)]
+        check_names(config, {n.name: reader.shape(n.role, n.name, n.kind) for n in tensors}, checkpoint)
         to.mkdir(parents=True)
         write_side_files(to, reader, config, remote=False)
     (to / MARK).write_text(json.dumps({"checkpoint": str(checkpoint)}), encoding="utf-8")
@@ -171,10 +175,10 @@ def end_where_turns_end(hf: HFModel, tokenizer: PreTrainedTokenizerBase) -> None
     """Add to what ends the model's answers the tokens with which its tokenizer and chat template end them, as
     training found them.
     """
-    found: tuple[int, ...] = ()
+    stops: tuple[int, ...] = ()
     with suppress(CostlyTemplateError):  # the first conversation reports it
-        found = Encoder(tokenizer, "assistant" if tokenizer.is_fast else "all").stop_token_ids()
-    hf.generation_config.eos_token_id = end_tokens(hf, found) or None
+        stops = Encoder(tokenizer, "assistant" if tokenizer.is_fast else "all").stop_token_ids()
+    hf.generation_config.eos_token_id = end_tokens(hf, stops) or None
 
 
 @torch.no_grad()
@@ -184,6 +188,7 @@ def _read(folder: Path) -> HFModel:
 
     checkpoint = Path(json.loads((folder / MARK).read_text(encoding="utf-8"))["checkpoint"])
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    # Every weight is read from the checkpoint
     with no_init_weights():
         hf = from_config(auto_class(Role.POLICY), config, None, {"trust_remote_code": False})
     hf.tie_weights()

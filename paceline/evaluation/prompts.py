@@ -55,7 +55,7 @@ class PromptRenderer:
 
         ``beside``: tools, documents, chat_template_kwargs. Raises RowError, and CostlyTemplateError.
         """
-        turns = turns_of([dict(one) for one in messages], "role", "content")
+        turns = turns_of([dict(message) for message in messages], "role", "content")
         example = with_beside(Example(messages=tuple(turns)), beside or {})
         encode = self._encoder.encode_prompts if opening else self._encoder.encode_whole
         return _prompt(encode([example])[0])
@@ -65,10 +65,10 @@ class PromptRenderer:
         return _prompt(self._encoder.encode_whole([Example(text=text)])[0])
 
 
-def _prompt(found: Encoded | RowError) -> RenderedPrompt:
-    if isinstance(found, RowError):
-        raise found
-    return RenderedPrompt(tuple(found.input_ids.tolist()), found.left_out)
+def _prompt(encoded: Encoded | RowError) -> RenderedPrompt:
+    if isinstance(encoded, RowError):
+        raise encoded
+    return RenderedPrompt(tuple(encoded.input_ids.tolist()), encoded.left_out)
 
 
 def prompts_of(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Turns]) -> list[list[int]]:
@@ -87,16 +87,18 @@ def _checked(prompts: PromptRenderer, messages: Turns) -> list[int]:
     try:
         return list(prompts.of_chat(messages).ids)
     except CostlyTemplateError as error:
-        what = "the chat template needs more time or memory than any conversation should"
+        message = "the chat template needs more time or memory than any conversation should"
         raise ConfigError(
-            codes.GENERATION_TEMPLATE_COSTLY(what, "chat_template", error.detail, _HINT)
+            codes.GENERATION_TEMPLATE_COSTLY(message, "chat_template", error.detail, _HINT)
         ) from None
     except RowError as error:
-        what, where, hint = "the chat template cannot write this conversation", "chat_template", _HINT
+        message, where, remedy = "the chat template cannot write this conversation", "chat_template", _HINT
         if error.reason in _OF_THE_MESSAGES:
-            what, where = "a message is not one that a template can be given", "messages"
-            hint = "correct it; of a line that is not UTF-8 parts of characters are left: iconv -t UTF-8"
-        raise ConfigError(codes.GENERATION_TEMPLATE_REFUSED(what, where, explained(error), hint)) from error
+            message, where = "a message is not one that a template can be given", "messages"
+            remedy = "correct it; of a line that is not UTF-8 parts of characters are left: iconv -t UTF-8"
+        raise ConfigError(
+            codes.GENERATION_TEMPLATE_REFUSED(message, where, explained(error), remedy)
+        ) from error
 
 
 def explained(error: RowError) -> str:

@@ -43,18 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = Path(options.run)
         served = load(run, options.name or name_of(run), options.dtype)
         with _listening(options.port) as server:
+            # Loopback is open to every user of this machine
             token = secrets.token_urlsafe(24)
             app = front(served, token)
-            place = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
-            greedy = (
-                "greedy"
-                if served.sampling.temperature <= 0
-                else f"temperature {served.sampling.temperature:g}"
-            )
-            print(f"{served.name} at {place} ({greedy}, at most {served.sampling.max_new_tokens} tokens)")
+            url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+            temperature, most = served.sampling.temperature, served.sampling.max_new_tokens
+            chosen = "greedy" if temperature <= 0 else f"temperature {temperature:g}"
+            print(f"{served.name} at {url} ({chosen}, at most {most} tokens)")
             if not served.tokenizer.chat_template:
                 print("its tokenizer has no chat template: /v1/completions only")
-            print(f"  OPENAI_BASE_URL={place}\n  OPENAI_API_KEY={token}\nCtrl-C ends it", flush=True)
+            print(f"  OPENAI_BASE_URL={url}\n  OPENAI_API_KEY={token}\nCtrl-C ends it", flush=True)
             listen(app, server)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
@@ -67,16 +65,21 @@ def load(run: Path, name: str, dtype: str) -> Served:
     Raises ConfigError.
     """
     if dtype not in DTYPES:
-        what = "there is no such dtype here"
-        raise ConfigError(codes.GENERATION_OPTIONS(what, "--dtype", dtype, ", ".join(DTYPES)))
+        raise ConfigError(
+            codes.GENERATION_OPTIONS("there is no such dtype here", "--dtype", dtype, ", ".join(DTYPES))
+        )
     sampling = sampling_of(run, {})
     model, tokenizer = opened(run)
     ends = tuple(end_tokens(model))
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if not isinstance(model, PreTrainedModel) or not isinstance(tokenizer, PreTrainedTokenizerFast):
-        what = "the server needs a tokenizer that has a tokenizer.json"
         raise ConfigError(
-            codes.GENERATION_NO_MODEL(what, str(run), type(tokenizer).__name__, "paceline chat")
+            codes.GENERATION_NO_MODEL(
+                "the server needs a tokenizer that has a tokenizer.json",
+                str(run),
+                type(tokenizer).__name__,
+                "paceline chat",
+            )
         )
     torch.nn.Module.to(model, device=kind or torch.device("cpu"), dtype=getattr(torch, dtype))
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
@@ -85,8 +88,8 @@ def load(run: Path, name: str, dtype: str) -> Served:
 
 def name_of(run: Path) -> str:
     """Return the name that requests may use: the run's, of a checkpoint with its step, else the folder's."""
-    at, path = run_of(run), run.expanduser().resolve()
-    return path.name if at is None or at.root == path else f"{at.root.name}/{path.name}"
+    run_dir, path = run_of(run), run.expanduser().resolve()
+    return path.name if run_dir is None or run_dir.root == path else f"{run_dir.root.name}/{path.name}"
 
 
 def front(served: Served, token: str) -> Starlette:

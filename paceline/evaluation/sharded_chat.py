@@ -42,10 +42,10 @@ _POLL_SECONDS = 0.05
 @redacted
 def main(argv: Sequence[str] | None = None) -> None:
     """Lead the chat or follow it, and leave: after an error nothing waits for the others."""
-    folder, *given, rank, _ = sys.argv[1:] if argv is None else argv
+    folder, *arguments, rank, _ = sys.argv[1:] if argv is None else argv
     code = int(ExitCode.FAILED)
     try:
-        code = _take_part(Path(folder), chat_options(given), int(rank))
+        code = _take_part(Path(folder), chat_options(arguments), int(rank))
     except BaseException:
         traceback.print_exc()
     leave(code)
@@ -124,6 +124,7 @@ def _announced(world: World, turn: int) -> tuple[int, list[int]] | None:
     accelerator busy.
     """
     assert world.store is not None
+    # Adding 0 reads without waiting
     while world.store.add(_TURNS, 0) < turn:
         time.sleep(_POLL_SECONDS)
     answer: tuple[int, list[int]] | None = world.broadcast_json(None)

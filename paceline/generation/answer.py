@@ -43,21 +43,14 @@ class Sampling:
         """Return the keyword arguments of ``model.generate``: no penalty of the model's own takes part, as in
         rollouts and the server.
         """
-        own = {"max_new_tokens": self.max_new_tokens, "repetition_penalty": 1.0}
-        if self.temperature <= 0:
-            return {
-                **own,
-                "do_sample": False,
-                "temperature": None,
-                "top_p": None,
-                "top_k": None,
-            }
+        sampled = self.temperature > 0
         return {
-            **own,
-            "do_sample": True,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
+            "max_new_tokens": self.max_new_tokens,
+            "repetition_penalty": 1.0,
+            "do_sample": sampled,
+            "temperature": self.temperature if sampled else None,
+            "top_p": self.top_p if sampled else None,
+            "top_k": self.top_k if sampled else None,
         }
 
 
@@ -86,10 +79,10 @@ def load_folder(
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         model = weights(folder) if weights is not None else _loaded(folder)
     except (OSError, ValueError) as error:
-        found = str(error).split("\n")[0][:300]
+        reason = str(error).split("\n")[0][:300]
         raise ConfigError(
             codes.GENERATION_NO_MODEL(
-                "the model in this folder cannot be loaded", str(folder), found, "export it again"
+                "the model in this folder cannot be loaded", str(folder), reason, "export it again"
             )
         ) from error
     model.train(False)
@@ -102,10 +95,10 @@ def _loaded(folder: Path) -> HFModel:
     """
     from transformers import AutoConfig
 
-    place = str(folder)
-    config = AutoConfig.from_pretrained(place, trust_remote_code=False, local_files_only=True)
+    path = str(folder)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     model, info = auto_class(Role.POLICY).from_pretrained(
-        place,
+        path,
         config=config,
         revision="main",
         dtype=torch.float32,
@@ -117,8 +110,8 @@ def _loaded(folder: Path) -> HFModel:
     )
     missing = sorted(info["missing_keys"])
     if missing:
-        named = f"{', '.join(missing[:3])}{', …' if missing[3:] else ''}"
-        raise ValueError(f"its files lack {len(missing)} weights of {type(model).__name__}: {named}")
+        names = f"{', '.join(missing[:3])}{', …' if missing[3:] else ''}"
+        raise ValueError(f"its files lack {len(missing)} weights of {type(model).__name__}: {names}")
     return model
 
 
@@ -148,10 +141,9 @@ def answer(
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # sort by length: less padding
     answers = [""] * len(prompts)
     for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        for index, text in zip(
-            chosen, _answer_batch(model, tokenizer, [prompts[i] for i in chosen], sampling), strict=True
-        ):
+        batch = order[start : start + batch_size]
+        texts = _answer_batch(model, tokenizer, [prompts[i] for i in batch], sampling)
+        for index, text in zip(batch, texts, strict=True):
             answers[index] = text
     return answers
 
@@ -202,18 +194,18 @@ def _answer_batch(
         ids[row, width - len(prompt) :] = torch.tensor(prompt)
         mask[row, width - len(prompt) :] = 1
     device = next(model.parameters()).device
-    own: dict[str, Any] = {"logits_processor": [lambda _, scores: agree(scores)]} if agree else {}
-    made = model.generate(
+    processors: dict[str, Any] = {"logits_processor": [lambda _, scores: agree(scores)]} if agree else {}
+    sequences = model.generate(
         ids.to(device),
         attention_mask=mask.to(device),
         pad_token_id=pad,
         eos_token_id=end_tokens(model, [tokenizer.eos_token_id]) or None,
         use_cache=True,
         streamer=streamer,
-        **own,
+        **processors,
         **sampling.arguments(),
     )
-    return [str(text) for text in tokenizer.batch_decode(made[:, width:], skip_special_tokens=True)]
+    return [str(text) for text in tokenizer.batch_decode(sequences[:, width:], skip_special_tokens=True)]
 
 
 def _check_room(model: HFModel, prompts: Sequence[list[int]]) -> None:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.generation.decoding.cache_support import STATES, cache_name, counts_places
 from paceline.generation.decoding.growing_cache import GrowingDecoding
+from paceline.generation.decoding.layer_states import STATES, bounded_time_steps, cache_name, counts_places
 from paceline.generation.decoding.static_decoding import StaticDecoding, StaticPool, why_not_static
-from paceline.generation.decoding.time_steps import bounded_time_steps
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.models.recurrent_layers import state_layers
 
@@ -78,8 +77,7 @@ class LocalEngine:
             return self._generate(requests, sampling)
 
     def _generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
-        nothing = torch.zeros(0, dtype=torch.float32)
-        done: list[Completion] = [Completion((), nothing, False)] * len(requests)
+        done: list[Completion] = [Completion((), torch.zeros(0, dtype=torch.float32), False)] * len(requests)
         wanted = [i for i, request in enumerate(requests) if request.max_tokens > 0]
         # batch equal lengths and equal prompts together
         wanted.sort(key=lambda i: (len(requests[i].prompt), requests[i].prompt))
@@ -108,10 +106,10 @@ class LocalEngine:
         """Return what decoding with fixed shapes needs; None where it does not apply."""
         if self.device.type == "cpu" or self.agree is not None or not batches:
             return None
-        found = why_not_static(self)
-        if found is None:
+        reason = why_not_static(self)
+        if reason is None:
             return StaticPool(self, batches, sampling)
-        self.note(f"with a growing cache: {found}")
+        self.note(f"with a growing cache: {reason}")
         return None
 
     def _goes_on(self, mine: bool) -> bool:
@@ -121,7 +119,7 @@ class LocalEngine:
         self, ids: Tensor, mask: Masks | None, positions: Tensor | None, cache: Cache | None
     ) -> Tensor:
         """Return logits [B, V] of the last position."""
-        given = {self._cache_name: cache}
+        caches = {self._cache_name: cache}
         if self._cache_name == STATES:  # no attention that could see padding, and no padding is read
             mask = None
         with self.computing(self.device.type) if self.computing else nullcontext():
@@ -131,7 +129,7 @@ class LocalEngine:
                 position_ids=positions,
                 use_cache=cache is not None,
                 logits_to_keep=1,
-                **given,
+                **caches,
             )
         logits: Tensor = out.logits[:, -1]
         return logits

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,12 @@ from paceline.generation.engine import Completion, Request, RolloutSampling
 _AGAIN = frozenset({429, 502, 503, 504})  # the server is busy or starting
 _PAUSE_SECONDS = 0.5
 _KEY = "training.rollout.server"
+_NO_KEY = f"set {_KEY}.api_key_env to the environment variable that holds the key"
+_REMEDIES = {  # by HTTP status
+    401: _NO_KEY,
+    403: _NO_KEY,
+    404: "use a vLLM server, started with VLLM_SERVER_DEV_MODE=1 so that it accepts new weights",
+}
 
 
 @dataclass
@@ -41,7 +47,9 @@ class Server:
 
     def __post_init__(self) -> None:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        # As many as there are requests at a time: ``together`` bounds them
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        # No proxy of the environment: the server is one of the cluster's own
         self._client = httpx.Client(base_url=self.url, headers=headers, limits=limits, trust_env=False)
 
     def model(self) -> str:
@@ -86,42 +94,44 @@ class Server:
     def _read(self, path: str, response: httpx.Response) -> dict[str, Any]:
         if response.status_code != 200:
             text = " ".join(response.text.split())[:300]
-            what = "the generation server refused a request"
-            hint = "see the server's own log"
-            if response.status_code == 404:
-                hint = "use a vLLM server, started with VLLM_SERVER_DEV_MODE=1 so that it accepts new weights"
-            if response.status_code in (401, 403):
-                hint = f"set {_KEY}.api_key_env to the environment variable that holds the key"
             raise PacelineError(
                 codes.ROLLOUT_SERVER_STATUS(
-                    what, f"{_KEY}.url", f"{response.status_code} from {self.url}{path}: {text}", hint
+                    "the generation server refused a request",
+                    f"{_KEY}.url",
+                    f"{response.status_code} from {self.url}{path}: {text}",
+                    _REMEDIES.get(response.status_code, "see the server's own log"),
                 )
             )
         if not response.content:
             return {}
         try:
-            found = response.json()
+            content = response.json()
         except ValueError as error:
             raise self.wrong(path, "no JSON") from error
-        return found if isinstance(found, dict) else {"answer": found}
+        return content if isinstance(content, dict) else {"answer": content}
 
-    def _silent(self, path: str, found: str) -> PacelineError:
-        what = "the generation server does not answer"
-        hint = (
-            "check that it is running and that this machine can reach it; if it is only slow,"
-            " increase training.rollout.server.timeout"
-        )
+    def _silent(self, path: str, reason: str) -> PacelineError:
         return PacelineError(
-            codes.ROLLOUT_SERVER_UNREACHABLE(what, f"{_KEY}.url", f"{self.url}{path}: {found}", hint)
+            codes.ROLLOUT_SERVER_UNREACHABLE(
+                "the generation server does not answer",
+                f"{_KEY}.url",
+                f"{self.url}{path}: {reason}",
+                "check that it is running and that this machine can reach it; if it is only slow,"
+                " increase training.rollout.server.timeout",
+            )
         )
 
     def wrong(
-        self, path: str, found: str, hint: str = "use a vLLM server of version 0.12 or later"
+        self, path: str, reply: str, remedy: str = "use a vLLM server of version 0.12 or later"
     ) -> PacelineError:
         """Return the error for an invalid answer."""
-        what = "the generation server sent an invalid reply"
         return PacelineError(
-            codes.ROLLOUT_SERVER_ANSWER(what, f"{_KEY}.url", f"{self.url}{path}: {found}", hint)
+            codes.ROLLOUT_SERVER_ANSWER(
+                "the generation server sent an invalid reply",
+                f"{_KEY}.url",
+                f"{self.url}{path}: {reply}",
+                remedy,
+            )
         )
 
 
@@ -141,25 +151,22 @@ class ServerEngine:
 
     def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
         """Return one completion per request, in order. The first error cancels the others and is raised."""
-        nothing = Completion((), torch.zeros(0), False)
-        given_up = threading.Event()
+        failure = threading.Event()
 
-        def one(request: Request) -> Completion:
+        def complete(request: Request) -> Completion:
+            if request.max_tokens <= 0 or failure.is_set():  # after one those not yet sent do nothing
+                return Completion((), torch.zeros(0), False)
             return self._complete(request, sampling)
 
         with ThreadPoolExecutor(max(1, min(self.together, len(requests)))) as pool:
-            # Submit all requests; after the first failure those not yet sent do nothing.
-            running: list[Future[Completion] | None] = [
-                pool.submit(_unless(given_up, one), request) if request.max_tokens > 0 else None
-                for request in requests
-            ]
-            wait([f for f in running if f is not None], return_when=FIRST_EXCEPTION)
-            failed = [f for f in running if f is not None and f.done() and f.exception() is not None]
+            running = [pool.submit(complete, request) for request in requests]
+            done, _ = wait(running, return_when=FIRST_EXCEPTION)
+            failed = [future for future in running if future in done and future.exception() is not None]
             if failed:
-                given_up.set()
+                failure.set()
         for future in failed:
             future.result()
-        return [nothing if future is None else future.result() for future in running]
+        return [future.result() for future in running]
 
     def _complete(self, request: Request, sampling: RolloutSampling) -> Completion:
         body: JsonObject = {
@@ -169,20 +176,22 @@ class ServerEngine:
             "seed": request.stream,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
+            # -1 is the server's name for all tokens
             "top_k": sampling.top_k or -1,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "logprobs": 1,
             "stop_token_ids": list(self.stop_ids),
+            # The answer ends at ``stop_token_ids`` alone, as the local engine's does
             "ignore_eos": True,
             "skip_special_tokens": False,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }
         path = "/v1/completions"
-        found = self.server.request("POST", path, body)
+        reply = self.server.request("POST", path, body)
         try:
-            (choice,) = found["choices"]
+            (choice,) = reply["choices"]
             logs = choice["logprobs"]
             tokens = choice.get("token_ids")
             if tokens is None:
@@ -190,7 +199,7 @@ class ServerEngine:
             logprobs = [float(v) for v in logs["token_logprobs"]]
             reason = str(choice["finish_reason"])
         except (KeyError, TypeError, ValueError) as error:
-            raise self.server.wrong(path, f"{type(error).__name__}: {error}; {str(found)[:200]}") from error
+            raise self.server.wrong(path, f"{type(error).__name__}: {error}; {str(reply)[:200]}") from error
         wrong = self._doubts(request, tokens, logprobs, reason)
         if wrong:
             raise self.server.wrong(path, wrong)
@@ -217,10 +226,3 @@ class ServerEngine:
                 " maximum length"
             )
         return ""
-
-
-def _unless(
-    given_up: threading.Event, work: Callable[[Request], Completion]
-) -> Callable[[Request], Completion]:
-    """Wrap ``work`` to return an empty completion once another request has failed."""
-    return lambda request: Completion((), torch.zeros(0), False) if given_up.is_set() else work(request)

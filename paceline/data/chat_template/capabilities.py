@@ -42,31 +42,26 @@ class TemplateFacts:
 
     def sentence(self) -> str:
         """Return what it does as one sentence."""
-        writes = [name for name, on in self._parts() if on]
-        lacks = [name for name, on in self._parts() if not on]
-        parts = [f"it writes {_listed(writes)}"] if writes else []
-        parts += [f"it has no {_listed(lacks, 'or')}"] if lacks else []
-        if self.reasoning == NOWHERE:
-            parts.append("reasoning is not written")
-        else:
-            parts.append(f"reasoning is written in {self.reasoning}")
-        if self.reasoning == LAST:
-            parts.append("the model does not see that of earlier turns")
-        elif self.rewrites:
-            parts.append("earlier answers are written differently once others follow")
-        if self.dated:
-            parts.append(f"today's date is {DAY:%Y-%m-%d} on every day, so that tokens stay the same")
-        if self.options:
-            parts.append(f"options: {', '.join(self.options)}")
-        return "; ".join(parts)
-
-    def _parts(self) -> Sequence[tuple[str, bool]]:
-        return (
-            ("system turns", self.system),
-            ("tools", self.tools),
-            ("calls of tools", self.calls),
-            ("their results", self.results),
-        )
+        parts = {
+            "system turns": self.system,
+            "tools": self.tools,
+            "calls of tools": self.calls,
+            "their results": self.results,
+        }
+        writes = [name for name, on in parts.items() if on]
+        lacks = [name for name, on in parts.items() if not on]
+        written = "not written" if self.reasoning == NOWHERE else f"written in {self.reasoning}"
+        last = self.reasoning == LAST
+        clauses = {
+            f"it writes {_listed(writes)}": bool(writes),
+            f"it has no {_listed(lacks, 'or')}": bool(lacks),
+            f"reasoning is {written}": True,
+            "the model does not see that of earlier turns": last,
+            "earlier answers are written differently once others follow": self.rewrites and not last,
+            f"today's date is {DAY:%Y-%m-%d} on every day, so that tokens stay the same": self.dated,
+            f"options: {', '.join(self.options)}": bool(self.options),
+        }
+        return "; ".join(clause for clause, holds in clauses.items() if holds)
 
 
 def facts_of(text: str, tokens: Mapping[str, str]) -> TemplateFacts:
@@ -77,12 +72,12 @@ def facts_of(text: str, tokens: Mapping[str, str]) -> TemplateFacts:
     thought: Message = {**answer, "reasoning_content": _THOUGHT}
     reasoning = NOWHERE
     if _THOUGHT in _text(template, user, thought):
-        earlier = _text(template, user, thought, user, answer)
-        reasoning = EVERYWHERE if _THOUGHT in earlier else LAST
+        reasoning = EVERYWHERE if _THOUGHT in _text(template, user, thought, user, answer) else LAST
     call: JsonObject = {"name": _NAME, "arguments": {"x": _VALUE}}
     calling: Message = {
         "role": "assistant",
         "content": "",
+        # Nine letters or digits, as Mistral's templates demand
         "tool_calls": [{"type": "function", "id": "a00000001", "function": call}],
     }
     result: Message = {"role": "tool", "content": _SAID, "name": _NAME, "tool_call_id": "a00000001"}
@@ -126,11 +121,11 @@ def unopened_header(template: Renderer) -> str:
     return header if prompt == opened and header.strip() else ""
 
 
-def written_alike(one: Renderer, other: Renderer) -> bool:
+def written_alike(first: Renderer, second: Renderer) -> bool:
     """Whether two templates write conversations alike, with and without a system turn that both can write."""
     turns: tuple[Message, ...] = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
     system: Message = {"role": "system", "content": _SAID}
-    texts = [(_text(one, *each), _text(other, *each)) for each in (turns, (system, *turns))]
+    texts = [(_text(first, *each), _text(second, *each)) for each in (turns, (system, *turns))]
     return all(mine == theirs or not (mine and theirs) for mine, theirs in texts)
 
 
@@ -143,4 +138,4 @@ def _text(template: Renderer, *turns: Message, tools: tuple[JsonObject, ...] = (
 
 
 def _listed(names: Sequence[str], word: str = "and") -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {word} {names[-1]}"
+    return f" {word} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

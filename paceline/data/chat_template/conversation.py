@@ -8,16 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.security import resource_limits
-from paceline.data.chat_template.dropped_content import LeftOut
-from paceline.data.chat_template.render import Chat, ChatTemplate
+from paceline.data.chat_template.dropped_content import DroppedContentFinder
+from paceline.data.chat_template.render import ChatTemplate, TemplateInput
 from paceline.data.chat_template.template_texts import name_for, named_templates
 from paceline.data.rows.formats import Example
 from paceline.data.rows.messages import Message
 from paceline.data.rows.values import RowError
 
 T = TypeVar("T")
+_TOOL, _KEY, _VALUE = "paceline_tool", "paceline_key", "paceline_value"
 
 
 class Renderer:
@@ -34,9 +35,9 @@ class Renderer:
         except Exception as exc:  # noqa: BLE001  (a template may raise anything)
             raise RowError("template_refused", f"{type(exc).__name__}: {exc}"[:200]) from exc
         self.form: ChatForm = form_of(self.template)
-        self.left_out = LeftOut(self.template, self.text)
+        self.left_out = DroppedContentFinder(self.template, self.text)
 
-    def render(self, example: Example, render: Callable[[Chat], T]) -> tuple[Chat, T]:
+    def render(self, example: Example, render: Callable[[TemplateInput], T]) -> tuple[TemplateInput, T]:
         """Render a conversation; ids of calls are made up for a template that needs them. Raises RowError."""
         chat = self.form.chat(example)
         try:
@@ -62,24 +63,17 @@ class Renderers:
     def __init__(self, templates: Json, tokens: Mapping[str, str]) -> None:
         self.templates = named_templates(templates)
         self._tokens = tokens
-        self._made: dict[str, Renderer] = {}
+        self._renderers: dict[str, Renderer] = {}
 
     def of(self, example: Example) -> Renderer:
         """Return the renderer of a conversation. Raises RowError."""
         name = name_for(self.templates, tools=bool(example.tools))
         if name is None:
-            named = ", ".join(sorted(self.templates))
-            raise RowError("template_refused", f"the tokenizer's templates ({named}) have no default")
-        return self.named(name)
-
-    def named(self, name: str) -> Renderer:
-        """Return the renderer of one template. Raises RowError."""
-        if name not in self._made:
-            self._made[name] = Renderer(self.templates[name], self._tokens)
-        return self._made[name]
-
-
-_TOOL, _KEY, _VALUE = "paceline_tool", "paceline_key", "paceline_value"
+            names = ", ".join(sorted(self.templates))
+            raise RowError("template_refused", f"the tokenizer's templates ({names}) have no default")
+        if name not in self._renderers:
+            self._renderers[name] = Renderer(self.templates[name], self._tokens)
+        return self._renderers[name]
 
 
 @dataclass(frozen=True)
@@ -94,45 +88,32 @@ class ChatForm:
     developer: bool = True
     parts: bool = False
 
-    def chat(self, example: Example, *, ids: bool = False) -> Chat:
+    def chat(self, example: Example, *, ids: bool = False) -> TemplateInput:
         """Return the conversation for the template; ``ids``: calls and results without an id get one."""
-        made = Chat(
-            [self._message(message) for message in example.messages],
-            example.tools,
-            example.documents,
-            example.template_kwargs,
-        )
+        messages = [self._message(message) for message in example.messages]
         if ids:
-            _number(made.messages)
-        return made
+            _number(messages)
+        return TemplateInput(messages, example.tools, example.documents, example.template_kwargs)
 
     def _message(self, message: Message) -> JsonObject:
-        role = message["role"]
-        if role == "developer" and not self.developer:
-            role = "system"
+        renamed = message["role"] == "developer" and not self.developer
         content: Json = message["content"]
         if self.parts:
             content = [{"type": "text", "text": content}] if content else []
-        made: JsonObject = {"role": role, "content": content}
+        turn: JsonObject = {"role": "system" if renamed else message["role"], "content": content}
         # gpt-oss reads reasoning as "thinking"; Transformers gives both names, and so do we
         if "reasoning_content" in message:
-            made |= {
-                "reasoning_content": message["reasoning_content"],
-                "thinking": message["reasoning_content"],
-            }
+            turn |= dict.fromkeys(("reasoning_content", "thinking"), message["reasoning_content"])
         if message.get("tool_calls"):
-            made["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
+            turn["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
             if self.no_content and not message["content"].strip():
-                made["content"] = None
-        for name, value in (("name", message.get("name")), ("tool_call_id", message.get("tool_call_id"))):
-            if value is not None:
-                made[name] = value
-        return made
+                turn["content"] = None
+        beside = {"name": message.get("name"), "tool_call_id": message.get("tool_call_id")}
+        return turn | {name: value for name, value in beside.items() if value is not None}
 
     def _call(self, call: JsonObject) -> JsonObject:
-        function = call["function"]
-        assert isinstance(function, dict)
-        arguments: Json = function["arguments"]
+        function = as_object(call["function"])
+        arguments = function["arguments"]
         if self.as_object and isinstance(arguments, str):
             arguments = _object(arguments)
         elif not self.as_object and not isinstance(arguments, str):
@@ -156,10 +137,8 @@ def _number(messages: Sequence[JsonObject]) -> None:
     for message in messages:
         calls = message.get("tool_calls")
         if isinstance(calls, list):
-            waiting = []
-            for call in calls:
-                assert isinstance(call, dict)
-                waiting.append(call.setdefault("id", f"{next(numbers):09d}"))
+            # Nine digits, as Mistral's templates demand
+            waiting = [c.setdefault("id", f"{next(numbers):09d}") for c in calls if isinstance(c, dict)]
         elif message["role"] == "tool" and waiting:
             message.setdefault("tool_call_id", waiting.pop(0))
 
@@ -200,8 +179,8 @@ def form_of(template: ChatTemplate) -> ChatForm:
         "parameters": {"type": "object", "properties": {}},
     }
     probe = Example(messages=messages, tools=({"type": "function", "function": schema},))
-    for no_content, as_object in itertools.product((False, True), (True, False)):
-        form = replace(plain, as_object=as_object, no_content=no_content)
+    for no_content, objects in itertools.product((False, True), (True, False)):
+        form = replace(plain, as_object=objects, no_content=no_content)
         try:
             text = template.render(form.chat(probe))
         except RowError:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.data.chat_template.render import ChatTemplate
 from paceline.data.rows.formats import Example
 from paceline.data.rows.messages import Message
@@ -22,16 +22,19 @@ _MOST_KNOWN = 1 << 14
 # What templates look for in a turn's text.
 _LOOKED_FOR = ("<think>", "</think>", "<tool_response>", "[/THINK]", "<|channel|>")
 _LONG = 24  # characters of a text that does not stand in a conversation twice by chance
+# Of a schema's fields, those whose keys are names that the schema gives.
+_NAMES = ("properties", "$defs", "definitions", "patternProperties")
+_DEEPEST = 12
 
 
-class Lost(NamedTuple):
+class DroppedContent(NamedTuple):
     """What must not be left out: a key of ``problems.REASONS``, and where."""
 
     reason: str
     detail: str = ""
 
 
-class LeftOut:
+class DroppedContentFinder:
     """Look for what ``template`` left out; ``render`` gives the text of a conversation. Raises RowError."""
 
     def __init__(self, template: ChatTemplate, render: Render) -> None:
@@ -45,26 +48,25 @@ class LeftOut:
 
         Raises RowError for tools, calls, turns and reasoning that the template cannot render at all.
         """
-        names: dict[str, None] = {}
+        looks = (self._turns, self._fields, self._beside)
+        drops = [drop for look in looks for drop in look(example, text)]
         lost: dict[str, str] = {}
-        for look in (self._turns, self._fields, self._beside):
-            for found in look(example, text):
-                if isinstance(found, Lost):
-                    lost.setdefault(found.reason, found.detail)
-                else:
-                    names[found] = None
+        for drop in drops:
+            if isinstance(drop, DroppedContent):
+                lost.setdefault(drop.reason, drop.detail)
         if lost:
             (reason, detail), *also = lost.items()
             raise RowError(reason, detail, tuple(also))
-        return tuple(names)
+        return tuple(dict.fromkeys(drop for drop in drops if isinstance(drop, str)))
 
-    def _turns(self, example: Example, text: str) -> Iterator[str | Lost]:
+    def _turns(self, example: Example, text: str) -> Iterator[str | DroppedContent]:
         """Look at every turn's content."""
         contents = [message["content"].strip() for message in example.messages]
         for number, (message, content) in enumerate(zip(example.messages, contents, strict=True)):
             if not content:
                 continue
             there = content in text
+            # So long a text stands there because of this turn: no rendering is needed
             if there and len(content) >= _LONG and contents.count(content) == 1:
                 continue
             other: Message = {**message, "content": "paceline"}
@@ -74,11 +76,11 @@ class LeftOut:
                 if message.get("tool_calls"):  # the turn is there: its call is looked at below
                     yield "messages[].content (of turns that call tools)"
                     continue
-                yield Lost("turn_left_out", f"turn {number + 1} ({message['role']})")
+                yield DroppedContent("turn_left_out", f"turn {number + 1} ({message['role']})")
             elif message["role"] == "assistant":
                 yield "messages[].content (part of an answer)"
 
-    def _fields(self, example: Example, text: str) -> Iterator[str | Lost]:
+    def _fields(self, example: Example, text: str) -> Iterator[str | DroppedContent]:
         """Look at what turns have beside their content."""
         for number, message in enumerate(example.messages):
             if message["role"] == "developer" and "developer" not in self._template.text:
@@ -88,37 +90,42 @@ class LeftOut:
             silent = _without(message, "reasoning_content")
             if not seen and self._is_idle(example, text, number, silent, "reasoning"):
                 earlier = "messages[].reasoning_content (of earlier turns)"
-                yield earlier if self._can_reason() else Lost("reasoning", f"turn {number + 1}")
-            if message.get("tool_calls"):
-                fewer = [_without(message, "tool_calls")]
-                if len(message["tool_calls"]) > 1:
-                    fewer = [_without_call(message, call) for call in range(len(message["tool_calls"]))]
-                if any(
-                    self._is_idle(example, text, number, other, f"call {call}")
-                    for call, other in enumerate(fewer)
-                ):
-                    yield Lost("tool_calls", f"turn {number + 1}")
-                elif _has_arguments(message) and self._is_idle(
-                    example, text, number, _without_arguments(message), "arguments"
-                ):
-                    yield Lost("tool_calls", f"turn {number + 1}: the arguments")
-                elif any("id" in call for call in message["tool_calls"]) and self._is_idle(
-                    example, text, number, _without_ids(message), "ids"
-                ):
-                    yield "messages[].tool_calls[].id"
+                yield earlier if self._can_reason() else DroppedContent("reasoning", f"turn {number + 1}")
+            yield from self._calls(example, text, number, message)
             for name in ("name", "tool_call_id"):
                 if name in message and self._is_idle(example, text, number, _without(message, name), name):
                     yield f"messages[].{name}"
 
-    def _beside(self, example: Example, text: str) -> Iterator[str | Lost]:
+    def _calls(
+        self, example: Example, text: str, number: int, message: Message
+    ) -> Iterator[str | DroppedContent]:
+        """Look at the calls of a turn: each of them, their arguments and their ids."""
+        calls = message.get("tool_calls", [])
+        fewer: list[list[JsonObject]] = [[*calls[:n], *calls[n + 1 :]] for n in range(len(calls))]
+        turns = [_with_calls(message, rest) for rest in fewer]
+        functions = [as_object(call["function"]) for call in calls]
+        if any(self._is_idle(example, text, number, turn, f"call {call}") for call, turn in enumerate(turns)):
+            yield DroppedContent("tool_calls", f"turn {number + 1}")
+            return
+        bare = [{**c, "function": {**f, "arguments": {}}} for c, f in zip(calls, functions, strict=True)]
+        if any(not is_empty(function["arguments"]) for function in functions) and self._is_idle(
+            example, text, number, _with_calls(message, bare), "arguments"
+        ):
+            yield DroppedContent("tool_calls", f"turn {number + 1}: the arguments")
+            return
+        unnamed = [{key: value for key, value in call.items() if key != "id"} for call in calls]
+        if unnamed != calls and self._is_idle(example, text, number, _with_calls(message, unnamed), "ids"):
+            yield "messages[].tool_calls[].id"
+
+    def _beside(self, example: Example, text: str) -> Iterator[str | DroppedContent]:
         """Look at tools, documents and options."""
         if example.tools:
             if self._once("tools", example, replace(example, tools=()), text):
-                yield Lost("tools")
+                yield DroppedContent("tools")
             else:
                 yield from self._schemas(example, text)
         if example.documents and self._same(replace(example, documents=()), text):
-            yield Lost("documents")
+            yield DroppedContent("documents")
         elif example.documents:
             yield from self._documents(example, text)
         for name in example.template_kwargs:
@@ -145,19 +152,20 @@ class LeftOut:
                 if self._once(f"document {name}", example, replace(example, documents=others), text):
                     yield f"documents[].{name}"
 
-    def _is_idle(self, example: Example, text: str, turn: int, other: Message, what: str) -> bool:
-        """Whether the text is the same with ``other`` in place of a turn, which lacks the field ``what``.
+    def _is_idle(self, example: Example, text: str, turn: int, other: Message, field: str) -> bool:
+        """Whether the text is the same with ``other`` in place of a turn, which lacks the field ``field``.
 
         Rendering again for every field of every turn would take most of the time, so it is found out once for
         conversations of one shape.
         """
-        return self._once(f"{turn} {what}", example, self._with(example, turn, other), text)
+        return self._once(f"{turn} {field}", example, self._with(example, turn, other), text)
 
-    def _once(self, what: str, whole: Example | None, other: Example, text: str) -> bool:
-        """Whether ``other`` gives the same text; found out once for ``what`` in the shape of ``whole``."""
-        key = what if whole is None else f"{what} {_shape(whole)}"
+    def _once(self, question: str, example: Example | None, other: Example, text: str) -> bool:
+        """Whether ``other`` gives the same text; asked once for ``question`` in the shape of ``example``."""
+        key = question if example is None else f"{question} {_shape(example)}"
         if key not in self._known:
             if len(self._known) >= _MOST_KNOWN:
+                # Rows of many shapes: what is cheap to find out again is forgotten
                 self._known.clear()
             self._known[key] = self._same(other, text)
         return self._known[key]
@@ -203,73 +211,41 @@ def _shape(example: Example) -> str:
     return repr((*turns, *beside))
 
 
+def _with_calls(message: Message, calls: list[JsonObject]) -> Message:
+    """Return a turn with other calls; without the field if there are none."""
+    return {**message, "tool_calls": calls} if calls else _without(message, "tool_calls")
+
+
 def _without(message: Message, name: str) -> Message:
     # a TypedDict without one of its optional keys
     return {key: value for key, value in message.items() if key != name}  # type: ignore[return-value]
 
 
-def _without_call(message: Message, call: int) -> Message:
-    calls = message["tool_calls"]
-    return {**message, "tool_calls": [*calls[:call], *calls[call + 1 :]]}
-
-
-def _without_ids(message: Message) -> Message:
-    calls = [{key: value for key, value in call.items() if key != "id"} for call in message["tool_calls"]]
-    return {**message, "tool_calls": calls}
-
-
-def _has_arguments(message: Message) -> bool:
-    given = (call["function"] for call in message["tool_calls"])
-    return any(isinstance(function, dict) and not is_empty(function["arguments"]) for function in given)
-
-
-def _without_arguments(message: Message) -> Message:
-    calls: list[JsonObject] = []
-    for call in message["tool_calls"]:
-        function = call["function"]
-        assert isinstance(function, dict)
-        calls.append({**call, "function": {**function, "arguments": {}}})
-    return {**message, "tool_calls": calls}
-
-
-# Of a schema's fields, those whose keys are names that the schema gives.
-_NAMES = ("properties", "$defs", "definitions", "patternProperties")
-_DEEPEST = 12
-
-
 def written_forms(tool: JsonObject) -> Iterator[str]:
     """Yield how templates write a whole tool: as JSON in a line, or indented."""
-    for one in (tool, tool.get("function")):
-        yield json.dumps(one, ensure_ascii=False)
-        yield json.dumps(one, ensure_ascii=False, indent=4)
-        yield json.dumps(one, ensure_ascii=False, separators=(",", ":"))
+    for schema in (tool, tool.get("function")):
+        yield json.dumps(schema, ensure_ascii=False)
+        yield json.dumps(schema, ensure_ascii=False, indent=4)
+        yield json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
-def schema_fields(tool: JsonObject) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield (path, pattern) of every field. Fields of equal patterns are written alike: names that the schema
-    gives are ``*`` there, and after a space stand the types that templates tell apart.
-    """
-    yield from _fields(tool, (), "", "")
-
-
-def _fields(
-    value: Json, path: tuple[str | int, ...], pattern: str, kind: str
+def schema_fields(
+    value: Json, path: tuple[str | int, ...] = (), pattern: str = "", kind: str = ""
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield (path, pattern) of every field of a tool. Fields of equal patterns are written alike: names that
+    the schema gives are ``*`` there, and after a space stand the types that templates tell apart.
+    """
     if len(path) > _DEEPEST:
         return
     if isinstance(value, list):
         for number, item in enumerate(value):
-            yield from _fields(item, (*path, number), f"{pattern}[]", kind)
-        return
-    if not isinstance(value, dict):
-        return
-    own = value.get("type")
-    kind = own if isinstance(own, str) else kind
-    named = bool(path) and path[-1] in _NAMES
-    for key, item in value.items():
-        below = f"{pattern}.{'*' if named else key}".lstrip(".")
-        yield (*path, key), f"{below} {kind} {type(item).__name__}"
-        yield from _fields(item, (*path, key), below, kind)
+            yield from schema_fields(item, (*path, number), f"{pattern}[]", kind)
+    if isinstance(value, dict):
+        kind = str(value["type"]) if isinstance(value.get("type"), str) else kind
+        for key, item in value.items():
+            below = f"{pattern}.{'*' if path and path[-1] in _NAMES else key}".lstrip(".")
+            yield (*path, key), f"{below} {kind} {type(item).__name__}"
+            yield from schema_fields(item, (*path, key), below, kind)
 
 
 def without_field(tool: JsonObject, path: Sequence[str | int]) -> JsonObject:

@@ -71,14 +71,14 @@ class Encoder:
         self.tokenizer = tokenizer
         self.train_on = train_on
         self.renderers = Renderers(tokenizer.chat_template, dict(tokenizer.special_tokens_map))
-        added = {i: t.content for i, t in tokenizer.added_tokens_decoder.items() if t.special}
-        specials = added | dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+        added = tokenizer.added_tokens_decoder
+        specials = {i: token.content for i, token in added.items() if token.special}
+        specials |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
         self._special = re.compile(
             "|".join(re.escape(t) for t in sorted(specials.values(), key=len, reverse=True) if t) or r"(?!)"
         )
         self._special_ids = frozenset(specials)
-        known = tokenizer.added_tokens_decoder.items()
-        self._swallowing = frozenset(i for i, t in known if t.lstrip or t.rstrip)
+        self._swallowing = frozenset(i for i, token in added.items() if token.lstrip or token.rstrip)
         self._eos = tokenizer.eos_token_id
         self._finders: dict[Renderer, AnswerFinder] = {}
 
@@ -87,25 +87,18 @@ class Encoder:
 
         Raises CostlyTemplateError.
         """
-        results: list[Encoded | RowError | None] = [None] * len(examples)
-        rendered: list[tuple[int, RenderedText]] = []
         # Render conversations one by one (a template may refuse), then tokenize all texts in one call.
-        turns = ((n, e) for n, e in enumerate(examples) if e.messages)
-        for number, found in self._each(turns, self._with_spans):
-            if isinstance(found, RowError):
-                results[number] = found
-            else:
-                rendered.append((number, found))
-        plain = [(n, e.text) for n, e in enumerate(examples) if not e.messages]
-        for (number, made), (ids, encoding) in zip(
-            rendered, self._tokens([made.text for _, made in rendered], chat=True), strict=True
-        ):
-            results[number] = self._conversation(ids, encoding, made)
-        for (number, _), (ids, _) in zip(
-            plain, self._tokens([text for _, text in plain], chat=False), strict=True
-        ):
-            results[number] = self._plain(ids)
-        return [r if r is not None else RowError("empty") for r in results]
+        turns = [(n, example) for n, example in enumerate(examples) if example.messages]
+        results = dict(self._each(turns, self._with_spans))
+        rendered = {n: text for n, text in results.items() if isinstance(text, RenderedText)}
+        encoded: dict[int, Encoded | RowError] = {n: e for n, e in results.items() if isinstance(e, RowError)}
+        tokens = self._tokens([text.text for text in rendered.values()], chat=True)
+        for (n, text), (ids, encoding) in zip(rendered.items(), tokens, strict=True):
+            encoded[n] = self._conversation(ids, encoding, text)
+        plain = {n: example.text for n, example in enumerate(examples) if not example.messages}
+        for n, (ids, _) in zip(plain, self._tokens([*plain.values()], chat=False), strict=True):
+            encoded[n] = self._plain(ids)
+        return [encoded[n] for n in range(len(examples))]
 
     def encode_prompts(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
         """Return the conversations with the opening of the assistant's turn, without labels."""
@@ -121,13 +114,13 @@ class Encoder:
         self, examples: Sequence[Example], render: Callable[[Example], RenderedText]
     ) -> list[Encoded | RowError]:
         results: list[Encoded | RowError] = []
-        for example, (_, found) in zip(examples, self._each(enumerate(examples), render), strict=True):
-            if isinstance(found, RowError):
-                results.append(found)
+        for example, (_, text) in zip(examples, self._each(enumerate(examples), render), strict=True):
+            if isinstance(text, RowError):
+                results.append(text)
                 continue
-            ids = self._tokens([found.text], chat=bool(example.messages))[0][0]
+            ids = self._tokens([text.text], chat=bool(example.messages))[0][0]
             labelled = np.zeros(len(ids), np.bool_)
-            results.append(Encoded(ids, labelled, found.left_out) if len(ids) else RowError("empty"))
+            results.append(Encoded(ids, labelled, text.left_out) if len(ids) else RowError("empty"))
         return results
 
     def _each(
@@ -165,7 +158,9 @@ class Encoder:
         encoding = self._tokens([text], chat=True)[0][1]
         if encoding is None or turns is None:
             return []
-        owner: dict[int, int] = {at: n for n, own in enumerate(turns) for a, b in own for at in range(a, b)}
+        owner: dict[int, int] = {
+            character: n for n, regions in enumerate(turns) for a, b in regions for character in range(a, b)
+        }
         ends = (self._own_characters(text, encoding, token)[1] for token in range(len(encoding)))
         return [owner.get(end - 1) for end in ends]
 
@@ -202,9 +197,10 @@ class Encoder:
         if not self.renderers.templates:
             return ()
         encoded, stops = self.encode([Example(messages=_TURNS)])[0], self.stop_token_ids()
-        ids = [] if isinstance(encoded, RowError) else encoded.input_ids.tolist()
-        trained = [] if isinstance(encoded, RowError) else np.flatnonzero(encoded.labelled).tolist()
-        ends = [n for n in trained[-2:] if ids[n] in stops]
+        if isinstance(encoded, RowError):
+            return ()
+        ids = encoded.input_ids.tolist()
+        ends = [n for n in np.flatnonzero(encoded.labelled)[-2:].tolist() if ids[n] in stops]
         return tuple(ids[ends[0] :]) if ends else ()
 
     def _tokens(self, texts: list[str], *, chat: bool) -> list[tuple[NDArray[np.int32], Encoding | None]]:
@@ -233,25 +229,25 @@ class Encoder:
             ids = np.append(ids, np.int32(self._eos))
         return Encoded(ids, np.ones(len(ids), np.bool_))
 
-    def _conversation(self, ids: NDArray[np.int32], encoding: Encoding | None, made: RenderedText) -> Encoded:
+    def _conversation(
+        self, ids: NDArray[np.int32], encoding: Encoding | None, rendered: RenderedText
+    ) -> Encoded:
         """Label the spans (None: all tokens).
 
         End the last answer with a special token, so that the model learns to stop.
         """
-        if made.spans is None:
-            labelled = np.ones(len(ids), np.bool_)
-        else:
-            labelled = np.zeros(len(ids), np.bool_)
+        labelled = np.full(len(ids), rendered.spans is None)
+        for span in rendered.spans or ():
             assert encoding is not None  # spans are of characters, which only it maps to tokens
-            for span in made.spans:
-                labelled[self._tokens_within(made.text, encoding, span)] = True
+            labelled[self._tokens_within(rendered.text, encoding, span)] = True
         trained = np.flatnonzero(labelled)
+        # The last but one, where a line break after it has loss
         ended = any(int(i) in self._special_ids for i in ids[trained[-2:]])
         if self._eos is None or not len(trained) or ended:
-            return Encoded(ids, labelled, made.left_out)
+            return Encoded(ids, labelled, rendered.left_out)
         ids, labelled = ids[: trained[-1] + 1], labelled[: trained[-1] + 1]
         ids, labelled = np.append(ids, np.int32(self._eos)), np.append(labelled, True)
-        return Encoded(ids, labelled, made.left_out, end_added=True)
+        return Encoded(ids, labelled, rendered.left_out, end_added=True)
 
     def _with_spans(self, example: Example) -> RenderedText:
         """Return the conversation with the spans of the turns that have loss."""
@@ -278,9 +274,9 @@ class Encoder:
         _, text = renderer.render(example, lambda chat: renderer.template.render(chat, prompt=True))
         left_out = renderer.left_out.names(example, renderer.text(example))
         # What an option changes may be the opening of the answer alone, or nothing where it is the default.
-        read = options_read(renderer.template.text) if example.template_kwargs else frozenset[str]()
-        known = {f"chat_template_kwargs.{name}" for name in read}
-        return RenderedText(text, None, tuple(name for name in left_out if name not in known))
+        options = options_read(renderer.template.text) if example.template_kwargs else frozenset[str]()
+        read = {f"chat_template_kwargs.{name}" for name in options}
+        return RenderedText(text, None, tuple(name for name in left_out if name not in read))
 
     def _finder(self, renderer: Renderer) -> AnswerFinder:
         if renderer not in self._finders:
@@ -315,14 +311,13 @@ def _all_but(rendered: Rendered, trained: Sequence[int]) -> list[Span]:
     if rendered.turns is None:
         raise RowError("template_not_incremental", "which turn wrote which characters cannot be told")
     spans: list[Span] = []
-    at = 0
-    silent = sorted(
-        span for number, own in enumerate(rendered.turns) if number not in trained for span in own
-    )
-    for start, end in silent:
-        spans.append((at, start))
-        at = end
-    return [(a, b) for a, b in [*spans, (at, len(rendered.text))] if b > a]
+    before = 0
+    for start, end in sorted(
+        span for number, regions in enumerate(rendered.turns) if number not in trained for span in regions
+    ):
+        spans.append((before, start))
+        before = end
+    return [(a, b) for a, b in [*spans, (before, len(rendered.text))] if b > a]
 
 
 def _token_range(encoding: Encoding, start: int, end: int) -> tuple[int, int]:

@@ -73,11 +73,11 @@ class _Namespace(Namespace):
     """Jinja's namespace without names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805 (`self` may be an attribute)
-        own, *given = args
-        attributes = dict(*given, **kwargs)
+        namespace, *arguments = args
+        attributes = dict(*arguments, **kwargs)
         for name in attributes:
             _check_name(name)
-        Namespace.__init__(own, attributes)
+        Namespace.__init__(namespace, attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
@@ -111,19 +111,22 @@ def _now(form: str) -> str:
 
 def environment() -> jinja2.Environment:
     """Return a new environment; one serves one template at a time."""
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, loopcontrols]
+    sandbox = ImmutableSandboxedEnvironment(
+        # As Transformers compiles templates: other blanks would be other tokens
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[GenerationBlocks, loopcontrols],
     )
-    made.filters["tojson"] = _to_json
-    made.globals["raise_exception"] = _raise
-    made.globals["strftime_now"] = _now
-    made.globals["dict"] = _Dict()
-    made.globals["namespace"] = _Namespace
-    return made
+    sandbox.filters["tojson"] = _to_json
+    sandbox.globals["raise_exception"] = _raise
+    sandbox.globals["strftime_now"] = _now
+    sandbox.globals["dict"] = _Dict()
+    sandbox.globals["namespace"] = _Namespace
+    return sandbox
 
 
-def blocks_of(made: jinja2.Environment) -> GenerationBlocks:
+def blocks_of(sandbox: jinja2.Environment) -> GenerationBlocks:
     """Return the recorder of an environment's ``{% generation %}`` blocks."""
-    found = made.extensions[GenerationBlocks.identifier]
-    assert isinstance(found, GenerationBlocks)
-    return found
+    recorder = sandbox.extensions[GenerationBlocks.identifier]
+    assert isinstance(recorder, GenerationBlocks)
+    return recorder

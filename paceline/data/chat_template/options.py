@@ -31,33 +31,32 @@ def with_defaults(template: str, options: Mapping[str, Json]) -> str:
     return f"{begin}\n{template}" if begin and template.startswith("\n") else begin + template
 
 
-def give_template(tokenizer: PreTrainedTokenizerBase, template: str | None, options: str) -> None:
+def set_template(tokenizer: PreTrainedTokenizerBase, template: str | None, options: str) -> None:
     """Give a tokenizer its chat template (None: its own) with options, a JSON object."""
-    given: dict[str, Json] = json.loads(options)
-    if template is not None:
-        tokenizer.chat_template = template
-    own = tokenizer.chat_template
-    if isinstance(own, dict):
-        tokenizer.chat_template = {name: with_defaults(text, given) for name, text in own.items()}
-    elif own:
-        tokenizer.chat_template = with_defaults(own, given)
+    values: dict[str, Json] = json.loads(options)
+    template = tokenizer.chat_template if template is None else template
+    if isinstance(template, dict):
+        tokenizer.chat_template = {name: with_defaults(text, values) for name, text in template.items()}
+    else:
+        tokenizer.chat_template = with_defaults(template, values) if template else template
 
 
 def options_read(template: str) -> frozenset[str]:
     """Return the options that a template reads. Raises Jinja's TemplateSyntaxError."""
-    made = environment()
-    tree = made.parse(template)
-    names = meta.find_undeclared_variables(tree) - set(made.globals) - GIVEN
-    own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"} - _tested(tree)
-    own |= {macro.name for macro in tree.find_all(nodes.Macro)}
-    return frozenset(name for name in names - own if not name.endswith("_token"))
+    sandbox = environment()
+    tree = sandbox.parse(template)
+    names = meta.find_undeclared_variables(tree) - set(sandbox.globals) - GIVEN
+    stored = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"} - _tested(tree)
+    macros = {macro.name for macro in tree.find_all(nodes.Macro)}
+    # Special tokens are variables that every rendering gives
+    return frozenset(name for name in names - stored - macros if not name.endswith("_token"))
 
 
 def _tested(tree: nodes.Template) -> set[str]:
     """Return the names of which the template asks whether they are given."""
     tests = (test for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined", "none"))
-    filters = (one for one in tree.find_all(nodes.Filter) if one.name in ("default", "d"))
-    return {one.node.name for one in (*tests, *filters) if isinstance(one.node, nodes.Name)}
+    filters = (call for call in tree.find_all(nodes.Filter) if call.name in ("default", "d"))
+    return {call.node.name for call in (*tests, *filters) if isinstance(call.node, nodes.Name)}
 
 
 def not_read(template: str, options: Mapping[str, Json]) -> list[str]:

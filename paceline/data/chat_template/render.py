@@ -36,7 +36,7 @@ _MARK = re.compile(f"([{_BEGIN}{_END}])([0-9]+)(?:,([0-9]+))?{_CLOSE}")
 _BEGIN_FILTER, _END_FILTER = "paceline_turn_begins", "paceline_turn_ends"
 
 
-class Chat(NamedTuple):
+class TemplateInput(NamedTuple):
     """What a template renders: messages in the form that Transformers gives them, and what is beside them."""
 
     messages: Sequence[JsonObject]
@@ -71,11 +71,11 @@ class ChatTemplate:
         self._marked: Template = self._environment.from_string(_with_marks(self._environment, text))
         self.has_blocks = bool(GENERATION.search(text))
 
-    def render(self, chat: Chat, *, prompt: bool = False) -> str:
+    def render(self, chat: TemplateInput, *, prompt: bool = False) -> str:
         """Return the text; ``prompt``: with the opening of the assistant's turn. Raises RowError."""
         return self._run(self._plain, chat, prompt)[0]
 
-    def render_whole(self, chat: Chat) -> Rendered:
+    def render_whole(self, chat: TemplateInput) -> Rendered:
         """Return the text with what each turn wrote. Raises RowError."""
         self._marks.of(chat.messages)
         try:
@@ -85,18 +85,16 @@ class ChatTemplate:
             return Rendered(text, None, blocks)
         # A mark that went straight to the output changes nothing else. One in a text that the template takes
         # up may: it counts only if the text is the same without.
+        marks, text = list(_MARK.finditer(marked)), _MARK.sub("", marked)
+        count = len(chat.messages)
         if self._marks.taken_up or marked.count(_CLOSE) != self._marks.written:
-            text, blocks = self._run(self._plain, chat, False)
-            return Rendered(text, _turns(marked, len(chat.messages), text), blocks)
-        found = list(_MARK.finditer(marked))
-        return Rendered(
-            _MARK.sub("", marked),
-            _regions(found, len(marked), len(chat.messages)),
-            [(_without_marks(found, start), _without_marks(found, end)) for start, end in blocks],
-        )
+            plain, blocks = self._run(self._plain, chat, False)
+            return Rendered(plain, _regions(marks, count) if plain == text else None, blocks)
+        spans = [(_without_marks(marks, start), _without_marks(marks, end)) for start, end in blocks]
+        return Rendered(text, _regions(marks, count), spans)
 
-    def _run(self, template: Template, chat: Chat, prompt: bool) -> tuple[str, list[Span]]:
-        given = {
+    def _run(self, template: Template, chat: TemplateInput, prompt: bool) -> tuple[str, list[Span]]:
+        variables = {
             **self._tokens,
             **chat.options,
             "messages": chat.messages,
@@ -110,11 +108,11 @@ class ChatTemplate:
             if self.has_blocks and not prompt:
                 pieces: list[str] = []
                 with blocks_of(self._environment).recorded(pieces) as spans:
-                    for piece in template.generate(given):
+                    for piece in template.generate(variables):
                         pieces.append(piece)
                 text = "".join(pieces)
             else:
-                text = template.render(given)
+                text = template.render(variables)
         except (resource_limits.SpentError, MemoryError):
             raise
         except Exception as exc:  # noqa: BLE001  (a template may raise anything)
@@ -124,13 +122,13 @@ class ChatTemplate:
         return text, spans
 
 
-def worth(chat: Chat) -> float:
+def worth(chat: TemplateInput) -> float:
     """Return the CPU seconds that it may take to render a conversation."""
     values = (
         value
         for part in (chat.messages, chat.tools, chat.documents)
-        for one in part
-        for value in one.values()
+        for fields in part
+        for value in fields.values()
     )
     characters = sum(len(value if isinstance(value, str) else str(value)) for value in values)
     return RENDERING_SECONDS + CHARACTER_SECONDS * characters
@@ -182,8 +180,7 @@ def _with_marks(environment: Environment, text: str) -> nodes.Template:
             if not isinstance(node.target, nodes.Name) or not writes:
                 return [node]
             item = nodes.Name(node.target.name, "load")
-            direct = self.direct and not node.recursive
-            node.body.insert(0, _marked(item, _BEGIN_FILTER, number, direct))
+            node.body.insert(0, _marked(item, _BEGIN_FILTER, number, self.direct and not node.recursive))
             any_name = nodes.Name("messages", "load")  # a filter of a constant would be computed at once
             return [node, _marked(any_name, _END_FILTER, number)]
 
@@ -208,49 +205,33 @@ def _with_marks(environment: Environment, text: str) -> nodes.Template:
     return marked
 
 
-def _marked(value: nodes.Expr, name: str, *given: int | bool) -> nodes.Output:
+def _marked(value: nodes.Expr, name: str, *arguments: int | bool) -> nodes.Output:
     """Return the node that writes a filter's text. A filter is called directly, a function by the sandbox."""
-    return nodes.Output([nodes.Filter(value, name, [nodes.Const(item) for item in given], [], None, None)])
+    return nodes.Output(
+        [nodes.Filter(value, name, [nodes.Const(item) for item in arguments], [], None, None)]
+    )
 
 
-def _turns(marked: str, count: int, text: str) -> list[list[Span]] | None:
-    """Return what each turn wrote, if ``marked`` is ``text`` with marks."""
-    if _MARK.sub("", marked) != text:
-        return None
-    return _regions(list(_MARK.finditer(marked)), len(marked), count)
+def _without_marks(marks: Sequence[re.Match[str]], position: int) -> int:
+    """Return the place in the text without marks that ``position`` is."""
+    return position - sum(mark.end() - mark.start() for mark in marks if mark.end() <= position)
 
 
-def _without_marks(marks: Sequence[re.Match[str]], at: int) -> int:
-    """Return the place in the text without marks that ``at`` is."""
-    return at - sum(mark.end() - mark.start() for mark in marks if mark.end() <= at)
-
-
-def _regions(marks: Sequence[re.Match[str]], length: int, count: int) -> list[list[Span]]:
-    """Return the spans of each turn in the text without marks: the innermost open turn owns a character.
-
-    ``length`` of the marked text.
-    """
+def _regions(marks: Sequence[re.Match[str]], count: int) -> list[list[Span]]:
+    """Return the spans of each turn in the text without marks: the innermost open turn owns a character."""
     regions: list[list[Span]] = [[] for _ in range(count)]
     open_turns: list[tuple[int, int]] = []  # (loop, turn), innermost last
-    at = before = 0
+    start = before = 0
     for mark in marks:
-        wrote = mark.start() - before
-        if open_turns and wrote:
-            regions[open_turns[-1][1]].append((at, at + wrote))
-        at, before = at + wrote, mark.end()
+        end = start + mark.start() - before
+        if open_turns and end > start:
+            spans = regions[open_turns[-1][1]]
+            # spans that touch are one
+            begin = spans.pop()[0] if spans and spans[-1][1] == start else start
+            spans.append((begin, end))
+        start, before = end, mark.end()
         loop = int(mark.group(2))
         open_turns = [pair for pair in open_turns if pair[0] != loop]
         if mark.group(1) == _BEGIN:
             open_turns.append((loop, int(mark.group(3))))
-    return [_joined(spans) for spans in regions]
-
-
-def _joined(spans: Sequence[Span]) -> list[Span]:
-    """Join spans that touch."""
-    joined: list[Span] = []
-    for start, end in spans:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], end)
-        else:
-            joined.append((start, end))
-    return joined
+    return regions

@@ -77,30 +77,29 @@ def templates_in(folder: Path) -> dict[str, str]:
         files = {DEFAULT: folder / "chat_template.jinja"} | {
             path.name.removesuffix(".jinja"): path for path in sorted(folder.glob(f"{ADDITIONAL}/*.jinja"))
         }
-        found = {name: read_text(path) for name, path in files.items() if path.is_file()}
-        return found or named_templates(
+        return {name: read_text(path) for name, path in files.items() if path.is_file()} or named_templates(
             json.loads(read_text(folder / "tokenizer_config.json")).get("chat_template")
         )
     except (OSError, ValueError, AttributeError):
         return {}
 
 
-def named_templates(given: Json) -> dict[str, str]:
+def named_templates(templates: Json) -> dict[str, str]:
     """Return chat templates by name: a text is the one named ``default``, a list or an object names each."""
-    if isinstance(given, str):
-        return {DEFAULT: given} if given else {}
+    if isinstance(templates, str):
+        return {DEFAULT: templates} if templates else {}
     pairs = (
-        given.items()
-        if isinstance(given, dict)
-        else [_pair(one) for one in given or ()]
-        if isinstance(given, list)
+        templates.items()
+        if isinstance(templates, dict)
+        else [_pair(entry) for entry in templates or ()]
+        if isinstance(templates, list)
         else ()
     )
     return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
 
 
-def _pair(one: Json) -> tuple[Json, Json]:
-    return (one.get("name"), one.get("template")) if isinstance(one, dict) else (None, None)
+def _pair(entry: Json) -> tuple[Json, Json]:
+    return (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
 
 
 def name_for(templates: Collection[str], *, tools: bool) -> str | None:
@@ -111,19 +110,23 @@ def name_for(templates: Collection[str], *, tools: bool) -> str | None:
     return next((name for name in wanted if name in templates), None)
 
 
-def look_at_template(given: str | None, folder: Path | None) -> Diagnostic | None:
+def look_at_template(template: str | None, folder: Path | None) -> Diagnostic | None:
     """Check ``model.chat_template``'s text, or else the templates in a tokenizer's folder."""
-    hint = "set model.chat_template to correct Jinja, or to a built-in name such as chatml"
-    what, texts = "the chat template is not valid Jinja", {"": given or ""}
+    remedy = "set model.chat_template to correct Jinja, or to a built-in name such as chatml"
+    message, texts = "the chat template is not valid Jinja", {"": template or ""}
     try:
-        if given is None and folder is not None:
+        if template is None and folder is not None:
             paths = [folder / "chat_template.jinja", *sorted(folder.glob(f"{ADDITIONAL}/*.jinja"))]
             texts = {f"{path}: ": read_text(path) for path in paths if path.is_file()}
     except (OSError, ValueError) as error:
-        return codes.DATA_BAD_CHAT_TEMPLATE(what, "model.chat_template", str(error), hint)
-    found = (f"{place}{wrong}" for place, text in texts.items() if (wrong := syntax_error(text)) is not None)
-    wrong = next(found, None)
-    return None if wrong is None else codes.DATA_BAD_CHAT_TEMPLATE(what, "model.chat_template", wrong, hint)
+        return codes.DATA_BAD_CHAT_TEMPLATE(message, "model.chat_template", str(error), remedy)
+    errors = (
+        f"{prefix}{wrong}" for prefix, text in texts.items() if (wrong := syntax_error(text)) is not None
+    )
+    wrong = next(errors, None)
+    return (
+        None if wrong is None else codes.DATA_BAD_CHAT_TEMPLATE(message, "model.chat_template", wrong, remedy)
+    )
 
 
 def rendered(formats: Set[str]) -> frozenset[str]:
@@ -137,10 +140,10 @@ def no_template(tokenizer: str) -> Diagnostic:
     return codes.DATA_NO_CHAT_TEMPLATE("model.chat_template", tokenizer, others=others)
 
 
-def costly(where: str, found: str) -> Diagnostic:
+def costly(where: str, detail: str) -> Diagnostic:
     """Return the error for a template that takes too much time or memory."""
-    code, what, hint = REASONS[ALWAYS_REFUSED]
-    return code(what, where, found, hint)
+    code, meaning, advice = REASONS[ALWAYS_REFUSED]
+    return code(meaning, where, detail, advice)
 
 
 def idle_options(templates: Iterable[str], options: Mapping[str, Json]) -> Diagnostic | None:

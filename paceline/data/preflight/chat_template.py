@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import read_text
+from paceline.core.json_types import as_object
 from paceline.core.security.resource_limits import SpentError, bounded_memory, bounded_time, limit_of
 from paceline.data import codes
 from paceline.data.chat_template.capabilities import facts_of, unopened_header, written_alike
@@ -25,10 +26,10 @@ from paceline.data.chat_template.template_texts import (
     template_text,
     templates_in,
 )
-from paceline.data.preflight.find_sets import LOOKED_AT, DataSet, look
-from paceline.data.rows.examples import Reading, RowReader
+from paceline.data.preflight.find_sets import LocatedDataset, read_head
+from paceline.data.rows.examples import Reading
 from paceline.data.rows.formats import Example
-from paceline.data.rows.row_errors import Problem, Tally, refusal
+from paceline.data.rows.row_errors import Tally, refusal
 from paceline.data.rows.values import RowError
 from paceline.data.tokenizer.load import tokenizer_here
 
@@ -56,33 +57,28 @@ def local_template(model: ModelSection) -> LocalTemplate | None:
     if folder is None:
         return None
     try:
-        given = template_text(model.chat_template)
+        text = template_text(model.chat_template)
     except DataError:  # reported with the tokenizer
         return None
-    texts = named_templates(given) if given is not None else templates_in(folder)
+    texts = named_templates(text) if text is not None else templates_in(folder)
     if not texts:
         return None
-    named = "the tokenizer's own" if given is None else "of model.chat_template"
-    if given is not None and given != model.chat_template:
-        named = str(model.chat_template)
-    options = model.chat_template_kwargs
-    return LocalTemplate(
-        named, {name: with_defaults(text, options) for name, text in texts.items()}, _tokens(folder)
-    )
+    label = "the tokenizer's own" if text is None else "of model.chat_template"
+    if text is not None and text != model.chat_template:
+        label = str(model.chat_template)
+    texts = {name: with_defaults(text, model.chat_template_kwargs) for name, text in texts.items()}
+    return LocalTemplate(label, texts, _tokens(folder))
 
 
 def _tokens(folder: Path) -> dict[str, str]:
     """Return special tokens by name; those that the files do not tell are named after themselves."""
     try:
-        known = json.loads(read_text(folder / "tokenizer_config.json"))
+        stored = as_object(json.loads(read_text(folder / "tokenizer_config.json")))
     except (OSError, ValueError):
-        known = {}
-    found = {name: f"<{name}>" for name in _TOKENS}
-    for name in _TOKENS:
-        value = known.get(name) if isinstance(known, dict) else None
-        text = value.get("content") if isinstance(value, dict) else value
-        found |= {name: text} if isinstance(text, str) else {}
-    return found
+        stored = {}
+    values = {name: stored.get(name) for name in _TOKENS}
+    texts = {n: value.get("content") if isinstance(value, dict) else value for n, value in values.items()}
+    return {name: text if isinstance(text, str) else f"<{name}>" for name, text in texts.items()}
 
 
 def template_key(model: ModelSection) -> str:
@@ -144,7 +140,7 @@ def other_template(model: ModelSection, judge: ModelSection) -> bool:
     lie here.
     """
     mine, theirs = local_template(model), local_template(judge)
-    names = [name_for(one.texts, tools=False) if one else None for one in (mine, theirs)]
+    names = [name_for(template.texts, tools=False) if template else None for template in (mine, theirs)]
     if mine is None or theirs is None or names[0] is None or names[1] is None:
         return False
     try:
@@ -159,31 +155,30 @@ def other_template(model: ModelSection, judge: ModelSection) -> bool:
 
 
 def look_through(
-    model: ModelSection, data_set: DataSet, reading: Reading, *, refuses: bool
+    model: ModelSection, data_set: LocatedDataset, reading: Reading, *, refuses: bool
 ) -> Iterator[Diagnostic]:
     """Yield what the template would not write of the first rows of a data set. Raises DataError.
 
     ``refuses``: rows that lose their meaning by it are errors (``data.on_bad_row``).
     """
-    looked = look(data_set, reading)
+    looked = read_head(data_set, reading)
     template = local_template(model) if rendered({looked.shape.format}) else None
     if template is None:
         return
-    reader = RowReader(looked.shape, reading)
     lost, idle = dict[str, Tally](), dict[str, Tally]()
+    where = ""
     try:
         with bounded_memory(), bounded_time(template.texts.values()):
             renderers = Renderers(dict(template.texts), template.tokens)
-            for row in looked.head:
-                read = Problem("", "") if row.value is None else reader.read(row.value, row.where)
-                examples = [] if isinstance(read, Problem) else [one for one in read if one.messages]
-                _tally(renderers, examples, row.where, lost, idle)
+            for row, examples in looked.usable(reading):
+                where = row.where
+                _tally(renderers, [example for example in examples if example.messages], where, lost, idle)
     except RowError:  # found by the tokenizer's trial, or in the preparation
         return
     except (SpentError, MemoryError) as error:
-        yield costly(template_key(model), f"{row.where}: {limit_of(error)}")
+        yield costly(template_key(model), f"{where}: {limit_of(error)}")
         return
-    first = "the first " if len(looked.head) >= LOOKED_AT else ""
+    first = "" if looked.is_whole else "the first "
     if refuses:
         yield from refusal(lost, len(looked.head), of=first)
     if idle:
@@ -192,9 +187,12 @@ def look_through(
             for name, tally in sorted(idle.items(), key=lambda item: -item[1].count)
         )
         counts = {name: tally.count for name, tally in idle.items()}
-        place = data_set.section.path
         yield codes.DATA_NOT_WRITTEN(
-            place, template.name, rows=f"{first}{len(looked.head):,} rows", listed=listed, evidence=counts
+            data_set.section.path,
+            template.name,
+            rows=f"{first}{len(looked.head):,} rows",
+            listed=listed,
+            evidence=counts,
         )
 
 

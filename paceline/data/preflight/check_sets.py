@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,18 +22,26 @@ from paceline.data.chat_template.template_texts import (
 )
 from paceline.data.preflight.chat_template import look_through
 from paceline.data.preflight.find_sets import (
-    LOOKED_AT,
-    DataSet,
     DatasetHead,
+    LocatedDataset,
     converter_named,
-    find_sets,
-    look,
+    find_set,
+    read_head,
+    sections_of,
 )
 from paceline.data.rows.examples import Reading, RowReader
 from paceline.data.rows.formats import Example
 from paceline.data.rows.kinds.base import DOCUMENTS, RowKind
 from paceline.data.rows.kinds.prompts import PROMPTS
-from paceline.data.rows.row_errors import CONVERTED_AWAY, LENGTH_REASONS, Problem, Tally, left_out, refusal
+from paceline.data.rows.row_errors import (
+    CONVERTED_AWAY,
+    LENGTH_REASONS,
+    Problem,
+    Tally,
+    left_out,
+    refusal,
+    tallies,
+)
 from paceline.data.sources.file_kinds import is_packed, kind_of
 from paceline.data.sources.locate import SAVED, is_own
 from paceline.data.tokenizer.load import tokenizer_files, tokenizer_folder
@@ -58,70 +66,75 @@ def look_at_sets(
     ``model``: look at the first rows through its chat template, too.
     """
     formats: set[str] = set()
-    found: list[Diagnostic] = []
+    findings: list[Diagnostic] = []
+    refuses = data.on_bad_row == "refuse"
     for key, sections in (("data.train", data.train), ("data.eval", data.eval or ())):
         empty: list[tuple[Dataset, tuple[Diagnostic, ...]]] = []
         for section in sections:
+            wrong: Iterable[Diagnostic] = ()
             try:
-                [data_set] = find_sets(key, (section,))
-                found += () if imports else _misspelt(key, section, data_set)
+                data_set = find_set(key, section)
+                findings += () if imports else _misspelt(key, section, data_set)
                 needed = bool(_imported(section, reading.converter))
                 if needed if imports else is_looked_into(data_set, reading):
-                    looked = look(data_set, reading)
-                    formats.add(looked.shape.format)
-                    wrong = refused_rows(looked, reading) if data.on_bad_row == "refuse" else []
-                    if data.on_bad_row != "refuse" and (none := skipped_rows(looked, reading)):
-                        empty.append((section, none))
+                    head = read_head(data_set, reading)
+                    formats.add(head.shape.format)
+                    bad, usable = _bad_rows(head, reading)
+                    if refuses:
+                        wrong = refusal(bad, len(head.head), of="" if head.is_whole else "the first ")
+                    elif head.is_whole and not usable:
+                        empty.append((section, left_out(bad, len(head.head))))
                     if model is not None and not wrong:
-                        refuses = data.on_bad_row == "refuse"
                         wrong = list(look_through(model, data_set, reading, refuses=refuses))
-                    found += (at_key(key, section, finding) for finding in wrong)
             except DataError as error:
-                found += (at_key(key, section, finding) for finding in error.diagnostics)
+                wrong = error.diagnostics
+            findings += (at_key(key, section, finding) for finding in wrong)
         if empty and len(empty) == len(sections):
-            found.append(
+            findings.append(
                 codes.DATA_NO_USABLE_ROWS(
                     "no row can be used", key, "all of them are skipped", "the reasons follow"
                 )
             )
-            found += (at_key(key, section, one) for section, reasons in empty for one in reasons)
-    return frozenset(formats), found
+            findings += (at_key(key, section, reason) for section, reasons in empty for reason in reasons)
+    return frozenset(formats), findings
 
 
 def imported_sets(data: DataSection) -> list[str]:
     """Return what only an import can read: folders written by the ``datasets`` library, functions that give
     or convert rows. Missing paths are reported elsewhere.
     """
-    sections = (*data.train, *(data.eval or ()))
-    return list(dict.fromkeys(name for one in sections for name in _imported(one, data.converter)))
+    return list(
+        dict.fromkeys(n for _, section in sections_of(data) for n in _imported(section, data.converter))
+    )
 
 
 def _imported(section: Dataset, converter: str | None) -> list[str]:
-    path, own = section.path, is_own(section.path)
-    saved = any((Path(path).expanduser() / name).is_file() for name in SAVED)
-    return [*([path] if saved or own else []), *filter(None, [converter_named(section, converter)])]
+    saved = any((Path(section.path).expanduser() / name).is_file() for name in SAVED)
+    paths = [section.path] if saved or is_own(section.path) else []
+    return [*paths, *filter(None, [converter_named(section, converter)])]
 
 
 def missing_sets(data: DataSection, key: str) -> Iterator[Diagnostic]:
     """Yield findings about missing data sets under ``key`` (``data.train``, ``data.eval``)."""
-    for section in (data.train if key == "data.train" else data.eval) or ():
+    for _, section in sections_of(data, key):
         try:
-            [data_set] = find_sets(key, (section,))
-            yield from _misspelt(key, section, data_set)
+            yield from _misspelt(key, section, find_set(key, section))
         except DataError as error:
             yield from (at_key(key, section, finding) for finding in error.diagnostics)
 
 
-def _misspelt(key: str, section: Dataset, data_set: DataSet) -> Iterator[Diagnostic]:
+def _misspelt(key: str, section: Dataset, data_set: LocatedDataset) -> Iterator[Diagnostic]:
     """Report a name that could be on the hub but nearly matches a local file or folder."""
     path = Path(section.path)
     if data_set.located.kind != "hub" or not path.parent.is_dir():
         return
     near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir()], n=3, cutoff=0.8)
     if near:
-        what = "there is no such file or folder, but a file with a similar name exists"
         yield rules_codes.DATA_MISSING(
-            what, key, section.path, ", ".join(str(path.parent / name) for name in near)
+            "there is no such file or folder, but a file with a similar name exists",
+            key,
+            section.path,
+            ", ".join(str(path.parent / name) for name in near),
         )
 
 
@@ -132,17 +145,12 @@ def columns_of(data: DataSection, key: str) -> frozenset[str] | None:
     """
     names: set[str] = set()
     reading = Reading("all", PROMPTS, converter=data.converter)
-    for section in (data.train if key == "data.train" else data.eval) or ():
-        [data_set] = find_sets(key, (section,))
+    for _, section in sections_of(data, key):
+        data_set = find_set(key, section)
         if not is_looked_into(data_set, None):
             return None
-        looked = look(data_set, reading)
-        reader = RowReader(looked.shape, reading)
-        for row in looked.head:
-            read = () if row.value is None else reader.read(row.value, row.where)
-            names |= {
-                name for one in (() if isinstance(read, Problem) else read) for name in json.loads(one.facts)
-            }
+        for _, examples in read_head(data_set, reading).usable(reading):
+            names |= {name for example in examples for name in json.loads(example.facts)}
     return frozenset(names - {"prompt"}) or None
 
 
@@ -162,34 +170,24 @@ def first_examples(data: DataSection, reading: Reading, *keys: str) -> FirstExam
 
     Data sets that are not read here count as further rows. Raises DataError as ``look_at_sets`` finds it.
     """
-    found: list[Example] = []
-    whole = everywhere = True
-    sections = {"data.train": data.train, "data.eval": data.eval or ()}
-    for key, section in [(name, one) for name in keys or sections for one in sections[name]]:
-        [data_set] = find_sets(key, (section,))
-        if not is_looked_into(data_set, reading):
-            whole = everywhere = False
-            continue
-        looked = look(data_set, reading)
-        whole = whole and len(looked.head) < LOOKED_AT
-        reader = RowReader(looked.shape, reading)
-        for row in looked.head:
-            read = () if row.value is None else reader.read(row.value, row.where)
-            found += () if isinstance(read, Problem) else read
-    return FirstExamples(found, whole, everywhere)
+    data_sets = [find_set(key, section) for key, section in sections_of(data, *keys)]
+    heads = [read_head(data_set, reading) for data_set in data_sets if is_looked_into(data_set, reading)]
+    everywhere = len(heads) == len(data_sets)
+    examples = [example for head in heads for _, those in head.usable(reading) for example in those]
+    return FirstExamples(examples, everywhere and all(head.is_whole for head in heads), everywhere)
 
 
 def at_key(key: str, section: Dataset, finding: Diagnostic) -> Diagnostic:
-    """Move a finding to the config key; the file becomes part of ``found``."""
+    """Move a finding to the config key; the file becomes part of ``value``."""
     if finding.code == codes.DATA_TEMPLATE_COSTLY.name:
         return finding  # no fault of the rows: it names the template's key
     file = finding.where or section.path
     # rows name their place
-    found = finding.found if finding.found.startswith(file) else f"{file}: {finding.found}"
-    return replace(finding, where=key, found=found if finding.found else file)
+    value = finding.found if finding.found.startswith(file) else f"{file}: {finding.found}"
+    return replace(finding, where=key, found=value if finding.found else file)
 
 
-def is_looked_into(data_set: DataSet, reading: Reading | None) -> bool:
+def is_looked_into(data_set: LocatedDataset, reading: Reading | None) -> bool:
     """Whether the first rows can be read quickly; Arrow and hub data sets need other libraries.
 
     With ``reading``: also without the user's own code.
@@ -198,6 +196,7 @@ def is_looked_into(data_set: DataSet, reading: Reading | None) -> bool:
     if reading is not None and converter_named(data_set.section, reading.converter):
         return False
     lists = [file for file in located.files[:1] if kind_of(file) == "json"]
+    # A compressed file is larger once it is read
     most = {file: MOST_BYTES // (_PACKS if is_packed(file) else 1) for file in lists}
     return located.kind == "files" and all(file.stat().st_size <= size for file, size in most.items())
 
@@ -217,11 +216,12 @@ def look_at_tokenizer(
     beside = folder.parent != Path(".") and any(folder.parent.glob("*/tokenizer*"))  # models are here
     if model.tokenizer and beside and not folder.exists() and name.count("/") == 1:
         there = ", ".join(sorted({f.parent.name for f in folder.parent.glob("*/tokenizer*")})[:6])
-        what, hint = (
+        yield codes.DATA_NO_TOKENIZER(
             f"there is no tokenizer '{name}'",
+            key,
+            f"in {folder.parent}: {there}",
             "set model.tokenizer to a folder with tokenizer.json, or a name on the hub",
         )
-        yield codes.DATA_NO_TOKENIZER(what, key, f"in {folder.parent}: {there}", hint)
         return
     local = folder.is_dir() or name.startswith(("/", ".", "~")) or name.count("/") > 1 or folder.exists()
     if not local or (key == "model.name_or_path" and not folder.is_dir()):
@@ -237,9 +237,11 @@ def look_at_tokenizer(
         )
         return
     if special := special_files(folder):
-        what = "the tokenizer's folder contains something that is not a regular file"
         yield codes.DATA_BAD_TOKENIZER(
-            what, key, f"{folder}: {', '.join(special[:4])}", "remove it, or name another folder"
+            "the tokenizer's folder contains something that is not a regular file",
+            key,
+            f"{folder}: {', '.join(special[:4])}",
+            "remove it, or name another folder",
         )
         return
     if (pointers := pointers_in(folder, key)) is not None:
@@ -265,15 +267,20 @@ def _damaged_files(folder: Path, key: str) -> Iterator[Diagnostic]:
         try:
             wrong = file.suffix == ".json" and _cut(file)
         except OSError as error:
-            what, hint = (
+            yield codes.DATA_BAD_TOKENIZER(
                 "a file of the tokenizer cannot be read",
+                key,
+                f"{file}: {error.strerror or error}",
                 f"let this user read it: chmod a+r {file.name}",
             )
-            yield codes.DATA_BAD_TOKENIZER(what, key, f"{file}: {error.strerror or error}", hint)
             continue
         if wrong:
-            what = "a file of the tokenizer is damaged or truncated"
-            yield codes.DATA_BAD_TOKENIZER(what, key, f"{file}: {wrong}", "copy or download it again")
+            yield codes.DATA_BAD_TOKENIZER(
+                "a file of the tokenizer is damaged or truncated",
+                key,
+                f"{file}: {wrong}",
+                "copy or download it again",
+            )
 
 
 def _cut(file: Path) -> str:
@@ -298,33 +305,13 @@ def _has_template(folder: Path) -> bool:
         return False
 
 
-def refused_rows(looked: DatasetHead, reading: Reading) -> list[Diagnostic]:
-    """Return the errors of the first rows by reason, for a config that refuses bad rows."""
-    refused, _ = _bad_rows(looked, reading)
-    first = "the first " if len(looked.head) >= LOOKED_AT else ""
-    return list(refusal(refused, len(looked.head), of=first))
-
-
-def skipped_rows(looked: DatasetHead, reading: Reading) -> tuple[Diagnostic, ...]:
-    """Return why the rows cannot be used where none can, for a config that skips bad rows; else nothing."""
-    skipped, usable = _bad_rows(looked, reading)
-    return () if usable or len(looked.head) >= LOOKED_AT else left_out(skipped, len(looked.head))
-
-
-def _bad_rows(looked: DatasetHead, reading: Reading) -> tuple[dict[str, Tally], int]:
+def _bad_rows(head: DatasetHead, reading: Reading) -> tuple[dict[str, Tally], int]:
     """Return the first rows that cannot be used, by reason, and how many can."""
-    reader, found, usable = RowReader(looked.shape, reading), dict[str, Tally](), 0
-    for row in looked.head:
-        bad = (
-            Problem(row.reason, row.where, row.detail)
-            if row.value is None
-            else reader.read(row.value, row.where)
-        )
-        usable += not isinstance(bad, Problem)
-        for one in bad.each() if isinstance(bad, Problem) else ():
-            if one.reason not in (*LENGTH_REASONS, CONVERTED_AWAY):
-                found.setdefault(one.reason, Tally()).add(one.where, one.detail)
-    return found, usable
+    reader = RowReader(head.shape, reading)
+    problems = [result for row in head.head if isinstance(result := reader.read_raw(row), Problem)]
+    beside = (*LENGTH_REASONS, CONVERTED_AWAY)
+    bad = tallies(problem for p in problems for problem in p.each() if problem[0] not in beside)
+    return bad, len(head.head) - len(problems)
 
 
 def check_feeds(num_rows: int, dp_size: int, *, what: str = "training") -> list[Diagnostic]:

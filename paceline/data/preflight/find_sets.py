@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data import codes
-from paceline.data.rows.examples import Reading
-from paceline.data.rows.formats import Shape
+from paceline.data.rows.examples import Reading, RowReader
+from paceline.data.rows.formats import Example, Shape, column_names, listed
 from paceline.data.rows.messages import parsed_turns
-from paceline.data.rows.row_errors import Tally, refusal
+from paceline.data.rows.row_errors import refusal, tallies
 from paceline.data.rows.values import RawRow, Row
 from paceline.data.sources.file_kinds import kind_of
 from paceline.data.sources.locate import Located, locate
@@ -24,13 +24,15 @@ from paceline.data.sources.readers import read_rows
 from paceline.data.sources.user_code import converted
 
 if TYPE_CHECKING:
-    from paceline.config.sections.data import Dataset
+    from paceline.config.sections.data import DataSection, Dataset
+
+T = TypeVar("T")
 
 LOOKED_AT = 64  # rows used to detect the format
 
 
 @dataclass(frozen=True)
-class DataSet:
+class LocatedDataset:
     """One data set of ``data.train`` or ``data.eval``: its section and location.
 
     ``key``: its place in the config.
@@ -49,29 +51,52 @@ class DatasetHead:
     head: list[RawRow]
     rows: Iterator[RawRow]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the head is all rows."""
+        return len(self.head) < LOOKED_AT
+
+    def usable(self, reading: Reading) -> Iterator[tuple[RawRow, tuple[Example, ...]]]:
+        """Yield the rows of the head that have examples, and these."""
+        return RowReader(self.shape, reading).usable(self.head)
+
 
 def converter_named(section: Dataset, otherwise: str | None) -> str | None:
     """Return the converter of a data set: its own, or ``data.converter``."""
     return section.converter or otherwise
 
 
-def find_sets(key: str, sections: tuple[Dataset, ...]) -> list[DataSet]:
+def sections_of(data: DataSection, *keys: str) -> Iterator[tuple[str, Dataset]]:
+    """Yield (key, section) of ``data.train`` and ``data.eval``, or of those that ``keys`` name."""
+    sections = {"data.train": data.train, "data.eval": data.eval or ()}
+    yield from ((key, section) for key in keys or sections for section in sections[key])
+
+
+def find_set(key: str, section: Dataset, number: int = 0) -> LocatedDataset:
+    """Locate data set ``number`` of ``data.train`` or ``data.eval``. Raises DataError if it is missing."""
+    return LocatedDataset(f"{key}[{number}]", section, locate(section.path, section.split, section.name))
+
+
+def find_sets(key: str, sections: tuple[Dataset, ...]) -> list[LocatedDataset]:
     """Locate the data sets of ``data.train`` or ``data.eval``. Raises DataError with all that are missing."""
-    found: list[DataSet] = []
+    return collect(partial(find_set, key, section, number) for number, section in enumerate(sections))
+
+
+def collect(steps: Iterable[Callable[[], T]]) -> list[T]:
+    """Return what each step returns. Raises DataError with the findings of all that fail."""
+    results: list[T] = []
     problems: list[Diagnostic] = []
-    for number, section in enumerate(sections):
+    for step in steps:
         try:
-            found.append(
-                DataSet(f"{key}[{number}]", section, locate(section.path, section.split, section.name))
-            )
+            results.append(step())
         except DataError as error:
-            problems.extend(error.diagnostics)
+            problems += error.diagnostics
     if problems:
         raise DataError(*problems)
-    return found
+    return results
 
 
-def look(data_set: DataSet, reading: Reading) -> DatasetHead:
+def read_head(data_set: LocatedDataset, reading: Reading) -> DatasetHead:
     """Read the first rows and detect their shape. Raises DataError if there are none, or no format fits."""
     section = data_set.section
     rows = iter(read_rows(data_set.located, section.split))
@@ -79,13 +104,13 @@ def look(data_set: DataSet, reading: Reading) -> DatasetHead:
         rows = itertools.islice(rows, section.max_rows)
     if converter := converter_named(section, reading.converter):
         rows = converted(rows, converter)
+    # After the converter, which may return texts, too
     rows = parsed_turns(rows, section.columns)
     head: list[RawRow] = []
-    for row in rows:
+    values: list[Row] = []
+    while len(values) < LOOKED_AT and (row := next(rows, None)) is not None:
         head.append(row)
-        if sum(r.value is not None for r in head) >= LOOKED_AT:
-            break
-    values = [r.value for r in head if r.value is not None]
+        values += [] if row.value is None else [row.value]
     if not values:
         raise DataError(*_no_rows(data_set, head))
     shape = _shape_of(values, section, reading)
@@ -109,20 +134,11 @@ def _shape_of(values: Sequence[Row], section: Dataset, reading: Reading) -> Shap
         raise (DataError(near) if near is not None else error) from error
 
 
-def _no_rows(data_set: DataSet, head: list[RawRow]) -> tuple[Diagnostic, ...]:
+def _no_rows(data_set: LocatedDataset, head: list[RawRow]) -> tuple[Diagnostic, ...]:
     if not head:
-        return (
-            codes.DATA_EMPTY(
-                "the data set has no rows",
-                data_set.section.path,
-                "0 rows",
-                f"{data_set.key}: give data with rows",
-            ),
-        )
-    tallies: dict[str, Tally] = {}
-    for row in head:
-        tallies.setdefault(row.reason, Tally()).add(row.where, row.detail)
-    return refusal(tallies, len(head))
+        remedy = f"{data_set.key}: give data with rows"
+        return (codes.DATA_EMPTY("the data set has no rows", data_set.section.path, "0 rows", remedy),)
+    return refusal(tallies((row.reason, row.where, row.detail) for row in head), len(head))
 
 
 Detect = Callable[[Sequence[Row]], Shape]
@@ -130,36 +146,46 @@ Detect = Callable[[Sequence[Row]], Shape]
 
 def near_shapes(rows: Sequence[Row], detect: Detect, where: str) -> Iterator[Diagnostic]:
     """Yield what would make ``detect`` find a shape of the rows, the likeliest first."""
-    found = list(dict.fromkeys(name for row in rows for name in row))
-    seen = f"columns {', '.join(found) or 'none'}"
-    if respelt := _respelt(rows, found, detect):
-        what = "the rows match a format but for how their columns are spelt"
-        listed = ", ".join(f"{name}: {_plain(own)}" for name, own in respelt.items())
-        yield codes.DATA_FORMAT_UNKNOWN(what, where, seen, f"columns: {{{listed}}} (next to path:)")
-    for name in found if len(rows) == 1 else ():
+    names = column_names(rows)
+    seen = listed(names)
+    if respelt := _respelt(rows, names, detect):
+        yield codes.DATA_FORMAT_UNKNOWN(
+            "the rows match a format but for how their columns are spelt",
+            where,
+            seen,
+            f"columns: {{{', '.join(f'{name}: {_plain(actual)}' for name, actual in respelt.items())}}}"
+            " (next to path:)",
+        )
+
+    for name in names if len(rows) == 1 else ():
         inner = rows[0].get(name)
-        if isinstance(inner, list) and inner and all(isinstance(row, Mapping) for row in inner):
-            inside = [row for row in inner if isinstance(row, Mapping)]
-            if _shape(inside, detect) is not None:
-                what = f"the rows stand in a list '{name}' within one object"
-                hint = f"write one row per line: jq -c '.\"{name}\"[]' {Path(where).name} > rows.jsonl"
-                yield codes.DATA_NOT_A_LIST(what, where, seen, hint)
-    if kind_of(Path(where)) in ("csv", "tsv") and any(" " in name.strip() for name in found):
-        what = "the first line of the file names no columns of a format; it may be a row"
-        hint = "put a line with the names of the columns before the rows, such as prompt,completion"
-        yield codes.DATA_FORMAT_UNKNOWN(what, where, seen, hint)
+        inside = [row for row in inner if isinstance(row, Mapping)] if isinstance(inner, list) else []
+        if inside and inside == inner and _shape(inside, detect) is not None:
+            yield codes.DATA_NOT_A_LIST(
+                f"the rows stand in a list '{name}' within one object",
+                where,
+                seen,
+                f"write one row per line: jq -c '.\"{name}\"[]' {Path(where).name} > rows.jsonl",
+            )
+    if kind_of(Path(where)) in ("csv", "tsv") and any(" " in name.strip() for name in names):
+        yield codes.DATA_FORMAT_UNKNOWN(
+            "the first line of the file names no columns of a format; it may be a row",
+            where,
+            seen,
+            "put a line with the names of the columns before the rows, such as prompt,completion",
+        )
 
 
-def _respelt(rows: Sequence[Row], found: Sequence[str], detect: Detect) -> dict[str, str]:
+def _respelt(rows: Sequence[Row], names: Sequence[str], detect: Detect) -> dict[str, str]:
     """Return the format's columns by the file's names, if letters' case and blanks alone part them."""
-    plain = {name: "_".join(name.replace("-", " ").lower().split()) for name in found}
-    if len(set(plain.values())) < len(found):
+    plain = {name: "_".join(name.replace("-", " ").lower().split()) for name in names}
+    actual = {new: old for old, new in plain.items()}
+    if len(actual) < len(names):
         return {}
     shape = _shape([{plain[name]: value for name, value in row.items()} for row in rows], detect)
-    own = {new: old for old, new in plain.items()}
     columns = shape.columns if shape is not None else {}
     # ``columns:`` takes the format's own names: those of alternatives (question, answer) are the file's
-    return {name: own[new] for name, new in columns.items() if new in own and own[new] != name}
+    return {name: actual[new] for name, new in columns.items() if new in actual and actual[new] != name}
 
 
 def _shape(rows: Sequence[Row], detect: Detect) -> Shape | None:

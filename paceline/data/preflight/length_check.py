@@ -20,17 +20,17 @@ from paceline.data import codes
 from paceline.data.chat_template.conversation import Renderers
 from paceline.data.preflight.chat_template import local_template
 from paceline.data.preflight.check_sets import at_key, is_looked_into
-from paceline.data.preflight.find_sets import LOOKED_AT, DatasetHead, find_sets, look
+from paceline.data.preflight.find_sets import DatasetHead, find_set, read_head, sections_of
 from paceline.data.rows.examples import Reading, RowReader
 from paceline.data.rows.formats import Example, Shape
 from paceline.data.rows.row_errors import (
     ALWAYS_REFUSED,
     LENGTH_REASONS,
-    Problem,
     Tally,
     left_out,
     refusal,
     refuses,
+    tallies,
 )
 from paceline.data.rows.values import RowError
 
@@ -46,14 +46,14 @@ _EQUAL = "same_answers"
 
 @dataclass(frozen=True)
 class Doubtful:
-    """A data set with ``rows`` that may be lost, of the first ``read``; ``whole``: it has no more."""
+    """A data set with ``rows`` that may be lost, of the first ``read``; ``is_whole``: it has no more."""
 
     key: str
     section: Dataset
     shape: Shape
     rows: list[RawRow]
     read: int
-    whole: bool
+    is_whole: bool
 
 
 def doubtful_sets(data: DataSection, model: ModelSection, reading: Reading) -> Iterator[Doubtful]:
@@ -61,40 +61,31 @@ def doubtful_sets(data: DataSection, model: ModelSection, reading: Reading) -> I
 
     Those that cannot be read here, or quickly, are left to the preparation.
     """
+    # No token is shorter than a byte: bytes bound tokens from above
     room = data.max_length - _written_around(model)
-    for key, sections in (("data.train", data.train), ("data.eval", data.eval or ())):
-        for section in sections:
-            try:
-                [data_set] = find_sets(key, (section,))
-                if is_looked_into(data_set, reading) and (
-                    found := _doubtful(key, section, look(data_set, reading), data, reading, room)
-                ):
-                    yield found
-            except DataError:
-                continue  # reported with the data sets
+    for key, section in sections_of(data):
+        try:
+            data_set = find_set(key, section)
+            if is_looked_into(data_set, reading):
+                yield from _doubtful(key, section, read_head(data_set, reading), data, reading, room)
+        except DataError:
+            continue  # reported with the data sets
 
 
 def _doubtful(
-    key: str, section: Dataset, looked: DatasetHead, data: DataSection, reading: Reading, room: int
-) -> Doubtful | None:
+    key: str, section: Dataset, head: DatasetHead, data: DataSection, reading: Reading, room: int
+) -> Iterator[Doubtful]:
     too_long = data.on_too_long == "refuse"
     each = too_long or (reading.kind.group > 1 and data.on_bad_row == "refuse")
-    rows = list(itertools.islice(looked.rows, MOST_ROWS)) if each else looked.head
-    whole = len(rows) < (MOST_ROWS if each else LOOKED_AT)
-    reader = RowReader(looked.shape, reading)
-    read = [None if row.value is None else reader.read(row.value, row.where) for row in rows]
-    usable = [
-        (row, examples)
-        for row, examples in zip(rows, read, strict=True)
-        if examples and not isinstance(examples, Problem)
-    ]
+    rows = list(itertools.islice(head.rows, MOST_ROWS)) if each else head.head
+    is_whole = len(rows) < MOST_ROWS if each else head.is_whole
+    usable = [(row, examples) for row, examples in RowReader(head.shape, reading).usable(rows) if examples]
     # Nothing is left of the data where every prompt fills the length: so all rows are doubtful.
-    if not (whole and all(len(examples[0].prompt.encode()) >= room for _, examples in usable)):
+    if not (is_whole and all(len(examples[0].prompt.encode()) >= room for _, examples in usable)):
         lost = _is_long if too_long else _may_be_equal
         usable = [(row, examples) for row, examples in usable if each and lost(examples, room)]
-    return (
-        Doubtful(key, section, looked.shape, [row for row, _ in usable], len(rows), whole) if usable else None
-    )
+    if usable:
+        yield Doubtful(key, section, head.shape, [row for row, _ in usable], len(rows), is_whole)
 
 
 def _written_around(model: ModelSection) -> int:
@@ -113,13 +104,15 @@ def _written_around(model: ModelSection) -> int:
 
 def _is_long(examples: Sequence[Example], length: int) -> bool:
     """Whether a document may have more than ``length`` tokens: no token is shorter than a byte."""
-    return any(len(_text(one).encode()) >= length for one in examples)
+    return any(len(_text(example).encode()) >= length for example in examples)
 
 
 def _may_be_equal(examples: Sequence[Example], length: int) -> bool:
     """Whether the documents may have the same first ``length`` tokens, or differ by blanks alone."""
-    same = len({str([(turn["role"], turn["content"].split()) for turn in one.messages]) for one in examples})
-    return same == 1 or len(os.path.commonprefix([_text(one) for one in examples]).encode()) >= length
+    same = len(
+        {str([(turn["role"], turn["content"].split()) for turn in example.messages]) for example in examples}
+    )
+    return same == 1 or len(os.path.commonprefix([_text(example) for example in examples]).encode()) >= length
 
 
 def _text(example: Example) -> str:
@@ -129,32 +122,29 @@ def _text(example: Example) -> str:
     )
 
 
-def lost_rows(setup: Setup, data: DataSection, found: Sequence[Doubtful]) -> Iterator[Diagnostic]:
+def lost_rows(setup: Setup, data: DataSection, data_sets: Sequence[Doubtful]) -> Iterator[Diagnostic]:
     """Tokenize doubtful rows as the preparation does; yield the errors that it would end with."""
     from paceline.data.prepare.tokenize import Chunk, ChunkRow, tokenise_chunk
 
     empty: list[tuple[Doubtful, dict[str, Tally]]] = []
-    for one in found:
-        rows = [ChunkRow(number, row.where, row.value or {}) for number, row in enumerate(one.rows)]
-        result = tokenise_chunk(setup, Chunk(0, one.shape, rows, len(rows), 0, []))
-        lost = dict[str, Tally]()
-        for problem in result.skipped:
-            if problem.reason in (_EQUAL, ALWAYS_REFUSED, *LENGTH_REASONS):
-                lost.setdefault(problem.reason, Tally()).add(problem.where, problem.detail)
+    of_length = (_EQUAL, ALWAYS_REFUSED, *LENGTH_REASONS)
+    for doubtful in data_sets:
+        rows = [ChunkRow(number, row.where, row.value or {}) for number, row in enumerate(doubtful.rows)]
+        result = tokenise_chunk(setup, Chunk(0, doubtful.shape, rows, len(rows), 0, []))
+        lost = tallies((p.reason, p.where, p.detail) for p in result.skipped if p.reason in of_length)
         refused = {
             reason: t for reason, t in lost.items() if refuses(reason, data.on_bad_row, data.on_too_long)
         }
-        first = "" if one.whole else "the first "
-        for error in refusal(refused, one.read, of=first):
-            yield at_key(one.key, one.section, error)
-        if not refused and one.whole and sum(t.count for t in lost.values()) == one.read:
-            empty.append((one, lost))
+        for error in refusal(refused, doubtful.read, of="" if doubtful.is_whole else "the first "):
+            yield at_key(doubtful.key, doubtful.section, error)
+        if not refused and doubtful.is_whole and sum(t.count for t in lost.values()) == doubtful.read:
+            empty.append((doubtful, lost))
     for key, sections in (("data.train", data.train), ("data.eval", data.eval or ())):
-        of_key = [(one, lost) for one, lost in empty if one.key == key]
+        of_key = [(doubtful, lost) for doubtful, lost in empty if doubtful.key == key]
         if of_key and len(of_key) == len(sections):
-            read = sum(one.read for one, _ in of_key)
+            read = sum(doubtful.read for doubtful, _ in of_key)
             yield codes.DATA_NO_USABLE_ROWS(
                 "no row can be used", key, f"{read:,} rows read, all of them skipped", "the reasons follow"
             )
-            for one, lost in of_key:
-                yield from (at_key(key, one.section, error) for error in left_out(lost, one.read))
+            for doubtful, lost in of_key:
+                yield from (at_key(key, doubtful.section, error) for error in left_out(lost, doubtful.read))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ from paceline.core.errors import DataError
 from paceline.core.json_types import JsonObject
 from paceline.data import codes
 from paceline.data.dataset_store import EVAL, TOKENIZER, TOKENS, TRAIN, Store, save_index
-from paceline.data.preflight.find_sets import DataSet
+from paceline.data.preflight.find_sets import LocatedDataset, collect
 from paceline.data.prepare.choose_template import settle_template, stop_tokens
 from paceline.data.prepare.tokenize import Chunk, ChunkResult, OpenSet, Setup, open_set, tokenise
 from paceline.data.random_keys import hash_values, stream_key
@@ -39,31 +41,30 @@ if TYPE_CHECKING:
     from paceline.config.sections.data import DataSection
 
 
+_BYTES_A_PROCESS = 16_000_000  # minimum text per process: starting one takes seconds
+
+
 def build(
     store: Store,
     key: str,
     setup: Setup,
-    train: list[DataSet],
-    evaluation: list[DataSet],
+    train: list[LocatedDataset],
+    evaluation: list[LocatedDataset],
     data: DataSection,
     *,
     seed: int,
-    num_proc: int,
     report: Report,
 ) -> None:
     """Prepare and publish the data set ``key``. Raises DataError, and then leaves nothing behind."""
     sets = [*train, *evaluation]
-    opened = _open_all(sets, setup)
+    opened = collect(partial(open_set, number, one, setup.reading) for number, one in enumerate(sets))
     tokenizer = open_tokenizer(setup.tokenizer)
     setup, notes = settle_template(setup, tokenizer, {o.shape.format for o in opened})
     notes = [note for o in opened for note in o.notes] + notes
     with store.staged(key) as stage:
-        tally = _write_tokens(stage / TOKENS, setup, sets, opened, data, num_proc, report)
-        notes += [
-            n
-            for s, unread in zip(sets, tally.unread, strict=True)
-            for n in fields_unread(unread, s.section.path)
-        ]
+        tally = _write_tokens(stage / TOKENS, setup, sets, opened, data, report)
+        for data_set, unread in zip(sets, tally.unread, strict=True):
+            notes += fields_unread(unread, data_set.section.path)
         report(PrepareProgress("write", tally.counts.rows_read, 1.0, tokens=tally.counts.tokens))
         notes += _write_indices(
             stage, tally, len(train), bool(evaluation), data.validation_split, seed, setup.kind
@@ -87,19 +88,6 @@ def build(
         store.publish(stage, key, meta)
 
 
-def _open_all(sets: list[DataSet], setup: Setup) -> list[OpenSet]:
-    opened: list[OpenSet] = []
-    problems: list[Diagnostic] = []
-    for number, data_set in enumerate(sets):
-        try:
-            opened.append(open_set(number, data_set, setup.reading))
-        except DataError as error:
-            problems.extend(error.diagnostics)
-    if problems:
-        raise DataError(*problems)
-    return opened
-
-
 @dataclass
 class _Tally:
     counts: PrepareCounts = field(default_factory=PrepareCounts)
@@ -113,15 +101,17 @@ class _Tally:
 def _write_tokens(
     path: Path,
     setup: Setup,
-    sets: list[DataSet],
+    sets: list[LocatedDataset],
     opened: list[OpenSet],
     data: DataSection,
-    num_proc: int,
     report: Report,
 ) -> _Tally:
     """Tokenize all rows into the table. Raises DataError if the policy refuses rows, or no row is usable."""
     tally = _Tally(documents=[0] * len(sets), unread=[{} for _ in sets])
+    # Bytes of the data sets before each
     behind = np.cumsum([0, *(total_bytes(s.located) for s in sets)]).tolist()
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_proc = data.num_proc or max(1, min(cpus, behind[-1] // _BYTES_A_PROCESS))
     meter = Meter(behind[-1], report)
     chunks: Iterator[Chunk] = (chunk for o in opened for chunk in o.chunks)
     writer = TableWriter(path, setup.kind.columns)
@@ -135,6 +125,7 @@ def _write_tokens(
                 writer.write(result.block)
             meter.update(tally.counts.rows_read, behind[number] + result.consumed, tally.counts.tokens)
     finally:
+        # After an error, too: no descriptor stays open
         writer.close()
     if tally.refused:
         raise DataError(*refusal(tally.refused, tally.counts.rows_read))
@@ -159,8 +150,8 @@ def _count(tally: _Tally, result: ChunkResult, data: DataSection, group: int) ->
     for problem in result.skipped:
         counts.skip(problem)
         if refuses(problem.reason, data.on_bad_row, data.on_too_long):
-            for one in problem.each():
-                tally.refused.setdefault(one.reason, Tally()).add(one.where, one.detail)
+            for reason, where, detail in problem.each():
+                tally.refused.setdefault(reason, Tally()).add(where, detail)
     for problem in result.truncated:
         counts.truncate(problem)
     for name, rows in result.unread.items():
@@ -172,15 +163,15 @@ def _count(tally: _Tally, result: ChunkResult, data: DataSection, group: int) ->
 
 
 def _nothing_usable(counts: PrepareCounts, setup: Setup) -> Diagnostic:
-    found = f"{counts.rows_read} rows read, all of them skipped"
     if set(counts.skipped) == {"no_labels"}:
-        hint = "set data.train_on: all, or use a chat template that marks the assistant's turns"
         return codes.DATA_NO_LABELS(
-            "no token of any row carries loss", "data.train_on", f"train_on: {setup.train_on}", hint
+            "no token of any row carries loss",
+            "data.train_on",
+            f"train_on: {setup.train_on}",
+            "set data.train_on: all, or use a chat template that marks the assistant's turns",
         )
-    return codes.DATA_NO_USABLE_ROWS(
-        "no row can be used", "data.train", found, "the reasons are listed below"
-    )
+    read = f"{counts.rows_read} rows read, all of them skipped"
+    return codes.DATA_NO_USABLE_ROWS("no row can be used", "data.train", read, "the reasons are listed below")
 
 
 def _write_indices(
@@ -210,8 +201,11 @@ def _write_indices(
     if validation_split:
         kept, out = split_rows(keys[train], validation_split, seed)
         train, held = train[kept], train[out]
-    elif has_eval:
-        notes += _overlap_note(keys[train], keys[held])
+    elif count := int(np.isin(keys[held], keys[train]).sum()):
+        evidence = {"count": count}
+        notes.append(
+            codes.DATA_EVAL_OVERLAP("data.eval", count=count, eval_keys=len(held), evidence=evidence)
+        )
     train, held = _documents(train, group), _documents(held, group)
     notes += kind.unlearnable({name: values[train] for name, values in table.columns.items()}, "data.train")
     tally.counts.train_documents, tally.counts.eval_documents = len(train), len(held)
@@ -224,15 +218,6 @@ def _write_indices(
 def _documents(rows: NDArray[np.int64], group: int) -> NDArray[np.int64]:
     """Return int64 [n · group]: the documents of these rows."""
     return (rows[:, None] * group + np.arange(group)).ravel()
-
-
-def _overlap_note(train_keys: NDArray[np.uint64], eval_keys: NDArray[np.uint64]) -> list[Diagnostic]:
-    count = overlap(train_keys, eval_keys)
-    if not count:
-        return []
-    return [
-        codes.DATA_EVAL_OVERLAP("data.eval", count=count, eval_keys=len(eval_keys), evidence={"count": count})
-    ]
 
 
 @dataclass(frozen=True)
@@ -288,14 +273,11 @@ def split_rows(keys: NDArray[np.uint64], wanted: float | int, seed: int) -> tupl
     target = max(1, round(wanted * num)) if wanted < 1 else int(wanted)
     unique, group_of, sizes = np.unique(keys, return_inverse=True, return_counts=True)
     if len(unique) < 2 or target >= num:
-        what = (
-            "the rows cannot be split, because all have the same prompt"
-            if len(unique) < 2
-            else "the validation split would leave no training data"
-        )
         raise DataError(
             codes.DATA_CANNOT_SPLIT(
-                what,
+                "the rows cannot be split, because all have the same prompt"
+                if len(unique) < 2
+                else "the validation split would leave no training data",
                 "data.validation_split",
                 f"{target} of {num} rows, {len(unique)} different prompt{'s' if len(unique) != 1 else ''}",
                 "set a smaller validation_split, give more rows, or set data.eval",
@@ -304,20 +286,11 @@ def split_rows(keys: NDArray[np.uint64], wanted: float | int, seed: int) -> tupl
     # Hold out whole groups in hashed order while they fit.
     order = np.argsort(hash_values(stream_key(seed, "split"), unique), kind="stable")
     held = np.zeros(len(unique), np.bool_)
-    count = 0
+    left = target
     for group in order.tolist():
-        size = int(sizes[group])
-        if count + size <= target:
+        if sizes[group] <= left:
             held[group] = True
-            count += size
-        if count == target:
-            break
-    if count == 0:  # every group is larger than the target
+            left -= int(sizes[group])
+    if not held.any():  # every group is larger than the target
         held[int(np.argmin(sizes))] = True
-    out = held[group_of]
-    return np.flatnonzero(~out), np.flatnonzero(out)
-
-
-def overlap(train_keys: NDArray[np.uint64], eval_keys: NDArray[np.uint64]) -> int:
-    """Return how many evaluation rows have a prompt that is also trained on."""
-    return int(np.isin(eval_keys, train_keys).sum())
+    return np.flatnonzero(~held[group_of]), np.flatnonzero(held[group_of])

@@ -13,7 +13,7 @@ from paceline.core.errors import DataError
 from paceline.core.security.resource_limits import SpentError, bounded_memory, bounded_time, limit_of
 from paceline.data import codes
 from paceline.data.chat_template.encode import CostlyTemplateError, Encoder
-from paceline.data.chat_template.options import give_template
+from paceline.data.chat_template.options import set_template
 from paceline.data.chat_template.template_texts import (
     END_MARKS,
     builtin_template,
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 def settle_template(
-    setup: Setup, tokenizer: PreTrainedTokenizerBase, found: Set[str]
+    setup: Setup, tokenizer: PreTrainedTokenizerBase, row_formats: Set[str]
 ) -> tuple[Setup, list[Diagnostic]]:
-    """Put the chat template into the tokenizer; return the setup and notes. ``found``: formats of the rows.
+    """Put the chat template into the tokenizer; return the setup and notes.
 
     If the tokenizer has none, prompts and answers get the built-in ``plain`` template (with a note), while
     conversations are refused, since the user must decide how turns are marked. Raises DataError.
     """
-    formats = rendered(found)
+    formats = rendered(row_formats)
     notes: list[Diagnostic] = []
     if not formats:
         return setup, notes
@@ -46,7 +46,7 @@ def settle_template(
             raise DataError(no_template(setup.tokenizer.folder))
         notes.append(codes.DATA_PLAIN_TEMPLATE("model.chat_template"))
         setup = replace(setup, tokenizer=replace(setup.tokenizer, chat_template=builtin_template("plain")))
-        give_template(tokenizer, setup.tokenizer.chat_template, setup.tokenizer.template_options)
+        set_template(tokenizer, setup.tokenizer.chat_template, setup.tokenizer.template_options)
     templates = named_templates(tokenizer.chat_template)
     _check_syntax(templates.values(), setup.tokenizer.folder)
     if wrong := idle_options(templates.values(), json.loads(setup.tokenizer.template_options)):
@@ -72,10 +72,14 @@ def _check_syntax(templates: Collection[str], where: str) -> None:
                 with suppress(Exception):  # an empty conversation may be refused; only rows count
                     compiled.render(messages=[], tools=None, documents=None)
     except TemplateSyntaxError as exc:
-        where, found = f"chat template of {where}, line {exc.lineno}", exc.message or str(exc)
-        hint = "set model.chat_template to correct Jinja, or to a built-in name such as chatml"
+        where, complaint = f"chat template of {where}, line {exc.lineno}", exc.message or str(exc)
         raise DataError(
-            codes.DATA_BAD_CHAT_TEMPLATE("the chat template is not valid Jinja", where, found, hint)
+            codes.DATA_BAD_CHAT_TEMPLATE(
+                "the chat template is not valid Jinja",
+                where,
+                complaint,
+                "set model.chat_template to correct Jinja, or to a built-in name such as chatml",
+            )
         ) from exc
     except (SpentError, MemoryError) as exc:
         raise DataError(costly(f"chat template of {where}", limit_of(exc))) from exc
@@ -96,11 +100,16 @@ def _end_notes(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> Iterator[Dia
     vocabulary = tokenizer.get_vocab()
     for mark in END_MARKS:
         if mark in templates and mark not in vocabulary:
-            what = f"the chat template writes {mark}, which is not a single token of this tokenizer"
-            hint = f"model.add_special_tokens: ['{mark}'] (and the template's other marks)"
-            yield codes.DATA_TEMPLATE_TOKEN(what, "model.chat_template", hint=hint, severity=Severity.WARNING)
+            yield codes.DATA_TEMPLATE_TOKEN(
+                f"the chat template writes {mark}, which is not a single token of this tokenizer",
+                "model.chat_template",
+                hint=f"model.add_special_tokens: ['{mark}'] (and the template's other marks)",
+                severity=Severity.WARNING,
+            )
     if tokenizer.eos_token is None:
-        what = "the tokenizer has no end-of-text token, so the model will not learn where an answer ends"
         yield codes.DATA_NO_EOS(
-            what, "model.tokenizer", hint="use a tokenizer with eos_token set", severity=Severity.WARNING
+            "the tokenizer has no end-of-text token, so the model will not learn where an answer ends",
+            "model.tokenizer",
+            hint="use a tokenizer with eos_token set",
+            severity=Severity.WARNING,
         )

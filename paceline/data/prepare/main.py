@@ -51,6 +51,7 @@ class Bar:
             TaskProgressColumn(),
             TextColumn("{task.fields[text]}"),
         )
+        # Transient: the summary takes the bar's place
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bar.add_task("preparing", total=1.0, text="")
         self._printed = time.monotonic()
@@ -127,15 +128,13 @@ def run(config: Config, cache: Path, console: Console) -> None:
         )
     for note in prepared.notes:
         print(note.render())
-    seconds = time.monotonic() - started
-    order_seed = config.training.seed if config.training.data_seed is None else config.training.data_seed
     for line in summary(
         prepared,
         kind,
         seq_len=config.data.max_length,
         packing=config.data.packing,
-        seed=order_seed,
-        seconds=seconds,
+        seed=config.training.seed if config.training.data_seed is None else config.training.data_seed,
+        seconds=time.monotonic() - started,
     ):
         print(line)
 
@@ -147,10 +146,12 @@ def read_config(arguments: argparse.Namespace) -> Config:
         content: JsonObject = json.loads(file.read_text("utf-8"))
         described = as_object(content["config"]) if arguments.plan else content
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        what = "the plan cannot be read" if arguments.plan else "the config cannot be read"
         raise ConfigError(
             codes.DATA_BAD_INPUT_FILE(
-                what, str(file), f"{type(exc).__name__}: {exc}", "the file that Paceline wrote"
+                "the plan cannot be read" if arguments.plan else "the config cannot be read",
+                str(file),
+                f"{type(exc).__name__}: {exc}",
+                "the file that Paceline wrote",
             )
         ) from exc
     return Config.from_json(described)
@@ -163,9 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m paceline.data.prepare.main",
         description="Tokenise and store the data of a config or plan.",
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--plan", help="plan.json")
-    what.add_argument("--config-json", help="the effective config as JSON")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--plan", help="plan.json")
+    source.add_argument("--config-json", help="the effective config as JSON")
     parser.add_argument(
         "--cache", help="where prepared data is kept [data.cache_dir, else ~/.cache/paceline]"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,13 +14,14 @@ from paceline.core.errors import DataError
 from paceline.core.json_types import Json
 from paceline.data import codes
 from paceline.data.dataset_store import EVAL, TOKENIZER, TOKENS, TRAIN, Meta, Store, load_index
-from paceline.data.preflight.find_sets import DataSet, converter_named, find_sets, look
+from paceline.data.preflight.find_sets import LocatedDataset, converter_named, find_sets, read_head
 from paceline.data.prepare.build import PrepareProgress, Report, build
 from paceline.data.prepare.fingerprint import code_version, definition, fingerprint, located_digest
 from paceline.data.prepare.tokenize import Setup
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import DOCUMENTS, RowKind
 from paceline.data.rows.row_errors import PrepareCounts
+from paceline.data.sources.readers import total_bytes
 from paceline.data.sources.user_code import converter_digest
 from paceline.data.token_table import TokenTable
 from paceline.data.tokenizer.identity import tokenizer_identity
@@ -32,8 +32,6 @@ from paceline.rules import codes as rules_codes
 if TYPE_CHECKING:
     from paceline.config.sections.data import DataSection
     from paceline.config.sections.model import ModelSection
-
-_BYTES_A_PROCESS = 16_000_000  # minimum text per process: starting one takes seconds
 
 
 @dataclass(frozen=True)
@@ -85,44 +83,38 @@ def prepare(
     refused. Two processes that prepare the same data set do the work once. Raises DataError with every reason
     known at that point.
     """
-    report_progress: Report = report or (lambda progress: None)
+    # Nobody need listen
+    report_progress: Report = report or (lambda _: None)
     train, evaluation = sets_of(data)
     setup = setup_of(data, model, kind)
     report_progress(PrepareProgress("fingerprint"))
     key = key_of(data, setup, train, evaluation, seed, cache_dir)
     store = Store(cache_dir)
-    settled = _settled(
+    meta, from_cache, damage = _settled(
         store,
         key,
         lambda: report_progress(PrepareProgress("waiting")),
-        lambda: build(
-            store,
-            key,
-            setup,
-            train,
-            evaluation,
-            data,
-            seed=seed,
-            num_proc=_num_proc(data.num_proc, [*train, *evaluation]),
-            report=report_progress,
-        ),
+        lambda: build(store, key, setup, train, evaluation, data, seed=seed, report=report_progress),
     )
-    if settled.from_cache and setup.reading.answers_only:  # the key of the cache does not tell who asked
+    if from_cache and setup.reading.answers_only:  # the key of the cache does not tell who asked
         for data_set in (*train, *evaluation):
-            look(data_set, setup.reading)
-    prepared = opened(store, key, settled.meta, data, from_cache=settled.from_cache)
+            read_head(data_set, setup.reading)
+    prepared = opened(store, key, meta, data, from_cache=from_cache)
     # Add what is known only now: the training data's own fingerprint, a damaged cache, too long documents.
     alone = key_of(data, setup, train, [], seed, cache_dir)
     prepared = replace(prepared, train_fingerprint=alone, definition=definition())
     report_progress(
         PrepareProgress("done", rows=prepared.counts.rows_read, fraction=1.0, tokens=prepared.counts.tokens)
     )
-    if settled.damage:
-        note = codes.DATA_CACHE_REBUILT(str(prepared.path), settled.damage)
+    if damage:
+        note = codes.DATA_CACHE_REBUILT(str(prepared.path), damage)
         prepared = replace(prepared, notes=(note, *prepared.notes))
-    problems = [] if max_positions is None else check_positions(prepared, max_positions)
-    if problems:
-        raise DataError(*problems)
+    if max_positions is not None and prepared.longest > max_positions:
+        # Positions restart at 0 in every document of a packed row.
+        tables = [table for table in (prepared.train, prepared.eval) if table is not None]
+        count = int(sum(np.count_nonzero(table.lengths > max_positions) for table in tables))
+        longest = f"{count:,} documents, the longest has {prepared.longest:,} tokens"
+        raise DataError(codes.DATA_MAX_POSITIONS("data.max_length", longest, max_positions=max_positions))
     return prepared
 
 
@@ -131,39 +123,32 @@ def setup_of(data: DataSection, model: ModelSection, kind: RowKind) -> Setup:
     return Setup(tokenizer_spec(model), Reading.of(data, kind), data.max_length, data.on_too_long)
 
 
-@dataclass(frozen=True)
-class _Settled:
-    """A complete data set: its ``meta.json``, whether it was cached, and what was wrong with a cached one."""
+def _settled(
+    store: Store, key: str, waiting: Callable[[], None], make: Callable[[], None]
+) -> tuple[Meta, bool, str]:
+    """Return the verified data set of this key, building it if needed. Raises DataError.
 
-    meta: Meta
-    from_cache: bool
-    damage: str
-
-
-def _settled(store: Store, key: str, waiting: Callable[[], None], make: Callable[[], None]) -> _Settled:
-    """Return the verified data set of this key, building it if needed. Raises DataError."""
+    Its ``meta.json``, whether it was cached, and what was wrong with a cached one.
+    """
     if not store.writable() and store.folder(key).is_dir():  # read-only cache: no locks, no repair
-        meta, damage = store.verified(key)
-        if meta is None:
-            raise DataError(_damaged(store, key, damage))
-        return _Settled(meta, True, "")
+        return _verified(store, key), True, ""
     with store.node_lock(key, waiting):
         meta, damage = store.verified(key)
         if meta is not None:
-            return _Settled(meta, True, "")
+            return meta, True, ""
         with store.lock(key, waiting):
             meta, _ = store.verified(key)  # another node may have published it meanwhile
             if meta is not None:
-                return _Settled(meta, True, "")
+                return meta, True, ""
             make()
-            meta, why = store.verified(key)
-            if meta is None:
-                raise DataError(_damaged(store, key, why))
-            return _Settled(meta, False, damage)
+            return _verified(store, key), False, damage
 
 
-def _damaged(store: Store, key: str, why: str) -> Diagnostic:
-    return codes.DATA_CACHE_DAMAGED(str(store.folder(key)), why)
+def _verified(store: Store, key: str) -> Meta:
+    meta, why = store.verified(key)
+    if meta is None:
+        raise DataError(codes.DATA_CACHE_DAMAGED(str(store.folder(key)), why))
+    return meta
 
 
 def train_fingerprint_of(
@@ -175,21 +160,19 @@ def train_fingerprint_of(
     files.
     """
     train, evaluation = sets_of(data)
-    here = all(s.located.kind == "files" for s in (*train, *evaluation))
+    sets = [*train, *evaluation]
     name = model.tokenizer or model.name_or_path
-    if not here or not name or not Path(name).expanduser().is_dir():
+    here = all(s.located.kind == "files" for s in sets) and name and Path(name).expanduser().is_dir()
+    if not here or sum(total_bytes(s.located) for s in sets) > most_bytes:
         return None
-    if sum(f.stat().st_size for s in (*train, *evaluation) for f in s.located.files) > most_bytes:
-        return None
-    setup = setup_of(data, model, kind)
-    return key_of(data, setup, train, [], seed, cache_dir)
+    return key_of(data, setup_of(data, model, kind), train, [], seed, cache_dir)
 
 
 def key_of(
     data: DataSection,
     setup: Setup,
-    train: list[DataSet],
-    evaluation: list[DataSet],
+    train: list[LocatedDataset],
+    evaluation: list[LocatedDataset],
     seed: int,
     cache_dir: Path,
 ) -> str:
@@ -213,7 +196,7 @@ def key_of(
     )
 
 
-def sets_of(data: DataSection) -> tuple[list[DataSet], list[DataSet]]:
+def sets_of(data: DataSection) -> tuple[list[LocatedDataset], list[LocatedDataset]]:
     """Return (training, evaluation) data sets as named in the config. Raises DataError."""
     if not data.train:
         raise DataError(
@@ -236,15 +219,12 @@ def sets_of(data: DataSection) -> tuple[list[DataSet], list[DataSet]]:
     return find_sets("data.train", data.train), find_sets("data.eval", data.eval or ())
 
 
-def _identity(data_set: DataSet, data: DataSection, cache_dir: Path) -> list[Json]:
+def _identity(data_set: LocatedDataset, data: DataSection, cache_dir: Path) -> list[Json]:
     """Return what of a data set can change its tokens: content and options, not location or weight."""
-    section = data_set.section
-    content = located_digest(data_set.located, section.split, cache_dir)
-    names = [f.name for f in data_set.located.files]  # the split of a folder's files is in their names
-    converter = converter_named(section, data.converter)
+    section, converter = data_set.section, converter_named(data_set.section, data.converter)
     return [
-        content,
-        names,
+        located_digest(data_set.located, section.split, cache_dir),
+        [file.name for file in data_set.located.files],  # the split of a folder's files is in their names
         converter_digest(converter) if converter else [],
         section.format,
         section.split,
@@ -253,45 +233,30 @@ def _identity(data_set: DataSet, data: DataSection, cache_dir: Path) -> list[Jso
     ]
 
 
-def _num_proc(requested: int | None, sets: list[DataSet]) -> int:
-    """Return the number of tokenizing processes: as configured, else as many as have enough work."""
-    if requested is not None:
-        return requested
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    size = sum(f.stat().st_size for s in sets for f in s.located.files)
-    return max(1, min(cpus, size // _BYTES_A_PROCESS))
-
-
 def opened(store: Store, key: str, meta: Meta, data: DataSection, *, from_cache: bool) -> Prepared:
     """Open the data set that ``meta`` describes, memory-mapped."""
-    folder = store.folder(key)
-    weights = tuple(float(s.weight) for s in data.train)
-    has_eval = EVAL in meta["files"]
-    prepared = Prepared(
+    folder, group = store.folder(key), meta["group"]
+    weights = tuple(float(section.weight) for section in data.train)
+    train = TokenTable(folder / TOKENS, load_index(folder / TRAIN), weights, group)
+    held_out = EVAL in meta["files"]
+    stops = tuple(meta["stop_token_ids"])
+    eos, bos, pad = meta["special_tokens"]
+    return Prepared(
         path=folder,
         fingerprint=key,
-        train=TokenTable(folder / TOKENS, load_index(folder / TRAIN), weights, meta["group"]),
-        eval=(
-            TokenTable(folder / TOKENS, load_index(folder / EVAL), group=meta["group"]) if has_eval else None
-        ),
+        train=train,
+        eval=TokenTable(folder / TOKENS, load_index(folder / EVAL), group=group) if held_out else None,
         counts=PrepareCounts.from_json(meta["counts"]),
         vocab_size=meta["vocab_size"],
         pad_token_id=meta["pad_token_id"],
-        stop_token_ids=tuple(meta["stop_token_ids"]),
-        special_tokens=_special_tokens(meta),
+        stop_token_ids=stops,
+        special_tokens=SpecialTokens(eos, bos, pad, stops),
         tokenizer_path=folder / TOKENIZER,
         longest=meta["longest"],
         max_token_id=meta["max_token_id"],
-        notes=tuple(Diagnostic.from_json(d) for d in meta["notes"]),
+        notes=(*map(Diagnostic.from_json, meta["notes"]), *_mixture_notes(train, data)),
         from_cache=from_cache,
     )
-    return replace(prepared, notes=(*prepared.notes, *_mixture_notes(prepared.train, data)))
-
-
-def _special_tokens(meta: Meta) -> SpecialTokens:
-    """Return the tokenizer's special tokens."""
-    eos, bos, pad = meta["special_tokens"]
-    return SpecialTokens(eos, bos, pad, tuple(meta["stop_token_ids"]))
 
 
 def _mixture_notes(train: TokenTable, data: DataSection) -> Iterator[Diagnostic]:
@@ -299,29 +264,17 @@ def _mixture_notes(train: TokenTable, data: DataSection) -> Iterator[Diagnostic]
     for number, section in enumerate(data.train):
         if section.weight != 1:
             count = int(np.count_nonzero(train.dataset == number))
-            what = (
+            yield codes.DATA_MIXTURE(
                 f"weight {section.weight:g}: {round(section.weight * count):,} draws per epoch from"
-                f" {count:,} documents"
+                f" {count:,} documents",
+                section.path,
+                severity=Severity.NOTE,
             )
-            yield codes.DATA_MIXTURE(what, section.path, severity=Severity.NOTE)
-
-
-def check_positions(prepared: Prepared, max_positions: int) -> list[Diagnostic]:
-    """Return a finding if a document is longer than the model's positions.
-
-    Positions restart at 0 in every document of a packed row.
-    """
-    if prepared.longest <= max_positions:
-        return []
-    tables = [t for t in (prepared.train, prepared.eval) if t is not None]
-    count = int(sum(np.count_nonzero(t.lengths > max_positions) for t in tables))
-    found = f"{count:,} documents, the longest has {prepared.longest:,} tokens"
-    return [codes.DATA_MAX_POSITIONS("data.max_length", found, max_positions=max_positions)]
 
 
 def check_token_range(prepared: Prepared, embedding_rows: int) -> list[Diagnostic]:
     """Return a finding if the data holds a token id without an embedding row."""
     if prepared.max_token_id < embedding_rows:
         return []
-    found = f"token id {prepared.max_token_id}, tokenizer with {prepared.vocab_size} tokens"
-    return [codes.DATA_TOKEN_RANGE("model.tokenizer", found, embedding_rows=embedding_rows)]
+    ids = f"token id {prepared.max_token_id}, tokenizer with {prepared.vocab_size} tokens"
+    return [codes.DATA_TOKEN_RANGE("model.tokenizer", ids, embedding_rows=embedding_rows)]

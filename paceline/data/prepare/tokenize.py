@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +21,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
 from paceline.data import codes
 from paceline.data.chat_template.encode import CostlyTemplateError, Encoded, Encoder
-from paceline.data.preflight.find_sets import DataSet, look
+from paceline.data.preflight.find_sets import LocatedDataset, read_head
 from paceline.data.random_keys import text_key
 from paceline.data.rows.examples import Reading, RowReader
 from paceline.data.rows.formats import Example, Shape
@@ -98,18 +98,16 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
     # Rows to examples; then all examples are rendered and tokenized in one batch.
     reader = RowReader(chunk.shape, setup.reading)
     for row in chunk.rows:
-        found = reader.read(row.value, row.where)
-        if isinstance(found, Problem):
-            skipped.append(found)
+        examples = reader.read(row.value, row.where)
+        if isinstance(examples, Problem):
+            skipped.append(examples)
         else:
-            kept.append((row, found))
+            kept.append((row, examples))
     documents: list[tuple[ChunkRow, Example, Encoded]] = []
-    encoder = _encoder(setup.tokenizer, setup.train_on)
-    encode = encoder.encode if setup.kind.learns_tokens else encoder.encode_whole
-    encode = encoder.encode_prompts if setup.kind.answered else encode
     flat = [(row, example) for row, examples in kept for example in examples]
     try:
-        encoded = iter(encode([example for _, example in flat]))
+        encoder = _encoder(setup.tokenizer, setup.train_on)
+        encoded = iter(encode_for(setup.kind, encoder)([example for _, example in flat]))
     except CostlyTemplateError as error:  # further rows would take as long: discard the chunk
         skipped = [Problem(error.reason, flat[error.number][0].where, error.detail)]
         block = _block(chunk.dataset, [], setup.kind.columns)
@@ -117,30 +115,37 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
     for row, examples in kept:
         # A row is kept or skipped with all of its documents.
         results = list(itertools.islice(encoded, len(examples)))
-        problem = next((p for one in results if (p := _unusable(one, row.where, setup))), None)
-        cut = [_cut(one, setup.max_length) for one in results if isinstance(one, Encoded)]
-        if problem is None and setup.kind.same([one.input_ids for one in cut]):
-            full = [one.input_ids for one in results if isinstance(one, Encoded)]
+        uncut = [result for result in results if isinstance(result, Encoded)]
+        cut = [
+            document._replace(
+                input_ids=document.input_ids[: setup.max_length],
+                labelled=document.labelled[: setup.max_length],
+            )
+            for document in uncut
+        ]
+        problem = next((p for result in results if (p := _unusable(result, row.where, setup))), None)
+        if problem is None and setup.kind.same([document.input_ids for document in cut]):
             why = "as the template writes them"
-            if not setup.kind.same(full):
+            if not setup.kind.same([document.input_ids for document in uncut]):
                 why = f"in their first {setup.max_length} tokens: increase data.max_length"
             problem = Problem("same_answers", row.where, why)
         if problem is not None:
             skipped.append(problem)
             continue
-        longest = max(len(one.input_ids) for one in results if isinstance(one, Encoded))
+        longest = max(len(document.input_ids) for document in uncut)
         if longest > setup.max_length:
             truncated.append(Problem("too_long", row.where, f"{longest} tokens"))
-        reader.count(
-            dict.fromkeys(n for o in results if isinstance(o, Encoded) for n in o.left_out), row.where
-        )
-        documents += [(row, example, one) for example, one in zip(examples, cut, strict=True)]
+        reader.count(dict.fromkeys(name for document in uncut for name in document.left_out), row.where)
+        documents += zip(itertools.repeat(row), examples, cut, strict=False)
     block = _block(chunk.dataset, documents, setup.kind.columns)
     return ChunkResult(chunk.dataset, block, skipped, truncated, chunk.read, chunk.consumed, reader.unread)
 
 
-def _cut(encoded: Encoded, length: int) -> Encoded:
-    return encoded._replace(input_ids=encoded.input_ids[:length], labelled=encoded.labelled[:length])
+def encode_for(kind: RowKind, encoder: Encoder) -> Callable[[Sequence[Example]], list[Encoded | RowError]]:
+    """Return how rows of a kind are encoded: as prompts, with labels, or as they are."""
+    if kind.answered:
+        return encoder.encode_prompts
+    return encoder.encode if kind.learns_tokens else encoder.encode_whole
 
 
 def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem | None:
@@ -150,22 +155,17 @@ def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem 
     """
     if isinstance(encoded, RowError):
         return Problem(encoded.reason, where, encoded.detail, encoded.also)
-    if setup.kind.answered:
-        # A prompt must leave room for the answer.
-        room = len(encoded.input_ids) < setup.max_length
-        return None if room else Problem("prompt_too_long", where, f"{len(encoded.input_ids)} tokens")
-    learns = setup.kind.learns_tokens
-    if learns and not encoded.labelled[1:].any():
-        return Problem("no_labels", where, f"{len(encoded.input_ids)} tokens")
-    length = len(encoded.input_ids)
-    if length <= setup.max_length:
-        return None
-    # Too long: refused, or truncated if a label remains.
-    if setup.on_too_long != "truncate":
-        return Problem("too_long", where, f"{length} tokens")
-    if learns and not encoded.labelled[1 : setup.max_length].any():
-        return Problem("answer_cut_off", where, f"{length} tokens")
-    return None
+    kind, length, limit = setup.kind, len(encoded.input_ids), setup.max_length
+    learns = kind.learns_tokens and not kind.answered
+    reasons = {
+        "prompt_too_long": kind.answered and length >= limit,  # a prompt must leave room for the answer
+        "no_labels": learns and not encoded.labelled[1:].any(),
+        # Too long: refused, or truncated if a label remains.
+        "too_long": not kind.answered and length > limit and setup.on_too_long != "truncate",
+        "answer_cut_off": learns and length > limit and not encoded.labelled[1:limit].any(),
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    return None if reason is None else Problem(reason, where, f"{length} tokens")
 
 
 def _block(
@@ -189,17 +189,16 @@ def tokenise(setup: Setup, chunks: Iterable[Chunk], num_proc: int) -> Iterator[C
     if num_proc <= 1:
         yield from (tokenise_chunk(setup, chunk) for chunk in chunks)
         return
-    remaining = iter(chunks)
+
     # spawn: this process may hold threads (tokenizers, torch), and forking those can hang
     pool = ProcessPoolExecutor(num_proc, mp_context=multiprocessing.get_context("spawn"))
     try:
-        waiting: deque[Future[ChunkResult]] = deque()
-        for chunk in itertools.islice(remaining, 2 * num_proc):
-            waiting.append(pool.submit(tokenise_chunk, setup, chunk))
+        futures = (pool.submit(tokenise_chunk, setup, chunk) for chunk in chunks)
+        # Two chunks a process: none waits while the next one is read; no more lie in memory
+        waiting = deque(itertools.islice(futures, 2 * num_proc))
         while waiting:
             result = waiting.popleft().result()
-            for chunk in itertools.islice(remaining, 1):
-                waiting.append(pool.submit(tokenise_chunk, setup, chunk))
+            waiting.extend(itertools.islice(futures, 1))
             yield result
     except BrokenProcessPool as exc:
         raise DataError(codes.DATA_WORKER_DIED("data.num_proc", str(exc))) from exc
@@ -216,18 +215,21 @@ class OpenSet:
     notes: tuple[Diagnostic, ...]
 
 
-def open_set(number: int, data_set: DataSet, reading: Reading) -> OpenSet:
+def open_set(number: int, data_set: LocatedDataset, reading: Reading) -> OpenSet:
     """Detect the format of a data set and open it. Raises DataError if it has no rows or no known format."""
-    looked = look(data_set, reading)
+    looked = read_head(data_set, reading)
     chunks = _chunks(number, looked.shape, looked.rows)
     return OpenSet(looked.shape, chunks, tuple(_notes(data_set, looked.shape)))
 
 
-def _notes(data_set: DataSet, shape: Shape) -> Iterator[Diagnostic]:
+def _notes(data_set: LocatedDataset, shape: Shape) -> Iterator[Diagnostic]:
     path = data_set.section.path
     if data_set.section.format == "auto":
-        what = f"the rows are read as {shape.format}" + (f": {shape.note}" if shape.note else "")
-        yield codes.DATA_FORMAT(what, path, severity=Severity.NOTE)
+        yield codes.DATA_FORMAT(
+            f"the rows are read as {shape.format}" + (f": {shape.note}" if shape.note else ""),
+            path,
+            severity=Severity.NOTE,
+        )
     if data_set.located.note:
         yield codes.DATA_FILES_LEFT_OUT(data_set.located.note, path, severity=Severity.NOTE)
     if data_set.section.max_rows is not None:
@@ -235,9 +237,8 @@ def _notes(data_set: DataSet, shape: Shape) -> Iterator[Diagnostic]:
 
 
 def _chunks(number: int, shape: Shape, rows: Iterator[RawRow]) -> Iterator[Chunk]:
-    counter = itertools.count()
-    while block := list(itertools.islice(rows, CHUNK_ROWS)):
-        numbered = [(next(counter), row) for row in block]
-        usable = [ChunkRow(n, r.where, r.value) for n, r in numbered if r.value is not None]
-        problems = [Problem(r.reason, r.where, r.detail) for r in block if r.value is None]
-        yield Chunk(number, shape, usable, len(block), block[-1].consumed, problems)
+    numbered = enumerate(rows)
+    while block := list(itertools.islice(numbered, CHUNK_ROWS)):
+        usable = [ChunkRow(n, r.where, r.value) for n, r in block if r.value is not None]
+        problems = [Problem(r.reason, r.where, r.detail) for _, r in block if r.value is None]
+        yield Chunk(number, shape, usable, len(block), block[-1][1].consumed, problems)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
@@ -85,6 +86,16 @@ class Example:
         return "\n".join(turns)
 
 
+def column_names(rows: Sequence[Row]) -> list[str]:
+    """Return the names of the columns of these rows, in the order in which they first come."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names of columns as messages show them."""
+    return f"columns {', '.join(names) or 'none'}"
+
+
 def detect(
     rows: Sequence[Row], *, where: str, requested: str = "auto", mapping: Mapping[str, str] | None = None
 ) -> Shape:
@@ -92,84 +103,83 @@ def detect(
 
     Raises DataError if no format fits, several do, or a configured column is missing.
     """
-    found = list(dict.fromkeys(name for row in rows for name in row))
-    columns = _mapped(mapping or {}, found, where)
-    # A configured format decides; a preference data set cannot be used here.
-    if requested == "preference":
-        raise DataError(_preference(found, where))
+    names = column_names(rows)
+    columns = _mapped(mapping or {}, names, where)
+    paired = {"chosen", "rejected"} <= set(names) and not mapping
+    if requested == "preference" or (requested == "auto" and paired and not _answered(rows, columns)):
+        raise DataError(codes.DATA_FORMAT_PREFERENCE(where, listed(names)))
     if requested != "auto":
-        return _requested(requested, columns, found, where)
-    if {"chosen", "rejected"} <= set(found) and not mapping and not _answered(rows, columns):
-        raise DataError(_unknown(found, where))
+        return _requested(requested, columns, names, where)
     # Without a configured format exactly one structured format, or plain text, must fit.
     candidates = _candidates(rows, columns)
-    structured = [c for c in candidates if c.format != "text"]
-    if len(structured) == 1 or (len(candidates) == 1):
-        chosen = (structured or candidates)[0]
-        if structured and len(candidates) > 1:
-            note = (
-                f"column '{chosen.columns.get('text', 'text')}' is ignored: the rows are"
-                f" {chosen.format} rows, and the text is assumed to be their rendering"
-            )
-            return Shape(chosen.format, chosen.columns, note)
-        return chosen
+    structured = [shape for shape in candidates if shape.format != TEXT]
+    if len(candidates) == 1:
+        return candidates[0]
+    if len(structured) == 1:
+        note = (
+            f"column '{columns['text']}' is ignored: the rows are {structured[0].format} rows, and the text"
+            " is assumed to be their rendering"
+        )
+        return replace(structured[0], note=note)
     if candidates:
-        names = ", ".join(c.format for c in candidates)
         raise DataError(
             codes.DATA_FORMAT_AMBIGUOUS(
-                f"the rows match more than one format: {names}",
+                f"the rows match more than one format: {', '.join(shape.format for shape in candidates)}",
                 where,
-                f"columns {_listed(found)}",
+                listed(names),
                 f"set format: {candidates[0].format} (next to path:)",
             )
         )
-    raise DataError(_unknown(found, where, rows, columns))
+    raise DataError(_unknown(names, where, rows, columns))
 
 
-def corrected(mapping: Mapping[str, str], known: Sequence[str], found: Sequence[str]) -> str:
-    """Return the line ``columns:`` with the nearest names for those that are neither ``known`` (left) nor
-    ``found`` (right); empty if one has none near.
+def check_mapping(
+    mapping: Mapping[str, str], readable: Sequence[str], columns: Sequence[str], wrong: Diagnostic
+) -> None:
+    """Raise DataError, ``wrong``, if ``columns:`` has unknown names.
+
+    Those on the left must be ``readable``, those on the right ``columns`` of the file. The hint names the
+    nearest ones, if each has one.
     """
-    pairs = {_near(name, known): _near(column, found) for name, column in mapping.items()}
-    if "" in pairs or "" in pairs.values() or len(pairs) < len(mapping):
-        return ""
-    return f"columns: {{{', '.join(f'{name}: {column}' for name, column in pairs.items())}}} (next to path:)"
+    missing = [n for n in mapping if n not in readable] + [n for n in mapping.values() if n not in columns]
+    if missing:
+        near = {_near(name, readable): _near(column, columns) for name, column in mapping.items()}
+        line = f"columns: {{{', '.join(map(': '.join, near.items()))}}} (next to path:)"
+        told_apart = len(near) == len(mapping) and "" not in (*near, *near.values())
+        message = f"columns: no such column ({', '.join(missing)})"
+        raise DataError(replace(wrong, what=message, hint=line if told_apart else wrong.hint))
 
 
 def _near(name: str, names: Sequence[str]) -> str:
     return name if name in names else next(iter(difflib.get_close_matches(name, names, n=1)), "")
 
 
-def _mapped(mapping: Mapping[str, str], found: Sequence[str], where: str) -> dict[str, str]:
+def _mapped(mapping: Mapping[str, str], names: Sequence[str], where: str) -> dict[str, str]:
     """Return format column -> name in the file; the user's mapping wins."""
-    known = sorted({c for must, may in COLUMNS.values() for c in (*must, *may)})
+    readable = sorted({c for must, may in COLUMNS.values() for c in (*must, *may)})
     for name, actual in mapping.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = (
-                f"did you mean '{near[0]}'?"
-                if near
-                else f"one of {', '.join(known)}: the format's column on the left, the file's on the right"
-            )
-            raise DataError(codes.DATA_COLUMN_UNKNOWN(where, f"{name}: {actual}", name=name, hint=hint))
-        if actual not in found:
-            raise DataError(_missing([actual], found, where, f"columns: {name}: {actual}", name))
+        if name not in readable:
+            near = _near(name, readable)
+            remedy = f"one of {', '.join(readable)}: the format's column on the left, the file's on the right"
+            remedy = f"did you mean '{near}'?" if near else remedy
+            raise DataError(codes.DATA_COLUMN_UNKNOWN(where, f"{name}: {actual}", name=name, hint=remedy))
+        if actual not in names:
+            raise DataError(_missing([actual], names, where, f"columns: {name}: {actual}", name))
     taken = set(mapping.values())
-    return {**{name: name for name in known if name in found and name not in taken}, **mapping}
+    return {**{name: name for name in readable if name in names and name not in taken}, **mapping}
 
 
-def _requested(requested: str, columns: dict[str, str], found: Sequence[str], where: str) -> Shape:
+def _requested(requested: str, columns: dict[str, str], names: Sequence[str], where: str) -> Shape:
     must, _ = COLUMNS[requested]
-    columns = dict(columns)
-    pair = next((p for p in PAIRS if set(p) <= set(found)), None)
+    pair = next((p for p in PAIRS if set(p) <= set(names)), None)
+    # The user's own names win over the known pairs
     if requested == "prompt_completion" and pair and not set(must) <= set(columns):
         columns = {"prompt": pair[0], "completion": pair[1], **columns}
-    for wanted, other in (("messages", "conversations"), ("conversations", "messages")):
-        if must == (wanted,) and wanted not in columns and other in columns:
-            columns[wanted] = columns[other]
-    missing = [name for name in must if name not in columns]
-    if missing:
-        raise DataError(_missing(missing, found, where, f"format: {requested}"))
+    for column, other in (("messages", "conversations"), ("conversations", "messages")):
+        if must == (column,) and column not in columns and other in columns:
+            columns = {**columns, column: columns[other]}
+    if missing := [name for name in must if name not in columns]:
+        raise DataError(_missing(missing, names, where, f"format: {requested}"))
     return Shape(requested, columns)
 
 
@@ -188,40 +198,25 @@ def _candidates(rows: Sequence[Row], columns: dict[str, str]) -> list[Shape]:
     if {"prompt", "completion"} <= set(columns):
         shapes.append(Shape("prompt_completion", columns))
     else:
-        names = {name for row in rows for name in row} - set(columns.values())
-        names |= {columns[n] for n in ("prompt",) if n in columns}
-        for prompt, completion in PAIRS[1:]:
-            if {prompt, completion} <= names:
-                note = f"'{prompt}' is read as the prompt and '{completion}' as the answer"
-                shapes.append(
-                    Shape("prompt_completion", {**columns, "prompt": prompt, "completion": completion}, note)
-                )
-                break
-    if "text" in columns:
-        shapes.append(Shape("text", columns))
-    return shapes
+        free = set(column_names(rows)) - {name for column, name in columns.items() if column != "prompt"}
+        if pair := next((pair for pair in PAIRS[1:] if set(pair) <= free), None):
+            note = f"'{pair[0]}' is read as the prompt and '{pair[1]}' as the answer"
+            answered = {**columns, "prompt": pair[0], "completion": pair[1]}
+            shapes.append(Shape("prompt_completion", answered, note))
+    return [*shapes, Shape(TEXT, columns)] if "text" in columns else shapes
 
 
 def _answered(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
     """Whether preference rows also hold a conversation that ends with the assistant, to train on."""
-    for name in ("messages", "conversations"):
-        turns = rows[0].get(columns.get(name, name))
-        if isinstance(turns, Sequence) and turns and isinstance(turns[-1], Mapping):
-            return is_answer(turns[-1])
-    return False
+    values = (rows[0].get(columns.get(name, name)) for name in ("messages", "conversations"))
+    lasts = (turns[-1] for turns in values if isinstance(turns, Sequence) and turns)
+    return is_answer(next((turn for turn in lasts if isinstance(turn, Mapping)), None))
 
 
 def _first_turn(rows: Sequence[Row], column: str) -> Row | None:
-    for row in rows:
-        turns = row.get(column)
-        if (
-            isinstance(turns, Sequence)
-            and not isinstance(turns, str)
-            and turns
-            and isinstance(turns[0], Mapping)
-        ):
-            return turns[0]
-    return None
+    values = (row.get(column) for row in rows)
+    firsts = (turns[0] for turns in values if isinstance(turns, Sequence) and turns)
+    return next((turn for turn in firsts if isinstance(turn, Mapping)), None)
 
 
 #: What columns of turns are called; another one is taken for it if it is mapped, or the only column.
@@ -236,60 +231,54 @@ def _other_shape(value: Cell) -> str:
     return "" if is_empty(value) else kind_of_value(value)
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if names else "none"
-
-
 def _missing(
-    missing: Sequence[str], found: Sequence[str], where: str, requested: str, name: str = ""
+    missing: Sequence[str], names: Sequence[str], where: str, requested: str, name: str = ""
 ) -> Diagnostic:
-    near = difflib.get_close_matches(missing[0], found, n=1)
-    hint = f"columns: {{{name or missing[0]}: {near[0] if near else 'NAME_IN_YOUR_FILE'}}} (next to path:)"
+    near = _near(missing[0], names) or "NAME_IN_YOUR_FILE"
+    remedy = f"columns: {{{name or missing[0]}: {near}}} (next to path:)"
     return codes.DATA_COLUMN_MISSING(
-        where, f"columns {_listed(found)}", missing=", ".join(missing), requested=requested, hint=hint
+        where, listed(names), missing=", ".join(missing), requested=requested, hint=remedy
     )
 
 
-def _unknown(
-    found: Sequence[str], where: str, rows: Sequence[Row] = (), columns: Mapping[str, str] | None = None
-) -> Diagnostic:
+def _unknown(names: Sequence[str], where: str, rows: Sequence[Row], columns: Mapping[str, str]) -> Diagnostic:
     """Say why no format fits: pairs, another separator, turns with other keys; else name the formats."""
-    needs = "; ".join(f"{name}: {' + '.join(must)}" for name, (must, _) in COLUMNS.items())
-    if {"chosen", "rejected"} <= set(found):
-        return _preference(found, where)
-    if len(found) == 1 and (mark := next((m for m in ";|\t" if m in found[0]), "")):
-        what = f"the columns are separated by {mark!r}: a .csv file has commas between them, a .tsv file tabs"
-        hint = f"write it anew: pandas.read_csv(FILE, sep={mark!r}).to_csv(NEW, index=False)"
-        return codes.DATA_FORMAT_UNKNOWN(what, where, f"one column {found[0]!r}", hint)
-    mapped = {(columns or {}).get(name, name) for name in _TURN_COLUMNS}
-    listed = [name for name in found if name in mapped or len(found) == 1]
-    turn = next(((name, keys) for name in listed if (keys := _first_turn(rows, name))), None)
-    if turn is not None:
-        what = f"the turns in column '{turn[0]}' have neither role and content nor from and value"
-        hint = (
-            "set data.converter to a function that returns messages with role and content (docs/library.md)"
+    if {"chosen", "rejected"} <= set(names):
+        return codes.DATA_FORMAT_PREFERENCE(where, listed(names))
+    if len(names) == 1 and (mark := next((m for m in ";|\t" if m in names[0]), "")):
+        return codes.DATA_FORMAT_UNKNOWN(
+            f"the columns are separated by {mark!r}: a .csv file has commas between them, a .tsv file tabs",
+            where,
+            f"one column {names[0]!r}",
+            f"write it anew: pandas.read_csv(FILE, sep={mark!r}).to_csv(NEW, index=False)",
         )
-        return codes.DATA_FORMAT_UNKNOWN(what, where, f"a turn's keys: {_listed(list(turn[1]))}", hint)
-    shapes = ((name, _other_shape(row.get(name))) for name in listed for row in rows)
+    mapped = {columns.get(name, name) for name in _TURN_COLUMNS}
+    likely = [name for name in names if name in mapped or len(names) == 1]
+    if turn := next(((name, keys) for name in likely if (keys := _first_turn(rows, name))), None):
+        return codes.DATA_FORMAT_UNKNOWN(
+            f"the turns in column '{turn[0]}' have neither role and content nor from and value",
+            where,
+            f"a turn's keys: {', '.join(turn[1])}",
+            "set data.converter to a function that returns messages with role and content (docs/library.md)",
+        )
+    shapes = ((name, _other_shape(row.get(name))) for name in likely for row in rows)
     other = next(((name, shape) for name, shape in shapes if shape), None)
     if other is not None and (other[0] in mapped or not other[1].endswith("text")):
-        what = f"the turns in column '{other[0]}' are {other[1]}, not a list of turns"
-        hint = (
+        return codes.DATA_FORMAT_UNKNOWN(
+            f"the turns in column '{other[0]}' are {other[1]}, not a list of turns",
+            where,
+            listed(names),
             "write each row's turns as a list of objects with role and content, or set data.converter"
-            " (docs/library.md)"
+            " (docs/library.md)",
         )
-        return codes.DATA_FORMAT_UNKNOWN(what, where, f"columns {_listed(found)}", hint)
-    hint = (
-        "name the columns next to path:, for example columns: {prompt: X, completion: Y}; the"
-        f" formats need — {needs}"
-    )
+    needs = "; ".join(f"{name}: {' + '.join(must)}" for name, (must, _) in COLUMNS.items())
     return codes.DATA_FORMAT_UNKNOWN(
-        "the rows match no known format", where, f"columns {_listed(found)}", hint
+        "the rows match no known format",
+        where,
+        listed(names),
+        "name the columns next to path:, for example columns: {prompt: X, completion: Y}; the"
+        f" formats need — {needs}",
     )
-
-
-def _preference(found: Sequence[str], where: str) -> Diagnostic:
-    return codes.DATA_FORMAT_PREFERENCE(where, f"columns {_listed(found)}")
 
 
 def normalise(row: Row, shape: Shape) -> Example:
@@ -306,19 +295,16 @@ def _text(row: Row, columns: Mapping[str, str], name: str, *, needed: bool = Fal
 
 
 def _alpaca(row: Row, columns: Mapping[str, str]) -> Example:
-    messages = _before(row, columns)
     parts = [_text(row, columns, "instruction", needed=True), _text(row, columns, "input")]
-    messages.append(_message("user", "\n".join(part for part in parts if part.strip())))
-    messages.append(_message("assistant", _text(row, columns, "output", needed=True)))
-    return _conversation(messages)
+    question = "\n".join(part for part in parts if part.strip())
+    answer = _text(row, columns, "output", needed=True)
+    turns: list[Message] = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return _conversation([*_before(row, columns), *turns])
 
 
 def _prompt_completion(row: Row, columns: Mapping[str, str]) -> Example:
-    for name in ("prompt", "completion"):
-        if row.get(columns[name]) is None:
-            raise RowError("missing_column", f"no '{columns[name]}'")
-    question = turns_or_text(row[columns["prompt"]], columns["prompt"], "user")
-    answer = turns_or_text(row[columns["completion"]], columns["completion"], "assistant")
+    question = turns_or_text(row.get(columns["prompt"]), columns["prompt"], "user")
+    answer = turns_or_text(row.get(columns["completion"]), columns["completion"], "assistant")
     before = [*_before(row, columns), *question]
     example = _conversation([*before, *answer])
     # As in TRL, answers within a prompt of turns are its context; those of ``history`` are learnt.
@@ -326,16 +312,12 @@ def _prompt_completion(row: Row, columns: Mapping[str, str]) -> Example:
     return replace(example, learn_from=len(before)) if answered else example
 
 
-def _messages(row: Row, columns: Mapping[str, str]) -> Example:
-    name = columns["messages"]
-    turns = turns_of(with_listed(row.get(name), row, name), "role", "content")
-    return _conversation(_with_system(row, columns, turns))
-
-
-def _sharegpt(row: Row, columns: Mapping[str, str]) -> Example:
-    name = columns["conversations"]
-    turns = turns_of(with_listed(row.get(name), row, name), "from", "value")
-    return _conversation(_with_system(row, columns, turns))
+def _turns(row: Row, columns: Mapping[str, str], *, column: str, role_key: str, text_key: str) -> Example:
+    """Read turns, behind the one of the column ``system``, which may repeat the first."""
+    name = columns[column]
+    turns = turns_of(with_listed(row.get(name), row, name), role_key, text_key)
+    system = system_of(row, columns)
+    return _conversation(turns if system == turns[:1] else [*system, *turns])
 
 
 def _plain(row: Row, columns: Mapping[str, str]) -> Example:
@@ -347,53 +329,40 @@ def _plain(row: Row, columns: Mapping[str, str]) -> Example:
 
 def _before(row: Row, columns: Mapping[str, str]) -> list[Message]:
     """Return the turns of the columns ``system`` and ``history``. Raises RowError."""
-    messages = _system(row, columns)
+    messages = system_of(row, columns)
     history = row.get(columns["history"]) if "history" in columns else None
-    if history is not None and not isinstance(history, list):
-        raise RowError("bad_messages", "history is not a list of [question, answer] pairs")
-    for turn in history or []:
+    if history is None:
+        return messages
+    for turn in history if isinstance(history, list) else [history]:
         if not isinstance(turn, Sequence) or isinstance(turn, str) or len(turn) != 2:
             raise RowError("bad_messages", "history is not a list of [question, answer] pairs")
-        messages += [
-            _message("user", as_text(turn[0], "history")),
-            _message("assistant", as_text(turn[1], "history")),
-        ]
+        messages.append({"role": "user", "content": as_text(turn[0], "history")})
+        messages.append({"role": "assistant", "content": as_text(turn[1], "history")})
     return messages
 
 
-def _system(row: Row, columns: Mapping[str, str]) -> list[Message]:
+def system_of(row: Row, columns: Mapping[str, str]) -> list[Message]:
+    """Return the system message from its own column, if any. Raises RowError."""
     text = _text(row, columns, "system")
-    return [_message("system", text)] if text.strip() else []
-
-
-def _with_system(row: Row, columns: Mapping[str, str], turns: list[Message]) -> list[Message]:
-    """Return turns with the one of the column ``system``, which may repeat the first."""
-    system = _system(row, columns)
-    return turns if system == turns[:1] else [*system, *turns]
-
-
-def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
+    return [{"role": "system", "content": text}] if text.strip() else []
 
 
 def _conversation(messages: list[Message]) -> Example:
-    if not any(says_something(m) for m in messages):
+    answers = [says_something(turn) for turn in messages if turn["role"] == "assistant"]
+    context = [says_something(turn) for turn in messages if turn["role"] != "assistant"]
+    if not any((*answers, *context)):
         raise RowError("empty")
-    answers = [m for m in messages if m["role"] == "assistant"]
-    if not answers:
-        raise RowError("no_answer", "no turn of the assistant")
-    if not all(says_something(m) for m in answers):
-        raise RowError("no_answer", "an answer is empty")
-    context = [m for m in messages if m["role"] != "assistant"]
-    if context and not any(says_something(m) for m in context):
+    if not answers or not all(answers):
+        raise RowError("no_answer", "an answer is empty" if answers else "no turn of the assistant")
+    if context and not any(context):
         raise RowError("empty", "the question is empty")
     return Example(messages=tuple(messages))
 
 
-_READERS = {
+_READERS: Mapping[str, Callable[[Row, Mapping[str, str]], Example]] = {
     "alpaca": _alpaca,
     "prompt_completion": _prompt_completion,
-    "messages": _messages,
-    "sharegpt": _sharegpt,
+    "messages": partial(_turns, column="messages", role_key="role", text_key="content"),
+    "sharegpt": partial(_turns, column="conversations", role_key="from", text_key="value"),
     TEXT: _plain,
 }

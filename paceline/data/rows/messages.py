@@ -44,17 +44,29 @@ ROLE_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), "assistant"),
 }
 
+CALL_FIELDS = ("tool_calls", "function_call")
 REASONING = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts")
 #: Fields that set whether a turn has loss; the second kind also does so for turns of other roles.
 WEIGHTS = ("weight", "loss_weight", "loss", "loss_mask")
 TRAINS = ("train", "training", "trainable", "train_on_turn")
 #: Fields of a turn that are read, beside its role and its content.
-READ = frozenset({*REASONING, *WEIGHTS, *TRAINS, "tool_calls", "function_call", "tool_call_id", "name"})
+READ = frozenset({*REASONING, *WEIGHTS, *TRAINS, *CALL_FIELDS, "tool_call_id", "name"})
 #: Lists of a whole row: of these, those that mean turns may have one item a turn; the others mean tokens.
 TURN_LISTS = (*WEIGHTS, *TRAINS, "loss_masks", "weights", "train_mask")
 _OF_TOKENS = ("completion_mask", "assistant_mask", "assistant_masks", "response_mask", "prompt_mask")
 LOSS_LISTS = frozenset({*TURN_LISTS, *_OF_TOKENS})
 REASONING_PARTS = ("reasoning", "thinking", "analysis")
+_ARGUMENTS = ("arguments", "parameters")
+#: Columns whose text may be turns.
+_COLUMNS = (
+    *("messages", "conversations", "prompt", "question", "query", "problem", "instruction"),
+    *("completion", "response", "output", "answer", "chosen", "rejected", "rejected_messages"),
+)
+_WRAPPED = ("messages", "conversations")
+_PAIRS = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
+# A turn's first key, in JSON or in Python's notation
+_BEGINS = re.compile(r"""\s*(?:\[\s*)?\{\s*(["'])(?:role|from|content|value|messages|conversations)\1\s*:""")
+_KEY = re.compile(r"""(["'])(role|from|content|value|tool_calls)\1\s*:""")
 
 
 def with_listed(turns: Cell, row: Row, column: str) -> Cell:
@@ -69,12 +81,13 @@ def with_listed(turns: Cell, row: Row, column: str) -> Cell:
         if len(values) != len(turns):
             raise RowError("turn_weight", f"'{name}' has {len(values)} items beside {len(turns)} turns")
         key = name if name in READ else WEIGHTS[0]
-        made: list[Cell] = []
         for number, (turn, value) in enumerate(zip(turns, values, strict=True), 1):
             if isinstance(turn, Mapping) and turn.get(key, value) not in (value, None):
                 raise RowError("turn_weight", f"turn {number}: it and the row's '{name}' disagree")
-            made.append({**turn, key: value} if isinstance(turn, Mapping) else turn)
-        turns = made
+        turns = [
+            {**turn, key: value} if isinstance(turn, Mapping) else turn
+            for turn, value in zip(turns, values, strict=True)
+        ]
     return turns
 
 
@@ -87,19 +100,20 @@ def turns_of(turns: Cell, role_key: str, text_key: str) -> list[Message]:
     messages: list[Message] = []
     for number, turn in enumerate(turns, 1):
         if not isinstance(turn, Mapping):
-            what = f"turn {number} is {kind_of_value(turn)}, not an object with '{role_key}' and '{text_key}'"
-            raise RowError("bad_messages", what)
-        called = any(not is_empty(turn.get(name)) for name in ("tool_calls", "function_call"))
+            raise RowError(
+                "bad_messages",
+                f"turn {number} is {kind_of_value(turn)}, not an object with '{role_key}' and '{text_key}'",
+            )
+        called = any(not is_empty(turn.get(name)) for name in CALL_FIELDS)
         if role_key not in turn or not (text_key in turn or called):
             keys = ", ".join(turn)[:60] or "nothing"
-            what = f"turn {number} has no '{role_key}' and '{text_key}' (it has {keys})"
-            raise RowError("bad_messages", what)
+            raise RowError(
+                "bad_messages", f"turn {number} has no '{role_key}' and '{text_key}' (it has {keys})"
+            )
         if is_struct_of_lists(turn):
             raise RowError("bad_messages", f"{kind_of_value(turn)} instead of a list of turns")
-        named = str(turn[role_key])
-        role = ROLE_NAMES.get(named)
-        if role is None:
-            raise RowError("unknown_role", f"turn {number}: '{named}'")
+        if (role := ROLE_NAMES.get(str(turn[role_key]))) is None:
+            raise RowError("unknown_role", f"turn {number}: '{turn[role_key]!s}'")
         message = _turn(turn, role, text_key, number)
         # The model writes its text and its calls in one turn, also where the row gives them as several; a
         # turn of calls that says more of itself (its loss, reasoning) stays one.
@@ -149,32 +163,24 @@ def turns_or_text(value: Cell, name: str, role: str) -> list[Message]:
 
 def _turn(turn: Row, role: str, text_key: str, number: int) -> Message:
     content, thought = _content(turn.get(text_key), text_key)
+    message: Message = {"role": role, "content": content}
     if role == CALL:
-        message: Message = {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": calls_of(parsed(content), number),
-        }
-    else:
-        message = {"role": role, "content": content}
+        calls = calls_of(parsed(content), number)
+        message = {"role": "assistant", "content": "", "tool_calls": calls}
     written = next((name for name in REASONING if not is_empty(turn.get(name))), None)
     if written is not None and not thought.strip():
         thought = as_text(turn[written], written)
     if thought.strip():
         message["reasoning_content"] = thought
-    given = next((turn[k] for k in ("tool_calls", "function_call") if not is_empty(turn.get(k))), None)
-    if given is not None:
+    field = next((name for name in CALL_FIELDS if not is_empty(turn.get(name))), None)
+    if field is not None:
         if role == CALL:
             raise RowError("bad_tool_call", f"turn {number} has calls in its text and in a field")
-        message["tool_calls"] = calls_of(parsed(given), number)
-    for key in ("name", "tool_call_id"):
-        if is_empty(turn.get(key)):
-            continue
-        text = as_text(turn[key], key)
-        if key == "name":
-            message["name"] = text
-        else:
-            message["tool_call_id"] = text
+        message["tool_calls"] = calls_of(parsed(turn[field]), number)
+    if not is_empty(turn.get("name")):
+        message["name"] = as_text(turn["name"], "name")
+    if not is_empty(turn.get("tool_call_id")):
+        message["tool_call_id"] = as_text(turn["tool_call_id"], "tool_call_id")
     trained = _trained(turn, message["role"], number)
     if trained is not None:
         message["trained"] = trained
@@ -185,14 +191,10 @@ def _content(value: Cell, name: str) -> tuple[str, str]:
     """Return (text, reasoning) of a turn's content; parts of type ``thinking`` are its reasoning."""
     if not isinstance(value, list):
         return as_text(value, name), ""
-    thoughts: list[str] = []
-    others: list[Cell] = []
-    for part in value:
-        if isinstance(part, Mapping) and part.get("type") in REASONING_PARTS:
-            thoughts.append(as_text(thought_in(part)[1], name))
-        else:
-            others.append(part)
-    return as_text(others, name) if others else "", "\n".join(thoughts)
+    thoughts = [part for part in value if isinstance(part, Mapping) and part.get("type") in REASONING_PARTS]
+    others = [part for part in value if part not in thoughts]
+    thought = "\n".join(as_text(thought_in(part)[1], name) for part in thoughts)
+    return as_text(others, name) if others else "", thought
 
 
 def thought_in(part: Row) -> tuple[str, Cell]:
@@ -202,7 +204,7 @@ def thought_in(part: Row) -> tuple[str, Cell]:
 
 def _trained(turn: Row, role: str, number: int) -> bool | None:
     """Return whether the turn says that it has loss; None if it does not say."""
-    found: dict[bool, str] = {}
+    fields: dict[bool, str] = {}  # the last field that says so
     for name in (*WEIGHTS, *TRAINS):
         value = turn.get(name)
         if is_empty(value):
@@ -210,10 +212,10 @@ def _trained(turn: Row, role: str, number: int) -> bool | None:
         if not isinstance(value, (bool, int, float)) or value not in (0, 1):  # True is 1, false 0
             raise RowError("turn_weight", f"turn {number}: '{name}' is {str(value)[:20]}")
         if role == "assistant" or not value or name in TRAINS:
-            found[bool(value)] = name
-    if len(found) > 1:
-        raise RowError("turn_weight", f"turn {number}: '{found[True]}' and '{found[False]}' disagree")
-    return next(iter(found), None)
+            fields[bool(value)] = name
+    if len(fields) > 1:
+        raise RowError("turn_weight", f"turn {number}: '{fields[True]}' and '{fields[False]}' disagree")
+    return next(iter(fields), None)
 
 
 def is_answer(turn: Cell) -> bool:
@@ -227,18 +229,15 @@ def says_something(message: Message) -> bool:
     return bool(message["content"].strip() or message.get("tool_calls") or message.get("reasoning_content"))
 
 
-_ARGUMENTS = ("arguments", "parameters")
-
-
 def parsed(value: Cell) -> Cell:
     """Return the JSON in a text, other values as they are. Raises RowError."""
     if not isinstance(value, str):
         return value
     try:
-        found: Cell = json.loads(value)
+        content: Cell = json.loads(value)
     except (ValueError, RecursionError) as error:
         raise RowError("bad_tool_call", f"{value.strip()[:60]!r} is not JSON") from error
-    return found
+    return content
 
 
 def calls_of(value: Cell, number: int) -> list[JsonObject]:
@@ -253,72 +252,59 @@ def calls_of(value: Cell, number: int) -> list[JsonObject]:
         function = parsed(call.get("function", call))
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RowError("bad_tool_call", f"turn {number}: a call has no name")
-        arguments = as_json(function.get(_given(function), {}), "arguments")
-        made: JsonObject = {
+        arguments = as_json(function.get(_arguments_field(function), {}), "arguments")
+        plain: JsonObject = {
             "name": str(function["name"]),
             "arguments": {} if arguments is None else arguments,
         }
-        one: JsonObject = {"type": "function", "function": made}
-        if call.get("id"):
-            one["id"] = as_text(call["id"], "id")
-        calls.append(one)
+        written: JsonObject = {"id": as_text(call["id"], "id")} if call.get("id") else {}
+        calls.append({"type": "function", "function": plain, **written})
     return calls
 
 
 def unread_in_calls(value: Cell) -> Iterator[str]:
     """Yield the fields of calls, as ``[].function.strict``, that ``calls_of`` does not read."""
     try:
-        found = parsed(value)
-        for item in found if isinstance(found, list) else [found]:
-            call = parsed(item)
-            if isinstance(call, Mapping):
-                function = parsed(call.get("function", call))
-                inside = function if isinstance(function, Mapping) else {}
-                own = ("function",) if "function" in call else ("name", _given(inside))
-                typed = call.get("type") in (None, "function")
-                yield from _others(call, (*own, "id", *(("type",) if typed else ())), "[]")
-                if "function" in call:
-                    yield from _others(inside, ("name", _given(inside)), "[].function")
+        content = parsed(value)
+        calls = [parsed(item) for item in (content if isinstance(content, list) else [content])]
+        for call in (call for call in calls if isinstance(call, Mapping)):
+            function = parsed(call.get("function", call))
+            inside = function if isinstance(function, Mapping) else {}
+            fields = ("name", _arguments_field(inside))
+            read = ("id", *(("type",) if call.get("type") in (None, "function") else ()))
+            if "function" in call:
+                yield from (f"[].{name}" for name in _full(call, ("function", *read)))
+                yield from (f"[].function.{name}" for name in _full(inside, fields))
+            else:
+                yield from (f"[].{name}" for name in _full(call, (*fields, *read)))
     except RowError:  # a row whose calls cannot be read is refused
         return
 
 
-def _given(function: Mapping[str, Cell]) -> str:
+def _arguments_field(function: Mapping[str, Cell]) -> str:
     """Return the field with the arguments: of both, the first that says something."""
     return next((name for name in _ARGUMENTS if not is_empty(function.get(name))), _ARGUMENTS[0])
 
 
-def _others(fields: Mapping[str, Cell], read: tuple[str, ...], place: str) -> Iterator[str]:
-    yield from (
-        f"{place}.{name}" for name, value in fields.items() if name not in read and not is_empty(value)
-    )
-
-
-#: Columns whose text may be turns.
-_COLUMNS = (
-    *("messages", "conversations", "prompt", "question", "query", "problem", "instruction"),
-    *("completion", "response", "output", "answer", "chosen", "rejected", "rejected_messages"),
-)
-_WRAPPED = ("messages", "conversations")
-_PAIRS = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
-_BEGINS = re.compile(r"""\s*(?:\[\s*)?\{\s*(["'])(?:role|from|content|value|messages|conversations)\1\s*:""")
-_KEY = re.compile(r"""(["'])(role|from|content|value|tool_calls)\1\s*:""")
+def _full(fields: Mapping[str, Cell], read: tuple[str, ...]) -> list[str]:
+    """Return the fields that say something, without those that are ``read``."""
+    return [name for name, value in fields.items() if name not in read and not is_empty(value)]
 
 
 def parsed_turns(rows: Iterable[RawRow], mapping: Mapping[str, str]) -> Iterator[RawRow]:
     """Yield the rows with turns in place of texts that are turns; one that begins so and is none is named."""
     names = (*_COLUMNS, *mapping.values())
     for row in rows:
-        found: dict[str, Cell] = {}
+        if row.value is None:
+            yield row
+            continue
         try:
-            for name in names:
-                value = _parsed(name, row.value.get(name)) if row.value is not None else None
-                if value is not None:
-                    found[name] = value
+            turns = {name: _parsed(name, row.value.get(name)) for name in names}
         except RowError as error:
             yield row._replace(value=None, reason=error.reason, detail=error.detail)
             continue
-        yield row if row.value is None or not found else row._replace(value={**row.value, **found})
+        turns = {name: value for name, value in turns.items() if value is not None}
+        yield row._replace(value={**row.value, **turns}) if turns else row
 
 
 def _parsed(name: str, value: Cell) -> Cell:
@@ -332,18 +318,22 @@ def _parsed(name: str, value: Cell) -> Cell:
             if not any(pair <= keys for pair in _PAIRS):
                 return None  # an answer that begins with an object of its own: {"value": 5} …
             python = " (it is Python's notation; write JSON)" if quote[1] == "'" else ""
-            what = f"'{name}' is a text that begins like turns and is not JSON{python}: {value[:40]!r}"
-            raise RowError("bad_messages", what) from error
+            raise RowError(
+                "bad_messages",
+                f"'{name}' is a text that begins like turns and is not JSON{python}: {value[:40]!r}",
+            ) from error
     for key in _WRAPPED:
         if isinstance(read, Mapping) and _are_turns(read.get(key)):
-            what = f"'{name}' is an object with '{key}': write that list as '{name}', and tools as 'tools'"
-            raise RowError("bad_messages", what)
+            raise RowError(
+                "bad_messages",
+                f"'{name}' is an object with '{key}': write that list as '{name}', and tools as 'tools'",
+            )
     return read if read is not value and _are_turns(read if isinstance(read, list) else [read]) else None
 
 
 def _are_turns(value: Cell) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_turn, value))
-
-
-def _is_turn(value: Cell) -> bool:
-    return isinstance(value, Mapping) and any(keys <= set(value) for keys in _PAIRS)
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(turn, Mapping) and any(keys <= set(turn) for keys in _PAIRS) for turn in value)
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TypedDict
 
 from paceline.core.diagnostics import Code, Diagnostic, Severity
@@ -210,10 +210,10 @@ class Problem:
     detail: str = ""
     also: tuple[tuple[str, str], ...] = ()
 
-    def each(self) -> Iterator[Problem]:
-        """Yield every reason as a Problem of its own."""
-        yield replace(self, also=())
-        yield from (Problem(reason, self.where, detail) for reason, detail in self.also)
+    def each(self) -> Iterator[tuple[str, str, str]]:
+        """Yield (reason, where, detail) of every reason."""
+        yield self.reason, self.where, self.detail
+        yield from ((reason, self.where, detail) for reason, detail in self.also)
 
 
 @dataclass
@@ -238,6 +238,14 @@ class Tally:
     def first_place(self) -> str:
         """``file:line`` of the first row."""
         return self.examples[0].partition(": ")[0] if self.examples else ""
+
+
+def tallies(problems: Iterable[tuple[str, str, str]]) -> dict[str, Tally]:
+    """Count problems (reason, where, detail) by their reasons."""
+    counts: dict[str, Tally] = {}
+    for reason, where, detail in problems:
+        counts.setdefault(reason, Tally()).add(where, detail)
+    return counts
 
 
 class TallyJson(TypedDict):
@@ -298,32 +306,32 @@ class PrepareCounts:
         """Return warnings for skipped and truncated rows."""
         return [
             _finding(
-                r, t, "skipped", Severity.NOTE if r == CONVERTED_AWAY else Severity.WARNING, self.rows_read
+                reason,
+                tally,
+                verb,
+                Severity.NOTE if reason == CONVERTED_AWAY else Severity.WARNING,
+                self.rows_read,
             )
-            for r, t in self.skipped.items()
-        ] + [_finding(r, t, "truncated", Severity.WARNING, self.rows_read) for r, t in self.truncated.items()]
+            for verb, counts in (("skipped", self.skipped), ("truncated", self.truncated))
+            for reason, tally in counts.items()
+        ]
 
     def to_json(self) -> JsonObject:
         """Return plain JSON types, in the form of ``CountsJson``."""
-        plain: JsonObject = {k: v for k, v in self.__dict__.items() if k not in ("skipped", "truncated")}
-        for kind in ("skipped", "truncated"):
-            plain[kind] = {
-                r: {"count": t.count, "examples": t.examples} for r, t in getattr(self, kind).items()
-            }
-        return plain
+        return asdict(self)
 
     @staticmethod
     def from_json(data: CountsJson) -> PrepareCounts:
         """The inverse of ``to_json``."""
-        kinds = {
-            kind: {r: Tally(t["count"], list(t["examples"])) for r, t in tallies.items()}
-            for kind, tallies in (("skipped", data["skipped"]), ("truncated", data["truncated"]))
-        }
+        skipped, truncated = (
+            {reason: Tally(tally["count"], list(tally["examples"])) for reason, tally in counts.items()}
+            for counts in (data["skipped"], data["truncated"])
+        )
         return PrepareCounts(
             data["rows_read"],
             data["rows_used"],
-            kinds["skipped"],
-            kinds["truncated"],
+            skipped,
+            truncated,
             data["train_documents"],
             data["eval_documents"],
             data["tokens"],
@@ -363,9 +371,7 @@ def refusal(problems: Mapping[str, Tally], rows_read: int, of: str = "") -> tupl
 
 def left_out(problems: Mapping[str, Tally], rows_read: int) -> tuple[Diagnostic, ...]:
     """Return one error per reason why rows were skipped, for when no row is left."""
-    return tuple(
-        _finding(reason, tally, "skipped", Severity.ERROR, rows_read) for reason, tally in problems.items()
-    )
+    return tuple(_finding(r, tally, "skipped", Severity.ERROR, rows_read) for r, tally in problems.items())
 
 
 def _finding(

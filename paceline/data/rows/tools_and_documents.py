@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.data.rows.formats import Example
 from paceline.data.rows.messages import Message
 from paceline.data.rows.values import Cell, Row, RowError, as_json, is_empty, is_null
@@ -29,10 +29,8 @@ def with_beside(example: Example, row: Row) -> Example:
     """Return a conversation with the row's tools, documents and template options. Raises RowError."""
     if not example.messages:
         return example
-    tools: tuple[JsonObject, ...] = ()
-    for name in TOOLS:
-        if not is_empty(row.get(name)):
-            tools = tools_of(row[name], name)
+    full = [name for name in TOOLS if not is_empty(row.get(name))]
+    tools = [tools_of(row[name], name) for name in full][-1] if full else ()
     documents = () if not is_read(DOCUMENTS, row.get(DOCUMENTS)) else _objects(row[DOCUMENTS], DOCUMENTS)
     kwargs = {} if is_empty(row.get(KWARGS)) else _kwargs(row[KWARGS])
     if not (tools or documents or kwargs):
@@ -48,32 +46,25 @@ def tools_of(value: Cell, name: str) -> tuple[JsonObject, ...]:
     Raises RowError.
     """
     tools: list[JsonObject] = []
-    for tool in _objects(value, name):
-        tool = _declared(tool)
-        wrapped = isinstance(tool.get("function"), dict)
-        function = tool["function"] if wrapped else tool
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    for tool in map(_declared, _objects(value, name)):
+        if not isinstance(tool.get("function"), dict):
+            bare = tool.get("type") != "function"
+            tool = {"function": {key: item for key, item in tool.items() if bare or key != "type"}}
+        if not isinstance(_function(tool).get("name"), str):
             raise RowError("bad_tools", f"'{name}': a tool has no name")
-        if wrapped:
-            tools.append({"type": "function", **tool})
-        elif tool.get("type") == "function":
-            tools.append({"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}})
-        else:
-            tools.append({"type": "function", "function": tool})
+        # Some data sets leave the type out
+        tools.append({"type": "function", **tool})
     return tuple(tools)
 
 
 def _objects(value: Cell, name: str) -> tuple[JsonObject, ...]:
     """Return a list of objects, given as such, as one object, or as JSON text of either."""
     parsed = _parsed(value, name)
-    items = parsed if isinstance(parsed, list) else [parsed]
-    objects: list[JsonObject] = []
-    for item in items:
-        item = _parsed(item, name)
-        if not isinstance(item, dict):
-            raise RowError("bad_tools", f"'{name}' is not a list of objects")
-        objects.append(item)
-    return tuple(objects)
+    items = [_parsed(item, name) for item in (parsed if isinstance(parsed, list) else [parsed])]
+    objects = tuple(item for item in items if isinstance(item, dict))
+    if len(objects) < len(items):
+        raise RowError("bad_tools", f"'{name}' is not a list of objects")
+    return objects
 
 
 def _kwargs(value: Cell) -> JsonObject:
@@ -95,44 +86,37 @@ def _parsed(value: Cell | Json, name: str) -> Json:
 
 def _declared(schema: JsonObject) -> JsonObject:
     """Return a schema without keys that are null, but for ``default``, and without objects of nulls alone."""
+
+    def declared(value: Json) -> Json:
+        if isinstance(value, list):
+            return [declared(item) for item in value]
+        return _declared(value) if isinstance(value, dict) else value
+
     return {
-        key: _declared_in(item)
+        key: declared(item)
         for key, item in schema.items()
         if not is_null(item) or (item is None and key == "default")
     }
 
 
-def _declared_in(item: Json) -> Json:
-    if isinstance(item, list):
-        return [_declared_in(one) for one in item]
-    return _declared(item) if isinstance(item, dict) else item
-
-
 def _without_filled(message: Message, tools: tuple[JsonObject, ...]) -> Message:
     """Leave out null arguments that the called tool does not have: a table's schema put them there."""
-    calls = message.get("tool_calls")
-    if not calls:
+    if not message.get("tool_calls"):
         return message
-    known = {str(function.get("name")): _properties(function) for function in map(_function, tools)}
-    return {**message, "tool_calls": [_call_without(call, known) for call in calls]}
+    parameters = {str(function.get("name")): function.get("parameters") for function in map(_function, tools)}
+    calls: list[JsonObject] = []
+    for call in message["tool_calls"]:
+        function = _function(call)
+        arguments, name = function["arguments"], str(function["name"])
+        if isinstance(arguments, dict) and name in parameters:
+            properties = as_object(as_object(parameters[name]).get("properties"))
+            kept = {key: item for key, item in arguments.items() if item is not None or key in properties}
+            call = {**call, "function": {**function, "arguments": kept}}
+        calls.append(call)
+    return {**message, "tool_calls": calls}
 
 
 def _function(tool: JsonObject) -> JsonObject:
     function = tool["function"]
     assert isinstance(function, dict)
     return function
-
-
-def _properties(function: JsonObject) -> frozenset[str]:
-    parameters = function.get("parameters")
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    return frozenset(properties) if isinstance(properties, Mapping) else frozenset()
-
-
-def _call_without(call: JsonObject, known: Mapping[str, frozenset[str]]) -> JsonObject:
-    function = _function(call)
-    arguments, name = function["arguments"], str(function["name"])
-    if not isinstance(arguments, dict) or name not in known:
-        return call
-    kept = {key: item for key, item in arguments.items() if item is not None or key in known[name]}
-    return {**call, "function": {**function, "arguments": kept}}

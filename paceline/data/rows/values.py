@@ -94,16 +94,16 @@ def as_text(value: Cell, name: str) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         raise RowError("not_finite", f"'{name}' is {value}")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return _digits(value, name)
-    if (
-        isinstance(value, list)
-        and value
-        and all(
-            isinstance(p, Mapping) and p.get("type") == "text" and isinstance(p.get("text"), str)
-            for p in value
-        )
-    ):
-        return as_text("".join(part["text"] for part in value), name)
+        try:
+            return str(value)
+        except ValueError as exc:  # Python formats integers of at most 4,300 digits
+            raise RowError("not_text", f"'{name}' is a number with more digits than can be written") from exc
+    parts = [part for part in value if isinstance(part, Mapping)] if isinstance(value, list) else []
+    texts = [
+        text for part in parts if part.get("type") == "text" and isinstance(text := part.get("text"), str)
+    ]
+    if texts and isinstance(value, list) and len(texts) == len(value):
+        return as_text("".join(texts), name)
     raise RowError("not_text", f"'{name}' is {type(value).__name__}")
 
 
@@ -122,13 +122,6 @@ def as_json(value: Cell, name: str) -> Json:
     if isinstance(value, (list, tuple)):
         return [as_json(item, name) for item in value]
     raise RowError("not_text", f"'{name}' is {type(value).__name__}")
-
-
-def _digits(value: float, name: str) -> str:
-    try:
-        return str(value)
-    except ValueError as exc:  # Python formats integers of at most 4,300 digits
-        raise RowError("not_text", f"'{name}' is a number with more digits than can be written") from exc
 
 
 def _is_unicode(text: str) -> bool:

@@ -85,6 +85,7 @@ def _zstd(stream: BinaryIO) -> io.BufferedReader:
     return _buffered(pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd"))
 
 
+# Read as streams: nothing is unpacked onto a disk
 _UNPACK: Mapping[str, Callable[[BinaryIO], io.BufferedReader]] = {
     ".gz": lambda stream: _buffered(gzip.GzipFile(fileobj=stream)),
     ".xz": lambda stream: _buffered(lzma.LZMAFile(stream)),  # noqa: SIM115
@@ -100,8 +101,13 @@ def reading(file: Path) -> Iterator[None]:
         yield
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         if not is_packed(file) or getattr(error, "errno", None) is not None:
-            found = getattr(error, "strerror", None) or str(error)
-            raise DataError(codes.DATA_UNREADABLE("the file cannot be read", str(file), found)) from error
-        what = "the compressed file is damaged, truncated, or not what its name says"
-        hint = "copy or download it again"
-        raise DataError(codes.DATA_UNREADABLE(what, str(file), str(error)[:160], hint)) from error
+            reason = getattr(error, "strerror", None) or str(error)
+            raise DataError(codes.DATA_UNREADABLE("the file cannot be read", str(file), reason)) from error
+        raise DataError(
+            codes.DATA_UNREADABLE(
+                "the compressed file is damaged, truncated, or not what its name says",
+                str(file),
+                str(error)[:160],
+                "copy or download it again",
+            )
+        ) from error

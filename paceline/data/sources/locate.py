@@ -11,11 +11,12 @@ from paceline.core.errors import DataError
 from paceline.core.files import no_file
 from paceline.data import codes
 from paceline.data.sources.file_kinds import kind_of
-from paceline.data.sources.split_files import readable, split_files
+from paceline.data.sources.split_files import readable, shortened, split_files
 from paceline.rules import codes as rules_codes
 
 SAVED = ("dataset_dict.json", "state.json")  # files that mark a folder of ``datasets.save_to_disk``
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # module:function
+# Name or owner/name
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
 
@@ -44,23 +45,14 @@ def locate(path: str, split: str, name: str | None = None) -> Located:
         exists = local.exists()
     except OSError as exc:
         raise DataError(codes.DATA_UNREADABLE("the data cannot be inspected", path, str(exc))) from exc
-    if exists:
-        if local.is_dir():
-            return _folder(local, split, name)
-        if name is not None:
-            raise _no_config(path, name, "a file")
-        _check_whole(path, split, "a file")
-        return Located("files", (_known(local),))
-    if _OWN.fullmatch(path):
-        if name is not None:
-            raise _no_config(path, name, "a function")
-        _check_whole(path, split, "a function")
-        return Located("own", own=path)
-    if _looks_local(path):
+    if exists and local.is_dir():
+        return _folder(local, split, name)
+    if exists or _OWN.fullmatch(path):
+        _check_whole(path, split, name, "a file" if exists else "a function")
+        return Located("files", (_readable(local),)) if exists else Located("own", own=path)
+    if _looks_local(path) or not _HUB_NAME.match(path):
         raise DataError(_not_there(local, path))
-    if _HUB_NAME.match(path):
-        return Located("hub", hub=path, hub_config=name)
-    raise DataError(_not_there(local, path))
+    return Located("hub", hub=path, hub_config=name)
 
 
 def is_own(path: str) -> bool:
@@ -79,20 +71,17 @@ def _looks_local(path: str) -> bool:
 
 def _not_there(local: Path, path: str) -> Diagnostic:
     beside = sorted(p.name for p in local.parent.iterdir() if kind_of(p))[:8] if local.parent.is_dir() else []
-    found = (
-        f"in {local.parent}: {', '.join(beside) or 'no data files'}"
-        if local.parent.is_dir()
-        else f"there is no folder {local.parent}"
-    )
     return rules_codes.DATA_MISSING(
         "there is no such file or folder",
         path,
-        found,
+        f"in {local.parent}: {', '.join(beside) or 'no data files'}"
+        if local.parent.is_dir()
+        else f"there is no folder {local.parent}",
         "give the path of a file or a folder, or a name on the hub (owner/name)",
     )
 
 
-def _known(file: Path) -> Path:
+def _readable(file: Path) -> Path:
     if kind := no_file(file):
         raise DataError(
             codes.DATA_UNREADABLE(
@@ -114,28 +103,35 @@ def _folder(folder: Path, split: str, name: str | None) -> Located:
         if name is not None:
             raise _no_config(folder, name, "a folder of save_to_disk")
         return Located("saved", folder=folder)
-    found = split_files(folder, split, name)
-    left = [str(path.relative_to(folder)) for path in found.left]
-    note = (
-        f"skipped (another split, or not a data file): {', '.join(left[:8])}"
-        + (f" and {len(left) - 8} more" if len(left) > 8 else "")
-        if left
-        else ""
-    )
-    return Located("files", found.files, note=note)
+    files, left = split_files(folder, split, name)
+    note = f"skipped (another split, or not a data file): {shortened(left)}" if left else ""
+    return Located("files", tuple(folder / path for path in files), note=note)
 
 
-def _check_whole(path: str, split: str, what: str) -> None:
-    """Refuse a split of what has but one, as ``datasets`` calls it: ``train``. Raises DataError."""
+def _check_whole(path: str, split: str, name: str | None, kind: str) -> None:
+    """Refuse a configuration, and a split of what has but one, as ``datasets`` calls it: ``train``.
+
+    Raises DataError.
+    """
+    if name is not None:
+        raise _no_config(path, name, kind)
     if split != "train":
-        hint = "remove split:; max_rows: N takes the first N rows, data.validation_split holds rows out"
         raise DataError(
-            codes.DATA_SPLIT_MISSING(f"{what} has the split train alone", path, f"split: {split}", hint)
+            codes.DATA_SPLIT_MISSING(
+                f"{kind} has the split train alone",
+                path,
+                f"split: {split}",
+                "remove split:; max_rows: N takes the first N rows, data.validation_split holds rows out",
+            )
         )
 
 
-def _no_config(path: Path | str, name: str, what: str) -> DataError:
-    hint = "remove name: (it chooses a configuration of a folder with a README, or of a hub data set)"
+def _no_config(path: Path | str, name: str, kind: str) -> DataError:
     return DataError(
-        codes.DATA_CONFIG_NAME(f"{what} has no configurations", str(path), f"name: {name}", hint)
+        codes.DATA_CONFIG_NAME(
+            f"{kind} has no configurations",
+            str(path),
+            f"name: {name}",
+            "remove name: (it chooses a configuration of a folder with a README, or of a hub data set)",
+        )
     )

@@ -39,25 +39,32 @@ def objects_over_lines(file: Path) -> Diagnostic | None:
     after = text[end:].lstrip()[:1]
     if not isinstance(value, dict) or "\n" not in text[:end] or after not in ("{", ",", ""):
         return None
-    hint = f"write one object per line: jq -c . {file.name} > rows.jsonl"
+    remedy = f"write one object per line: jq -c . {file.name} > rows.jsonl"
     if after == ",":
-        hint = "write [ before the first object and ] after the last (.json)"
-    what = (
+        remedy = "write [ before the first object and ] after the last (.json)"
+    message = (
         "objects stand one after the other, each over several lines; a line, or an object of a list, is a row"
     )
-    return codes.DATA_NOT_JSON(what, f"{file}:1", f"keys {', '.join(list(value)[:8])}", hint)
+    return codes.DATA_NOT_JSON(message, f"{file}:1", f"keys {', '.join(list(value)[:8])}", remedy)
+
+
+_CSV_COMPLAINTS = {  # what Python's csv says -> what is wrong, and how to write it
+    "expected after": (
+        "a quote stands within a value in quotes, and is not doubled",
+        'write it twice: "she said ""yes"" and left"',
+    ),
+    "unexpected end of data": (
+        "a value begins with a quote, and no quote ends it",
+        "end the value with a quote, or remove the first",
+    ),
+    "": ("the file is not CSV", "quote values that contain commas or line breaks, or use JSONL or Parquet"),
+}
 
 
 def wrong_csv(where: str, complaint: str) -> Diagnostic:
     """Return the finding about a record of a CSV file that Python's csv refuses with ``complaint``."""
-    if "expected after" in complaint:
-        what = "a quote stands within a value in quotes, and is not doubled"
-        return codes.DATA_NOT_CSV(what, where, complaint, 'write it twice: "she said ""yes"" and left"')
-    if "unexpected end of data" in complaint:
-        what = "a value begins with a quote, and no quote ends it"
-        return codes.DATA_NOT_CSV(what, where, complaint, "end the value with a quote, or remove the first")
-    hint = "quote values that contain commas or line breaks, or use JSONL or Parquet"
-    return codes.DATA_NOT_CSV("the file is not CSV", where, complaint, hint)
+    message, remedy = next(texts for words, texts in _CSV_COMPLAINTS.items() if words in complaint)
+    return codes.DATA_NOT_CSV(message, where, complaint, remedy)
 
 
 def disguised(file: Path) -> Diagnostic | None:
@@ -85,8 +92,8 @@ def _kind(start: str) -> tuple[str, str] | None:
     """Return (suffix, name) of the format that a text beginning like this has; None if it is plain text."""
     text = start.lstrip()
     lines = [line for line in start.splitlines() if line.strip()]
-    whole = lines[:_LINES] if len(start) < _START else lines[:-1][:_LINES]  # the last may be incomplete
-    if whole and all(_is_object(line) for line in whole):
+    complete = lines[:_LINES] if len(start) < _START else lines[:-1][:_LINES]  # the last may be incomplete
+    if complete and all(_is_object(line) for line in complete):
         return "jsonl", "JSON lines"
     if re.match(r'\[\s*(\{\s*"|\])', text) or re.match(r'\{\s*\n\s*"[^"\n]*"\s*:', text):
         return "json", "JSON"

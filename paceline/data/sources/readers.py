@@ -9,7 +9,8 @@ import codecs
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -32,22 +33,21 @@ if TYPE_CHECKING:
 
 MAX_LINE = 1 << 26  # characters of one row
 MAX_LIST = 1 << 32  # characters of a compressed JSON list, whose size its file does not tell
+_BATCH_ROWS = 1024  # of tables: few enough that their objects fit into a CPU's cache
 _GIVE_UP_AFTER = 20  # consecutive unreadable lines at the start of a file: it is not JSONL
 
 
 def read_rows(located: Located, split: str) -> Iterator[RawRow]:
     """Yield all rows of a data set, in order. Raises DataError for a file that cannot be read at all."""
-    if (wrong := pointers(_stored_files(located))) is not None:
+    saved = located.folder if located.kind == "saved" else None
+    if (wrong := pointers(saved.rglob("*.arrow") if saved else located.files)) is not None:
         raise DataError(wrong)
-    if located.kind == "saved":
-        yield from _saved(located.folder or Path(), split)
-        return
-    if located.kind == "own":
+    if saved:
+        yield from _saved(saved, split)
+    elif located.kind == "own":
         yield from own_rows(located.own)
-        return
-    if located.kind == "hub":
+    elif located.kind == "hub":
         yield from _records(load_hub(located, split), located.hub)
-        return
     before = 0
     for file in located.files:
         with reading(file):
@@ -55,10 +55,6 @@ def read_rows(located: Located, split: str) -> Iterator[RawRow]:
                 # How far a compressed file is read is known at its end.
                 yield row._replace(consumed=before + (0 if is_packed(file) else row.consumed))
         before += file.stat().st_size
-
-
-def _stored_files(located: Located) -> Iterable[Path]:
-    return located.folder.rglob("*.arrow") if located.kind == "saved" and located.folder else located.files
 
 
 def total_bytes(located: Located) -> int:
@@ -104,10 +100,10 @@ def _lines(file: Path) -> Iterator[tuple[int, str, int]]:
     with _open(file) as stream:
         try:
             for number, line in enumerate(iter(partial(stream.readline, MAX_LINE), ""), 1):  # noqa: B007
+                # A longer line would come in pieces, and each be a row of its own
                 if len(line) == MAX_LINE:
                     raise DataError(_too_large(file, number))
-                if "\0" in line:
-                    raise DataError(_binary(file, number))
+                _check_text(line, file, number)
                 consumed += len(line)
                 if line.strip():
                     yield number, line, consumed
@@ -121,11 +117,17 @@ def _too_large(file: Path, line: int) -> Diagnostic:
     )
 
 
-def _binary(file: Path, line: int) -> Diagnostic:
-    found = "a NUL character: the file is binary, or UTF-16"
-    return codes.DATA_NOT_UTF8(
-        "the file is not UTF-8 text", f"{file}:{line}", found, f"iconv -f UTF-16 -t UTF-8 {file.name} > NEW"
-    )
+def _check_text(text: str, file: Path, line: int) -> None:
+    """Raise DataError for a NUL character, which no text has."""
+    if "\0" in text:
+        raise DataError(
+            codes.DATA_NOT_UTF8(
+                "the file is not UTF-8 text",
+                f"{file}:{line}",
+                "a NUL character: the file is binary, or UTF-16",
+                f"iconv -f UTF-16 -t UTF-8 {file.name} > NEW",
+            )
+        )
 
 
 def _jsonl(file: Path) -> Iterator[RawRow]:
@@ -148,9 +150,26 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
             yield RawRow(None, where, "bad_json", f"{_complaint(exc)}: {line.strip()[:60]!r}", consumed)
             continue
         if len(head) == 1 and (key := _nested(value)):
-            raise DataError(_in_a_list(file, number, key))
+            raise DataError(
+                codes.DATA_NOT_A_LIST(
+                    f"the rows stand in a list '{key}' within one object; a line, or an object of a list,"
+                    " is a row",
+                    where,
+                    f"keys {key}",
+                    _unnest(file, key),
+                )
+            )
         if good == 0 and isinstance(value, dict) and (orient := frame_orientation(value)):
-            raise DataError(_frame(file, number, value, orient))
+            read = f"pandas.read_json('{file.name}', orient='{orient}')"
+            raise DataError(
+                codes.DATA_NOT_A_LIST(
+                    "the file is one table, as pandas' to_json writes it; a line, or an object of a list,"
+                    " is a row",
+                    where,
+                    f"keys {', '.join(islice(value, 8))}",
+                    f"write it anew: {read}.to_json('rows.jsonl', orient='records', lines=True)",
+                )
+            )
         good += 1
         yield _row(value, where, consumed)
     if good == 0 and bad:
@@ -159,20 +178,19 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
 
 def _no_line_is_json(file: Path, lines: int, first: str) -> Diagnostic:
     """Return the finding about a file whose first lines are no JSON; ``first``: the first, and why."""
-    hint = "write one JSON object per line (.jsonl), or a list of objects (.json)"
-    if (over := objects_over_lines(file)) is not None:
-        return over
-    return codes.DATA_NOT_JSON(
-        "no line of the file is JSON", f"{file}:1", f"{lines} lines, none readable: {first}", hint
+    return objects_over_lines(file) or codes.DATA_NOT_JSON(
+        "no line of the file is JSON",
+        f"{file}:1",
+        f"{lines} lines, none readable: {first}",
+        "write one JSON object per line (.jsonl), or a list of objects (.json)",
     )
 
 
 def _is_json(line: str) -> bool:
-    try:
+    with suppress(ValueError, RecursionError):
         parse_row(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _nested(value: Cell) -> str:
@@ -183,18 +201,6 @@ def _nested(value: Cell) -> str:
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) and row for row in rows):
         return ""
     return key if not any({"role", "from"} & set(row) for row in rows) else ""
-
-
-def _frame(file: Path, line: int, keys: Iterable[str], orient: str) -> Diagnostic:
-    what = "the file is one table, as pandas' to_json writes it; a line, or an object of a list, is a row"
-    read = f"pandas.read_json('{file.name}', orient='{orient}')"
-    hint = f"write it anew: {read}.to_json('rows.jsonl', orient='records', lines=True)"
-    return codes.DATA_NOT_A_LIST(what, f"{file}:{line}", f"keys {', '.join(islice(keys, 8))}", hint)
-
-
-def _in_a_list(file: Path, line: int, key: str) -> Diagnostic:
-    what = f"the rows stand in a list '{key}' within one object; a line, or an object of a list, is a row"
-    return codes.DATA_NOT_A_LIST(what, f"{file}:{line}", f"keys {key}", _unnest(file, key))
 
 
 def _unnest(file: Path, key: str) -> str:
@@ -214,11 +220,11 @@ def _row(value: Cell, where: str, consumed: int) -> RawRow:
     return RawRow(value, where, consumed=consumed)
 
 
-def _not_json(file: Path, line: int, found: str, exc: Exception) -> Diagnostic:
+def _not_json(file: Path, line: int, shown: str, exc: Exception) -> Diagnostic:
     return codes.DATA_NOT_JSON(
         "the file is not JSON",
         f"{file}:{line}",
-        f"{found} ({_complaint(exc)})",
+        f"{shown} ({_complaint(exc)})",
         "write one JSON object per line (.jsonl), or a list of objects (.json)",
     )
 
@@ -268,54 +274,45 @@ def _json_list(file: Path) -> Iterator[RawRow]:
                 raise DataError(_too_large(file, 1))
         except UnicodeDecodeError as exc:
             raise _not_utf8(file, 1 + exc.object[: exc.start].count(b"\n"), exc) from exc
-    place, counted, line = _skip(text, text.index("[") + 1), 0, 1
+    position, counted, line = _skip(text, text.index("[") + 1), 0, 1
     number, before = 0, 0  # of this object, and the line of the one before
     # One object an iteration: count lines up to it, decode it, then expect a comma or the end.
-    while text[place : place + 1] != "]":
-        line, counted = line + text.count("\n", counted, place), place
+    while text[position : position + 1] != "]":
+        line, counted = line + text.count("\n", counted, position), position
         try:
-            value, end = DECODER.raw_decode(text, place)
-            check_value(value, text[place:end])
+            value, end = DECODER.raw_decode(text, position)
+            check_value(value, text[position:end])
         except (ValueError, RecursionError) as exc:
-            at = getattr(exc, "lineno", line)
-            raise DataError(_not_json(file, at, repr(text[place : place + 60]), exc)) from exc
-        place, number = end, number + 1
-        # Several objects on a line are told apart by their number.
-        yield _row(value, f"{file}:{line}" + (f" (row {number})" if line == before else ""), place)
-        before = line
-        place = _skip(text, place)
-        if text[place : place + 1] == ",":
-            place = _skip(text, place + 1)
-        elif text[place : place + 1] != "]":
-            line += text.count("\n", counted, place)
             raise DataError(
-                _not_json(
-                    file,
-                    line,
-                    repr(text[place : place + 60]) if place < len(text) else "the end of the file",
-                    ValueError("expected ',' or ']'"),
-                )
-            )
-    rest = _skip(text, place + 1)
-    if rest < len(text):
-        raise DataError(
-            _not_json(
-                file,
-                1 + text.count("\n", 0, rest),
-                repr(text[rest : rest + 60]),
-                ValueError("text after the list"),
-            )
-        )
+                _not_json(file, getattr(exc, "lineno", line), repr(text[position : position + 60]), exc)
+            ) from exc
+        position, number = end, number + 1
+        # Several objects on a line are told apart by their number.
+        yield _row(value, f"{file}:{line}" + (f" (row {number})" if line == before else ""), position)
+        before = line
+        position = _skip(text, position)
+        if text[position : position + 1] == ",":
+            position = _skip(text, position + 1)
+        elif text[position : position + 1] != "]":
+            raise _behind_value(file, text, position, "expected ',' or ']'")
+    if (rest := _skip(text, position + 1)) < len(text):
+        raise _behind_value(file, text, rest, "text after the list")
 
 
-def _skip(text: str, place: int) -> int:
-    while place < len(text) and text[place] in " \t\r\n":
-        place += 1
-    return place
+def _behind_value(file: Path, text: str, position: int, complaint: str) -> DataError:
+    shown = repr(text[position : position + 60]) if position < len(text) else "the end of the file"
+    return DataError(_not_json(file, 1 + text.count("\n", 0, position), shown, ValueError(complaint)))
+
+
+def _skip(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
+    return position
 
 
 def _csv(file: Path, delimiter: str = ",") -> Iterator[RawRow]:
-    _plain(file)
+    _check_disguise(file)
+    # Python's own limit is 128 KiB
     csv.field_size_limit(MAX_LINE)
     with _open(file) as stream:
         reader = csv.reader(stream, strict=True, delimiter=delimiter)
@@ -330,17 +327,12 @@ def _csv(file: Path, delimiter: str = ",") -> Iterator[RawRow]:
                 if record is None:
                     return
                 consumed += sum(map(len, record)) + len(record)
-                if any("\0" in value for value in record):
-                    raise DataError(_binary(file, reader.line_num))
-                if not record:
-                    continue
-                # A record with another number of values is that row's problem.
-                if len(record) != len(header):
-                    yield RawRow(
-                        None, where, "bad_csv", f"{len(record)} values for {len(header)} columns", consumed
-                    )
-                    continue
-                yield RawRow(dict(zip(header, record, strict=True)), where, consumed=consumed)
+                _check_text("".join(record), file, reader.line_num)
+                if len(record) == len(header):
+                    yield RawRow(dict(zip(header, record, strict=True)), where, consumed=consumed)
+                elif record:  # a record with another number of values is that row's problem
+                    counts = f"{len(record)} values for {len(header)} columns"
+                    yield RawRow(None, where, "bad_csv", counts, consumed)
         except csv.Error as exc:
             raise DataError(wrong_csv(f"{file}:{reader.line_num}", str(exc))) from exc
         except UnicodeDecodeError as exc:
@@ -349,77 +341,78 @@ def _csv(file: Path, delimiter: str = ",") -> Iterator[RawRow]:
 
 def _each_once(names: Sequence[str], where: str) -> None:
     """Raise DataError for a name that two columns have: only one of them would be read."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        shown = ", ".join(name[:60] for name in names)
-        raise DataError(codes.DATA_TWO_COLUMNS(where, f"columns {shown}", name=twice[:60]))
-
-
-def _plain(file: Path) -> None:
-    """Raise DataError for a .txt or .csv file that holds another format."""
-    try:
-        found = disguised(file)
-    except OSError:
-        return  # opening the file reports the reason
-    if found is not None:
-        raise DataError(found)
+    for name in names:
+        if names.count(name) > 1:
+            columns = ", ".join(column[:60] for column in names)
+            raise DataError(codes.DATA_TWO_COLUMNS(where, f"columns {columns}", name=name[:60]))
 
 
 def _txt(file: Path) -> Iterator[RawRow]:
-    _plain(file)
+    _check_disguise(file)
     for number, line, consumed in _lines(file):
         yield RawRow({"text": line.rstrip("\r\n")}, f"{file}:{number}", consumed=consumed)
 
 
+def _check_disguise(file: Path) -> None:
+    """Raise DataError for a .txt or .csv file that holds another format."""
+    with suppress(OSError):  # opening the file reports the reason
+        if finding := disguised(file):
+            raise DataError(finding)
+
+
 def _parquet(file: Path) -> Iterator[RawRow]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    size, number = file.stat().st_size, 0
-    try:
-        with pq.ParquetFile(file) as parquet:
-            total = max(parquet.metadata.num_rows, 1)
-            _each_once(parquet.schema_arrow.names, str(file))
-            for batch in parquet.iter_batches(batch_size=1024):
-                for value in batch.to_pylist():
-                    number += 1
-                    where = f"{file}:row {number}"
-                    yield RawRow(without_filled(value), where, consumed=size * number // total)
-    except (
-        pa.ArrowException,
-        OSError,
-        ValueError,
-        OverflowError,
-    ) as exc:  # the last two: dates beyond Python's range
-        raise DataError(
-            codes.DATA_NOT_PARQUET(
-                f"{file}:row {number + 1}" if number else str(file), str(exc).split("\n")[0][:200]
-            )
-        ) from exc
+    size = file.stat().st_size
+    with _table_errors(file, codes.DATA_NOT_PARQUET) as table, pq.ParquetFile(file) as parquet:
+        total = max(parquet.metadata.num_rows, 1)
+        _each_once(parquet.schema_arrow.names, str(file))
+        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS):
+            for row in table.rows(batch.to_pylist()):
+                yield row._replace(consumed=size * table.number // total)
 
 
 def _arrow(file: Path) -> Iterator[RawRow]:
     """Read an Arrow file, or a stream as ``datasets`` writes them."""
     import pyarrow as pa
 
-    number = 0
+    with _table_errors(file, codes.DATA_NOT_ARROW) as table, open_file(file) as stream:
+        # The first bytes of a file; a stream, as datasets writes it, has none of its own
+        is_file = stream.read(6) == b"ARROW1"
+        stream.seek(0)
+        reader = pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)
+        _each_once(reader.schema.names, str(file))
+        for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
+            for start in range(0, batch.num_rows, _BATCH_ROWS):
+                yield from table.rows(batch.slice(start, _BATCH_ROWS).to_pylist())
+
+
+@dataclass
+class _TableRows:
+    """The rows of a table called ``name``, numbered from 1."""
+
+    name: str
+    number: int = 0
+
+    def rows(self, values: Iterable[dict[str, Cell]]) -> Iterator[RawRow]:
+        """Yield the next rows."""
+        for value in values:
+            self.number += 1
+            yield RawRow(without_filled(value), f"{self.name}:row {self.number}")
+
+
+@contextmanager
+def _table_errors(file: Path, code: Callable[[str, str], Diagnostic]) -> Iterator[_TableRows]:
+    """Yield the rows' counter; raise a DataError, with the row, in place of what reading a table raises."""
+    import pyarrow as pa
+
+    table = _TableRows(str(file))
     try:
-        with open_file(file) as stream:
-            begins = stream.read(6)
-            stream.seek(0)
-            reader = pa.ipc.open_file(stream) if begins == b"ARROW1" else pa.ipc.open_stream(stream)
-            _each_once(reader.schema.names, str(file))
-            batches = (
-                map(reader.get_batch, range(reader.num_record_batches)) if begins == b"ARROW1" else reader
-            )
-            for batch in batches:
-                for start in range(0, batch.num_rows, 1024):
-                    for value in batch.slice(start, 1024).to_pylist():
-                        number += 1
-                        yield RawRow(without_filled(value), f"{file}:row {number}")
+        yield table
+    # ValueError and OverflowError: dates beyond Python's range
     except (pa.ArrowException, OSError, ValueError, OverflowError) as exc:
-        where = f"{file}:row {number + 1}" if number else str(file)
-        raise DataError(codes.DATA_NOT_ARROW(where, str(exc).split("\n")[0][:200])) from exc
+        where = f"{file}:row {table.number + 1}" if table.number else str(file)
+        raise DataError(code(where, str(exc).split("\n")[0][:200])) from exc
 
 
 def _saved(folder: Path, split: str) -> Iterator[RawRow]:
@@ -430,47 +423,45 @@ def _saved(folder: Path, split: str) -> Iterator[RawRow]:
         loaded = datasets.load_from_disk(str(folder))
     except Exception as exc:  # noqa: BLE001  (the library raises many kinds; each means the same here)
         raise DataError(codes.DATA_NOT_A_DATASET(str(folder), f"{type(exc).__name__}: {exc}")) from exc
-    if isinstance(loaded, datasets.DatasetDict):
-        loaded = _pick_split(dict(loaded), split, str(folder))
-    elif split != "train":
-        what, hint = "the datasets directory has no splits", "remove split:"
-        raise DataError(codes.DATA_SPLIT_MISSING(what, str(folder), f"split: {split}", hint))
-    yield from _records(loaded, str(folder))
-
-
-def _pick_split(splits: dict[str, Dataset], split: str, where: str) -> Dataset:
-    if split not in splits:
+    splits = dict(loaded) if isinstance(loaded, datasets.DatasetDict) else None
+    if splits is None and split != "train":
+        raise DataError(
+            codes.DATA_SPLIT_MISSING(
+                "the datasets directory has no splits", str(folder), f"split: {split}", "remove split:"
+            )
+        )
+    if splits is not None and split not in splits:
         raise DataError(
             codes.DATA_SPLIT_MISSING(
                 f"there is no split '{split}'",
-                where,
+                str(folder),
                 f"splits {', '.join(splits)}",
                 f"split: {next(iter(splits))} (next to path:)",
             )
         )
-    return splits[split]
+    yield from _records(loaded if splits is None else splits[split], str(folder))
 
 
 def _records(dataset: Dataset, name: str) -> Iterator[RawRow]:
-    number = 0
-    for batch in dataset.with_format(None).iter(batch_size=1024):
+    table = _TableRows(name)
+    for batch in dataset.with_format(None).iter(batch_size=_BATCH_ROWS):
         columns = list(batch)
-        for values in zip(*batch.values(), strict=True):
-            number += 1
-            row = dict(zip(columns, values, strict=True))
-            yield RawRow(without_filled(row), f"{name}:row {number}")
+        yield from table.rows(
+            dict(zip(columns, row, strict=True)) for row in zip(*batch.values(), strict=True)
+        )
 
 
 def load_hub(located: Located, split: str) -> Dataset:
     """Load a data set from the hub through ``datasets`` (which runs no scripts). Raises DataError."""
     import datasets
 
-    name = located.hub
     try:
         return datasets.load_dataset(located.hub, located.hub_config, split=split)
     except Exception as exc:  # noqa: BLE001  (network, hub and format errors alike: the data cannot be had)
         message = str(exc).split("\n")[0][:300]
-        raise DataError(codes.DATA_HUB(name, f"{type(exc).__name__}: {message}", name=name)) from exc
+        raise DataError(
+            codes.DATA_HUB(located.hub, f"{type(exc).__name__}: {message}", name=located.hub)
+        ) from exc
 
 
 _READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {

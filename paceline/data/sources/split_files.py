@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -29,10 +29,13 @@ KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 _SEP = "[-._ 0-9]"
+# The library's own patterns: {0} is a keyword, {1} what stands beside one
 _FOLDERS = ("**/{0}/**", "**/{0}{1}*/**", "**/*{1}{0}/**", "**/*{1}{0}{1}*/**")
 _FILES = ("**/{0}{1}*", "**/*{1}{0}{1}*")
+# As push_to_hub names a split's files
 _SHARD = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 _SHARDS = "data/{}-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]*.*"
+# Files beside the rows, which the library passes over, too
 _NO_DATA = frozenset(
     (
         "README.md",
@@ -44,19 +47,15 @@ _NO_DATA = frozenset(
     )
 )
 _BEFORE_TEXT = (".parquet", ".arrow", ".jsonl", ".json", ".csv")  # of as many files as .txt, these are read
+_FAMILIES = {"jsonl": "json"}  # kinds of files that one split may mix
 _ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".lz4", *COMPRESSED)
 
 
-@dataclass(frozen=True)
-class FolderSplit:
-    """The ``files`` of a split in reading order, and those that are ``left`` out."""
+def split_files(folder: Path, split: str, name: str | None) -> tuple[list[str], list[str]]:
+    """Return the files of a split of a folder's configuration ``name`` in reading order, and those left out.
 
-    files: tuple[Path, ...]
-    left: tuple[Path, ...]
-
-
-def split_files(folder: Path, split: str, name: str | None) -> FolderSplit:
-    """Return the files of a split of a folder's configuration ``name``. Raises DataError."""
+    Raises DataError.
+    """
     inside = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
     seen = [path for path in inside if not _hidden(path)]
     card = read_card(folder)
@@ -65,34 +64,39 @@ def split_files(folder: Path, split: str, name: str | None) -> FolderSplit:
     if config.folder:
         paths = [path for path in paths if path.startswith(f"{config.folder}/")]
     if not any(kind_of(Path(path)) for path in paths):
-        raise _empty(folder, seen)
+        raise DataError(
+            codes.DATA_EMPTY_FOLDER(str(folder), ", ".join(seen[:8]) or "nothing", readable=readable())
+        )
     patterns = config.patterns or _by_names(_below(paths, config.folder), folder)
-    wanted = split if split in patterns else _usual(split)
-    if wanted not in patterns:
+    usual = split
+    if split not in patterns:  # another word for it: ``dev`` is ``validation``
+        usual = next((usual for usual, words in KEYWORDS.items() if split.lower() in words), split)
+    if usual not in patterns:
         raise _no_split(folder, split, patterns, seen)
-    files = _readable(folder, _matching(card, patterns[wanted], paths, config.folder))
+    files = _readable(folder, _matching(card, patterns[usual], paths, config.folder))
     if config.patterns is None:
-        _check_names(folder, files, wanted)
+        _check_names(folder, files, usual)
     if not files:
-        raise _no_split(folder, split, {s: p for s, p in patterns.items() if s != wanted}, seen)
-    left = [folder / path for path in seen if path not in files]
-    return FolderSplit(tuple(folder / path for path in files), tuple(left))
+        raise _no_split(folder, split, {s: p for s, p in patterns.items() if s != usual}, seen)
+    return files, [path for path in seen if path not in files]
 
 
 def _matching(card: DatasetCard, patterns: Sequence[str], paths: Sequence[str], below: str) -> list[str]:
     """Return the files that each pattern matches, in order. Raises DataError where a file is not there."""
-    found: list[str] = []
+    files: list[str] = []
     for pattern in patterns:
         matching = [path for path in _below(paths, below) if _matches(path, pattern)]
         if not matching and not set(pattern) & set("*?["):
-            hint = "download it, or name the files in place of the folder"
             raise DataError(
                 codes.DATA_CARD(
-                    "the folder's README names a file that is not there", card.where, pattern, hint
+                    "the folder's README names a file that is not there",
+                    card.where,
+                    pattern,
+                    "download it, or name the files in place of the folder",
                 )
             )
-        found += [f"{below}/{path}".lstrip("/") for path in matching]
-    return found
+        files += [f"{below}/{path}".lstrip("/") for path in matching]
+    return files
 
 
 def _below(paths: Sequence[str], folder: str) -> list[str]:
@@ -104,51 +108,41 @@ def _chosen(card: DatasetCard, name: str | None, folder: Path) -> FolderConfig:
     chosen = name or card.default or (None if card.configs else "default")
     if chosen is not None and chosen in configs:
         return configs[chosen]
-    what = (
+    message = (
         f"the folder has no configuration '{chosen}'"
         if chosen
         else "the folder has several configurations, and none is the default"
     )
-    found = f"configurations {', '.join(configs)}" + (
+    names = f"configurations {', '.join(configs)}" + (
         "" if card.configs else " (there is no README with configs:)"
     )
-    hint = f"name: {next(iter(configs))} (next to path:)" if card.configs else "remove name:"
-    raise DataError(codes.DATA_CONFIG_NAME(what, card.where or str(folder), found, hint))
+    remedy = f"name: {next(iter(configs))} (next to path:)" if card.configs else "remove name:"
+    raise DataError(codes.DATA_CONFIG_NAME(message, card.where or str(folder), names, remedy))
 
 
 def _by_names(paths: Sequence[str], folder: Path) -> dict[str, list[str]]:
     """Return the patterns of each split that the names of files and folders say."""
     sharded = {match[1] for path in paths if (match := _SHARD.fullmatch(path))}
     if sharded:
-        return {split: [_SHARDS.format(split)] for split in sorted(sharded, key=_usual_first)}
+        in_order = [*(split for split in KEYWORDS if split in sharded), *sorted(sharded - KEYWORDS.keys())]
+        return {split: [_SHARDS.format(split)] for split in in_order}
     for bases in (_FOLDERS, _FILES):
-        named = {
-            split: [base.format(word, _SEP) for word in words for base in bases]
-            for split, words in KEYWORDS.items()
-        }
-        found = {
+        matching = {
             split: patterns
-            for split, patterns in named.items()
+            for split, patterns in {
+                split: [base.format(word, _SEP) for word in words for base in bases]
+                for split, words in KEYWORDS.items()
+            }.items()
             if any(_matches(path, pattern) for path in paths for pattern in patterns)
         }
-        if found:
-            return found
+        if matching:
+            return matching
     return {"train": ["**"]}
-
-
-def _usual_first(split: str) -> tuple[int, str]:
-    return (list(KEYWORDS).index(split) if split in KEYWORDS else len(KEYWORDS), split)
-
-
-def _usual(split: str) -> str:
-    """Return the split that another word for it means: ``dev`` is ``validation``."""
-    return next((usual for usual, words in KEYWORDS.items() if split.lower() in words), split)
 
 
 def _matches(path: str, pattern: str) -> bool:
     """Whether a path matches a glob pattern; hidden files and folders only if the pattern says so."""
-    parts, wanted = path.split("/"), pattern.split("/")
-    return _hidden(path) == _hidden(pattern) and _match(parts, wanted)
+    return _hidden(path) == _hidden(pattern) and _match(path.split("/"), pattern.split("/"))
 
 
 def _match(parts: list[str], pattern: list[str]) -> bool:
@@ -157,7 +151,7 @@ def _match(parts: list[str], pattern: list[str]) -> bool:
     if pattern == ["**"]:
         return bool(parts)
     if pattern[0] == "**":
-        return any(_match(parts[at:], pattern[1:]) for at in range(len(parts) + 1))
+        return any(_match(parts[start:], pattern[1:]) for start in range(len(parts) + 1))
     return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _match(parts[1:], pattern[1:])
 
 
@@ -166,22 +160,30 @@ def _hidden(path: str) -> int:
     return sum(part.startswith((".", "__")) for part in folders) + name.startswith(".")
 
 
-def _readable(folder: Path, found: Sequence[str]) -> list[str]:
+def _readable(folder: Path, paths: Sequence[str]) -> list[str]:
     """Return the files with rows, all of one type. Raises DataError where it is unclear what was meant."""
-    twice = [path for path, count in Counter(found).items() if count > 1]
+    twice = [path for path, count in Counter(paths).items() if count > 1]
     if twice:
-        what = "the same files match twice, and would be read twice"
-        raise _unclear(folder, what, twice, "rename them (or correct the README)")
-    unclear = [path for path in found if not _is_clear(Path(path))]
+        raise _unclear(
+            folder,
+            "the same files match twice, and would be read twice",
+            twice,
+            "rename them (or correct the README)",
+        )
+    unclear = [path for path in paths if not _is_clear(Path(path))]
     if unclear:
-        what = "files may hold rows, but cannot be read by their names"
-        raise _unclear(folder, what, unclear, f"unpack, rename or remove them (read are {readable()})")
-    kinds = {path: _family(kind) for path in found if (kind := kind_of(Path(path)))}
+        raise _unclear(
+            folder,
+            "files may hold rows, but cannot be read by their names",
+            unclear,
+            f"unpack, rename or remove them (read are {readable()})",
+        )
+    kinds = {path: _FAMILIES.get(kind, kind) for path in paths if (kind := kind_of(Path(path)))}
     count = Counter(kinds.values())
     others = [kind for kind in count if kind != "txt"]
     if len(others) > 1 or (others and _is_text_first(list(kinds))):
         listed = ", ".join(f"{number} of type {kind}" for kind, number in count.most_common())
-        first = [next(path for path, kind in kinds.items() if kind == one) for one in count]
+        first = [next(path for path, kind in kinds.items() if kind == wanted) for wanted in count]
         raise _unclear(folder, f"the split has files of several types ({listed})", first, "")
     return [path for path, kind in kinds.items() if kind == (others or ["txt"])[0]]
 
@@ -194,16 +196,12 @@ def _is_text_first(paths: Sequence[str]) -> bool:
     return texts > most or (texts == most and not any(count[suffix] == most for suffix in _BEFORE_TEXT))
 
 
-def _family(kind: str) -> str:
-    return "json" if kind == "jsonl" else kind
-
-
 def _is_clear(file: Path) -> bool:
     """Whether a name says that a file has rows of one type, or that it has none."""
     kind = kind_of(file)
     if kind is None:
         return not kinds_in(file.name) and file.suffix.lower() not in _ARCHIVES
-    return {_family(one) for one in kinds_in(file.name)} == {_family(kind)}
+    return {_FAMILIES.get(other, other) for other in kinds_in(file.name)} == {_FAMILIES.get(kind, kind)}
 
 
 def readable() -> str:
@@ -213,39 +211,38 @@ def readable() -> str:
 
 def _check_names(folder: Path, files: Sequence[str], split: str) -> None:
     """Raise DataError for files whose names say another split than the one that they would be read as."""
-    if split not in KEYWORDS:
-        return
-    other = [path for path in files if set(_splits_in(path)) - {split}]
-    if other:
-        others = ", ".join(sorted(set(_splits_in(other[0])) - {split}))
-        what = f"files would be read as split '{split}', but their names say {others}"
-        raise _unclear(folder, what, other, "")
+    words = {path: set(re.split(r"[-._ 0-9/]+", path.lower())) for path in files}
+    splits_of = {
+        path: sorted(
+            other for other, names in KEYWORDS.items() if other != split and words[path] & set(names)
+        )
+        for path in (files if split in KEYWORDS else ())
+    }
+    if others := [path for path, splits in splits_of.items() if splits]:
+        message = (
+            f"files would be read as split '{split}', but their names say {', '.join(splits_of[others[0]])}"
+        )
+        raise _unclear(folder, message, others, "")
 
 
-def _splits_in(path: str) -> Iterator[str]:
-    words = re.split(r"[-._ 0-9/]+", path.lower())
-    return (split for split, known in KEYWORDS.items() if set(words) & set(known))
+def _unclear(folder: Path, message: str, paths: Sequence[str], hint: str) -> DataError:
+    files = ", ".join(str(folder / path) for path in paths[:2])
+    remedy = hint or f"name the files in place of the folder: data.train: [{files}, …]"
+    return DataError(codes.DATA_FILES_UNCLEAR(message, str(folder), shortened(paths), remedy))
 
 
-def _unclear(folder: Path, what: str, paths: Sequence[str], hint: str) -> DataError:
-    shown = ", ".join(paths[:8]) + (f" and {len(paths) - 8} more" if len(paths) > 8 else "")
-    named = ", ".join(str(folder / path) for path in paths[:2])
-    hint = hint or f"name the files in place of the folder: data.train: [{named}, …]"
-    return DataError(codes.DATA_FILES_UNCLEAR(what, str(folder), shown, hint))
-
-
-def _empty(folder: Path, seen: Sequence[str]) -> DataError:
-    names = ", ".join(seen[:8]) or "nothing"
-    return DataError(codes.DATA_EMPTY_FOLDER(str(folder), names, readable=readable()))
+def shortened(paths: Sequence[str]) -> str:
+    """Return the first paths of many as text."""
+    return ", ".join(paths[:8]) + (f" and {len(paths) - 8} more" if len(paths) > 8 else "")
 
 
 def _no_split(folder: Path, split: str, patterns: Mapping[str, list[str]], seen: Sequence[str]) -> DataError:
-    what = f"no file of the folder belongs to the split '{split}'"
+    message = f"no file of the folder belongs to the split '{split}'"
     if not patterns:
-        return DataError(codes.DATA_SPLIT_MISSING(what, str(folder), ", ".join(seen[:8])))
-    found = f"splits {', '.join(patterns)}; files {', '.join(seen[:8])}"
-    hint = f"split: {next(iter(patterns))} (next to path:), or name the files in place of the folder"
-    return DataError(codes.DATA_SPLIT_MISSING(what, str(folder), found, hint))
+        return DataError(codes.DATA_SPLIT_MISSING(message, str(folder), ", ".join(seen[:8])))
+    splits = f"splits {', '.join(patterns)}; files {', '.join(seen[:8])}"
+    remedy = f"split: {next(iter(patterns))} (next to path:), or name the files in place of the folder"
+    return DataError(codes.DATA_SPLIT_MISSING(message, str(folder), splits, remedy))
 
 
 CARDS = ("README.md", ".huggingface.yaml")
@@ -280,24 +277,26 @@ def read_card(folder: Path) -> DatasetCard:
     for file in (folder / name for name in CARDS):
         if not file.is_file():
             continue
-        found = _content(file)
-        where = str(file) if "configs" in found else where
-        content |= found
+        part = _content(file)
+        where = str(file) if "configs" in part else where
+        content |= part
     configs = content.get("configs") or []
     if not isinstance(configs, list):
         raise _wrong(where, "'configs' is no list", str(configs)[:60])
-    named: dict[str, FolderConfig] = {}
+    folder_configs: dict[str, FolderConfig] = {}
     defaults: list[str] = []
     for config in configs:
         if not isinstance(config, dict) or not isinstance(config.get("config_name"), str):
             raise _wrong(where, "a configuration has no 'config_name'", str(config)[:60])
         name = str(config["config_name"])
-        named[name] = _config(config, f"{where}: configs: {name}")
+        folder_configs[name] = _config(config, f"{where}: configs: {name}")
         if len(configs) == 1 or name == "default" or config.get("default"):
             defaults.append(name)
     if len(defaults) > 1:
         raise _wrong(where, "several configurations are the default", ", ".join(defaults))
-    return DatasetCard(where, named, defaults[0] if defaults else _described(content, named))
+    return DatasetCard(
+        where, folder_configs, defaults[0] if defaults else _described(content, folder_configs)
+    )
 
 
 def _content(file: Path) -> JsonObject:
@@ -312,42 +311,45 @@ def _content(file: Path) -> JsonObject:
     try:
         content = YAML(typ="safe", pure=True).load(text)
     except (YAMLError, ValueError, RecursionError) as error:
-        what = "its first block is not YAML"
-        raise _wrong(str(file), what, " ".join(str(error).split())[:160]) from error
+        raise _wrong(str(file), "its first block is not YAML", " ".join(str(error).split())[:160]) from error
     if content is not None and not isinstance(content, dict):
         raise _wrong(str(file), "its first block is no mapping", str(content)[:60])
     return content or {}
 
 
-def _described(content: JsonObject, named: Mapping[str, FolderConfig]) -> str | None:
+def _described(content: JsonObject, folder_configs: Mapping[str, FolderConfig]) -> str | None:
     """Return the only configuration that ``dataset_info`` describes, if it is one of those named."""
     infos = content.get("dataset_info")
     infos = infos if isinstance(infos, list) else [infos]
     names = [str(info.get("config_name", "default")) for info in infos if isinstance(info, dict)]
-    return names[0] if len(names) == 1 and names[0] in named else None
+    return names[0] if len(names) == 1 and names[0] in folder_configs else None
 
 
 def _config(config: JsonObject, where: str) -> FolderConfig:
     """Return one configuration. Raises DataError for what is not read here."""
     if unread := sorted(set(config) - _READ):
-        what = "a configuration has options that change how its files are read, and that nothing here does"
-        raise _wrong(where, what, ", ".join(unread), "write the rows as JSON lines, or name the files")
+        raise _wrong(
+            where,
+            "a configuration has options that change how its files are read, and that nothing here does",
+            ", ".join(unread),
+            "write the rows as JSON lines, or name the files",
+        )
     directory, files = config.get("data_dir") or "", config.get("data_files")
     if not isinstance(directory, str):
         raise _wrong(where, "'data_dir' is no path", str(directory)[:60])
     if files is None:
         return FolderConfig(None, _inside(directory, where))
-    split_of = [one for one in files if isinstance(one, dict)] if isinstance(files, list) else []
+    split_of = [entry for entry in files if isinstance(entry, dict)] if isinstance(files, list) else []
     if not split_of:
         return FolderConfig({"train": _patterns(files, where)}, _inside(directory, where))
     patterns: dict[str, list[str]] = {}
-    for one in files if isinstance(files, list) else ():
-        split = one.get("split") if isinstance(one, dict) else None
-        if not isinstance(one, dict) or set(one) != {"split", "path"} or not isinstance(split, str):
-            raise _wrong(where, "'data_files' is no list of splits and paths", str(one)[:60])
+    for entry in files if isinstance(files, list) else ():
+        split = entry.get("split") if isinstance(entry, dict) else None
+        if not isinstance(entry, dict) or set(entry) != {"split", "path"} or not isinstance(split, str):
+            raise _wrong(where, "'data_files' is no list of splits and paths", str(entry)[:60])
         if split in patterns or not _SPLIT.match(split):
             raise _wrong(where, "a split stands twice, or is no name", split[:60])
-        patterns[split] = _patterns(one["path"], where)
+        patterns[split] = _patterns(entry["path"], where)
     return FolderConfig(patterns, _inside(directory, where))
 
 
@@ -366,8 +368,8 @@ def _inside(path: str, where: str) -> str:
     return "/".join(parts)
 
 
-def _wrong(where: str, what: str, found: str, hint: str = "") -> DataError:
-    hint = hint or "correct it, or name the files in place of the folder: data.train: [FILE, …]"
+def _wrong(where: str, message: str, value: str, remedy: str = "") -> DataError:
+    remedy = remedy or "correct it, or name the files in place of the folder: data.train: [FILE, …]"
     return DataError(
-        codes.DATA_CARD(f"what the folder's README says of its files: {what}", where, found, hint)
+        codes.DATA_CARD(f"what the folder's README says of its files: {message}", where, value, remedy)
     )

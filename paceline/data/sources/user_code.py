@@ -36,14 +36,17 @@ def own_rows(name: str) -> Iterator[RawRow]:
             else:
                 yield RawRow(None, where, "not_an_object", f"{type(row).__name__} {str(row)[:60]!r}")
     except Exception as error:  # a user's function may raise anything
-        what, hint = f"the function '{name}' that gives the rows raised an exception", "correct it"
-        raise DataError(codes.DATA_OWN_ROWS(what, name, _text(error), hint)) from error
+        message, remedy = f"the function '{name}' that gives the rows raised an exception", "correct it"
+        raise DataError(
+            codes.DATA_OWN_ROWS(message, name, f"{type(error).__name__}: {error}"[:200], remedy)
+        ) from error
 
 
 def own_digest(name: str) -> str:
     """Return the digest of all rows that ``module:function`` returns: the same rows are the same data set."""
     digest = hashlib.sha256()
     for row in own_rows(name):
+        # The rows are read twice: once for their digest, once to be tokenized
         digest.update(json.dumps([row.value, row.detail], sort_keys=True, default=repr).encode() + b"\n")
     return digest.hexdigest()
 
@@ -63,17 +66,18 @@ def converted(rows: Iterator[RawRow], name: str) -> Iterator[RawRow]:
         if row.value is None:
             yield row
             continue
+        wrong = row._replace(value=None, reason="converter")
         try:
-            found = convert(row.value)
+            value = convert(row.value)
         except Exception as error:
-            yield row._replace(value=None, reason="converter", detail=_text(error))
+            yield wrong._replace(detail=f"{type(error).__name__}: {error}"[:200])
             continue
-        if found is None:
-            yield row._replace(value=None, reason=CONVERTED_AWAY)
-        elif not isinstance(found, Mapping):
-            yield row._replace(value=None, reason="converter", detail=f"returned {type(found).__name__}")
+        if value is None:
+            yield wrong._replace(reason=CONVERTED_AWAY)
+        elif not isinstance(value, Mapping):
+            yield wrong._replace(detail=f"returned {type(value).__name__}")
         else:
-            yield _checked(found, row._replace(value=None, reason="converter"))
+            yield _checked(value, wrong)
 
 
 def _checked(value: Mapping[str, Cell], wrong: RawRow) -> RawRow:
@@ -94,15 +98,10 @@ def _is_cell(value: Cell) -> bool:
 
 def _function(name: str, where: str) -> Callable[..., _Returned]:
     try:
-        found = load_attr(name)
+        function = load_attr(name)
     except ConfigError as error:
         raise DataError(*error.diagnostics) from error
-    if not callable(found):
-        raise DataError(
-            codes.DATA_OWN_ROWS(f"'{name}' is no function", where, type(found).__name__, "name a function")
-        )
-    return found
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:200]
+    if not callable(function):
+        message = f"'{name}' is no function"
+        raise DataError(codes.DATA_OWN_ROWS(message, where, type(function).__name__, "name a function"))
+    return function

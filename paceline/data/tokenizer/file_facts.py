@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import DataError
 from paceline.core.files import read_text
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, as_object
 from paceline.data.chat_template.template_texts import (
     BUILTIN_TEMPLATES,
     END_MARKS,
@@ -34,6 +34,8 @@ _FAST = (
     "GPTNeoXTokenizer",
     "CodeGenTokenizer",
 )
+# Jinja's nodes that multiply what a template writes, or call other code
+_COSTLY_NODES = ("Mul", "Pow", "Macro", "CallBlock", "Include", "ImportedName", "FromImport", "Extends")
 _GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 _LARGEST, _DEEPEST, _LONGEST = 99_999, 4, 200_000  # of a template: numbers, nested loops, characters
 
@@ -45,7 +47,7 @@ def unsettled(folder: Path, model: ModelSection, formats: Set[str], *, learns_an
     """
     if not rendered(formats):
         return []
-    tokenizer_config, kind = _object(folder / "tokenizer_config.json"), ""
+    tokenizer_config = _object(folder / "tokenizer_config.json")
     kind = str(tokenizer_config.get("tokenizer_class") or "")
     whether = {
         "code of its own": bool(tokenizer_config.get("auto_map")),
@@ -100,27 +102,12 @@ def ends_soon(template: str) -> bool:
         tree = parser.parse(_GENERATION.sub("", template))
     except (TemplateSyntaxError, RecursionError):
         return False
-    if next(
-        tree.find_all(
-            (
-                nodes.Mul,
-                nodes.Pow,
-                nodes.Macro,
-                nodes.CallBlock,
-                nodes.Include,
-                nodes.ImportedName,
-                nodes.FromImport,
-                nodes.Extends,
-            )
-        ),
-        None,
-    ):
-        return False
-    if any(name.name in ("range", "lipsum") for name in tree.find_all(nodes.Name)):
-        return False
-    if any(_is_large(constant.value) for constant in tree.find_all(nodes.Const)):
-        return False
-    return _depth(tree) <= _DEEPEST
+    return not (
+        any(tree.find_all(tuple(getattr(nodes, name) for name in _COSTLY_NODES)))
+        or any(name.name in ("range", "lipsum") for name in tree.find_all(nodes.Name))
+        or any(_is_large(constant.value) for constant in tree.find_all(nodes.Const))
+        or _depth(tree) > _DEEPEST
+    )
 
 
 def _is_large(value: Any) -> bool:
@@ -146,48 +133,39 @@ def most_tokens(folder: Path, model: ModelSection) -> int | None:
 
     None if the files do not show it.
     """
-    whole, tokenizer_config = _object(folder / "tokenizer.json"), _object(folder / "tokenizer_config.json")
+    tokenizer, tokenizer_config = (
+        _object(folder / name) for name in ("tokenizer.json", "tokenizer_config.json")
+    )
     try:
-        vocabulary = whole["model"]["vocab"]
-        known = (
-            dict(vocabulary)
-            if isinstance(vocabulary, dict)
-            else {item[0]: i for i, item in enumerate(vocabulary)}
-        )
+        vocabulary = tokenizer["model"]["vocab"]
+        if not isinstance(vocabulary, dict):
+            vocabulary = {item[0]: i for i, item in enumerate(vocabulary)}
         # Tokens added by the tokenizer's own files.
-        known |= {token["content"]: token["id"] for token in whole.get("added_tokens") or ()}
-        known |= {
-            token["content"]: int(i)
-            for i, token in (tokenizer_config.get("added_tokens_decoder") or {}).items()
-        }
+        added = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or ()}
+        decoder = tokenizer_config.get("added_tokens_decoder") or {}
+        ids = {**vocabulary, **added, **{token["content"]: int(i) for i, token in decoder.items()}}
         # Special tokens and the config's tokens that are not known yet get new ids.
-        named = [
-            value for key, value in tokenizer_config.items() if key.endswith("_token") and value is not None
-        ]
-        named += (
-            tokenizer_config.get("additional_special_tokens")
-            or tokenizer_config.get("extra_special_tokens")
-            or []
-        )
-        texts = {str(value["content"]) if isinstance(value, dict) else str(value) for value in named}
-        new = (texts | {*model.add_tokens, *model.add_special_tokens}) - set(known)
-        return max(len(known), max(known.values()) + 1) + len(new)
+        special = [v for key, v in tokenizer_config.items() if key.endswith("_token") and v is not None]
+        lists = (tokenizer_config.get(f"{name}_special_tokens") for name in ("additional", "extra"))
+        special += next(filter(None, lists), [])
+        texts = {str(value["content"]) if isinstance(value, dict) else str(value) for value in special}
+        new = (texts | {*model.add_tokens, *model.add_special_tokens}) - set(ids)
+        return max(len(ids), max(ids.values()) + 1) + len(new)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         return None
 
 
-def same_files(one: Path, other: Path) -> bool:
+def same_files(first: Path, second: Path) -> bool:
     """Whether two folders hold the same tokenizer, judging by their files."""
     names = ("tokenizer.json", "tokenizer_config.json")
-    return all((f / n).is_file() for f in (one, other) for n in names) and all(
-        read_text(one / n) == read_text(other / n) for n in names
+    return all((f / n).is_file() for f in (first, second) for n in names) and all(
+        read_text(first / n) == read_text(second / n) for n in names
     )
 
 
 def _object(file: Path) -> dict[str, Any]:
     """Read a JSON object; empty if there is none."""
     try:
-        found = json.loads(read_text(file))
+        return as_object(json.loads(read_text(file)))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}

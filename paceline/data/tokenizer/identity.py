@@ -40,9 +40,9 @@ def tokenizer_identity(spec: TokenizerSpec, cache_dir: Path) -> JsonObject:
     }
     key = digest_of(inputs)
     note = cache_dir / "tokenizers" / key[:32]
-    known = recall(note)
-    if known is not None and known.get("key") == key:
-        return as_object(known["identity"])
+    stored = recall(note) or {}
+    if stored.get("key") == key:
+        return as_object(stored["identity"])
     identity = state_of(open_tokenizer(spec), inputs)
     remember(note, {"key": key, "identity": identity})
     return identity
@@ -63,6 +63,7 @@ def state_of(tokenizer: PreTrainedTokenizerBase, inputs: Mapping[str, Json]) -> 
     Without a serialisable backend, or with remote code, it is identified by all of its input files.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None) if tokenizer.is_fast else None
+    # Remote code may read any of its files
     opaque = backend is None or inputs["code"] is not None
     return {
         "class": f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}",

@@ -11,7 +11,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.security.remote_code import check_code
 from paceline.data import codes
-from paceline.data.chat_template.options import give_template
+from paceline.data.chat_template.options import set_template
 from paceline.data.chat_template.template_texts import template_text
 
 if TYPE_CHECKING:
@@ -50,17 +50,16 @@ def tokenizer_folder(model: ModelSection) -> Path:
             )
         )
     local = Path(name).expanduser()
-    if local.is_dir():
-        if not tokenizer_files(local):
-            inside = ", ".join(sorted(p.name for p in local.iterdir())[:8]) or "nothing"
-            raise DataError(
-                codes.DATA_NO_TOKENIZER(
-                    "the folder contains no tokenizer",
-                    str(local),
-                    inside,
-                    "set model.tokenizer to a folder with tokenizer.json",
-                )
+    if local.is_dir() and not tokenizer_files(local):
+        raise DataError(
+            codes.DATA_NO_TOKENIZER(
+                "the folder contains no tokenizer",
+                str(local),
+                ", ".join(sorted(p.name for p in local.iterdir())[:8]) or "nothing",
+                "set model.tokenizer to a folder with tokenizer.json",
             )
+        )
+    if local.is_dir():
         return local
     if name.startswith(("/", ".", "~")) or name.count("/") > 1 or local.exists():
         raise DataError(_not_found(name, "there is no such folder", model))
@@ -76,6 +75,7 @@ def tokenizer_here(model: ModelSection) -> Path | None:
 def _download(name: str, model: ModelSection) -> Path:
     from huggingface_hub import snapshot_download
 
+    # Code is fetched only where it may run
     patterns = [*_FILES, *_BESIDE, "*.py"] if model.trust_remote_code else [*_FILES, *_BESIDE]
     revision = model.revision if name == model.name_or_path else None
     try:
@@ -86,16 +86,22 @@ def _download(name: str, model: ModelSection) -> Path:
         raise DataError(_not_found(name, why, model)) from exc
 
 
-def _not_found(name: str, found: str, model: ModelSection) -> Diagnostic:
+def _not_found(name: str, reason: str, model: ModelSection) -> Diagnostic:
     """Return the error at the key that names it; a model's own tokenizer is missing along with the model."""
     if model.tokenizer:
-        hint = "set model.tokenizer to a folder with tokenizer.json, or a name on the hub with network access"
-        return codes.DATA_NO_TOKENIZER(f"there is no tokenizer '{name}'", "model.tokenizer", found, hint)
-    hint = (
-        "set model.name_or_path to a folder with config.json, weights and tokenizer, or a name on"
-        " the hub with network access"
+        return codes.DATA_NO_TOKENIZER(
+            f"there is no tokenizer '{name}'",
+            "model.tokenizer",
+            reason,
+            "set model.tokenizer to a folder with tokenizer.json, or a name on the hub with network access",
+        )
+    return codes.MODEL_NOT_FOUND(
+        "model.name_or_path",
+        reason,
+        name=name,
+        hint="set model.name_or_path to a folder with config.json, weights and tokenizer, or a name on"
+        " the hub with network access",
     )
-    return codes.MODEL_NOT_FOUND("model.name_or_path", found, name=name, hint=hint)
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -152,20 +158,20 @@ def open_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
         )
     except Exception as exc:  # noqa: BLE001  (damaged files raise many types)
         message = str(exc).split("\n")[0][:300]
-        hint = (
-            "set model.tokenizer to a folder that AutoTokenizer.from_pretrained can load; its own"
-            " Python code runs only from the folder or commit that model.revision pins"
-        )
         raise DataError(
             codes.DATA_BAD_TOKENIZER(
-                "the tokenizer cannot be loaded", spec.folder, f"{type(exc).__name__}: {message}", hint
+                "the tokenizer cannot be loaded",
+                spec.folder,
+                f"{type(exc).__name__}: {message}",
+                "set model.tokenizer to a folder that AutoTokenizer.from_pretrained can load; its own"
+                " Python code runs only from the folder or commit that model.revision pins",
             )
         ) from exc
     if spec.add_tokens:
         tokenizer.add_tokens(list(spec.add_tokens))
     if spec.add_special_tokens:
         tokenizer.add_tokens(list(spec.add_special_tokens), special_tokens=True)
-    give_template(tokenizer, spec.chat_template, spec.template_options)
+    set_template(tokenizer, spec.chat_template, spec.template_options)
     return tokenizer
 
 
@@ -176,7 +182,4 @@ def vocab_size(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return a token for filler rows, which have no loss: pad, else end of text, else 0."""
-    for candidate in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if candidate is not None:
-            return int(candidate)
-    return 0
+    return int(tokenizer.eos_token_id or 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id)

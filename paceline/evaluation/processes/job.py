@@ -49,12 +49,12 @@ class EvaluationJob:
         return asdict(self)
 
     @staticmethod
-    def from_json(given: Mapping[str, Json]) -> EvaluationJob:
+    def from_json(content: Mapping[str, Json]) -> EvaluationJob:
         """The inverse of ``to_json``."""
-        known = {one.name for one in fields(EvaluationJob)}
+        names = {item.name for item in fields(EvaluationJob)}
         read = {
             name: tuple(value) if isinstance(value, list) else value
-            for name, value in given.items()
-            if name in known
+            for name, value in content.items()
+            if name in names
         }
         return EvaluationJob(**read)  # type: ignore[arg-type]  # what to_json has written

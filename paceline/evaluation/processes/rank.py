@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from paceline.protocols.model import HFModel
+    from paceline.runtime.process_group.world import World
 
 Report = Callable[[str, int, int], None]  # task, rows done, all rows
 
@@ -69,82 +70,110 @@ def compute(work: WorkFolder, rank: int, world_size: int, report: Report = lambd
     settings = work.settings()
     device = own_device(rank)
     if settings.strategy != COPIES:
-        from paceline.evaluation.processes.sharded_model import compute_sharded
+        from paceline.evaluation.processes.sharded_model import open_world, shared_model
 
-        compute_sharded(work, device.type, report, row_results)
+        world = open_world(device.type)
+        dtype = getattr(torch, settings.dtype)
+        hf, tokenizer = shared_model(Path(settings.model), settings.strategy, dtype, world)
+        compute_batches(
+            work, RowComputer(hf, tokenizer, settings, world.any), rank, world_size, report, world
+        )
+        world.close(ok=True)
         return
     hf, tokenizer = load_model(Path(settings.model))
     hf.to(device=device, dtype=getattr(torch, settings.dtype))  # type: ignore[call-arg]  # moves it in place
     hf.generation_config.max_length = None
-    losses = RowLosses(hf, settings.pad_id)
-    for task in settings.tasks:
-        documents, numbers = work.rows(task)
-        done = set(work.done(task))
-        own = list(own_batches(len(documents), settings.batch_size, rank, world_size))
-        with closing(PartFile(work.part(task, rank, world_size))) as part:
-            for batch, rows in own:
-                if batch not in done:
-                    part.append(
-                        batch,
-                        row_results(task, hf, tokenizer, losses, documents[rows], numbers[rows], settings),
-                    )
-                report(task, rows.stop, len(documents))
+    compute_batches(work, RowComputer(hf, tokenizer, settings), rank, world_size, report)
 
 
-def row_results(
-    task: str,
-    hf: HFModel,
-    tokenizer: PreTrainedTokenizerBase,
-    losses: RowLosses,
-    documents: Sequence[NDArray[np.int32]],
-    numbers: Sequence[int],
-    settings: WorkSettings,
-    agree: Callable[[bool], bool] | None = None,
-) -> list[Json]:
-    """Return the results of a batch's rows; ``agree``: of ``LocalEngine``, if a forward is a collective."""
-    if task == LOSSES:
-        return [list(one) for one in losses(documents)]
-    prompts = [tuple(decode_labels(one)[0].tolist()) for one in documents]
-    return batch_answers(hf, tokenizer, prompts, numbers, settings, agree)
+def compute_batches(
+    work: WorkFolder,
+    computer: RowComputer,
+    rank: int,
+    world_size: int,
+    report: Report,
+    world: World | None = None,
+) -> None:
+    """Compute the batches of one process that are not done yet.
 
-
-def batch_answers(
-    hf: HFModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[tuple[int, ...]],
-    numbers: Sequence[int],
-    settings: WorkSettings,
-    agree: Callable[[bool], bool] | None = None,
-) -> list[Json]:
-    """Return the answers of each prompt: ``settings.samples`` objects with text, tokens and ended.
-
-    The noise of an answer depends on seed, row and sample alone.
+    The processes of ``world`` share the model: all compute every batch, and the first keeps the results.
     """
-    stops = end_tokens(hf, settings.stop_ids)
-    positions = getattr(hf.config, "max_position_embeddings", None)
-    engine = LocalEngine(
-        hf, pad_id=settings.pad_id, stop_ids=stops, rows=len(prompts) * settings.samples, agree=agree
-    )
-    requests = [
-        Request(
-            prompt,
-            stream_of(settings.seed, number, sample),
-            min(settings.max_new_tokens, (positions or sys.maxsize) - len(prompt)),
+    batch_size = computer.settings.batch_size
+    keeps = world is None or world.is_main
+    for task in computer.settings.tasks:
+        documents, numbers = work.rows(task)
+        done = sorted(work.done(task))
+        done = done if world is None else world.broadcast_json(done)
+        # One that shares the model with others computes every batch with them
+        share = (rank, world_size) if world is None else (0, 1)
+        with closing(PartFile(work.part(task, rank, world_size))) as part:
+            for batch, rows in own_batches(len(documents), batch_size, *share):
+                if batch not in done:
+                    results = computer.compute(task, documents[rows], numbers[rows])
+                    if keeps:
+                        part.append(batch, results)
+                if keeps:
+                    report(task, rows.stop, len(documents))
+
+
+class RowComputer:
+    """Computes losses or answers of rows with one model.
+
+    ``agree``: of ``LocalEngine``, if a forward is a collective.
+    """
+
+    def __init__(
+        self,
+        hf: HFModel,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: WorkSettings,
+        agree: Callable[[bool], bool] | None = None,
+    ) -> None:
+        self.settings = settings
+        self._hf, self._tokenizer, self._agree = hf, tokenizer, agree
+        self._losses = RowLosses(hf, settings.pad_id)
+
+    def compute(
+        self, task: str, documents: Sequence[NDArray[np.int32]], numbers: Sequence[int]
+    ) -> list[Json]:
+        """Return the result of each row: its loss, or its answers."""
+        if task == LOSSES:
+            return [list(loss) for loss in self._losses(documents)]
+        return self.answers([tuple(decode_labels(document)[0].tolist()) for document in documents], numbers)
+
+    def answers(self, prompts: Sequence[tuple[int, ...]], numbers: Sequence[int]) -> list[Json]:
+        """Return the answers of each prompt: ``settings.samples`` objects with text, tokens and ended.
+
+        The noise of an answer depends on seed, row and sample alone.
+        """
+        settings = self.settings
+        engine = LocalEngine(
+            self._hf,
+            pad_id=settings.pad_id,
+            stop_ids=end_tokens(self._hf, settings.stop_ids),
+            rows=len(prompts) * settings.samples,
+            agree=self._agree,
         )
-        for prompt, number in zip(prompts, numbers, strict=True)
-        for sample in range(settings.samples)
-    ]
-    sampling = RolloutSampling(settings.temperature, settings.top_p, settings.top_k)
-    written = engine.generate(requests, sampling)
-    made: list[Json] = [
-        {
-            "text": str(tokenizer.decode(list(one.tokens), skip_special_tokens=True)),
-            "tokens": len(one.tokens),
-            "ended": one.ended,
-        }
-        for one in written
-    ]
-    return [made[at : at + settings.samples] for at in range(0, len(made), settings.samples)]
+        positions = getattr(self._hf.config, "max_position_embeddings", None) or sys.maxsize
+        requests = [
+            Request(
+                prompt,
+                stream_of(settings.seed, number, sample),
+                min(settings.max_new_tokens, positions - len(prompt)),
+            )
+            for prompt, number in zip(prompts, numbers, strict=True)
+            for sample in range(settings.samples)
+        ]
+        sampling = RolloutSampling(settings.temperature, settings.top_p, settings.top_k)
+        answers: list[Json] = [
+            {
+                "text": str(self._tokenizer.decode(list(completion.tokens), skip_special_tokens=True)),
+                "tokens": len(completion.tokens),
+                "ended": completion.ended,
+            }
+            for completion in engine.generate(requests, sampling)
+        ]
+        return [answers[n : n + settings.samples] for n in range(0, len(answers), settings.samples)]
 
 
 def own_device(rank: int) -> torch.device:

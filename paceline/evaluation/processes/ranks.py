@@ -65,6 +65,7 @@ def run_ranks(
             subprocess.Popen(
                 module_argv(*entered[rank:], module, *arguments, str(rank), str(world_size)),
                 stdin=None if talks and rank == 0 else subprocess.DEVNULL,
+                # Standard output is the answer's alone
                 stdout=None if talks and rank == 0 else sys.stderr,
                 process_group=0 if talks and rank > 0 else None,  # Ctrl-C is for the first one
                 env={**environ, **secret, **(meeting_environment(rank, world_size, port) if meets else {})},
@@ -89,12 +90,12 @@ def failure(failed: int, code: int, world_size: int) -> PacelineError:
     how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     if code == ExitCode.PEER_FAILED:
         how = "lost its connection to another one"
-    what, hint = f"process {failed} of {world_size} {how}", "see its message above"
+    message, remedy = f"process {failed} of {world_size} {how}", "see its message above"
     if code < 0:
-        hint = "it left no message: `dmesg` shows whether memory ran out; if not, find what sent the signal"
+        remedy = "it left no message: `dmesg` shows whether memory ran out; if not, find what sent the signal"
     elif code == ExitCode.PEER_FAILED:
-        hint = "start again; if no process has a message above, look for the network's fault"
-    error = PacelineError(codes.EVALUATION_RANK(what, f"rank {failed}", hint=hint))
+        remedy = "start again; if no process has a message above, look for the network's fault"
+    error = PacelineError(codes.EVALUATION_RANK(message, f"rank {failed}", hint=remedy))
     if code == ExitCode.CONFIG:
         error.exit_code = ExitCode.CONFIG
     return error
@@ -103,9 +104,9 @@ def failure(failed: int, code: int, world_size: int) -> PacelineError:
 def meeting_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     """Return the variables by which processes that share a model meet."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-    named = {name: str(value) for name, value in (numbers | {"MASTER_PORT": port}).items()}
+    variables = {name: str(value) for name, value in (numbers | {"MASTER_PORT": port}).items()}
     # c10d's warnings about a closed connection are pages; who ended is said here
-    return {**named, "MASTER_ADDR": "127.0.0.1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return {**variables, "MASTER_ADDR": "127.0.0.1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def _first_failure(ranks: list[subprocess.Popen[bytes]]) -> int | None:
@@ -128,6 +129,7 @@ def _first_failure(ranks: list[subprocess.Popen[bytes]]) -> int | None:
 def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
     for rank in ranks:
         if rank.poll() is None:
+            # They close their files; who does not end in time is killed
             rank.terminate()
     deadline = time.monotonic() + _GRACE_SECONDS
     for rank in ranks:

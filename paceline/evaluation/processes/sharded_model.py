@@ -6,8 +6,6 @@ All processes compute the same rows, each with its part of the model: ``tp`` div
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +15,8 @@ import torch
 from paceline.checkpoint.export.architecture import gives_scores
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
-from paceline.core.json_types import Json
 from paceline.evaluation import codes
 from paceline.evaluation.open_run import end_where_turns_end
-from paceline.evaluation.processes.work_folder import PartFile, WorkFolder, own_batches
-from paceline.evaluation.scores.row_losses import RowLosses
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.run_secret import read_secret
 from paceline.models.factory import HFModelFactory
@@ -42,39 +37,6 @@ if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
 
 
-def compute_sharded(
-    work: WorkFolder,
-    device: str,
-    report: Callable[[str, int, int], None],
-    row_results: Callable[..., list[Json]],
-) -> None:
-    """Compute the batches that are not done yet by ``rank.row_results``, together with the other processes of
-    the work. Collective.
-
-    Raises ConfigError for a model that cannot be shared so.
-    """
-    settings = work.settings()
-    world = open_world(device)
-    hf, tokenizer = shared_model(
-        Path(settings.model), settings.strategy, getattr(torch, settings.dtype), world
-    )
-    losses = RowLosses(hf, settings.pad_id)
-    for task in settings.tasks:
-        documents, numbers = work.rows(task)
-        done = set(world.broadcast_json(sorted(work.done(task))))
-        with closing(PartFile(work.part(task, world.rank, world.world_size))) as part:
-            for batch, rows in own_batches(len(documents), settings.batch_size, 0, 1):
-                if batch not in done:
-                    found = row_results(
-                        task, hf, tokenizer, losses, documents[rows], numbers[rows], settings, world.any
-                    )
-                    if world.is_main:
-                        part.append(batch, found)
-                if world.is_main:
-                    report(task, rows.stop, len(documents))
-    world.close(ok=True)
-
-
 def open_world(device: str) -> World:
     """Meet the other processes. Collective."""
     environ = current()
@@ -84,26 +46,31 @@ def open_world(device: str) -> World:
 def check_shareable(folder: Path, strategy: str, world_size: int) -> None:
     """Raise ConfigError for a Hugging Face folder whose model so many processes cannot share."""
     if (folder / "adapter_config.json").is_file():
-        what = "an adapter lies beside this model: processes that share it would leave it out"
-        hint = "merge it into the model (merge_and_unload of peft), or --strategy copies"
-        raise ConfigError(codes.EVALUATION_JOB(what, "--strategy", str(folder), hint))
+        message = "an adapter lies beside this model: processes that share it would leave it out"
+        remedy = "merge it into the model (merge_and_unload of peft), or --strategy copies"
+        raise ConfigError(codes.EVALUATION_JOB(message, "--strategy", str(folder), remedy))
     try:
         factory = _factory(folder, torch.float32)
         if gives_scores(factory.hf_config):
-            what = "this model gives scores, not text: it cannot be shared"
-            hint = "name a model with a language-model head"
-            raise ConfigError(codes.EVALUATION_JOB(what, "--strategy", str(folder), hint))
+            raise ConfigError(
+                codes.EVALUATION_JOB(
+                    "this model gives scores, not text: it cannot be shared",
+                    "--strategy",
+                    str(folder),
+                    "name a model with a language-model head",
+                )
+            )
         root, _ = build_on_meta(factory, _options(strategy), World.single())  # refuses missing weights
         if strategy == "tp":
             how_cut(root, world_size)
     except ConfigError as error:
-        found = (
-            replace(one, where="--strategy", hint="--strategy fsdp, or another --nproc")
-            if one.where == TP_SIZE
-            else one
-            for one in error.diagnostics
+        findings = (
+            replace(finding, where="--strategy", hint="--strategy fsdp, or another --nproc")
+            if finding.where == TP_SIZE
+            else finding
+            for finding in error.diagnostics
         )
-        raise ConfigError(*found) from error
+        raise ConfigError(*findings) from error
 
 
 def _factory(folder: Path, dtype: torch.dtype) -> HFModelFactory:
@@ -132,8 +99,7 @@ def shared_model(
     root.requires_grad_(False).eval()
     units = None
     if tp:
-        mesh = device_mesh(world, Mesh(tp=world.world_size))
-        apply_tensor_parallel(root, mesh["tp"])
+        apply_tensor_parallel(root, device_mesh(world, Mesh(tp=world.world_size))["tp"])
     else:
         mesh = device_mesh(world, Mesh(dp_shard=world.world_size))
         units = shard(root, root.hf, sharding_mesh(mesh), FsdpOptions(), Dtypes())

@@ -57,20 +57,22 @@ class WorkFolder:
 
     def settings(self) -> WorkSettings:
         """Read the settings."""
-        found = json.loads((self.folder / "settings.json").read_text(encoding="utf-8"))
-        return WorkSettings(**{**found, "tasks": tuple(found["tasks"]), "stop_ids": tuple(found["stop_ids"])})
+        stored = json.loads((self.folder / "settings.json").read_text(encoding="utf-8"))
+        return WorkSettings(
+            **{**stored, "tasks": tuple(stored["tasks"]), "stop_ids": tuple(stored["stop_ids"])}
+        )
 
     def write_rows(self, task: str, documents: Sequence[NDArray[np.int32]], numbers: Sequence[int]) -> None:
         """Write the rows of a task: tokens and row numbers."""
-        ends = np.cumsum([0, *(len(one) for one in documents)])
+        ends = np.cumsum([0, *(len(document) for document in documents)])
         tokens, rows = np.concatenate(documents), np.array(numbers, np.int64)
         with open(self.folder / f"{task}.npz", "wb") as file:
             np.savez(file, tokens=tokens, ends=ends, numbers=rows)
 
     def rows(self, task: str) -> tuple[list[NDArray[np.int32]], list[int]]:
         """Read the rows of a task."""
-        with np.load(self.folder / f"{task}.npz", allow_pickle=False) as found:
-            tokens, ends, numbers = found["tokens"], found["ends"], found["numbers"]
+        with np.load(self.folder / f"{task}.npz", allow_pickle=False) as arrays:
+            tokens, ends, numbers = arrays["tokens"], arrays["ends"], arrays["numbers"]
         documents = [tokens[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
         return documents, [int(number) for number in numbers]
 
@@ -83,22 +85,22 @@ class WorkFolder:
 
         A line that a killed process did not finish counts for nothing.
         """
-        found: dict[int, list[Json]] = {}
+        by_batch: dict[int, list[Json]] = {}
         for path in sorted(self.folder.glob(f"{task}-*-of-*.jsonl")):
             for line in path.read_bytes().split(b"\n")[:-1]:
                 try:
                     batch, results = json.loads(line)
                 except (ValueError, TypeError):
                     continue
-                found.setdefault(batch, results)
-        return found
+                by_batch.setdefault(batch, results)
+        return by_batch
 
     def results(self, task: str, num_rows: int, batch_size: int) -> list[Json]:
         """Return the result of every row, in order; each row once."""
         done = self.done(task)
-        found = [one for batch in range(num_batches(num_rows, batch_size)) for one in done[batch]]
-        assert len(found) == num_rows
-        return found
+        rows = [result for batch in range(num_batches(num_rows, batch_size)) for result in done[batch]]
+        assert len(rows) == num_rows
+        return rows
 
 
 class PartFile:

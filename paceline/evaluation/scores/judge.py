@@ -29,13 +29,14 @@ def filled(template: str, text: Sequence[str]) -> str:
     def value(match: re.Match[str]) -> str:
         return text[FIELDS.index(match[1])]
 
+    # One pass: braces in an answer are not filled again
     return _FIELD.sub(value, template)
 
 
 def score_in(text: str) -> float | None:
     """Return the last score that a judge wrote, 0 to 10; None if there is none."""
-    found = _SCORE.findall(text)
-    return float(found[-1]) if found and float(found[-1]) <= HIGHEST else None
+    scores = _SCORE.findall(text)
+    return float(scores[-1]) if scores and float(scores[-1]) <= HIGHEST else None
 
 
 def judged(
@@ -53,7 +54,7 @@ def judged(
         with open(file, "w", encoding="utf-8") as out:
             for text in texts:
                 out.write(json.dumps({"prompt": filled(template, text)}) + "\n")
-        own = replace(
+        judge_job = replace(
             job,
             models=(job.judge,),
             data={"path": str(file)},
@@ -64,16 +65,15 @@ def judged(
             judge=None,
             to=str(to),
         )
-        generate(own, [], lambda *_: None)
+        generate(judge_job, [], lambda *_: None)
         written = [json.loads(line)["generated"] for line in to.read_text(encoding="utf-8").splitlines()]
-    scores = [score_in(one) for one in written]
-    known = [one for one in scores if one is not None]
-    if len(known) < len(scores):
-        missing = [at for at, one in enumerate(scores) if one is None]
-        found = f"{wheres[missing[0]]}: {written[missing[0]][:120]!r}"
-        notes.append(codes.EVALUATION_JUDGE(job.judge, found, missing=len(missing), scores=len(scores)))
-    mean = sum(known) / len(known) if known else None
-    return {"judge": mean, "judged": len(known)}
+    scores = [score_in(score) for score in written]
+    numbers = [score for score in scores if score is not None]
+    if len(numbers) < len(scores):
+        missing = [position for position, score in enumerate(scores) if score is None]
+        first = f"{wheres[missing[0]]}: {written[missing[0]][:120]!r}"
+        notes.append(codes.EVALUATION_JUDGE(job.judge, first, missing=len(missing), scores=len(scores)))
+    return {"judge": sum(numbers) / len(numbers) if numbers else None, "judged": len(numbers)}
 
 
 PROMPT = """Judge how good an answer to a question is.
@@ -98,10 +98,13 @@ def judge_prompt(job: EvaluationJob) -> str:
     try:
         text = read_text(Path(job.judge_prompt).expanduser())
     except (OSError, UnicodeDecodeError) as error:
-        what = "the judge's prompt cannot be read"
-        raise ConfigError(codes.EVALUATION_JOB(what, "--judge-prompt", str(error), "a text file")) from error
+        raise ConfigError(
+            codes.EVALUATION_JOB(
+                "the judge's prompt cannot be read", "--judge-prompt", str(error), "a text file"
+            )
+        ) from error
     if "{answer}" not in text:
-        what = "the judge's prompt does not contain {answer}"
-        hint = "a text with {prompt}, {expected} and {answer}, which ends by asking for a line 'Score: N'"
-        raise ConfigError(codes.EVALUATION_JOB(what, "--judge-prompt", job.judge_prompt, hint))
+        message = "the judge's prompt does not contain {answer}"
+        remedy = "a text with {prompt}, {expected} and {answer}, which ends by asking for a line 'Score: N'"
+        raise ConfigError(codes.EVALUATION_JOB(message, "--judge-prompt", job.judge_prompt, remedy))
     return text

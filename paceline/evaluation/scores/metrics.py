@@ -71,11 +71,10 @@ def numeric(answer: str, expected: str) -> float:
 
 def f1(answer: str, expected: str) -> float:
     """F1 of the words both have, without case, punctuation and articles (Rajpurkar et al. 2016, SQuAD)."""
-    given, wanted = _words(answer), _words(expected)
-    if not given or not wanted:
-        return float(given == wanted)
-    same = sum((Counter(given) & Counter(wanted)).values())
-    return 2 * same / (len(given) + len(wanted))
+    words, wanted = _words(answer), _words(expected)
+    if not words or not wanted:
+        return float(words == wanted)
+    return 2 * sum((Counter(words) & Counter(wanted)).values()) / (len(words) + len(wanted))
 
 
 def _words(text: str) -> list[str]:
@@ -120,22 +119,17 @@ METRICS = {
 }
 
 
-def metric_named(name: str) -> Metric:
-    """Return a built-in metric, or a function of the user's own named ``module:function``."""
-    return METRICS[name] if name in METRICS else own_metric(name)
-
-
 def own_metric(name: str) -> Metric:
     """Return the user's own ``module:function`` as a metric. Raises ConfigError if it is no such function."""
-    found = load_attr(name)
+    function = load_attr(name)
     try:
-        if is_async(found):
+        if is_async(function):
             raise TypeError("it is a coroutine function (async def)")
-        inspect.signature(found).bind("answer", "expected")
+        inspect.signature(function).bind("answer", "expected")
     except (TypeError, ValueError) as error:
-        what, hint = f"'{name}' is no metric", "a function of (answer, expected) that returns a number"
-        raise ConfigError(codes.EVALUATION_METRIC(what, "--metrics", str(error), hint)) from error
-    return Metric(found)
+        message, remedy = f"'{name}' is no metric", "a function of (answer, expected) that returns a number"
+        raise ConfigError(codes.EVALUATION_METRIC(message, "--metrics", str(error), remedy)) from error
+    return Metric(function)
 
 
 def passes_of(name: str) -> tuple[int, str] | None:
@@ -151,34 +145,47 @@ def pass_at(k: int, samples: int, correct: int) -> float:
 
 def check_metrics(names: Sequence[str], samples: int, where: str = "--metrics") -> None:
     """Raise ConfigError for unknown metrics, missing packages and a pass@k with fewer than k samples."""
-    found: list[Diagnostic] = []
+    problems: list[Diagnostic] = []
     for name in written_out(names):
         passes = passes_of(name)
         if passes is not None and passes[0] > samples:
-            what = f"{name} needs at least {passes[0]} answers a row"
-            hint = f"--samples {passes[0]} generation.temperature=0.8"
-            found.append(codes.EVALUATION_METRIC(what, where, f"--samples {samples}", hint))
+            problems.append(
+                codes.EVALUATION_METRIC(
+                    f"{name} needs at least {passes[0]} answers a row",
+                    where,
+                    f"--samples {samples}",
+                    f"--samples {passes[0]} generation.temperature=0.8",
+                )
+            )
         inner = name if passes is None else passes[1]
         if inner in METRICS:
             metric = METRICS[inner]
             if passes is not None and metric.per_answer is None:
-                what = f"{inner} is a number for all answers together, so that no answer passes by it"
-                found.append(codes.EVALUATION_METRIC(what, where, name, f"pass@{passes[0]}:exact_match"))
+                message = f"{inner} is a number for all answers together, so that no answer passes by it"
+                problems.append(
+                    codes.EVALUATION_METRIC(message, where, name, f"pass@{passes[0]}:exact_match")
+                )
             if metric.package and find_spec(metric.package) is None:
-                what = f"the metric {inner} needs the package {metric.install}, which is not installed"
-                hint = f"pip install {metric.install}, or all of them: pip install 'paceline[metrics]'"
-                found.append(codes.EVALUATION_METRIC_PACKAGE(what, where, inner, hint))
+                message = f"the metric {inner} needs the package {metric.install}, which is not installed"
+                remedy = f"pip install {metric.install}, or all of them: pip install 'paceline[metrics]'"
+                problems.append(codes.EVALUATION_METRIC_PACKAGE(message, where, inner, remedy))
         elif ":" not in inner:
-            known = ", ".join([*METRICS, *METRIC_GROUPS, "pass@k"])
-            what = "there is no metric of this name"
-            hint = f"{known}, or your own as module:function"
-            found.append(codes.EVALUATION_METRIC(what, where, inner, hint))
+            builtin = ", ".join([*METRICS, *METRIC_GROUPS, "pass@k"])
+            problems.append(
+                codes.EVALUATION_METRIC(
+                    "there is no metric of this name",
+                    where,
+                    inner,
+                    f"{builtin}, or your own as module:function",
+                )
+            )
         else:
             own_metric(inner)
-    if found:
-        raise ConfigError(*found)
+    if problems:
+        raise ConfigError(*problems)
 
 
+# Of the imports: a metric's package may bring a large library
 START_SECONDS = 120.0
 ANSWER_SECONDS = 10.0
 CORPUS_SECONDS = 600.0
@@ -204,7 +211,7 @@ class Scores:
             return None
         count = len(self.failed)
         share = f"{count:,} of {len(self.values):,}"
-        first = "; ".join(f"{wheres[at]}: {reason}" for at, reason in self.failed[:3])
+        first = "; ".join(f"{wheres[pair]}: {reason}" for pair, reason in self.failed[:3])
         return codes.EVALUATION_METRIC_FAILED(
             wheres[self.failed[0][0]], first, name=name, share=share, outcome="they count as 0"
         )
@@ -219,45 +226,45 @@ def score(name: str, pairs: Pairs, seconds: float = ANSWER_SECONDS, until: float
     """Return a metric of (answer, expected) pairs. An answer over its time counts as 0, and is named; so do
     all that are left after ``until`` seconds.
     """
-    own = METRICS.get(name)
-    if own is not None and own.per_answer is not None and not own.package:
-        return _scored_here(own.per_answer, pairs)
+    metric = METRICS.get(name)
+    if metric is not None and metric.per_answer is not None and not metric.package:
+        return _scored_here(metric.per_answer, pairs)
     corpus = is_corpus(name)
     count = 1 if corpus else len(pairs)
-    found, end = Scores(), time.monotonic() + until
+    scores, end = Scores(), time.monotonic() + until
     with tempfile.TemporaryDirectory(prefix="paceline-scoring-") as folder:
         file = Path(folder) / "pairs.jsonl"
         file.write_text("".join(json.dumps(list(pair)) + "\n" for pair in pairs), encoding="utf-8")
-        while len(found.values) < count:
+        while len(scores.values) < count:
             limit = min(CORPUS_SECONDS, until) if corpus else seconds
-            with _child(name, file, len(found.values)) as lines:
-                reason = _read(lines, found, count, limit, end)
-            left = range(len(found.values), count)
+            with _child(name, file, len(scores.values)) as lines:
+                reason = _read(lines, scores, count, limit, end)
+            left = range(len(scores.values), count)
             if left:  # the child ended, or was too slow, at the first of these
                 late = time.monotonic() >= end
                 reason = f"the time of {until:g} s for this metric was over" if late else reason
                 given_up = left if late else left[:1]
-                found.failed += [(at, reason) for at in given_up]
-                found.values += [0.0] * len(given_up)
-    return found
+                scores.failed += [(at, reason) for at in given_up]
+                scores.values += [0.0] * len(given_up)
+    return scores
 
 
 def _scored_here(per_answer: PerAnswer, pairs: Pairs) -> Scores:
     """Return a metric of our own, which is quick, without a child."""
-    found = Scores()
-    for at, pair in enumerate(pairs):
+    scores = Scores()
+    for number, pair in enumerate(pairs):
         try:
-            found.values.append(per_answer(*pair))
+            scores.values.append(per_answer(*pair))
         except ValueError as error:
-            found.failed.append((at, str(error)[:200]))
-            found.values.append(0.0)
-    return found
+            scores.failed.append((number, str(error)[:200]))
+            scores.values.append(0.0)
+    return scores
 
 
-def _read(lines: queue.Queue[str | None], found: Scores, count: int, limit: float, end: float) -> str:
+def _read(lines: queue.Queue[str | None], scores: Scores, count: int, limit: float, end: float) -> str:
     """Take values until all are there, or until ``end``; return why no more came."""
     seconds = START_SECONDS
-    while len(found.values) < count:
+    while len(scores.values) < count:
         try:
             line = lines.get(timeout=max(0.0, min(seconds, end - time.monotonic())))
         except queue.Empty:
@@ -267,8 +274,8 @@ def _read(lines: queue.Queue[str | None], found: Scores, count: int, limit: floa
         if line.strip() != "ready":
             value, error = json.loads(line)
             if error:
-                found.failed.append((len(found.values), error))
-            found.values.append(float(value))
+                scores.failed.append((len(scores.values), error))
+            scores.values.append(float(value))
         seconds = limit
     return ""
 
@@ -278,6 +285,7 @@ def _child(name: str, file: Path, first: int) -> Iterator[queue.Queue[str | None
     """Yield the lines that a child writes, None behind the last; it is killed at the end."""
     child = subprocess.Popen(
         module_argv("paceline.evaluation.scores.metrics", name, str(file), str(first)),
+        # A metric must not read what the user types
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
@@ -310,7 +318,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     pairs = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")  # what a metric prints goes elsewhere
     os.dup2(2, 1)
-    metric = metric_named(name)
+    metric = METRICS.get(name) or own_metric(name)
     print("ready", file=out, flush=True)
     if metric.corpus is not None:
         print(json.dumps([metric.corpus(*zip(*pairs, strict=True)), ""]), file=out, flush=True)

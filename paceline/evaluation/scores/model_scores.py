@@ -24,6 +24,7 @@ from paceline.evaluation.processes.work_folder import ANSWERS, COPIES, LOSSES, W
 from paceline.evaluation.scores.judge import judged
 from paceline.evaluation.scores.metrics import Scores, pass_at, passes_of, score
 
+# Exp of more is no float
 _LARGEST_EXPONENT = 700.0
 
 
@@ -41,21 +42,20 @@ def measure(model: NamedModel, job: EvaluationJob, notes: list[Diagnostic], repo
     with model.folder(copies) as folder, tempfile.TemporaryDirectory(prefix="paceline-evaluate-") as scratch:
         config = config_of(model, folder, job)
         work = WorkFolder(Path(scratch))
-        found: JsonObject = {"name": model.name, "path": str(model.path), "step": model.step}
+        numbers: JsonObject = {"name": model.name, "path": str(model.path), "step": model.step}
         tasks = [*([LOSSES] if job.losses else []), *([ANSWERS] if job.metrics or job.judge else [])]
         files = {task: read_task(task, config, notes) for task in tasks}
-        settings = settings_of(job, config, files, folder, tuple(tasks))
-        work.write(settings)
+        work.write(settings_of(job, config, files, folder, tuple(tasks)))
         for task, rows in files.items():
             work.write_rows(task, rows.documents, rows.numbers)
         batches = max(num_batches(len(rows.documents), job.batch_size) for rows in files.values())
         compute_on_ranks(work, number_of_ranks(job.nproc, batches if copies else None), report)
         for task, rows in files.items():
             results = work.results(task, len(rows.documents), job.batch_size)
-            found |= (
+            numbers |= (
                 losses_of(rows, results, notes) if task == LOSSES else answers_of(rows, results, job, notes)
             )
-    return found
+    return numbers
 
 
 def losses_of(rows: FileRows, results: Sequence[Json], notes: list[Diagnostic]) -> JsonObject:
@@ -64,12 +64,12 @@ def losses_of(rows: FileRows, results: Sequence[Json], notes: list[Diagnostic]) 
     A number that does not exist is None: without tokens, or where a loss is not finite, which is noted.
     """
     sums = cast("Sequence[tuple[float, int, int]]", results)
-    tokens = sum(one[1] for one in sums)
-    wrong = [number for number, one in zip(rows.numbers, sums, strict=True) if not math.isfinite(one[0])]
+    tokens = sum(row[1] for row in sums)
+    wrong = [number for number, row in zip(rows.numbers, sums, strict=True) if not math.isfinite(row[0])]
     if wrong:
-        found = f"row {wrong[0] + 1}: {sums[rows.numbers.index(wrong[0])][0]}"
-        notes.append(codes.EVALUATION_LOSS("--data", found, wrong=len(wrong), sums=len(sums)))
-    loss = math.fsum(one[0] for one in sums) / tokens if tokens and not wrong else None
+        first = f"row {wrong[0] + 1}: {sums[rows.numbers.index(wrong[0])][0]}"
+        notes.append(codes.EVALUATION_LOSS("--data", first, wrong=len(wrong), sums=len(sums)))
+    loss = math.fsum(row[0] for row in sums) / tokens if tokens and not wrong else None
     return {
         "rows": len(sums),
         "tokens": tokens,
@@ -77,7 +77,7 @@ def losses_of(rows: FileRows, results: Sequence[Json], notes: list[Diagnostic]) 
         "rows_truncated": rows.truncated,
         "loss": loss,
         "perplexity": math.exp(loss) if loss is not None and loss < _LARGEST_EXPONENT else None,
-        "token_accuracy": sum(one[2] for one in sums) / tokens if tokens else None,
+        "token_accuracy": sum(row[2] for row in sums) / tokens if tokens else None,
     }
 
 
@@ -91,43 +91,52 @@ def answers_of(
             rows.numbers, rows.facts, cast("Sequence[list[JsonObject]]", results), strict=True
         )
     ]
-    answers = [one for row in answered for one in row.answers]
-    found: JsonObject = {
+    answers = [answer for row in answered for answer in row.answers]
+    numbers: JsonObject = {
         "answers": len(answers),
-        "answer_tokens": sum(int(str(one["tokens"])) for one in answers) / len(answers),
-        "answers_ended": sum(bool(one["ended"]) for one in answers) / len(answers),
+        "answer_tokens": sum(int(str(answer["tokens"])) for answer in answers) / len(answers),
+        "answers_ended": sum(bool(answer["ended"]) for answer in answers) / len(answers),
     }
     wheres = [f"row {row.number + 1}" for row in answered for _ in row.answers]
     pairs = _pairs(answered) if job.metrics else []
-    known: dict[str, Scores] = {}
+    scores: dict[str, Scores] = {}
     for name in written_out(job.metrics):
         passes = passes_of(name)
         inner = name if passes is None else passes[1]
-        if inner not in known:
-            known[inner] = score(inner, pairs)
-            warning = known[inner].warning(inner, wheres)
+        if inner not in scores:
+            scores[inner] = score(inner, pairs)
+            warning = scores[inner].warning(inner, wheres)
             notes += [warning] if warning is not None else []
-        found[name] = known[inner].mean if passes is None else _passed(passes[0], known[inner], job.samples)
+        numbers[name] = (
+            scores[inner].mean if passes is None else _passed(passes[0], scores[inner], job.samples)
+        )
     if job.judge is not None:
         prompts = [(str(row.facts.get("prompt", "")), str(row.facts.get("answer", ""))) for row in answered]
-        texts = [(*prompts[at // job.samples], str(one["text"])) for at, one in enumerate(answers)]
-        found |= judged(texts, wheres, job, notes, generate_rows)
-    return found
+        texts = [
+            (*prompts[position // job.samples], str(answer["text"]))
+            for position, answer in enumerate(answers)
+        ]
+        numbers |= judged(texts, wheres, job, notes, generate_rows)
+    return numbers
 
 
 def _pairs(answered: Sequence[Answered]) -> list[tuple[str, str]]:
     without = [row.number + 1 for row in answered if row.facts.get("answer") is None]
     if without:
-        found = "row " + ", ".join(map(str, without[:5]))
         raise DataError(
-            codes.EVALUATION_NO_EXPECTED("--data", found, without=len(without), answered=len(answered))
+            codes.EVALUATION_NO_EXPECTED(
+                "--data",
+                "row " + ", ".join(map(str, without[:5])),
+                without=len(without),
+                answered=len(answered),
+            )
         )
-    return [(str(one["text"]), str(row.facts["answer"])) for row in answered for one in row.answers]
+    return [(str(answer["text"]), str(row.facts["answer"])) for row in answered for answer in row.answers]
 
 
 def _passed(k: int, scores: Scores, samples: int) -> float:
     right = [
-        sum(value >= 1.0 for value in scores.values[at : at + samples])
-        for at in range(0, len(scores.values), samples)
+        sum(value >= 1.0 for value in scores.values[first : first + samples])
+        for first in range(0, len(scores.values), samples)
     ]
     return sum(pass_at(k, samples, correct) for correct in right) / len(right)

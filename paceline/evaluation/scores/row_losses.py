@@ -40,7 +40,7 @@ class RowLosses:
         Documents are padded on the right; padding is masked and carries no loss.
         """
         device = next(self._hf.parameters()).device
-        ids, mask, labels = (one.to(device) for one in self._padded(documents))
+        ids, mask, labels = (tensor.to(device) for tensor in self._padded(documents))
         shifted = labels[:, 1:]
         has_loss = shifted != IGNORE_INDEX
         counts = has_loss.sum(1)
@@ -61,20 +61,21 @@ class RowLosses:
         mask = torch.zeros_like(ids)
         labels = torch.full_like(ids, IGNORE_INDEX)
         for row, document in enumerate(documents):
-            own, wanted = decode_labels(document)
-            ids[row, : len(own)] = torch.from_numpy(own.astype(np.int64))
-            labels[row, : len(own)] = torch.from_numpy(wanted.astype(np.int64))
-            mask[row, : len(own)] = 1
+            ids_of_row, wanted = decode_labels(document)
+            ids[row, : len(ids_of_row)] = torch.from_numpy(ids_of_row.astype(np.int64))
+            labels[row, : len(ids_of_row)] = torch.from_numpy(wanted.astype(np.int64))
+            mask[row, : len(ids_of_row)] = 1
         return ids, mask, labels
 
     def _chosen(self, ids: Tensor, mask: Tensor, places: Tensor) -> Logits:
         """Return the chunked way if it gives the class's own logits for this row, else the class's."""
         try:
             chunked = self._chunked()
-            found = torch.cat([*chunked(ids, mask, places)])
-            own = torch.cat([*self._whole(ids, mask, places)])
-            same = found.shape == own.shape and torch.allclose(
-                found, own, rtol=1e-3, atol=1e-3, equal_nan=True
+            by_chunks = torch.cat([*chunked(ids, mask, places)])
+            expected = torch.cat([*self._whole(ids, mask, places)])
+            # A product of other shapes rounds otherwise
+            same = by_chunks.shape == expected.shape and torch.allclose(
+                by_chunks, expected, rtol=1e-3, atol=1e-3, equal_nan=True
             )
         except (TypeError, RuntimeError, AttributeError, ValueError):  # a class without a trunk of its own
             same = False
@@ -89,8 +90,7 @@ class RowLosses:
 
         def logits(ids: Tensor, mask: Tensor, places: Tensor) -> map[Tensor]:
             states = self._hf.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
-            wanted = states.last_hidden_state[:, :-1][places]
-            return map(head.own_logits, wanted.split(head.chunk_rows))
+            return map(head.own_logits, states.last_hidden_state[:, :-1][places].split(head.chunk_rows))
 
         return logits
 

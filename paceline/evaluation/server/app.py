@@ -54,7 +54,7 @@ class Endpoint(Generic[A]):
         """Answer one request; nothing more is written once its client has gone."""
         request = Request(scope, receive)
         try:
-            given = self._answers.kind.parsed(await read_object(request))
+            parsed = self._answers.kind.parsed(await read_object(request))
         except RequestError as error:
             await _refusal(error)(scope, receive, send)
             return
@@ -66,24 +66,25 @@ class Endpoint(Generic[A]):
 
         async with anyio.create_task_group() as group:
             group.start_soon(watch, group)
-            await self._answer(given, scope, receive, send)
+            await self._answer(parsed, scope, receive, send)
             group.cancel_scope.cancel()
 
-    async def _answer(self, given: A, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, parsed: A, scope: Scope, receive: Receive, send: Send) -> None:
         stream = _Stream(send, done=self._answers.says_done)
         try:
             async with self._answers.desk.turn():
-                job = self._answers.job(given)
+                job = self._answers.job(parsed)
                 async with self._answers.desk.writing(job) as deltas:
-                    if given.stream:
-                        async for event in self._answers.events(given, job, deltas):
+                    if parsed.stream:
+                        async for event in self._answers.events(parsed, job, deltas):
                             await stream.write(event)
                         await stream.end()
                         return
-                    response: Response = JSONResponse(await self._answers.whole(given, job, deltas))
+                    response: Response = JSONResponse(await self._answers.whole(parsed, job, deltas))
         except RequestError as error:
             response = _refusal(error)
         except Exception as error:  # noqa: BLE001  (of the model or its device)
+            # A client is told the kind of error, the terminal all of it
             traceback.print_exc(file=sys.stderr)
             failed = RequestError(f"{type(error).__name__}: {error}"[:300], status=500)
             if stream.begun:
@@ -120,6 +121,7 @@ class _Stream:
                 (b"cache-control", b"no-store"),
             ]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        # A token may be half of a surrogate pair
         body = f"{data}\n\n".encode("utf-8", "replace")
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
@@ -135,13 +137,13 @@ async def read_object(request: Request) -> JsonObject:
         if len(body) > BODY_BYTES:
             raise RequestError(f"a request has at most {BODY_BYTES >> 20} MiB", status=413)
     try:
-        found = json.loads(bytes(body), parse_constant=_no_number)
-        json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair cannot be written
+        content = json.loads(bytes(body), parse_constant=_no_number)
+        json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair cannot be written
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}"[:300]) from error
-    if not isinstance(found, dict):
-        raise RequestError(f"the body must be a JSON object, not {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise RequestError(f"the body must be a JSON object, not {type(content).__name__}")
+    return content
 
 
 def _no_number(name: str) -> NoReturn:
@@ -152,17 +154,11 @@ def _refusal(error: RequestError) -> JSONResponse:
     return JSONResponse(error.answer(), error.status)
 
 
-def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    found = RequestError(f"{error.detail}: {request.method} {request.url.path}", status=error.status_code)
-    return JSONResponse(found.answer(), error.status_code, error.headers)
-
-
 def application(served: Served, guards: list[Middleware]) -> Starlette:
     """Return the server of one model behind ``guards``. Raises ConfigError for one that has no cache."""
     desk, began = Desk(served), int(time.time())
     chat = ChatAnswers(desk)
-    one: JsonObject = {
+    entry: JsonObject = {
         "id": served.name,
         "object": "model",
         "created": began,
@@ -174,15 +170,22 @@ def application(served: Served, guards: list[Middleware]) -> Starlette:
     }
 
     def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [one]})
+        return JSONResponse({"object": "list", "data": [entry]})
 
     def model(request: Request) -> Response:
         if request.path_params["name"] != served.name:
             return _refusal(RequestError(f"there is one model here: {served.name!r}", "model", 404))
-        return JSONResponse(one)
+        return JSONResponse(entry)
 
     def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
+
+    def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        refused = RequestError(
+            f"{error.detail}: {request.method} {request.url.path}", status=error.status_code
+        )
+        return JSONResponse(refused.answer(), error.status_code, error.headers)
 
     routes = [
         Route("/v1/models", models),
@@ -192,4 +195,4 @@ def application(served: Served, guards: list[Middleware]) -> Starlette:
         Route("/v1/responses", Endpoint(ResponseAnswers(desk, chat)), methods=["POST"]),
         Route("/v1/completions", Endpoint(TextAnswers(desk)), methods=["POST"]),
     ]
-    return Starlette(routes=routes, middleware=guards, exception_handlers={HTTPException: _http_error})
+    return Starlette(routes=routes, middleware=guards, exception_handlers={HTTPException: http_error})

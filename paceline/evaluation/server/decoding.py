@@ -43,6 +43,7 @@ class Decoder:
         self._tokenizer = tokenizer.backend_tokenizer
         self._stream = DecodeStream(ids=list(prompt), skip_special_tokens=rules.skip_special)
         self._rules = rules
+        # One less than the longest: a whole one has ended the answer
         self._held = 0 if rules.keep else max((len(s) - 1 for s in rules.stops), default=0)
         self._given = 0
         self._count = 0
@@ -105,9 +106,9 @@ class TokenTexts:
             return text
         for length in range(1, min(len(before), _CONTEXT) + 1):
             context = list(before[-length:])
-            whole = self._decode([*context, token])
-            if not whole.endswith(_BROKEN):
-                return whole[len(self._clean(context)) :]
+            completed = self._decode([*context, token])
+            if not completed.endswith(_BROKEN):
+                return completed[len(self._clean(context)) :]
         return ""
 
     def _clean(self, context: list[int]) -> str:
@@ -143,12 +144,12 @@ class MessagePart:
 
 def response_template(served: Served, *, calls: bool) -> JsonObject | None:
     """Return how the model's answers are read, if that is known; ``calls``: also calls of tools."""
-    found: JsonObject | None = get_response_template(served.tokenizer, served.model)
-    if found is None or calls:
-        return found
-    fields = found["fields"]
+    template: JsonObject | None = get_response_template(served.tokenizer, served.model)
+    if template is None or calls:
+        return template
+    fields = template["fields"]
     assert isinstance(fields, dict)
-    return {**found, "fields": {name: field for name, field in fields.items() if name != _CALLS}}
+    return {**template, "fields": {name: field for name, field in fields.items() if name != _CALLS}}
 
 
 class Parser:
@@ -168,12 +169,12 @@ class Parser:
         if self._parser is None:
             return [MessagePart("content", text)] if text else []
         parts: list[MessagePart] = []
-        for at, letter in enumerate(text):  # one by one: the same parts however the text is cut
+        for index, letter in enumerate(text):  # one by one: the same parts however the text is cut
             self._text += letter
             try:
                 parts += self._parts(self._parser.feed(letter))
             except (ValueError, KeyError, TypeError, RuntimeError):
-                return [*parts, *self._as_written(), *self.feed(text[at + 1 :])]
+                return [*parts, *self._as_written(), *self.feed(text[index + 1 :])]
         return parts
 
     def end(self) -> list[MessagePart]:
@@ -200,7 +201,7 @@ class Parser:
                 self._call = self._read if mark is None else mark.start()
             elif kind == "region_close" and name == _CALLS:
                 self._call, value = None, event["value"]
-                parts += [_call(one) for one in (value if isinstance(value, list) else [value])]
+                parts += [_call(call) for call in (value if isinstance(value, list) else [value])]
             elif kind == "region_chunk":
                 self._read = self._text.find(text, self._read) + len(text)
                 if not event.get("dirty") and name != _CALLS:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import JsonObject
 from paceline.evaluation.prompts import PromptRenderer
 from paceline.evaluation.server.decoding import Decoder, TextRules
 from paceline.evaluation.server.grammar import Grammars
 from paceline.evaluation.server.requests import CommonRequest
-from paceline.evaluation.server.shapes import RequestError
+from paceline.evaluation.server.shapes import FINGERPRINT, RequestError, head, nulls, usage
 from paceline.generation import codes
 from paceline.generation.answer import Sampling
-from paceline.generation.decoding.cache_support import cache_for
+from paceline.generation.decoding.layer_states import cache_for
 from paceline.generation.decoding.stepwise import GREEDY, Stepwise, TokenRules, TokenScore, TokenStep
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
     from paceline.protocols.model import HFModel
 
+R = TypeVar("R", bound=CommonRequest)
+A = TypeVar("A", bound="ChoiceWriter")
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 _MOST_POSITIONS = 1 << 15  # of models that say none
 CACHED_TOKENS = 1 << 16  # tokens of answers that are written together
@@ -55,8 +59,10 @@ class Served:
     def positions(self) -> int:
         """The most tokens that prompt and answer have together."""
         text = self.model.config.get_text_config()
-        found = (getattr(text, name, None) for name in _LENGTHS)
-        return next((int(one) for one in found if isinstance(one, int) and one > 0), _MOST_POSITIONS)
+        lengths = (getattr(text, name, None) for name in _LENGTHS)
+        return next(
+            (int(length) for length in lengths if isinstance(length, int) and length > 0), _MOST_POSITIONS
+        )
 
     @property
     def words(self) -> int:
@@ -113,9 +119,14 @@ class Desk:
         try:
             cache_for(served.model, 1)
         except ConfigError as error:
-            what = "the server needs a model whose keys, values and states lie in Transformers' cache"
-            found, hint = type(served.model).__name__, "talk to it by `paceline chat`"
-            raise ConfigError(codes.GENERATION_STATEFUL(what, served.name, found, hint)) from error
+            raise ConfigError(
+                codes.GENERATION_STATEFUL(
+                    "the server needs a model whose keys, values and states lie in Transformers' cache",
+                    served.name,
+                    type(served.model).__name__,
+                    "talk to it by `paceline chat`",
+                )
+            ) from error
         self._grammars = Grammars(served.tokenizer, served.words, served.ends)
         self._turn = asyncio.Lock()
         self._model = threading.Lock()
@@ -128,7 +139,7 @@ class Desk:
 
     def job(self, request: CommonRequest, prompts: list[tuple[int, ...]]) -> GenerationJob:
         """Return what a request asks for. Raises RequestError for what does not fit the model."""
-        served, own = self.served, self.served.sampling
+        served, defaults = self.served, self.served.sampling
         if request.model not in (None, "", served.name):
             raise RequestError(
                 f"The model {request.model!r} does not exist; there is one here: {served.name!r}",
@@ -150,11 +161,11 @@ class Desk:
                 )
         for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
             self.check_ids(name, list(map(int, getattr(request, name) or ())))
-        wanted = own.max_new_tokens if request.length is None else request.length
+        wanted = defaults.max_new_tokens if request.length is None else request.length
         sampling = RolloutSampling(
-            own.temperature if request.temperature is None else request.temperature,
-            own.top_p if request.top_p is None else request.top_p,
-            own.top_k if request.top_k is None else max(0, request.top_k),
+            defaults.temperature if request.temperature is None else request.temperature,
+            defaults.top_p if request.top_p is None else request.top_p,
+            defaults.top_k if request.top_k is None else max(0, request.top_k),
         )
         if sampling.temperature < GREEDY:
             if (request.n or 1) > 1:
@@ -185,7 +196,7 @@ class Desk:
 
     def check_ids(self, name: str, ids: Sequence[int]) -> None:
         """Raise RequestError for token ids that the model does not have."""
-        wrong = [one for one in ids if not 0 <= one < self.served.words]
+        wrong = [token for token in ids if not 0 <= token < self.served.words]
         if wrong:
             raise RequestError(
                 f"{name}: the model has no token {wrong[0]} (it has {self.served.words})", name
@@ -218,6 +229,7 @@ class Desk:
                     raise item
                 yield item
 
+        # A daemon: a forward that nobody waits for does not keep the process alive
         threading.Thread(target=work, name="answers", daemon=True).start()
         try:
             yield parts()
@@ -234,10 +246,12 @@ class Desk:
         if not any(job.lengths):
             return
         engine = LocalEngine(served.model, pad_id=served.pad, stop_ids=job.stops)
-        together = max(1, CACHED_TOKENS // max(len(one.prompt) + one.max_tokens for one in requests))
+        together = max(
+            1, CACHED_TOKENS // max(len(request.prompt) + request.max_tokens for request in requests)
+        )
         for first in range(0, len(requests), together):
             some = requests[first : first + together]
-            decoders = [Decoder(served.tokenizer, one.prompt, job.texts) for one in some]
+            decoders = [Decoder(served.tokenizer, request.prompt, job.texts) for request in some]
             steps = Stepwise(engine, some, job.rules)
             for each in steps:
                 for step in each:
@@ -274,10 +288,81 @@ class Desk:
         ids = torch.tensor([prompt], device=next(model.parameters()).device)
         logprobs = model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
         chosen = logprobs.gather(1, ids[0, 1:, None])
+        # As vLLM counts: equal ones are before it
         ranks = (logprobs >= chosen).sum(1).tolist()
-        values, best = (one.tolist() for one in logprobs.topk(top, -1))
+        values, best = (tensor.tolist() for tensor in logprobs.topk(top, -1))
         rows = zip(prompt[1:], chosen.squeeze(1).tolist(), ranks, best, values, strict=True)
         return [
             PromptScore(token, logprob, rank, tuple(map(TokenScore, tokens, numbers)))
             for token, logprob, rank, tokens, numbers in rows
         ]
+
+
+class ChoiceWriter(Protocol):
+    """One answer while it is written, as an API shapes it."""
+
+    tokens: list[int]
+
+    def choice(self) -> JsonObject: ...
+
+    def event(self, delta: Delta) -> JsonObject | None: ...
+
+
+class CompletionApi(ABC, Generic[R, A]):
+    """An API whose answers are choices, as a whole or in a stream, over one model."""
+
+    says_done = True
+    id_prefix: str
+    object_name: str
+    chunk_name: str
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    @abstractmethod
+    def answers(self, request: R, job: GenerationJob) -> Sequence[A]:
+        """Return the answers of a request, with nothing written yet."""
+
+    @abstractmethod
+    def beside(self, request: R, job: GenerationJob) -> JsonObject:
+        """Return the fields behind the usage of a whole answer."""
+
+    @abstractmethod
+    def opening(self, request: R, job: GenerationJob, answers: Sequence[A]) -> list[JsonObject]:
+        """Return the events with which a stream begins, without the fields that all have."""
+
+    async def whole(self, request: R, job: GenerationJob, deltas: Deltas) -> JsonObject:
+        """Return the answers when they are written."""
+        answers = self.answers(request, job)
+        async for delta in deltas:
+            answers[delta.answer].event(delta)
+        return {
+            **head(self.id_prefix, self.object_name, self.desk.served.name),
+            "choices": [answer.choice() for answer in answers],
+            **nulls("service_tier"),
+            "system_fingerprint": FINGERPRINT,
+            "usage": usage(job.prompts, sum(len(answer.tokens) for answer in answers)),
+            **self.beside(request, job),
+        }
+
+    async def events(self, request: R, job: GenerationJob, deltas: Deltas) -> AsyncIterator[JsonObject]:
+        """Yield the events of a stream, without its end."""
+        answers = self.answers(request, job)
+        base = head(self.id_prefix, self.chunk_name, self.desk.served.name)
+        each, last = request.stream_usage
+        for event in self.opening(request, job, answers):
+            yield {**base, **event}
+        async for delta in deltas:
+            answer = answers[delta.answer]
+            choice = answer.event(delta)
+            if choice is None:
+                continue
+            # As in vLLM: the last event of each answer has it, unless one with the usage follows
+            event = {"system_fingerprint": FINGERPRINT} if delta.finish and not last else {}
+            if each:
+                prompt = job.prompts[delta.answer // job.count]
+                event["usage"] = usage([prompt], len(answer.tokens), detailed=False)
+            yield {**base, "choices": [choice], **event}
+        if last:
+            counts = usage(job.prompts, sum(len(answer.tokens) for answer in answers), detailed=False)
+            yield {**base, "choices": [], "usage": counts, "system_fingerprint": FINGERPRINT}

@@ -38,14 +38,14 @@ def schema_of(form: Mapping[str, JsonValue] | None) -> JsonValue:
         raise RequestError(
             f"{_FIELD}.type must be text, json_object or json_schema, got {kind!r}", f"{_FIELD}.type"
         )
-    place, given = f"{_FIELD}.json_schema", form.get("json_schema")
-    if not isinstance(given, dict):
-        raise RequestError(f'{place} must be {{"name": …, "schema": …}}, got {given!r:.80}', place)
-    if not isinstance(given.get("name"), str):
-        raise RequestError(f"{place}.name must be a text, got {given.get('name')!r:.80}", f"{place}.name")
-    schema = given.get("schema")
+    field, content = f"{_FIELD}.json_schema", form.get("json_schema")
+    if not isinstance(content, dict):
+        raise RequestError(f'{field} must be {{"name": …, "schema": …}}, got {content!r:.80}', field)
+    if not isinstance(content.get("name"), str):
+        raise RequestError(f"{field}.name must be a text, got {content.get('name')!r:.80}", f"{field}.name")
+    schema = content.get("schema")
     if not isinstance(schema, dict):
-        raise RequestError(f"{place}.schema must be a JSON schema, got {schema!r:.80}", f"{place}.schema")
+        raise RequestError(f"{field}.schema must be a JSON schema, got {schema!r:.80}", f"{field}.schema")
     return schema
 
 
@@ -104,11 +104,12 @@ class Grammars:
             wrong = LLMatcher.validate_grammar(grammar, tokenizer)
             if not wrong:  # a reference to itself passes, and has no first token
                 first = LLMatcher(tokenizer, grammar, log_level=0)
+                # Fails at the first token, not when the grammar is read
                 first.compute_bitmask()
                 wrong = "a reference leads to itself, with no token between" if first.is_error() else ""
         except ValueError as error:
             wrong = str(error)
         if wrong:
-            place = f"{_FIELD}.json_schema.schema"
-            raise RequestError(f"{place} cannot be held: {wrong}"[:_LONG], place)
+            field = f"{_FIELD}.json_schema.schema"
+            raise RequestError(f"{field} cannot be held: {wrong}"[:_LONG], field)
         return lambda: Grammar(LLMatcher(tokenizer, grammar, log_level=0), self._words)

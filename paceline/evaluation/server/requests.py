@@ -47,6 +47,7 @@ class StreamOptions(BaseModel):
 class CommonRequest(BaseModel):
     """What both kinds of request have. Raises RequestError by ``parsed``."""
 
+    # Unknown fields are refused by name in ``check``
     model_config = ConfigDict(extra="allow")
 
     model: str | None = None
@@ -78,11 +79,11 @@ class CommonRequest(BaseModel):
     def parsed(cls, body: JsonObject) -> Self:
         """Return the request. Raises RequestError."""
         try:
-            made = cls.model_validate(body)
+            request = cls.model_validate(body)
         except ValidationError as error:
             raise misread(error) from error
-        made.check()
-        return made
+        request.check()
+        return request
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -105,6 +106,13 @@ class CommonRequest(BaseModel):
         return 1
 
     @property
+    def stream_usage(self) -> tuple[bool, bool]:
+        """Whether every event of a stream has the numbers of tokens, and whether one more at its end has."""
+        options = self.stream_options or StreamOptions()
+        last = bool(options.include_usage)
+        return last and bool(options.continuous_usage_stats), last
+
+    @property
     def top(self) -> int | None:
         """The number of likeliest tokens whose log-probabilities are wanted; None: no log-probabilities."""
         raise NotImplementedError
@@ -122,7 +130,11 @@ class CommonRequest(BaseModel):
         if self.stream_options and self.stream_options.model_fields_set and not self.stream:
             raise RequestError("stream_options can only be defined when stream is true", "stream_options")
         self._check_format()
-        idle = [name for name, value in (self.model_extra or {}).items() if _does_nothing(name, value)]
+        idle = [
+            name
+            for name, value in (self.model_extra or {}).items()
+            if name not in _SAID_ONLY and value not in _NEUTRAL and value != _USUAL.get(name)
+        ]
         if idle:
             raise RequestError(f"fields that this server does not have: {', '.join(sorted(idle))}", idle[0])
 
@@ -261,13 +273,11 @@ class CompletionRequest(CommonRequest):
     @property
     def prompts(self) -> Sequence[str | TokenIds]:
         """The prompts, as text or as token ids."""
-        given = self.prompt or []
-        if isinstance(given, str):
-            return [given]
-        ids = [one for one in given if isinstance(one, int)]
-        if ids:
-            return [ids]
-        return [one for one in given if not isinstance(one, int)]
+        prompt = self.prompt or []
+        if isinstance(prompt, str):
+            return [prompt]
+        ids = [item for item in prompt if isinstance(item, int)]
+        return [ids] if ids else [item for item in prompt if not isinstance(item, int)]
 
     @model_validator(mode="after")
     def _has_prompt(self) -> Self:
@@ -277,15 +287,9 @@ class CompletionRequest(CommonRequest):
 
     def check(self) -> None:
         super().check()
-        if any(not one for one in self.prompts):
+        if not all(self.prompts):
             raise RequestError("a prompt is empty", "prompt")
         if len(self.prompts) * (self.n or 1) > MOST_ANSWERS:
             raise RequestError(
                 f"at most {MOST_ANSWERS} answers are written for one request (prompts × n)", "prompt"
             )
-
-
-def _does_nothing(name: str, value: Json) -> bool:
-    if name in _SAID_ONLY or (name in _USUAL and value == _USUAL[name]):
-        return False
-    return value not in _NEUTRAL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -55,17 +56,17 @@ class ResponsesRequest(CommonRequest):
 
     def as_chat(self) -> ChatRequest:
         """Return the same as a chat request. Raises RequestError."""
-        given = self.model_dump(exclude_unset=True, exclude={"input", *_RESPONSES})
+        fields = self.model_dump(exclude_unset=True, exclude={"input", *_RESPONSES})
         effort = (self.reasoning or {}).get("effort")
-        tools = None if self.tools is None else [_tool(one, n) for n, one in enumerate(self.tools)]
-        made: JsonObject = {
-            **given,
+        tools = None if self.tools is None else [_tool(tool, n) for n, tool in enumerate(self.tools)]
+        chat: JsonObject = {
+            **fields,
             "messages": _messages(self),
             "max_tokens": self.max_output_tokens,
             **({} if effort is None else {"reasoning_effort": effort}),
             **({} if not tools else {"tools": tools, "tool_choice": self.tool_choice or "auto"}),
         }
-        return ChatRequest.parsed(made)
+        return ChatRequest.parsed(chat)
 
 
 _RESPONSES = frozenset({"instructions", "max_output_tokens", "tools", "tool_choice", "reasoning"}) | {
@@ -83,9 +84,9 @@ def _tool(tool: Mapping[str, Json], number: int) -> JsonObject:
 
 def _messages(request: ResponsesRequest) -> list[Json]:
     """Return the items as messages: calls, text and reasoning of one turn are one message."""
-    made: list[JsonObject] = []
+    messages: list[JsonObject] = []
     if request.instructions:
-        made.append({"role": "system", "content": request.instructions})
+        messages.append({"role": "system", "content": request.instructions})
     items: Sequence[Mapping[str, Json]] = (
         [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
     )
@@ -98,7 +99,7 @@ def _messages(request: ResponsesRequest) -> list[Json]:
         message = _message(item, str(kind), number)
         if thought and message["role"] == "assistant":
             message["reasoning_content"], thought = thought, ""
-        before = made[-1] if made else {}
+        before = messages[-1] if messages else {}
         calls = message.get("tool_calls")
         if (
             before.get("role") == "assistant"
@@ -108,8 +109,8 @@ def _messages(request: ResponsesRequest) -> list[Json]:
             earlier = before.get("tool_calls")
             before["tool_calls"] = [*(earlier if isinstance(earlier, list) else []), *calls]
         else:
-            made.append(message)
-    return list(made)
+            messages.append(message)
+    return list(messages)
 
 
 def _message(item: Mapping[str, Json], kind: str, number: int) -> JsonObject:
@@ -120,16 +121,16 @@ def _message(item: Mapping[str, Json], kind: str, number: int) -> JsonObject:
     if kind == "function_call_output":
         return {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
     if kind != "message" or item.get("role") not in MESSAGE_ROLES:
-        found = item.get("role") if kind == "message" else kind
+        unread = item.get("role") if kind == "message" else kind
         raise RequestError(
-            f"input[{number}] is {found!r}: the model reads messages, calls and results", "input"
+            f"input[{number}] is {unread!r}: the model reads messages, calls and results", "input"
         )
     return {"role": item["role"], "content": item.get("content")}
 
 
 def _thought(item: Mapping[str, Json]) -> str:
-    lists = [found for name in ("content", "summary") if isinstance(found := item.get(name), list)]
-    return "\n".join(str(part.get("text", "")) for one in lists for part in one if isinstance(part, dict))
+    lists = [parts for name in ("content", "summary") if isinstance(parts := item.get(name), list)]
+    return "\n".join(str(part.get("text", "")) for parts in lists for part in parts if isinstance(part, dict))
 
 
 class ResponseAnswers:
@@ -148,12 +149,10 @@ class ResponseAnswers:
     async def whole(self, request: ResponsesRequest, job: GenerationJob, deltas: Deltas) -> JsonObject:
         """Return the answer when it is written."""
         written = _Written(request, job, self.desk.served.name)
-        (talk,) = self._chat.talks(request.as_chat(), job)
+        (talk,) = self._chat.answers(request.as_chat(), job)
         async for delta in deltas:
-            for _ in written.parts(talk.take(delta)[0]):
-                pass
-        for _ in written.closed():
-            pass
+            written.parts(talk.take(delta)[0])
+        written.closed()
         return written.response(talk)
 
     async def events(
@@ -161,19 +160,18 @@ class ResponseAnswers:
     ) -> AsyncIterator[JsonObject]:
         """Yield the events of a stream."""
         written = _Written(request, job, self.desk.served.name)
-        (talk,) = self._chat.talks(request.as_chat(), job)
-        number = 0
+        (talk,) = self._chat.answers(request.as_chat(), job)
+        # Events are numbered over the whole stream
+        numbers = itertools.count()
         for name in ("response.created", "response.in_progress"):
-            yield {"response": written.response(None), "sequence_number": number, "type": name}
-            number += 1
+            yield {"response": written.response(None), "sequence_number": next(numbers), "type": name}
         async for delta in deltas:
             for event in written.parts(talk.take(delta)[0]):
-                yield {**event, "sequence_number": number}
-                number += 1
+                yield {**event, "sequence_number": next(numbers)}
         for event in written.closed():
-            yield {**event, "sequence_number": number}
-            number += 1
-        yield {"response": written.response(talk), "sequence_number": number, "type": "response.completed"}
+            yield {**event, "sequence_number": next(numbers)}
+        done = written.response(talk)
+        yield {"response": done, "sequence_number": next(numbers), "type": "response.completed"}
 
 
 class _Written:
@@ -200,8 +198,8 @@ class _Written:
             if self._open is None:
                 events += self._opened(kind)
             self._text += part.text
-            named = "output_text" if kind == "message" else "reasoning_text"
-            update: JsonObject = {"delta": part.text, "type": f"response.{named}.delta", **self._place()}
+            label = "output_text" if kind == "message" else "reasoning_text"
+            update: JsonObject = {"delta": part.text, "type": f"response.{label}.delta", **self._place()}
             events.append(update | ({"logprobs": []} if kind == "message" else {}))
         return events
 
@@ -217,33 +215,31 @@ class _Written:
         else:
             message: JsonObject = {"id": f"msg_{name}", "content": [], "role": "assistant", "type": "message"}
             self._open = {**message, "status": "in_progress", "phase": None}
-        place = self._place()
-        added: JsonObject = {"item": dict(self._open), "output_index": place["output_index"]}
+        indices = self._place()
+        added: JsonObject = {"item": dict(self._open), "output_index": indices["output_index"]}
         events: list[JsonObject] = [{**added, "type": "response.output_item.added"}]
         if kind == "message":
             part = {**_output_text(""), "logprobs": []}
-            events.append({**place, "part": part, "type": "response.content_part.added"})
+            events.append({**indices, "part": part, "type": "response.content_part.added"})
         return events
 
     def closed(self) -> list[JsonObject]:
         """End the item that is open; return the events."""
         if self._open is None:
             return []
-        place, item, text = self._place(), self._open, self._text
-        events: list[JsonObject] = []
+        indices, item, text = self._place(), self._open, self._text
+        events: list[JsonObject] = [{"text": text, "type": "response.reasoning_text.done"}]
+        item["content"] = [{"type": "reasoning_text", "text": text}]
         if item["type"] == "message":
             item["content"] = [_output_text(text)]
-            done: JsonObject = {"text": text, "logprobs": [], "type": "response.output_text.done"}
-            part: JsonObject = {"part": _output_text(text), "type": "response.content_part.done"}
-            events = [{**place, **done}, {**place, **part}]
-        else:
-            item["content"] = [{"type": "reasoning_text", "text": text}]
-            events = [{**place, "text": text, "type": "response.reasoning_text.done"}]
-        item["status"] = "completed"
-        self._open = None
+            events = [
+                {"text": text, "logprobs": [], "type": "response.output_text.done"},
+                {"part": _output_text(text), "type": "response.content_part.done"},
+            ]
+        item["status"], self._open = "completed", None
         ended: JsonObject = {"item": item, "output_index": len(self._items)}
         self._items.append(item)
-        return [*events, {**ended, "type": "response.output_item.done"}]
+        return [*({**indices, **event} for event in events), {**ended, "type": "response.output_item.done"}]
 
     def _called(self, part: MessagePart) -> list[JsonObject]:
         name = secrets.token_hex(8)
@@ -255,20 +251,19 @@ class _Written:
             "type": "function_call",
             "status": "completed",
         }
-        place: JsonObject = {"output_index": len(self._items)}
+        index: JsonObject = {"output_index": len(self._items)}
         self._items.append(item)
         arguments: JsonObject = {"item_id": item["id"], "arguments": part.text, "name": part.name}
         return [
-            {**place, "item": item, "type": "response.output_item.added"},
-            {**place, **arguments, "type": "response.function_call_arguments.done"},
-            {**place, "item": item, "type": "response.output_item.done"},
+            {**index, "item": item, "type": "response.output_item.added"},
+            {**index, **arguments, "type": "response.function_call_arguments.done"},
+            {**index, "item": item, "type": "response.output_item.done"},
         ]
 
     def response(self, talk: Talk | None) -> JsonObject:
         """Return the response; ``talk``: what was written, once it is ended."""
         request, rules = self._request, self._job.rules
         cut = talk is not None and talk.finish == "length"
-        status = "in_progress" if talk is None else "incomplete" if cut else "completed"
         return {
             **self._head,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
@@ -287,7 +282,7 @@ class _Written:
             **nulls("max_tool_calls", "previous_response_id", "prompt"),
             "reasoning": request.reasoning,
             "service_tier": "auto",
-            "status": status,
+            "status": "in_progress" if talk is None else "incomplete" if cut else "completed",
             "text": request.text,
             "top_logprobs": None,
             "truncation": "disabled",

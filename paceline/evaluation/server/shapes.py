@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import JsonObject
 from paceline.core.package import PACKAGE_VERSION
 from paceline.generation.decoding.stepwise import TokenScore
 
@@ -18,31 +18,32 @@ FLOOR = -9999.0  # in place of minus infinity, which JSON lacks
 FINGERPRINT = f"paceline-{PACKAGE_VERSION}"
 
 
-def head(kind: str, what: str, model: str) -> JsonObject:
+def head(kind: str, object_name: str, model: str) -> JsonObject:
     """Return the fields that an answer begins with."""
     return {
         "id": f"{kind}-{secrets.token_hex(8)}",
-        "object": what,
+        "object": object_name,
         "created": int(time.time()),
         "model": model,
     }
 
 
-def usage(prompts: Sequence[Sequence[int]], written: int, *, whole: bool = True) -> JsonObject:
-    """Return the numbers of tokens; ``whole``: with the details, which are not known here."""
+def usage(prompts: Sequence[Sequence[int]], written: int, *, detailed: bool = True) -> JsonObject:
+    """Return the numbers of tokens; ``detailed``: with the details, which are not known here."""
     read = sum(map(len, prompts))
     counted: JsonObject = {
         "prompt_tokens": read,
         "total_tokens": read + written,
         "completion_tokens": written,
     }
-    return {**counted, "prompt_tokens_details": None, "completion_tokens_details": None} if whole else counted
+    return (
+        {**counted, "prompt_tokens_details": None, "completion_tokens_details": None} if detailed else counted
+    )
 
 
 def ordered(token: int, logprob: float, likeliest: Sequence[TokenScore], most: int) -> list[TokenScore]:
     """Return the chosen token and then the likeliest others, ``most`` at most."""
-    own = TokenScore(token, logprob)
-    return [own, *(one for one in likeliest if one.token != token)][:most]
+    return [TokenScore(token, logprob), *(score for score in likeliest if score.token != token)][:most]
 
 
 def floored(logprob: float) -> float:
@@ -53,11 +54,6 @@ def floored(logprob: float) -> float:
 def nulls(*names: str) -> JsonObject:
     """Return fields that vLLM's answers have and that say nothing here."""
     return dict.fromkeys(names, None)
-
-
-def chunk(base: JsonObject, choice: JsonObject, **more: Json) -> JsonObject:
-    """Return one event of a stream."""
-    return {**base, "choices": [choice], **more}
 
 
 _TYPES = {404: "NotFoundError", 405: "MethodNotAllowedError", 413: "RequestTooLargeError"}
@@ -90,23 +86,22 @@ def misread(error: ValidationError) -> RequestError:
     Of a union the member whose type the value has says what is wrong with it.
     """
     all_found = error.errors(include_url=False)
-    found = dict.fromkeys((_place(one["loc"]) for one in all_found), "")
-    for one in sorted(all_found, key=lambda one: one["type"].endswith("_type")):
-        place = _place(one["loc"])
-        value = repr(one["input"])
-        explained = f"{one['msg']}, got {value[:_LONG]}{'…' if len(value) > _LONG else ''}"
-        if one["type"] == "missing":
-            explained = one["msg"]
-        elif one["type"] == "value_error":
-            explained = str(one["ctx"]["error"])
-        found[place] = found[place] or explained
-    lines = [f"{place}: {explained}" for place, explained in list(found.items())[:_SHOWN]]
-    more = len(found) - len(lines)
-    return RequestError("; ".join(lines) + (f"; and {more} more" if more else ""), next(iter(found)))
+    messages = dict.fromkeys((_place(item["loc"]) for item in all_found), "")
+    for item in sorted(all_found, key=lambda item: item["type"].endswith("_type")):
+        field = _place(item["loc"])
+        value = repr(item["input"])
+        explained = f"{item['msg']}, got {value[:_LONG]}{'…' if len(value) > _LONG else ''}"
+        if item["type"] == "missing":
+            explained = item["msg"]
+        elif item["type"] == "value_error":
+            explained = str(item["ctx"]["error"])
+        messages[field] = messages[field] or explained
+    lines = [f"{field}: {explained}" for field, explained in list(messages.items())[:_SHOWN]]
+    more = len(messages) - len(lines)
+    return RequestError("; ".join(lines) + (f"; and {more} more" if more else ""), next(iter(messages)))
 
 
 def _place(parts: tuple[int | str, ...]) -> str:
     """Return the field's place without the names that pydantic gives to members of a union."""
     kept = [part for part in parts if isinstance(part, int) or part.replace("_", "").isalnum()]
-    names = [part for part in kept if part not in ("str", "int", "float", "bool")]
-    return ".".join(map(str, names))
+    return ".".join(map(str, [part for part in kept if part not in ("str", "int", "float", "bool")]))

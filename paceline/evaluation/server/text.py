@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 from paceline.core.json_types import Json, JsonObject
 from paceline.data.rows.values import RowError
 from paceline.evaluation.prompts import explained
 from paceline.evaluation.server.decoding import TokenTexts
-from paceline.evaluation.server.desk import Delta, Deltas, Desk, GenerationJob, PromptScore
+from paceline.evaluation.server.desk import CompletionApi, Delta, GenerationJob, PromptScore
 from paceline.evaluation.server.requests import CompletionRequest
 from paceline.evaluation.server.shapes import (
-    FINGERPRINT,
     RequestError,
-    chunk,
     floored,
-    head,
     nulls,
     ordered,
-    usage,
 )
 from paceline.generation.decoding.stepwise import TokenScore
 
 _Score = tuple[int, float | None, Sequence[TokenScore]]  # token, log-probability, likeliest
 
 
-class TextAnswers:
+class TextAnswers(CompletionApi[CompletionRequest, "_Line"]):
     """The completions API over one model."""
 
     kind = CompletionRequest
-    says_done = True
-
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    id_prefix, object_name, chunk_name = "cmpl", "text_completion", "text_completion"
 
     def job(self, request: CompletionRequest) -> GenerationJob:
         """Tokenize a request. Raises RequestError."""
-        return self.desk.job(request, [self._ids(request, one) for one in request.prompts])
+        return self.desk.job(request, [self._ids(request, prompt) for prompt in request.prompts])
 
     def _ids(self, request: CompletionRequest, prompt: str | list[int]) -> tuple[int, ...]:
         if not isinstance(prompt, str):
@@ -49,11 +42,11 @@ class TextAnswers:
         except RowError as error:
             raise RequestError(explained(error), "prompt") from error
 
-    def _lines(self, request: CompletionRequest, job: GenerationJob) -> list[_Line]:
+    def answers(self, request: CompletionRequest, job: GenerationJob) -> list[_Line]:
         texts = TokenTexts(self.desk.served.tokenizer, bool(request.return_tokens_as_token_ids))
         return [
             _Line(n, request, self._echoed(request, prompt), prompt, texts)
-            for n, prompt in enumerate(one for one in job.prompts for _ in range(job.count))
+            for n, prompt in enumerate(ids for ids in job.prompts for _ in range(job.count))
         ]
 
     def _echoed(self, request: CompletionRequest, prompt: tuple[int, ...]) -> tuple[str, list[PromptScore]]:
@@ -65,42 +58,14 @@ class TextAnswers:
             return text, []
         return text, self.desk.scores(prompt, request.top)
 
-    async def whole(self, request: CompletionRequest, job: GenerationJob, deltas: Deltas) -> JsonObject:
-        """Return the answers when they are written."""
-        lines = self._lines(request, job)
-        async for delta in deltas:
-            lines[delta.answer].take(delta)
-        written = sum(len(line.tokens) for line in lines)
-        return {
-            **head("cmpl", "text_completion", self.desk.served.name),
-            "choices": [line.choice() for line in lines],
-            **nulls("service_tier"),
-            "system_fingerprint": FINGERPRINT,
-            "usage": usage(job.prompts, written),
-            **nulls("kv_transfer_params", "ec_transfer_params", "metrics"),
-        }
+    def beside(self, request: CompletionRequest, job: GenerationJob) -> JsonObject:
+        return nulls("kv_transfer_params", "ec_transfer_params", "metrics")
 
-    async def events(
-        self, request: CompletionRequest, job: GenerationJob, deltas: Deltas
-    ) -> AsyncIterator[JsonObject]:
-        """Yield the events of a stream, without its end."""
-        lines, base = self._lines(request, job), head("cmpl", "text_completion", self.desk.served.name)
-        options = request.stream_options
-        each, last = bool(options and options.continuous_usage_stats), bool(options and options.include_usage)
-        for line in lines if not any(job.lengths) else ():
-            yield chunk(base, line.prompt_alone())
-        async for delta in deltas:
-            line = lines[delta.answer]
-            choice, more = line.event(delta), JsonObject()
-            if delta.finish and not last:
-                more["system_fingerprint"] = FINGERPRINT
-            if each and last:
-                own = job.prompts[delta.answer // job.count]
-                more["usage"] = usage([own], len(line.tokens), whole=False)
-            yield chunk(base, choice, **more)
-        if last:
-            update = usage(job.prompts, sum(len(line.tokens) for line in lines), whole=False)
-            yield {**base, "choices": [], "usage": update, "system_fingerprint": FINGERPRINT}
+    def opening(
+        self, request: CompletionRequest, job: GenerationJob, answers: Sequence[_Line]
+    ) -> list[JsonObject]:
+        # Where nothing is to be written the prompts are given back alone
+        return [] if any(job.lengths) else [{"choices": [line.prompt_alone()]} for line in answers]
 
 
 class _Line:
@@ -120,7 +85,7 @@ class _Line:
         self._text, self._prompt_scores = echoed
         self._scores: list[_Score] = []
         if request.echo and request.top is not None:
-            later = ((one.token, one.logprob, one.likeliest) for one in self._prompt_scores)
+            later = ((score.token, score.logprob, score.likeliest) for score in self._prompt_scores)
             self._scores = [(prompt[0], None, ()), *later]
         self._unsaid = self._text
         self._finish: str | None = None
@@ -131,10 +96,9 @@ class _Line:
         self.tokens.append(delta.token)
         self._text += delta.text
         self._finish, self._reason = delta.finish, delta.stop_reason
-        scores: list[_Score] = []
-        if self._request.top is not None:
-            scores = [(delta.token, delta.logprob, delta.likeliest)]
-            self._scores += scores
+        wanted = self._request.top is not None
+        scores: list[_Score] = [(delta.token, delta.logprob, delta.likeliest)] if wanted else []
+        self._scores += scores
         return scores
 
     def choice(self) -> JsonObject:
@@ -174,40 +138,40 @@ class _Line:
 
     def _listed(self, scores: Sequence[_Score]) -> JsonObject:
         """Return log-probabilities as four lists; the offsets are those of the tokens' own texts."""
-        offsets: list[Json] = []
-        tokens: list[Json] = []
-        own: list[Json] = []
-        best: list[Json] = []
+        lists: dict[str, list[Json]]
+        lists = {name: [] for name in ("text_offset", "token_logprobs", "tokens", "top_logprobs")}
         for token, logprob, likeliest in scores:
             text = self._texts.of(token, self._before)
-            offsets.append(self._offset)
-            tokens.append(text)
-            own.append(None if logprob is None else floored(logprob))
-            best.append(None if logprob is None else self._best(token, logprob, likeliest))
+            best = None if logprob is None else self._best(token, logprob, likeliest)
+            floor = None if logprob is None else floored(logprob)
+            for column, value in zip(lists.values(), (self._offset, floor, text, best), strict=True):
+                column.append(value)
             self._offset += len(text)
             self._before.append(token)
-        return {"text_offset": offsets, "token_logprobs": own, "tokens": tokens, "top_logprobs": best}
+        return {**lists}
 
     def _ranked(self) -> Json:
         """Return the prompt's log-probabilities with ranks, as vLLM does beside an echo's."""
         if not self._prompt_scores:
             return None
         ranked: list[Json] = [None]
-        for at, one in enumerate(self._prompt_scores, 1):
-            likeliest = {best.token: (best.logprob, rank) for rank, best in enumerate(one.likeliest, 1)}
-            places = {one.token: (one.logprob, one.rank), **likeliest}
+        for length, score in enumerate(self._prompt_scores, 1):
+            likeliest = {best.token: (best.logprob, rank) for rank, best in enumerate(score.likeliest, 1)}
             ranked.append(
                 {
                     str(token): {
                         "logprob": floored(logprob),
                         "rank": rank,
-                        "decoded_token": self._texts.of(token, self._prompt[:at]),
+                        "decoded_token": self._texts.of(token, self._prompt[:length]),
                     }
-                    for token, (logprob, rank) in places.items()
+                    for token, (logprob, rank) in {
+                        score.token: (score.logprob, score.rank),
+                        **likeliest,
+                    }.items()
                 }
             )
         return ranked
 
     def _best(self, token: int, logprob: float, likeliest: Sequence[TokenScore]) -> JsonObject:
         listed = ordered(token, logprob, likeliest, (self._request.top or 0) + 1)
-        return {self._texts.of(one.token, self._before): floored(one.logprob) for one in listed}
+        return {self._texts.of(score.token, self._before): floored(score.logprob) for score in listed}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.generation.decoding.cache_support import cache_for
 from paceline.generation.decoding.key_value_cache import joined, select_rows
+from paceline.generation.decoding.layer_states import cache_for
 from paceline.generation.decoding.request_batch import PromptBatch, WrittenAnswers, by_length
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.sampling.sample import choose
@@ -68,6 +68,7 @@ class GrowingDecoding:
         answers.append(*self._pick(logits, answers))
         self.place += 1
         count = int(answers.going[: self.rows].sum())
+        # A smaller batch copies the whole cache: not for every row that ends
         if count and count <= _THIN * self.rows:
             self._drop_finished(answers, count)
         return count == 0
@@ -78,8 +79,7 @@ class GrowingDecoding:
         return self.answers.completions()
 
     def _sample(self, logits: Tensor, answers: WrittenAnswers) -> tuple[Tensor, Tensor]:
-        places = answers.place.expand(self.rows)
-        return choose(logits, self.sampling, answers.streams[: self.rows], places)
+        return choose(logits, self.sampling, answers.streams[: self.rows], answers.place.expand(self.rows))
 
     def _read_prompts(self) -> None:
         """Prefill the next prompts, each distinct one once."""
@@ -103,9 +103,7 @@ class GrowingDecoding:
 
     def _next(self, answers: WrittenAnswers) -> Tensor:
         ids, positions = answers.last[: self.rows, None], answers.position[: self.rows, None]
-        seen = None
-        if self.mask is not None:
-            seen = self.mask[:, : self.prompts.width + self.place]
+        seen = None if self.mask is None else self.mask[:, : self.prompts.width + self.place]
         return self.engine.forward(ids, seen, positions, self.cache)
 
     def _drop_finished(self, answers: WrittenAnswers, count: int) -> None:

@@ -54,6 +54,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         """Return the buffers, enlarged if they are full."""
         if self._buffers is not None and self._filled <= self._buffers[0].shape[-2]:
             return self._buffers
+        # Doubled: all copies together are linear in the tokens
         room = max(self._filled, 2 * start, self._room)
         grown = [x.new_empty(*x.shape[:2], room, x.shape[-1]) for x in (key_states, value_states)]
         if self._buffers is not None:
@@ -105,8 +106,8 @@ def joined(caches: Sequence[DynamicCache], room: int) -> DynamicCache:
     Keys and values get padding on the left, as attention masks it; states have nothing of it. Layers of full
     attention have room for ``room`` tokens. The caches are used up.
     """
-    whole = caches[-1]
-    for number, layer in enumerate(whole.layers):
+    longest = caches[-1]
+    for number, layer in enumerate(longest.layers):
         parts = [cache.layers[number] for cache in caches]
         if isinstance(layer, LinearAttentionCacheLayerMixin):
             for of_parts in zip(*(states_of_tokens(part) for part in parts), strict=True):
@@ -116,11 +117,11 @@ def joined(caches: Sequence[DynamicCache], room: int) -> DynamicCache:
         if isinstance(layer, DynamicLayer) and layer.is_initialized:
             keys, values = (_widened([getattr(part, name) for part in parts]) for name in ("keys", "values"))
             if isinstance(layer, RoomyLayer):
-                whole.layers[number] = roomy = RoomyLayer(room)
+                longest.layers[number] = roomy = RoomyLayer(room)
                 roomy.update(keys, values)
             else:
                 layer.keys, layer.values = keys, values
-    return whole
+    return longest
 
 
 def _widened(parts: Sequence[Tensor]) -> Tensor:
@@ -223,11 +224,11 @@ class StaticBuffers:
 
     def masks(self, rows: int, slots: int) -> Tensor | Masks:
         """The masks of the first rows and slots; one tensor if all layers are of one kind."""
-        made = {
+        by_kind = {
             kind: ring.visible[:rows, : ring.room if ring.around else slots][:, None, None, :]
             for kind, ring in self._rings.items()
         }
-        return made if len(made) > 1 else next(iter(made.values()))
+        return by_kind if len(by_kind) > 1 else next(iter(by_kind.values()))
 
     def cache(self, rows: int, slots: int) -> Cache:
         """The first rows and slots as a cache that a model's forward writes to."""
@@ -267,9 +268,7 @@ def _empty(like: tuple[Tensor, Tensor], rows: int, room: int) -> tuple[Tensor, T
 def kinds_of(config: PreTrainedConfig, layers: int) -> list[str]:
     """Return the kind of each layer's attention, as masks are named by it."""
     kinds = getattr(config.get_text_config(), "layer_types", None)
-    if kinds is not None:
-        return list(kinds)[:layers]
-    return [FULL] * layers
+    return [FULL] * layers if kinds is None else list(kinds)[:layers]
 
 
 def obstacle(config: PreTrainedConfig, layers: Sequence[object]) -> str | None:

@@ -61,8 +61,7 @@ class WrittenAnswers:
         self._logprobs[:, rows].index_copy_(0, self.place, logprobs[None])
         self.last[rows].copy_(tokens)
         self.position[rows].add_(self.going[rows])
-        ends = (tokens[:, None] == self.stops).any(1)
-        self.limits[rows].masked_fill_(ends, -1)
+        self.limits[rows].masked_fill_((tokens[:, None] == self.stops).any(1), -1)
         torch.gt(self.limits[rows], self.position[rows], out=self.going[rows])
         self.place.add_(1)
 
@@ -97,15 +96,13 @@ class WrittenAnswers:
         count = len(self._requests)
         order, position = self._order[: self._rows].tolist(), self.position.tolist()
         tokens, logprobs = self._tokens.t().tolist(), self._logprobs.t().cpu()
-        stops, found = set(self.stops.tolist()), {}
-        for row, number in enumerate(order):
-            if number >= count:
-                continue  # a row without a request
+        stops, by_request = set(self.stops.tolist()), {}
+        for row, number in ((row, n) for row, n in enumerate(order) if n < count):  # others have no request
             length = position[row] - len(self._requests[number].prompt) + 1
             answer = tuple(tokens[row][:length])
             ended = bool(answer) and answer[-1] in stops
-            found[number] = Completion(answer, logprobs[row, :length].clone(), ended)
-        return [found[number] for number in range(count)]
+            by_request[number] = Completion(answer, logprobs[row, :length].clone(), ended)
+        return [by_request[number] for number in range(count)]
 
 
 @dataclass(frozen=True)
@@ -128,6 +125,7 @@ class PromptBatch:
     """
 
     def __init__(self, requests: Sequence[Request], pad_id: int, device: torch.device) -> None:
+        # Each once: GRPO asks every prompt several times
         prompts = sorted(dict.fromkeys(r.prompt for r in requests), key=len)
         number = {prompt: i for i, prompt in enumerate(prompts)}
         rows = [number[r.prompt] for r in requests]
@@ -151,10 +149,10 @@ class PromptBatch:
 
 def by_length(prompts: PromptBatch) -> list[PromptPart]:
     """Return the prompts of each length without padding, in their order."""
-    found, start = [], 0
+    parts, start = [], 0
     for length, group in groupby(prompts.lengths):
         end = start + len(list(group))
         rows = slice(start, end), slice(prompts.width - length, None)
-        found.append(PromptPart(prompts.ids[rows], prompts.positions[rows], None))
+        parts.append(PromptPart(prompts.ids[rows], prompts.positions[rows], None))
         start = end
-    return found
+    return parts

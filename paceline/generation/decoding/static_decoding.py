@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from paceline.generation.decoding.cache_support import cache_for
 from paceline.generation.decoding.key_value_cache import StaticBuffers, obstacle
+from paceline.generation.decoding.layer_states import cache_for
 from paceline.generation.decoding.request_batch import PromptBatch, WrittenAnswers
 from paceline.generation.decoding.step_graph import StepGraphs
 from paceline.generation.engine import Completion, Request, RolloutSampling
@@ -67,6 +67,7 @@ class StaticPool:
         ``last``: no more follow, so that nothing is captured.
         """
         slots = self.slots(needed)
+        # A graph that would not be replayed is not worth its capture
         again = not last and self.slots(needed + 1) == slots
         self.graphs.run((rows, slots), lambda: self._step(rows, slots), again)
 
@@ -81,6 +82,7 @@ class StaticPool:
     def slots(self, needed: int) -> int:
         """The bucket of slots: quarters of powers of two, at most what is there."""
         assert self.buffers is not None
+        # Few buckets, since each is captured; fine ones, since unseen slots are computed, too
         quarter = max(_FEWEST // 4, 1 << max(0, (needed - 1).bit_length() - 3))
         return min(self.buffers.room, max(_FEWEST, -(-needed // quarter) * quarter))
 
@@ -146,10 +148,10 @@ class StaticDecoding:
             self.rows = fewer
         event = getattr(torch.get_device_module(self.pool.engine.device.type), "Event", None)
         copied = answers.going[: self.rows].sum().to("cpu", non_blocking=event is not None)
-        made = None if event is None else event()
-        if made is not None:
-            made.record()
-        self._look = copied, made
+        recorded = None if event is None else event()
+        if recorded is not None:
+            recorded.record()
+        self._look = copied, recorded
         return False
 
     def _read(self) -> int | None:
@@ -177,17 +179,16 @@ def why_not_static(engine: LocalEngine) -> str | None:
 
     Raises ConfigError as ``cache_for``.
     """
-    config = engine.hf.config
-    found = obstacle(config, cache_for(engine.hf, 1).layers)
-    if found is not None:
-        return found
+    reason = obstacle(engine.hf.config, cache_for(engine.hf, 1).layers)
+    if reason is not None:
+        return reason
     try:
         growing, fixed = _growing(engine), _fixed(engine)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
         return f"its forward refuses them ({type(error).__name__}: {str(error).splitlines()[0][:120]})"
-    one, other = growing.cpu().double(), fixed.cpu().double()  # some devices have no float64
-    wide = one - one.mean(-1, keepdim=True)
-    apart = (one - other).norm(dim=-1) / wide.norm(dim=-1)
+    expected, logits = growing.cpu().double(), fixed.cpu().double()  # some devices have no float64
+    wide = expected - expected.mean(-1, keepdim=True)
+    apart = (expected - logits).norm(dim=-1) / wide.norm(dim=-1)
     if bool((apart <= _TOLERANCE.get(growing.dtype, 1e-3)).all()):  # false for NaN
         return None
     return "its logits are others with them"

@@ -44,21 +44,18 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
         out = func(*args, **kwargs)
-        if name in _READS or (name in _BY_INDEX and _by_mask(args[1])) or _crosses(name, args, out):
+        indices = [x for x in tree_leaves(args[1]) if isinstance(x, Tensor)] if name in _BY_INDEX else []
+        by_mask = any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+        if name in _READS or by_mask or _crosses(name, args, out):
             self.found.append(name)
         return out
-
-
-def _by_mask(indices: Any) -> bool:
-    return any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in tree_leaves(indices))
 
 
 def _crosses(name: str, args: Any, out: Any) -> bool:
     """Whether an operation copies between the host and the device."""
     if name not in ("_to_copy", "copy_"):
         return False
-    places = {x.device.type for x in (*tree_leaves(args), out) if isinstance(x, Tensor)}
-    return len(places) > 1
+    return len({x.device.type for x in (*tree_leaves(args), out) if isinstance(x, Tensor)}) > 1
 
 
 class StepGraphs:

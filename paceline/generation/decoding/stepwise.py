@@ -8,6 +8,7 @@ tokens that it allows.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.generation.decoding.growing_cache import GrowingDecoding
-from paceline.generation.decoding.time_steps import bounded_time_steps
+from paceline.generation.decoding.layer_states import bounded_time_steps
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.sampling.noise import gumbel
 from paceline.generation.sampling.sample import keep_likeliest, largest
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 GREEDY = 1e-5  # below it a temperature is greedy
 _LEAST = 1e-2  # a lower temperature divides logits beyond fp32
+# Tokens of an answer that the cache has room for at first: most end before their maximum
 _ROOM = 1024
 
 
@@ -105,7 +107,7 @@ class Stepwise:
                 if answers is None:
                     continue
                 going = set() if done else self._going(answers)
-                yield [TokenStep(*one, one[0] not in going) for one in self._chosen]
+                yield [TokenStep(*chosen, chosen[0] not in going) for chosen in self._chosen]
                 done = not bool(answers.going[: self._decoding.rows].any())
 
     def end(self, number: int) -> None:
@@ -121,10 +123,10 @@ class Stepwise:
     def _pick(self, logits: Tensor, answers: WrittenAnswers) -> tuple[Tensor, Tensor]:
         rules, rows = self.rules, len(logits)
         plain = logits if logits.dtype == torch.float64 else logits.float()
-        numbers, place = answers.numbers(rows), int(answers.place)
+        numbers, length = answers.numbers(rows), int(answers.place)
         if self._grammars:
             plain = self._held(plain, answers, numbers)
-        scores = self._ruled(plain, answers, numbers, place)
+        scores = self._ruled(plain, answers, numbers, length)
         if rules.sampling.temperature < GREEDY:
             tokens = largest(scores)
         else:
@@ -132,8 +134,8 @@ class Stepwise:
             if rules.min_p > 0:
                 bound = scores.amax(-1, keepdim=True) + math.log(rules.min_p)
                 scores = scores.masked_fill(scores < bound, -torch.inf)
-            places = answers.place.expand(rows)
-            noise = gumbel(answers.streams[:rows], places, scores.shape[-1])
+            # The same noise for equal seeds, whatever is written beside
+            noise = gumbel(answers.streams[:rows], answers.place.expand(rows), scores.shape[-1])
             tokens = largest(keep_likeliest(scores, rules.sampling) + noise)
         logprobs = plain.gather(1, tokens[:, None]).squeeze(1) - plain.logsumexp(-1)
         self._note(plain, tokens, logprobs, answers, numbers)
@@ -152,7 +154,7 @@ class Stepwise:
         ]
         return plain.masked_fill(~torch.stack(allowed).to(plain.device), -torch.inf)
 
-    def _ruled(self, plain: Tensor, answers: WrittenAnswers, numbers: list[int], place: int) -> Tensor:
+    def _ruled(self, plain: Tensor, answers: WrittenAnswers, numbers: list[int], length: int) -> Tensor:
         """Return logits after all that also decides a greedy choice."""
         rules, rows = self.rules, len(plain)
         scores = plain
@@ -160,7 +162,7 @@ class Stepwise:
             others = torch.ones(scores.shape[-1], dtype=torch.bool, device=scores.device)
             others[list(rules.allowed)] = False
             scores = scores.masked_fill(others, -torch.inf)
-        if place < rules.least and rules.ends:
+        if length < rules.least and rules.ends:
             scores = scores.index_fill(1, torch.tensor(rules.ends, device=scores.device), -torch.inf)
         if rules.bias:
             ids = torch.tensor(list(rules.bias), device=scores.device)
@@ -195,11 +197,6 @@ class Stepwise:
             likeliest = [
                 tuple(map(TokenScore, *pair)) for pair in zip(ids.tolist(), values.tolist(), strict=True)
             ]
-        columns = (
-            numbers,
-            tokens.tolist(),
-            logprobs.tolist(),
-            likeliest,
-            answers.going[: len(numbers)].tolist(),
-        )
-        self._chosen = [one[:4] for one in zip(*columns, strict=True) if one[4]]
+        going = answers.going[: len(numbers)].tolist()
+        chosen = zip(numbers, tokens.tolist(), logprobs.tolist(), likeliest, strict=True)
+        self._chosen = list(itertools.compress(chosen, going))

@@ -37,30 +37,22 @@ def draw(
     return drawn
 
 
-def _nucleus_shapes(logits: Tensor, top_k: int, top_p: float, temperature: float) -> Tensor:
-    return logits.new_empty(logits.shape[0], 2, dtype=torch.int64)
-
-
-def _draw_shapes(
-    logits: Tensor, bounds: Tensor | None, streams: Tensor, places: Tensor, temperature: float, sampled: bool
-) -> tuple[Tensor, Tensor]:
-    rows = logits.shape[0]
-    return streams.new_empty(rows), logits.new_empty(rows, dtype=torch.float32)
-
-
 for _schema, _on_device, _on_cpu, _shapes in (
     (
         "nucleus(Tensor logits, int top_k, float top_p, float temperature) -> Tensor",
         launch.nucleus,
         reference.nucleus,
-        _nucleus_shapes,
+        lambda logits, *_: logits.new_empty(logits.shape[0], 2, dtype=torch.int64),
     ),
     (
         "draw(Tensor logits, Tensor? bounds, Tensor streams, Tensor places, float temperature, bool sampled)"
         " -> (Tensor, Tensor)",
         launch.draw,
         reference.draw,
-        _draw_shapes,
+        lambda logits, bounds, streams, *_: (
+            streams.new_empty(len(logits)),
+            logits.new_empty(len(logits), dtype=torch.float32),
+        ),
     ),
 ):
     _LIBRARY.define(_schema)  # type: ignore[no-untyped-call]

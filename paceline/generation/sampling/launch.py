@@ -18,6 +18,7 @@ def nucleus(logits: Tensor, top_k: int, top_p: float, temperature: float) -> Ten
     logits = logits.contiguous()
     rows, words = logits.shape
     bounds = logits.new_empty(rows, 2, dtype=torch.int64)
+    # One program a row: thresholds need all of it
     triton_source.nucleus[(rows,)](logits, bounds, words, top_k, top_p, temperature, BLOCK=BLOCK, num_warps=8)
     return bounds
 
@@ -30,7 +31,9 @@ def draw(
 
     logits, streams = logits.contiguous(), streams.contiguous()
     rows, words = logits.shape
-    part, parts = parts_of(rows, words)
+    # columns of a part, a multiple of ``COLUMNS``, and parts of a row
+    part = -(-words // (max(1, min(PARTS, -(-PROGRAMS // rows))) * COLUMNS)) * COLUMNS
+    parts = -(-words // part)
     scores, highest, sums = (logits.new_empty(rows, parts, dtype=torch.float32) for _ in range(3))
     columns = logits.new_empty(rows, parts, dtype=torch.int32)
     tokens, logprobs = streams.new_empty(rows), logits.new_empty(rows, dtype=torch.float32)
@@ -44,10 +47,3 @@ def draw(
         PARTS=PARTS, num_warps=1,
     )  # fmt: skip
     return tokens, logprobs
-
-
-def parts_of(rows: int, words: int) -> tuple[int, int]:
-    """Return (columns of a part, a multiple of ``COLUMNS``; parts of a row)."""
-    wanted = max(1, min(PARTS, -(-PROGRAMS // rows)))
-    part = -(-words // (wanted * COLUMNS)) * COLUMNS
-    return part, -(-words // part)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.generation.sampling.noise import gumbel
 
+# The likeliest token's probability as an integer: sums are exact in any order
 _ONE = float(1 << 40)
 
 
@@ -27,8 +28,7 @@ def nucleus(logits: Tensor, top_k: int, top_p: float, temperature: float) -> Ten
         limit = (weight.sum(-1).double() * share).long().clamp_min(1)
         ranked, places = order.sort(dim=-1, descending=True, stable=True)
         mass = weight.gather(1, places)
-        kept = (mass.cumsum(-1) - mass < limit[:, None]) & (mass > 0)
-        end = kept.sum(-1, keepdim=True) - 1
+        end = ((mass.cumsum(-1) - mass < limit[:, None]) & (mass > 0)).sum(-1, keepdim=True) - 1
         least, last = ranked.gather(1, end).squeeze(1), places.gather(1, end).squeeze(1)
     return torch.stack((least, last), 1)
 

@@ -26,10 +26,8 @@ def choose(
     else:
         if sampling.temperature != 1:
             wide = wide / sampling.temperature
-        kept = keep_likeliest(wide, sampling)
-        tokens = largest(kept + gumbel(streams, places, wide.shape[-1]))
-    chosen = wide.gather(1, tokens[:, None]).squeeze(1)
-    return tokens, chosen - wide.logsumexp(-1)
+        tokens = largest(keep_likeliest(wide, sampling) + gumbel(streams, places, wide.shape[-1]))
+    return tokens, wide.gather(1, tokens[:, None]).squeeze(1) - wide.logsumexp(-1)
 
 
 def _by_kernels(
@@ -57,10 +55,8 @@ def keep_likeliest(logits: Tensor, sampling: RolloutSampling) -> Tensor:
     The likeliest token always stays. Order and edge cases as in Transformers' warpers: first k, then p of
     what is left.
     """
-    vocabulary = logits.shape[-1]
-    if 0 < sampling.top_k < vocabulary:
-        least = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
+    if 0 < sampling.top_k < logits.shape[-1]:
+        logits = logits.masked_fill(logits < logits.topk(sampling.top_k, dim=-1).values[:, -1:], -torch.inf)
     if sampling.top_p < 1.0:
         ordered, places = logits.sort(dim=-1, descending=True, stable=True)
         mass = ordered.softmax(-1)

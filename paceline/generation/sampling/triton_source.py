@@ -23,8 +23,8 @@ LARGEST: tl.constexpr = tl.constexpr(0.99999994)  # 1 - 2^-24: noise is finite
 def _logits(row_of, words, start, temperature, BLOCK: tl.constexpr):
     """Columns from ``start`` on, and logits / temperature there in fp32; -inf behind the last one."""
     column = start + tl.arange(0, BLOCK)
-    given = tl.load(row_of + column, mask=column < words, other=float("-inf")).to(tl.float32)
-    value = tl.div_rn(given, tl.full([BLOCK], 1.0, tl.float32) * temperature)
+    loaded = tl.load(row_of + column, mask=column < words, other=float("-inf")).to(tl.float32)
+    value = tl.div_rn(loaded, tl.full([BLOCK], 1.0, tl.float32) * temperature)
     return column, tl.where(value == 0.0, 0.0, value)  # one zero
 
 
@@ -58,22 +58,22 @@ def _weights(row_of, words, start, temperature, best, least, MASS: tl.constexpr,
 @triton.jit
 def _highest(row_of, words, temperature, best, least, wanted, MASS: tl.constexpr, BLOCK: tl.constexpr):
     """The highest order at or above which ``wanted`` words, or as much mass, lie: two bits a pass."""
-    found = tl.zeros([BLOCK], tl.uint32)
+    border = tl.zeros([BLOCK], tl.uint32)
     step = tl.full([BLOCK], 1 << 30, tl.uint32)
     for _turn in range(16):
-        one = tl.zeros([BLOCK], tl.int64)
-        two = tl.zeros([BLOCK], tl.int64)
-        three = tl.zeros([BLOCK], tl.int64)
+        first = tl.zeros([BLOCK], tl.int64)
+        second = tl.zeros([BLOCK], tl.int64)
+        third = tl.zeros([BLOCK], tl.int64)
         for start in range(0, words, BLOCK):
             _column, order, weight = _weights(row_of, words, start, temperature, best, least, MASS, BLOCK)
-            one += tl.where(order >= found + step, weight, 0)
-            two += tl.where(order >= found + 2 * step, weight, 0)
-            three += tl.where(order >= found + 3 * step, weight, 0)
-        found += tl.where(tl.sum(one, 0) >= wanted, step, 0)
-        found += tl.where(tl.sum(two, 0) >= wanted, step, 0)
-        found += tl.where(tl.sum(three, 0) >= wanted, step, 0)
+            first += tl.where(order >= border + step, weight, 0)
+            second += tl.where(order >= border + 2 * step, weight, 0)
+            third += tl.where(order >= border + 3 * step, weight, 0)
+        border += tl.where(tl.sum(first, 0) >= wanted, step, 0)
+        border += tl.where(tl.sum(second, 0) >= wanted, step, 0)
+        border += tl.where(tl.sum(third, 0) >= wanted, step, 0)
         step = step >> 2
-    return tl.max(found, 0)
+    return tl.max(border, 0)
 
 
 @triton.jit
@@ -103,8 +103,8 @@ def nucleus(logits, bounds, words, top_k, top_p, temperature, BLOCK: tl.constexp
             _column, order, weight = _weights(row_of, words, start, temperature, best, least, True, BLOCK)
             same = tl.maximum(same, tl.where(order == least, weight, 0))
             above += tl.where(order > least, weight, 0)
-        one = tl.max(same, 0)
-        count = (limit - tl.sum(above, 0) + one - 1) // one
+        share = tl.max(same, 0)
+        count = (limit - tl.sum(above, 0) + share - 1) // share
         passed = count * 0
         for start in range(0, words, BLOCK):
             column, value = _logits(row_of, words, start, temperature, BLOCK)
@@ -132,9 +132,9 @@ def uniform(key, column):
 
 
 @triton.jit
-def key_of(stream, place):
+def key_of(stream, position):
     """The hash of an answer's stream and the place of its next token."""
-    x = _mixed(stream + (place + 1).to(tl.uint64) * GOLDEN)
+    x = _mixed(stream + (position + 1).to(tl.uint64) * GOLDEN)
     return x ^ (x >> 33)
 
 
@@ -154,7 +154,7 @@ def draw(
     if BOUNDED:
         least, last = tl.load(bounds + row * 2).to(tl.uint32), tl.load(bounds + row * 2 + 1)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
-    at = tl.full([BLOCK], 2147483647, tl.int32)
+    best_column = tl.full([BLOCK], 2147483647, tl.int32)
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(begin, tl.minimum(begin + part, words), BLOCK):
@@ -163,26 +163,24 @@ def draw(
         value = tl.where(inside, value, float("-inf"))
         score = value
         if SAMPLED:
-            noise = -tl.log(-tl.log(uniform(key, column)))
-            score = tl.where(inside, value + noise, float("-inf"))
+            score = tl.where(inside, value + (-tl.log(-tl.log(uniform(key, column)))), float("-inf"))
         if BOUNDED:
             order = _order(value)
-            kept = (order > least) | ((order == least) & (column <= last))
-            score = tl.where(kept, score, float("-inf"))
-        better = inside & ((score > best) | (at == 2147483647))
-        best, at = tl.where(better, score, best), tl.where(better, column, at)
+            score = tl.where((order > least) | ((order == least) & (column <= last)), score, float("-inf"))
+        better = inside & ((score > best) | (best_column == 2147483647))
+        best, best_column = tl.where(better, score, best), tl.where(better, column, best_column)
         higher = tl.maximum(top, value)
         moved = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(top - moved) + tl.exp(value - moved)
         top = higher
     winner, peak = tl.max(best, 0), tl.max(top, 0)
-    column = tl.min(tl.where(best == winner, at, 2147483647), 0)
+    column = tl.min(tl.where(best == winner, best_column, 2147483647), 0)
     shift = tl.where(peak == float("-inf"), 0.0, peak)
-    place = row * parts + tl.program_id(1)
-    tl.store(scores + place, winner)
-    tl.store(columns + place, column)
-    tl.store(highest + place, peak)
-    tl.store(sums + place, tl.sum(total * tl.exp(top - shift), 0))
+    slot = row * parts + tl.program_id(1)
+    tl.store(scores + slot, winner)
+    tl.store(columns + slot, column)
+    tl.store(highest + slot, peak)
+    tl.store(sums + slot, tl.sum(total * tl.exp(top - shift), 0))
 
 
 @triton.jit
@@ -191,16 +189,16 @@ def join(
 ):
     """tokens [rows] int64 and logprobs [rows] fp32 from the parts of each row."""
     row = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, PARTS)
-    inside, at = place < parts, row * parts + place
-    score = tl.load(scores + at, mask=inside, other=float("-inf"))
-    column = tl.load(columns + at, mask=inside, other=2147483647)
-    top = tl.load(highest + at, mask=inside, other=float("-inf"))
-    total = tl.load(sums + at, mask=inside, other=0.0)
+    lane = tl.arange(0, PARTS)
+    inside, slot = lane < parts, row * parts + lane
+    score = tl.load(scores + slot, mask=inside, other=float("-inf"))
+    column = tl.load(columns + slot, mask=inside, other=2147483647)
+    top = tl.load(highest + slot, mask=inside, other=float("-inf"))
+    total = tl.load(sums + slot, mask=inside, other=0.0)
     token = tl.min(tl.where(inside & (score == tl.max(score, 0)), column, 2147483647), 0)
     token = tl.minimum(token, words - 1)
     peak = tl.max(top, 0)
-    whole = peak + tl.log(tl.sum(total * tl.exp(top - peak), 0))
-    given = tl.load(logits + row * words + token).to(tl.float32)
+    logsumexp = peak + tl.log(tl.sum(total * tl.exp(top - peak), 0))
+    logit = tl.load(logits + row * words + token).to(tl.float32)
     tl.store(tokens + row, token.to(tl.int64))
-    tl.store(logprobs + row, tl.div_rn(given, temperature) - whole)
+    tl.store(logprobs + row, tl.div_rn(logit, temperature) - logsumexp)

@@ -16,7 +16,7 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.data.tokenizer.load import load_tokenizer, tokenizer_here, vocab_size
-from paceline.generation.decoding.cache_support import cache_for
+from paceline.generation.decoding.layer_states import cache_for
 from paceline.launch.environment.guide_variables import current
 from paceline.models import codes as models_codes
 from paceline.models.attention.context_parallel import ULYSSES, check_context_parallel

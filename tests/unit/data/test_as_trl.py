@@ -17,7 +17,7 @@ from preference_rows import Row, Writer
 
 from paceline.core.errors import DataError
 from paceline.data.rows.formats import Example
-from paceline.data.rows.kinds.preference_pairs import detect_pairs, normalise_pair
+from paceline.data.rows.kinds.preference_pairs import PAIRS
 from paceline.data.rows.messages import parsed_turns
 from paceline.data.rows.values import RawRow, RowError
 
@@ -72,7 +72,7 @@ def read(row: Row) -> tuple[Example, Example] | str:
     [raw] = parsed_turns(iter([RawRow(row, "f:1")]), {})
     assert raw.value is not None, raw.detail
     try:
-        return normalise_pair(raw.value, detect_pairs([raw.value], where="f"))
+        return PAIRS.normalise(raw.value, PAIRS.detect([raw.value], where="f"))
     except RowError as error:
         return error.reason
     except DataError as error:

@@ -15,7 +15,7 @@ from paceline.config.sections.algorithms.supervised import ClassificationOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import DataError
 from paceline.data.packed_source import PackedSource
-from paceline.data.rows.kinds.classified import detect_classified, normalise_classified
+from paceline.data.rows.kinds.classified import CLASSIFIED
 from paceline.data.rows.values import RowError
 from paceline.plan.algorithms.supervised import CLASSIFICATION
 from paceline.training.preflight.class_counts import class_numbers, empty_classes
@@ -118,7 +118,7 @@ def test_labels_that_are_no_classes_are_refused(rows: list[Any], options: dict[s
 def test_a_row_without_a_class_is_named(label: Any) -> None:
     row = {"text": "hello", "label": label}
     with pytest.raises(RowError) as error:
-        normalise_classified(row, detect_classified([row], where="f"))
+        CLASSIFIED.normalise(row, CLASSIFIED.detect([row], where="f"))
     assert error.value.reason == "no_class"
 
 
@@ -133,7 +133,7 @@ def test_a_row_without_a_class_is_named(label: Any) -> None:
 )
 def test_rows_of_another_shape_are_refused(row: dict[str, Any], mapping: dict[str, str]) -> None:
     with pytest.raises(DataError) as error:
-        detect_classified([row], where="f", mapping=mapping)
+        CLASSIFIED.detect([row], where="f", mapping=mapping)
     assert error.value.diagnostics[0].code == "data.format_classes"
 
 
@@ -154,8 +154,8 @@ def test_a_text_is_coded_as_the_tokenizer_alone_codes_it(tmp_path: Path) -> None
     source.columns["label"] = np.array([[True, False], [True, True]])
     batch = source.batch(0, [0, -1])
     assert batch.extras["label"].tolist()[-1] == [0.0, 0.0] and batch.extras["label"].shape == (3, 2)
-    told = normalise_classified(
-        {"messages": turns, "label": 1}, detect_classified([{"messages": turns, "label": 1}], where="f")
+    (told,) = CLASSIFIED.normalise(
+        {"messages": turns, "label": 1}, CLASSIFIED.detect([{"messages": turns, "label": 1}], where="f")
     )
     assert told.messages == tuple(turns)
 
@@ -165,6 +165,6 @@ def test_a_vector_of_flags_is_no_list_of_classes(label: list[float]) -> None:
     """Transformers' multi-label form; the classes 0 and 1 may be listed."""
     row = {"text": "a", "label": label}
     with pytest.raises(RowError, match="class_vector"):
-        normalise_classified(row, detect_classified([row], where="f"))
+        CLASSIFIED.normalise(row, CLASSIFIED.detect([row], where="f"))
     listed = {"text": "a", "label": [1, 0]}
-    assert normalise_classified(listed, detect_classified([listed], where="f"))
+    assert CLASSIFIED.normalise(listed, CLASSIFIED.detect([listed], where="f"))

@@ -14,7 +14,7 @@ from paceline.core.errors import DataError
 from paceline.data.packed_source import PackedSource
 from paceline.data.prepare.prepare import Prepared
 from paceline.data.rows.formats import Example
-from paceline.data.rows.kinds.labelled_answers import detect_labelled, normalise_labelled
+from paceline.data.rows.kinds.labelled_answers import LABELLED
 from paceline.protocols.batch import IGNORE_INDEX
 
 USER, GOOD = {"role": "user", "content": "q?"}, {"role": "assistant", "content": "yes"}
@@ -33,7 +33,7 @@ FORMS: list[dict[str, Any]] = [
 
 
 def read(row: dict[str, Any], **mapping: str) -> Example:
-    return normalise_labelled(row, detect_labelled([row], where="f", mapping=mapping))
+    return LABELLED.normalise(row, LABELLED.detect([row], where="f", mapping=mapping))[0]
 
 
 @pytest.mark.parametrize("row", FORMS)
@@ -64,7 +64,7 @@ def test_a_false_label_system_and_named_columns(label: Any) -> None:
 )
 def test_rows_of_another_kind_are_refused(row: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="data.format_labelled"):
-        detect_labelled([row], where="f")
+        LABELLED.detect([row], where="f")
 
 
 def labelled_from(rows: list[dict[str, Any]], folder: Path, **data: Any) -> Prepared:

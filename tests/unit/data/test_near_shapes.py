@@ -16,7 +16,7 @@ from paceline.config.sections.data import Dataset
 from paceline.core.errors import DataError
 from paceline.core.plugins.tables import ROW_KINDS
 from paceline.data.preflight.check_sets import look_at_tokenizer
-from paceline.data.preflight.find_sets import find_sets, look
+from paceline.data.preflight.find_sets import find_sets, read_head
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
 from paceline.plan.model.files.folder_check import check_adapter_folder, check_model_folder
@@ -41,7 +41,7 @@ def refused(path: Path, kind: str, text: str) -> str:
 
 def looked(path: Path, kind: str, columns: dict[str, str] | None = None) -> Any:
     [found] = find_sets("data.train", (Dataset(path=str(path), columns=columns or {}),))
-    return look(found, Reading("auto", row_kind(kind))).shape
+    return read_head(found, Reading("auto", row_kind(kind))).shape
 
 
 @pytest.mark.parametrize("kind", ROWS)

@@ -16,7 +16,7 @@ from paceline.core.errors import DataError
 from paceline.data.packed_source import PackedSource
 from paceline.data.prepare.prepare import Prepared
 from paceline.data.rows.formats import Example
-from paceline.data.rows.kinds.preference_pairs import detect_pairs, normalise_pair
+from paceline.data.rows.kinds.preference_pairs import PAIRS
 from paceline.data.rows.values import RowError
 from paceline.protocols.batch import IGNORE_INDEX
 
@@ -50,7 +50,7 @@ FORMS: list[dict[str, Any]] = [
 
 
 def read(row: dict[str, Any], **mapping: str) -> tuple[Example, Example]:
-    return normalise_pair(row, detect_pairs([row], where="f", mapping=mapping))
+    return PAIRS.normalise(row, PAIRS.detect([row], where="f", mapping=mapping))
 
 
 @pytest.mark.parametrize("row", FORMS)
@@ -103,9 +103,9 @@ def test_system_margin_and_named_columns() -> None:
     assert detect_values("1.5") == {"margin": 1.5}  # of CSV
     assert chosen.messages[0] == {"role": "system", "content": "short"} and chosen.learn_from == 2
     with pytest.raises(DataError, match="data.format_pairs"):
-        detect_pairs([{"prompt": "a", "chosen": "b"}], where="f")
+        PAIRS.detect([{"prompt": "a", "chosen": "b"}], where="f")
     with pytest.raises(DataError, match="data.format_ambiguous"):
-        detect_pairs([{"query": "a", "question": "a", "chosen": "b", "rejected": "c"}], where="f")
+        PAIRS.detect([{"query": "a", "question": "a", "chosen": "b", "rejected": "c"}], where="f")
 
 
 def pairs_from(rows: list[dict[str, Any]], folder: Path, **data: Any) -> Prepared:

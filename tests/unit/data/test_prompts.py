@@ -18,7 +18,7 @@ from paceline.data.packed_source import PackedSource
 from paceline.data.prepare.main import summary
 from paceline.data.prepare.prepare import Prepared
 from paceline.data.rows.formats import Example
-from paceline.data.rows.kinds.prompts import PROMPTS, detect_prompts, normalise_prompt
+from paceline.data.rows.kinds.prompts import PROMPTS
 from paceline.data.rows.values import RowError
 
 ASKED, SAID = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
@@ -33,7 +33,7 @@ FORMS: list[dict[str, Any]] = [
 
 
 def read(row: dict[str, Any], **mapping: str) -> Example:
-    return normalise_prompt(row, detect_prompts([row], where="f", mapping=mapping))
+    return PROMPTS.normalise(row, PROMPTS.detect([row], where="f", mapping=mapping))[0]
 
 
 @pytest.mark.parametrize("row", FORMS)
@@ -76,7 +76,7 @@ def test_what_rewards_may_need_is_kept() -> None:
 )
 def test_no_prompt_or_several(row: dict[str, Any], mapping: dict[str, str]) -> None:
     with pytest.raises(DataError, match="data.format_prompts"):
-        detect_prompts([row], where="f", mapping=mapping)
+        PROMPTS.detect([row], where="f", mapping=mapping)
 
 
 def test_rows_without_a_question() -> None:

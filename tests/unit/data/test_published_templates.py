@@ -20,8 +20,8 @@ import template_page
 
 from paceline.data.chat_template.assistant_spans import AnswerFinder
 from paceline.data.chat_template.conversation import ChatForm, form_of
-from paceline.data.chat_template.dropped_content import LeftOut
-from paceline.data.chat_template.render import Chat, ChatTemplate, Rendered, Span
+from paceline.data.chat_template.dropped_content import DroppedContentFinder
+from paceline.data.chat_template.render import ChatTemplate, Rendered, Span, TemplateInput
 from paceline.data.rows.formats import Example
 from paceline.data.rows.messages import Message, turns_of_any
 from paceline.data.rows.tools_and_documents import tools_of
@@ -110,9 +110,9 @@ class Opened:
         self.template = ChatTemplate(text, TOKENS)
         self.form: ChatForm = form_of(self.template)
         self.finder = AnswerFinder(self.template, SPECIALS, "<s>")
-        self.left_out = LeftOut(self.template, lambda example: self.render(example)[1].text)
+        self.left_out = DroppedContentFinder(self.template, lambda example: self.render(example)[1].text)
 
-    def render(self, example: Example) -> tuple[Chat, Rendered]:
+    def render(self, example: Example) -> tuple[TemplateInput, Rendered]:
         chat = self.form.chat(example)
         return chat, self.template.render_whole(chat)
 

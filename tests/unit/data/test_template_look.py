@@ -15,7 +15,7 @@ from data_fixtures import make_tokenizer, write_jsonl
 from paceline.config.schema import Config
 from paceline.data.chat_template.capabilities import EVERYWHERE, LAST, NOWHERE, facts_of, unopened_header
 from paceline.data.chat_template.conversation import Renderer
-from paceline.data.chat_template.render import Chat, ChatTemplate
+from paceline.data.chat_template.render import ChatTemplate, TemplateInput
 from paceline.data.chat_template.template_texts import BUILTIN_TEMPLATES, builtin_template
 from paceline.data.preflight.chat_template import describe, look_through, unopened_answers
 from paceline.data.preflight.check_sets import look_at_sets
@@ -55,7 +55,7 @@ def test_the_facts_of_templates() -> None:
 
 def test_a_template_that_asks_for_the_date_gets_one_day() -> None:
     dated = "{{ strftime_now('%d %b %Y') }}" + THINKS
-    assert ChatTemplate(dated, {}).render(Chat([ASKED])).startswith("01 Jan 2026")
+    assert ChatTemplate(dated, {}).render(TemplateInput([ASKED])).startswith("01 Jan 2026")
     assert "2026-01-01 on every day" in facts_of(dated, {}).sentence()
     assert "every day" not in facts_of(THINKS, {}).sentence()
 

@@ -13,7 +13,7 @@ from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 from paceline.config.schema import Config
 from paceline.core.errors import DataError
 from paceline.data.chat_template.options import not_read, options_read, with_defaults
-from paceline.data.chat_template.render import Chat, ChatTemplate
+from paceline.data.chat_template.render import ChatTemplate, TemplateInput
 from paceline.data.chat_template.template_texts import builtin_template
 from paceline.data.preflight.check_sets import look_at_tokenizer
 from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
@@ -30,9 +30,9 @@ def test_a_default_is_the_option_that_was_not_given(value: Any, begin: str) -> N
         "{% for m in messages %}{{ zq }}{% endfor %}"
     )
     plain, preset = ChatTemplate(text, {}), ChatTemplate(with_defaults(text, {"zq": value}), {})
-    assert preset.render(Chat(TURNS)) == plain.render(Chat(TURNS, options={"zq": value}))
-    assert preset.render(Chat(TURNS, options={"zq": "mine"})) == plain.render(
-        Chat(TURNS, options={"zq": "mine"})
+    assert preset.render(TemplateInput(TURNS)) == plain.render(TemplateInput(TURNS, options={"zq": value}))
+    assert preset.render(TemplateInput(TURNS, options={"zq": "mine"})) == plain.render(
+        TemplateInput(TURNS, options={"zq": "mine"})
     )
 
 
@@ -113,7 +113,7 @@ def test_the_sandbox_writes_what_transformers_writes(template: str) -> None:
             theirs = type(error).__name__
         try:
             ours = ChatTemplate(template, {"bos_token": "<s>"}).render(
-                Chat(chat, given["tools"]), prompt=prompt
+                TemplateInput(chat, given["tools"]), prompt=prompt
             )
         except Exception as error:
             ours = error.args[1].partition(":")[0]
@@ -135,7 +135,7 @@ def test_the_sandbox_is_shut(template: str) -> None:
     from paceline.data.rows.values import RowError
 
     try:
-        assert ChatTemplate(template, {}).render(Chat(TURNS)) in ("", json.dumps(None))
+        assert ChatTemplate(template, {}).render(TemplateInput(TURNS)) in ("", json.dumps(None))
     except RowError as error:
         assert error.reason == "template_refused"
 
@@ -151,8 +151,8 @@ TAKEN_UP = {
 @pytest.mark.parametrize("kind", TAKEN_UP)
 def test_marks_do_not_change_what_a_template_takes_up(kind: str) -> None:
     template = ChatTemplate(TAKEN_UP[kind], {})
-    rendered = template.render_whole(Chat(TURNS))
-    assert rendered.text == template.render(Chat(TURNS)) == "How warm?  Four."
+    rendered = template.render_whole(TemplateInput(TURNS))
+    assert rendered.text == template.render(TemplateInput(TURNS)) == "How warm?  Four."
     assert rendered.turns is None or all(rendered.text[a:b] for own in rendered.turns for a, b in own)
 
 
@@ -161,7 +161,7 @@ def test_turns_of_the_templates_own_belong_to_no_turn() -> None:
         "{% for m in [{'role': 'system', 'content': 'S'}] + messages + [{'content': 'E'}] %}"
         "[{{ m.content }}]{% endfor %}!"
     )
-    rendered = ChatTemplate(text, {}).render_whole(Chat(TURNS))
+    rendered = ChatTemplate(text, {}).render_whole(TemplateInput(TURNS))
     assert rendered.text == "[S][How warm?][Four.][E]!"
     assert rendered.turns is not None
     assert ["".join(rendered.text[a:b] for a, b in own) for own in rendered.turns] == [
@@ -173,14 +173,14 @@ def test_turns_of_the_templates_own_belong_to_no_turn() -> None:
 def test_a_row_that_holds_marks_itself_is_followed_as_it_is() -> None:
     turns: list[Any] = [TURNS[0], {"role": "assistant", "content": "a\U000f5a010,1\U000f5a03b"}]
     template = ChatTemplate(PLAIN, {})
-    assert template.render_whole(Chat(turns)).text == template.render(Chat(turns))
+    assert template.render_whole(TemplateInput(turns)).text == template.render(TemplateInput(turns))
 
 
 def test_generation_blocks_are_found_where_the_text_has_them() -> None:
     text = (
         "{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}{% endgeneration %};{% endfor %}"
     )
-    rendered = ChatTemplate(text, {}).render_whole(Chat(TURNS))
+    rendered = ChatTemplate(text, {}).render_whole(TemplateInput(TURNS))
     assert [rendered.text[a:b] for a, b in rendered.marks] == ["How warm?", "Four."]
 
 

@@ -12,8 +12,8 @@ from model_families import Source, make_batch, reference_model, spread_out
 from tiny_families import tiny_config
 
 from paceline.core.errors import ConfigError
-from paceline.generation.decoding.cache_support import cache_for
 from paceline.generation.decoding.key_value_cache import obstacle
+from paceline.generation.decoding.layer_states import cache_for
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.models.attention.sparse_indexer import selectors

@@ -50,7 +50,12 @@ class RowKind(ABC):
 
     @abstractmethod
     def detect(
-        self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None
+        self,
+        rows: Sequence[Row],
+        *,
+        where: str,
+        requested: str = "auto",
+        mapping: Mapping[str, str] | None = None,
     ) -> Shape:
         """Detect the shape from the first rows. Raises DataError.
 
@@ -77,18 +82,18 @@ class RowKind(ABC):
 
     def identity(self) -> list[str]:
         """Return this kind's part of the cache key: its name, and the source's digest of a user's own."""
-        own = type(self)
-        if "stored_name" in vars(own):
+        kind = type(self)
+        if "stored_name" in vars(kind):
             # Sets prepared so far have this text, whatever the module and the class are called by now
-            return [f"{_KINDS_OF_THEN}.{own.stored_name}:{own.stored_name.title()}"]
-        return [f"{own.__module__}:{own.__qualname__}", sha256_of(Path(inspect.getfile(own)))]
+            return [f"{_KINDS_OF_THEN}.{kind.stored_name}:{kind.stored_name.title()}"]
+        return [f"{kind.__module__}:{kind.__qualname__}", sha256_of(Path(inspect.getfile(kind)))]
 
 
 def row_kind(name: str) -> RowKind:
     """Return the kind that an algorithm's spec names. Raises ConfigError for an unknown one."""
-    found = load_attr(ROW_KINDS.get(name, name))
-    assert isinstance(found, RowKind), f"{name} is not a RowKind"
-    return found
+    kind = load_attr(ROW_KINDS.get(name, name))
+    assert isinstance(kind, RowKind), f"{name} is not a RowKind"
+    return kind
 
 
 class Documents(RowKind):
@@ -99,7 +104,12 @@ class Documents(RowKind):
     conversations = frozenset({"messages", "sharegpt"})
 
     def detect(
-        self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None
+        self,
+        rows: Sequence[Row],
+        *,
+        where: str,
+        requested: str = "auto",
+        mapping: Mapping[str, str] | None = None,
     ) -> Shape:
         return detect(rows, where=where, requested=requested, mapping=mapping)
 
