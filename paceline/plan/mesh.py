@@ -10,6 +10,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan import codes
 
+PARALLELISM = "training.parallelism"
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 

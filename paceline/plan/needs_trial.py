@@ -9,8 +9,8 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.features.attention import PACKABLE, family_packs
-from paceline.plan.features.peft_settings import ALL_LINEAR
 from paceline.plan.model.files.unusual_config import unusual
+from paceline.plan.model.parameter_list import ALL_LINEAR
 from paceline.plan.model.read_config import model_config
 from paceline.plan.plan import Plan
 

@@ -255,6 +255,11 @@ class Plan:
         return WaitLimits.of(self.config.training)
 
     @property
+    def ranks_per_node(self) -> int:
+        """Processes per node."""
+        return self.world_size // self.num_nodes
+
+    @property
     def seed(self) -> int:
         """Seed of all random number generators."""
         return self.config.training.seed

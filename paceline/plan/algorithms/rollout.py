@@ -204,9 +204,7 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     if not server and not options.gather_for_generation:
         return []
     weights = shape.num_parameters * SIZES[plan.precision.compute] / plan.mesh.tp
-    card = hardware.memory_bytes / (
-        1 if is_accelerator(hardware.device) else max(1, plan.world_size // plan.num_nodes)
-    )
+    card = hardware.memory_bytes / (1 if is_accelerator(hardware.device) else max(1, plan.ranks_per_node))
     held = bytes_by_device(plan, ModelStates(states.parameters, 0, states.optimizer)).card
     if weights + held <= card:
         return []
@@ -232,9 +230,7 @@ def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float 
 
     Needed: weights, KV cache of ``rows`` answers, and the rank's states.
     """
-    room = hardware.memory_bytes / (
-        1 if is_accelerator(hardware.device) else max(1, plan.world_size // plan.num_nodes)
-    )
+    room = hardware.memory_bytes / (1 if is_accelerator(hardware.device) else max(1, plan.ranks_per_node))
     shape, states = plan.shape, plan.memory and plan.memory.largest
     if shape is None or not states:
         return None, room, "the model's size is unknown"

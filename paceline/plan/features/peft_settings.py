@@ -13,9 +13,9 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject, as_number
 from paceline.plan import codes
 from paceline.plan.model.family import text_name
+from paceline.plan.model.parameter_list import ALL_LINEAR
 from paceline.plan.plan import AdapterSpec
 
-ALL_LINEAR = "all-linear"
 KEY = "lora.adapter_name_or_path"
 
 #: Settings of peft's LoraConfig that an ``AdapterSpec`` carries.

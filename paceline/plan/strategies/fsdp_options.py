@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from paceline.config import codes as config_codes
 from paceline.config.sections.training import TrainingSection
 from paceline.plan import codes
-from paceline.plan.mesh import Mesh
+from paceline.plan.mesh import PARALLELISM, Mesh
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategy_options import FsdpOptions, Wrap
-
-PARALLELISM = "training.parallelism"
 
 
 def fsdp_mesh(job: Job, findings: Findings) -> Mesh:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from paceline.config.registries.optimizers import StateSplit
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
-from paceline.plan.mesh import BatchSplit, Mesh
+from paceline.plan.mesh import PARALLELISM, BatchSplit, Mesh
 from paceline.plan.plan import ModelStates, Plan, Precision
 from paceline.plan.strategies.fsdp import SHARDED
-from paceline.plan.strategies.fsdp_options import PARALLELISM, fsdp_engine, fsdp_mesh
+from paceline.plan.strategies.fsdp_options import fsdp_engine, fsdp_mesh
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.spec import TORCH_FORM, StrategySpec
 from paceline.plan.strategy_options import EngineOptions, PipelineOptions

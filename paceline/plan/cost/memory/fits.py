@@ -66,7 +66,7 @@ def room_of(plan: Plan, hardware: Hardware) -> MemoryNeeded | None:
     start = _start(plan)
     if start is None or plan.shape is None or plan.memory is None:
         return None
-    processes = plan.world_size // plan.num_nodes
+    processes = plan.ranks_per_node
     on_cpu = hardware.device == "cpu"
     shapes = {"": plan.shape, **{role: model.shape for role, model in plan.models.items()}}
     # Between steps: the states by location.
@@ -241,7 +241,7 @@ def room_problems(plan: Plan, hardware: Hardware, room: MemoryNeeded | None) -> 
         return []
     problems: list[Diagnostic] = []
     card, host = hardware.memory_bytes if hardware.device != "cpu" else 0, hardware.host_memory_bytes
-    master, processes = plan.precision.master, plan.world_size // plan.num_nodes
+    master, processes = plan.precision.master, plan.ranks_per_node
     size = human_bytes(plan.shape.num_parameters * SIZES[master]) if plan.shape else "?"
     size += f" ({1 + len(plan.models)} models)" if plan.models else ""
     words, states_card, states_host = room.words, room.states_card or 0, room.states_host or 0
@@ -276,7 +276,7 @@ def rows_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     rows = plan.batch.micro_batch / plan.mesh.pp
     tokens = rows * (plan.seq_len if plan.packing else 1) / (plan.mesh.cp * plan.mesh.tp)
     need, cpu = round(tokens * (8 + 2 * plan.shape.hidden_size)), hardware.device == "cpu"
-    need *= plan.world_size // plan.num_nodes if cpu else 1
+    need *= plan.ranks_per_node if cpu else 1
     room = hardware.host_memory_bytes if cpu else hardware.memory_bytes
     if not room or need <= room:
         return []
@@ -380,7 +380,7 @@ def bytes_a_node(plan: Plan, start: LoadingSpec) -> int:
     made_plain = any(shape.quantised and not shape.experts for shape in models.values())
     if not start.parts or packs or made_plain:  # a weight is read whole to be packed, or made plain
         return file_bytes
-    mesh, processes = plan.mesh, plan.world_size // plan.num_nodes
+    mesh, processes = plan.mesh, plan.ranks_per_node
     layout = strategy_spec(plan.strategy).layout(mesh, plan.engine)
     cut = mesh.dp_shard * mesh.cp if layout is not None and layout.zero == _CUTS_WEIGHTS else 1
     return round(file_bytes * min(1.0, processes / (cut * mesh.tp * mesh.pp)))

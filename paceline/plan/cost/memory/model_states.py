@@ -167,7 +167,7 @@ def with_snapshot(plan: Plan, hardware: Hardware, held: int) -> Plan:
     )
     if checkpoint is not None:
         node = checkpoint // plan.num_nodes
-        each = node // (plan.world_size // plan.num_nodes)
+        each = node // (plan.ranks_per_node)
         copy = f"{human_bytes(each)} a process, {human_bytes(node)} a node"
         if host and held + node > host:
             return replace(

@@ -17,13 +17,12 @@ from paceline.core.json_types import Json
 from paceline.core.rundir import RunDir
 from paceline.plan import codes
 from paceline.plan.algorithms.spec import algorithm_spec, key_of_model
-from paceline.plan.model.files.safetensors_headers import damage
+from paceline.plan.model.files.safetensors_headers import INDEX, damage
 from paceline.plan.model.read_config import config_from_path
 
 #: What only a checkpoint of ours has, and its adapter's config, from the checkpoint and from the run
 _MANIFEST, _ADAPTERS = "manifest.json", "**/hf/adapter_config.json"
 _CONFIGS = ("config.json", "adapter_config.json")
-_INDEX = "model.safetensors.index.json"
 _ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co|hf-mirror\.com)/([\w.-]+/[\w.-]+)")
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 #: Transformers reads the pickles itself (torch.load with weights_only) and writes safetensors
@@ -113,7 +112,7 @@ def adapter_folder(folder: Path, key: str) -> Diagnostic:
 
 def of_a_run(folder: Path, key: str) -> Diagnostic | None:
     """Return an error for a folder that a run, ours or the Trainer's, writes beside or above models."""
-    if any((folder / name).is_file() for name in ("model.safetensors", _INDEX)):
+    if any((folder / name).is_file() for name in ("model.safetensors", INDEX)):
         return None
     run = folder.parent if folder.name == RunDir(folder).checkpoints.name else folder
     checkpoint = folder.parent if (folder.parent / _MANIFEST).is_file() else run
@@ -149,7 +148,7 @@ def written(key: str, folder: str) -> str:
 
 
 def _weights(folder: Path, key: str) -> Iterator[Diagnostic]:
-    index, single = folder / _INDEX, folder / "model.safetensors"
+    index, single = folder / INDEX, folder / "model.safetensors"
     if single.is_file():
         if wrong := damage(single, key):
             yield wrong
@@ -171,7 +170,7 @@ def _shards(folder: Path, index: Path, key: str) -> Iterator[Diagnostic]:
     missing = [name for name in shards if not (folder / name).is_file()]
     if missing:
         yield codes.MODEL_MISSING_SHARDS(
-            key, ", ".join(missing[:4]), missing=len(missing), named=len(shards), index=_INDEX
+            key, ", ".join(missing[:4]), missing=len(missing), named=len(shards), index=INDEX
         )
     for name in shards:
         if name not in missing and (wrong := damage(folder / name, key)):
@@ -222,7 +221,7 @@ def _no_weights(folder: Path, key: str, convert: str) -> Diagnostic:
     return codes.MODEL_NO_WEIGHTS(
         key,
         f"{folder}: {inside}",
-        hint=f"use a folder with model.safetensors, or {_INDEX} and its files; or set model.config"
+        hint=f"use a folder with model.safetensors, or {INDEX} and its files; or set model.config"
         " instead of model.name_or_path, to train from scratch",
     )
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
-from paceline.plan.mesh import BatchSplit, Mesh, cp_heads, tp_heads, tp_inside_node
+from paceline.plan.mesh import PARALLELISM, BatchSplit, Mesh, cp_heads, tp_heads, tp_inside_node
 from paceline.plan.plan import Precision
 from paceline.plan.strategies.deepspeed.compile_config import compile_config
 from paceline.plan.strategies.deepspeed.zero_block import (
@@ -21,8 +21,6 @@ from paceline.plan.strategies.deepspeed.zero_block import (
 )
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategy_options import DeepSpeedOptions
-
-PARALLELISM = "training.parallelism"
 
 
 def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
