@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from paceline.algorithms.moe_balance_loss import Balanced
+from paceline.algorithms.moe_balance_loss import WithBalanceLoss
 from paceline.algorithms.supervised.sft import SFT
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.list_parameters import ClassRequest
@@ -86,7 +86,7 @@ def measured(rounds: int) -> tuple[float, float, float, float]:
     plain.load_state_dict(module.hf.state_dict())
     batch = make_batch()
     ids, mask, labels = padded(batch)
-    algorithm = Balanced(SFT(), RouterLoss(COEFFICIENT, "micro_batch"))
+    algorithm = WithBalanceLoss(SFT(), RouterLoss(COEFFICIENT, "micro_batch"))
 
     def ours() -> Tensor:
         outputs = module(batch, algorithm.required_outputs(Role.POLICY, training=True))

@@ -54,7 +54,7 @@ def call(module: str, *arguments: str) -> int:
     """Run ``python -m module …`` to its end and return its exit code.
 
     Ctrl-C reaches the child too, which is in our process group. Any other signal that ends this process
-    (SIGTERM, SIGHUP: ``launch.exit_handling``) terminates the child.
+    (SIGTERM, SIGHUP: ``launch.program``) terminates the child.
     """
     reach_package()
     child = subprocess.Popen(module_argv(ENTERED, module, *arguments))

@@ -27,7 +27,7 @@ from paceline.evaluation.open_run import load_model
 from paceline.evaluation.processes.job import EvaluationJob
 from paceline.evaluation.processes.rank import own_device
 from paceline.launch.program import program
-from paceline.runtime.library_noise import quiet_libraries, spare_torchao
+from paceline.runtime.library_noise import quiet_libraries, import_without_torchao
 
 _NAME = re.compile(r"^task:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
 _FACTS = ("name", "alias", "sample_len")
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     models = named_models(EvaluationJob((*options.models,), {}, checkpoints=options.checkpoints), notes)
     if notes:
         print(render_all(notes), file=sys.stderr)
-    spare_torchao()
+    import_without_torchao()
     # What the harness prints itself stays
     quiet_libraries(quantised=False, checks_weights=False)
     measured = [_measured(model, names, folders, options) for model in models]

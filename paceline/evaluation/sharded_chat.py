@@ -26,8 +26,8 @@ from paceline.evaluation.processes.sharded_model import open_world, shared_model
 from paceline.generation.answer import Agree, Sampling, Write, answer_streamed
 from paceline.launch.program import EndedBySignal, ended, redacted
 from paceline.runtime.failures.root_cause import is_cascade
-from paceline.runtime.library_noise import quiet_libraries, spare_torchao
-from paceline.runtime.time_limit import leave
+from paceline.runtime.library_noise import import_without_torchao, quiet_libraries
+from paceline.runtime.time_limit import exit_now
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,13 +48,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = _take_part(Path(folder), chat_options(arguments), int(rank))
     except BaseException:
         traceback.print_exc()
-    leave(code)
+    exit_now(code)
 
 
 @ended
 def _take_part(folder: Path, options: argparse.Namespace, rank: int) -> int:
     """Return the exit code. Of a signal the process that started this one speaks."""
-    spare_torchao()
+    import_without_torchao()
     quiet_libraries(quantised=False)
     try:
         sampling = sampling_options(options)

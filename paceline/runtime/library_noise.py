@@ -41,7 +41,7 @@ def quiet_libraries(quantised: bool, *, checks_weights: bool = True) -> None:
         logging.getLogger(_PACKS).setLevel(logging.ERROR)
 
 
-def spare_torchao() -> None:
+def import_without_torchao() -> None:
     """Import Transformers' quantizers without torchao, which they need to write folders in its formats.
 
     It costs half a second of CPU a process. For a process of ours, before a model is built: nothing changes
@@ -51,14 +51,10 @@ def spare_torchao() -> None:
         return
     utils = vars(import_module("transformers.utils"))
     is_available = utils[_ASKED]
-    utils[_ASKED] = _no
+    utils[_ASKED] = lambda: False
     try:
         quantizer = vars(import_module(_QUANTIZER))
     finally:
         utils[_ASKED] = is_available
     quantizer[_ASKED] = is_available
     quantizer[_FLATTEN] = lambda state: getattr(import_module(_PACKED), _FLATTEN)(state)
-
-
-def _no() -> bool:
-    return False

@@ -52,6 +52,16 @@ class RankEnv:
         """
         return "127.0.0.1" if self.one_host and not self.agent_store else self.master_addr
 
+    @property
+    def store_prefix(self) -> str:
+        """The prefix of this attempt's keys in the store."""
+        return f"paceline/attempt_{self.restart}"
+
+    @property
+    def hosts_store(self) -> bool:
+        """Whether the store ends with this process."""
+        return self.rank == 0 and not self.agent_store
+
     @staticmethod
     def from_environ(environ: Mapping[str, str], local_rank_flag: int | None = None) -> RankEnv:
         """Read the variables of torchrun, accelerate, deepspeed or a process manager.
@@ -62,26 +72,26 @@ class RankEnv:
         Raises ConfigError if the variables contradict each other or are incomplete.
         """
         if environ.get("RANK", "") != "":
-            found = _from_rank_variables(environ, local_rank_flag)
-            if found.launcher == "env":
-                _refuse_two_launchers(environ, found)
+            env = _from_rank_variables(environ, local_rank_flag)
+            if env.launcher == "env":
+                _refuse_two_launchers(environ, env)
         else:
             manager = manager_of(environ)
-            found = _alone(environ) if manager is None else _from_manager(environ, manager)
-        return _checked(found)
+            env = _alone(environ) if manager is None else _from_manager(environ, manager)
+        return _checked(env)
 
 
-def _refuse_two_launchers(environ: Mapping[str, str], found: RankEnv) -> None:
+def _refuse_two_launchers(environ: Mapping[str, str], env: RankEnv) -> None:
     """Refuse a RANK set outside a process manager: all of its processes would have the same rank."""
     manager = manager_of(environ)
     if manager is None or _number_of(environ, manager.size) == 1:
         return
     theirs = _number_of(environ, manager.rank), _number_of(environ, manager.size)
-    if theirs != (found.rank, found.world_size):
+    if theirs != (env.rank, env.world_size):
         raise _error(
             codes.RUNTIME_ENV_TWO_LAUNCHERS,
             f"RANK and WORLD_SIZE differ from the values of {manager.name}",
-            f"RANK={found.rank} of WORLD_SIZE={found.world_size}; {manager.name}: rank {theirs[0]} of"
+            f"RANK={env.rank} of WORLD_SIZE={env.world_size}; {manager.name}: rank {theirs[0]} of"
             f" {theirs[1]}",
             "run unset RANK WORLD_SIZE LOCAL_RANK before the command",
         )
@@ -147,9 +157,11 @@ def _from_manager(environ: Mapping[str, str], manager: JobManager) -> RankEnv:
     on_nodes = first_set(environ, manager.local_size)
     sizes = local_sizes(on_nodes)
     if on_nodes and not all(sizes or (0,)):
-        what = f"the numbers of processes per node, from {manager.name}, must be 1 or more"
         raise _error(
-            codes.RUNTIME_ENV_NUMBER, what, f"{manager.local_size[0]}={on_nodes[:80]}", "2, or 2(x3),1"
+            codes.RUNTIME_ENV_NUMBER,
+            f"the numbers of processes per node, from {manager.name}, must be 1 or more",
+            f"{manager.local_size[0]}={on_nodes[:80]}",
+            "2, or 2(x3),1",
         )
     # Nodes and ranks per node: each may be missing and follows from the other.
     nodes = _number_of(environ, manager.nodes, 0)
@@ -160,6 +172,14 @@ def _from_manager(environ: Mapping[str, str], manager: JobManager) -> RankEnv:
     num_nodes = nodes or max(1, -(-world_size // local_world_size))
     # Rendezvous at the first host, on a port derived from the job, unless the user set them.
     host = first_host(first_set(environ, manager.hosts)) if num_nodes > 1 else ""
+    address = environ.get("MASTER_ADDR") or host or ("" if num_nodes > 1 else "127.0.0.1")
+    if not address:
+        raise _error(
+            codes.RUNTIME_ENV_MISSING,
+            f"there are {num_nodes} nodes, but MASTER_ADDR, where they connect, is not set",
+            "no MASTER_ADDR",
+            manager.export,
+        )
     job = ".".join(filter(None, (first_set(environ, manager.job), environ.get("SLURM_STEP_ID", ""))))
     return RankEnv(
         rank=rank,
@@ -167,7 +187,7 @@ def _from_manager(environ: Mapping[str, str], manager: JobManager) -> RankEnv:
         world_size=world_size,
         local_world_size=local_world_size,
         num_nodes=num_nodes,
-        master_addr=environ.get("MASTER_ADDR") or host or _master_addr(environ, num_nodes, manager.export),
+        master_addr=address,
         master_port=_number(environ, "MASTER_PORT", _port_for(job)),
         launcher="slurm" if manager.word == "srun" else manager.word,
         one_host=bool(sizes or nodes) and local_world_size == world_size > 1,
@@ -194,19 +214,6 @@ def _port_for(job: str) -> int:
     return _DERIVED_PORTS[int.from_bytes(digest, "little") % len(_DERIVED_PORTS)]
 
 
-def _master_addr(environ: Mapping[str, str], num_nodes: int, hint: str) -> str:
-    if environ.get("MASTER_ADDR"):
-        return environ["MASTER_ADDR"]
-    if num_nodes > 1:
-        raise _error(
-            codes.RUNTIME_ENV_MISSING,
-            f"there are {num_nodes} nodes, but MASTER_ADDR, where they connect, is not set",
-            "no MASTER_ADDR",
-            hint,
-        )
-    return "127.0.0.1"
-
-
 def _number_of(environ: Mapping[str, str], names: tuple[str, ...], default: int | None = None) -> int:
     """Return the first of these variables that is set, as a number."""
     name = next((name for name in names if environ.get(name)), names[0] if names else "")
@@ -220,9 +227,9 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
     try:
         return int(text)
     except ValueError:
-        found = f"{name}={text}" if name in environ else f"no {name}"
+        shown = f"{name}={text}" if name in environ else f"no {name}"
         raise _error(
-            codes.RUNTIME_ENV_NUMBER, f"{name} must be a whole number", found, f"{name}=0, 1, 2, …"
+            codes.RUNTIME_ENV_NUMBER, f"{name} must be a whole number", shown, f"{name}=0, 1, 2, …"
         ) from None
 
 
@@ -250,11 +257,11 @@ def _checked(env: RankEnv) -> RankEnv:
     return env
 
 
-def _uneven(found: str) -> ConfigError:
+def _uneven(counts: str) -> ConfigError:
     return _error(
         codes.RUNTIME_ENV_UNEVEN,
         "every node must start the same number of processes",
-        found,
+        counts,
         "the same number on each node",
     )
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def within(seconds: float, call: Callable[[], T], what: str) -> T:
+def call_with_timeout(seconds: float, call: Callable[[], T], what: str) -> T:
     """Return ``call()``, or raise its exception. Raises TimeoutError after ``seconds``.
 
     The call is then abandoned in a daemon thread, which ends with the process.
@@ -41,7 +41,7 @@ def within(seconds: float, call: Callable[[], T], what: str) -> T:
     return done[0]
 
 
-def leave(code: int) -> None:
+def exit_now(code: int) -> None:
     """Flush and exit at once, without destructors: those of a broken process group can hang."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

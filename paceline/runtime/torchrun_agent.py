@@ -33,6 +33,7 @@ SHUTDOWN_SECONDS = 60  # torch's 30 s are too short for ranks still publishing a
 @redacted
 def main(argv: Sequence[str]) -> int:
     """Start this node's workers, wait for them, and return their exit code."""
+    # its error box and log repeat what the ranks have said themselves
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)
     config, command, args = config_from_args(parse_args(list(argv)))  # type: ignore[no-untyped-call]

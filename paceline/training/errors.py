@@ -42,8 +42,8 @@ def diagnose(
     # Errors that have a diagnostic, or are recognised as out of memory
     if isinstance(error, PacelineError):
         first = error.diagnostics[0]
-        place = first.where or f"rank {rank}"
-        return replace(first, where=place, evidence={**first.evidence, "rank": rank})
+        location = first.where or f"rank {rank}"
+        return replace(first, where=location, evidence={**first.evidence, "rank": rank})
     if is_out_of_memory(error):
         return codes.TRAINING_OUT_OF_MEMORY(
             f"rank {rank}",
@@ -64,14 +64,16 @@ def diagnose(
             where, text, rank=rank, gone=gone, evidence={"rank": rank, "silent_ranks": list(silent_ranks)}
         )
     # Refusals of the operating system; everything else is a plain exception
-    why = refusal_of(error, _place_of(error)) if isinstance(error, OSError) else None
+    name = getattr(error, "filename", None)
+    path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
+    why = refusal_of(error, path) if isinstance(error, OSError) else None
     if isinstance(error, OSError) and why is not None:
-        named = str(error.filename or "a file")
+        file_name = str(error.filename or "a file")
         return codes.TRAINING_SYSTEM_REFUSED(
             where,
             text,
             rank=rank,
-            named=named,
+            named=file_name,
             reason=why.reason,
             hint=why.hint,
             evidence={"rank": rank, "kind": why.kind},
@@ -79,10 +81,6 @@ def diagnose(
     return codes.TRAINING_EXCEPTION(
         where, rank=rank, kind=type(error).__name__, text=text, evidence={"rank": rank}
     )
-
-
-def _place_of(error: OSError) -> Path | None:
-    return Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
 
 
 def exit_code_of(error: BaseException, *, echo: bool = False) -> int:
@@ -162,18 +160,18 @@ def memory_used(plan: Plan, world: World) -> str:
 def smaller(plan: Plan) -> list[str]:
     """Return generic remedies that this plan does not use yet."""
     batch = plan.batch
-    found = []
+    remedies = []
     if batch.micro_batch > 1:
-        found.append(
+        remedies.append(
             f"per_device_train_batch_size: {max(1, batch.micro_batch // 2)} with gradient_accumulation_steps:"
             f" {batch.accumulation * 2}"
         )
     if not plan.recompute:
-        found.append("gradient_checkpointing: true")
+        remedies.append("gradient_checkpointing: true")
     if plan.adapter is None:
-        found.append("lora: {r: 16}")
+        remedies.append("lora: {r: 16}")
     return [
-        *found,
+        *remedies,
         f"set data.max_length below {plan.seq_len}",
         "use more ranks to shard the states (distributed_strategy: fsdp)",
     ]

@@ -15,14 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.config.registries.evaluation_metrics import OF_LENGTH, labels_of, written_out
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError, PacelineError
-from paceline.core.json_types import Json
 from paceline.data.prepare.prepare import Prepared
 from paceline.data.token_table import TokenTable, decode_labels
 from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
@@ -38,7 +36,7 @@ from paceline.runtime.process_group.world import World
 from paceline.strategies.model_handle import Handle, Handles
 from paceline.strategies.strategy import Runner, Strategy
 from paceline.training import codes
-from paceline.training.loop.window_source import BatchLayout, Loading, read_batch
+from paceline.training.loop.window_source import BatchLayout, Prefetcher, read_batch
 from paceline.training.rollout.build import local_engine
 from paceline.training.rollout.generate import OpenEngine
 from paceline.training.rollout.on_policy_distillation import prompt_length
@@ -50,7 +48,7 @@ def evaluate(
     algorithm: Objective,
     source: RowSource,
     layout: BatchLayout,
-    loading: Loading | None = None,
+    loading: Prefetcher | None = None,
 ) -> dict[str, float]:
     """Return ``eval_loss``, ``eval_<metric>`` and ``eval_rows`` over the whole set. Collective.
 
@@ -61,7 +59,7 @@ def evaluate(
     """
     num_rows = source.num_rows(0)
     rounds = math.ceil(num_rows / (layout.micro_batch * layout.dp_size))
-    loading = loading or Loading()
+    loading = loading or Prefetcher()
 
     def read(j: int, others: str = "") -> Batch:
         made = read_batch(source, 0, layout.positions(0, j, num_rows), range(num_rows), others)
@@ -121,28 +119,20 @@ def expected_answers(table: TokenTable, rows: int | None, *, answered: bool) -> 
     the model answers itself (``answered``) it is what they hold as ``answer``.
     """
     count = len(table) // table.group
-    found = []
+    answers = []
     for row in range(count if rows is None else min(rows, count)):
         coded = table.coded(row * table.group)
-        made = _of_prompt(row, coded, table.facts(row)) if answered else _of_document(row, coded)
-        found += [] if made is None else [made]
-    return found
-
-
-def _of_prompt(row: int, coded: NDArray[np.int32], facts: Mapping[str, Json]) -> ExpectedAnswer | None:
-    expected = facts.get("answer")
-    if expected is None:
-        return None
-    return ExpectedAnswer(row, tuple(decode_labels(coded)[0].tolist()), str(expected))
-
-
-def _of_document(row: int, coded: NDArray[np.int32]) -> ExpectedAnswer | None:
-    start = prompt_length(coded)
-    if not start:
-        return None
-    answer = coded[start:]
-    end = int(np.flatnonzero(answer >= 0)[-1]) + 1
-    return ExpectedAnswer(row, tuple(decode_labels(coded[:start])[0].tolist()), tuple(answer[:end].tolist()))
+        expected: tuple[int, ...] | str | None = None
+        if answered:
+            start, answer = len(coded), table.facts(row).get("answer")
+            expected = None if answer is None else str(answer)
+        elif start := prompt_length(coded):
+            end = int(np.flatnonzero(coded >= 0)[-1]) + 1  # tokens without loss may close the row
+            expected = tuple(coded[start:end].tolist())
+        if expected is not None:
+            prompt = decode_labels(coded[:start])[0].tolist()
+            answers.append(ExpectedAnswer(row, tuple(prompt), expected))
+    return answers
 
 
 @dataclass
@@ -176,60 +166,68 @@ class AnswersMeasured:
         """Return ``eval_METRIC`` of all answers, and how long they are: the same on every rank, under every
         split of the rows.
         """
-        own = self.answers[self.strategy.data_parallel_rank :: self.strategy.data_parallel_size]
-        written = self._written(own)
-        pairs = self._pairs(own, written) if self.leads else []
+        questions = self.answers[self.strategy.data_parallel_rank :: self.strategy.data_parallel_size]
+        written = self._written(questions)
+        pairs = self._pairs(questions, written) if self.leads else []
         each = [name for name in self.metrics if not is_corpus(name)]
         scored = {name: score(name, pairs, until=self.seconds / len(self.metrics)) for name in each if pairs}
-        values = [one.values for one in scored.values()]
+        values = [scores.values for scores in scored.values()]
         mine: list[list[float]] = [
-            [one.row, len(answer.tokens), answer.ended, *(column[at] for column in values)]
-            for at, (one, answer) in enumerate(zip(own, written, strict=True))
+            [scores.row, len(answer.tokens), answer.ended, *(column[index] for column in values)]
+            for index, (scores, answer) in enumerate(zip(questions, written, strict=True))
             if self.leads
         ]
+        # in the order of the data, under every split of the rows
         rows = sorted(self._gathered(mine))
-        found = {name: _mean(rows, 3 + at) for at, name in enumerate(each)}
-        found |= {name: self._of_all(name, own, pairs) for name in self.metrics if name not in found}
-        failed = [(name, own[at].row, reason) for name, one in scored.items() for at, reason in one.failed]
+        means = {name: _mean(rows, 3 + index) for index, name in enumerate(each)}
+        means |= {name: self._of_all(name, questions, pairs) for name in self.metrics if name not in means}
+        failed = [
+            (name, questions[index].row, reason)
+            for name, scores in scored.items()
+            for index, reason in scores.failed
+        ]
         self._report_failed(self._gathered(failed), len(rows))
         labels = zip(labels_of(self.metrics), self.metrics, strict=True)
         tokens, ended = OF_LENGTH
         return {
-            **{label: found[name] for label, name in labels},
+            **{label: means[name] for label, name in labels},
             tokens: _mean(rows, 1),
             ended: _mean(rows, 2),
         }
 
-    def _written(self, own: Sequence[ExpectedAnswer]) -> list[Completion]:
+    def _written(self, questions: Sequence[ExpectedAnswer]) -> list[Completion]:
         requests = [
             Request(
-                one.prompt,
-                stream_of(self.seed, one.row, 0),
-                max(0, min(self.longest, self.positions - len(one.prompt))),
+                question.prompt,
+                stream_of(self.seed, question.row, 0),
+                max(0, min(self.longest, self.positions - len(question.prompt))),
             )
-            for one in own
+            for question in questions
         ]
         with self.strategy.generating(self.policy) as root:
             return self.open_engine(root).generate(requests, self.sampling)
 
-    def _pairs(self, own: Sequence[ExpectedAnswer], written: Sequence[Completion]) -> Pairs:
+    def _pairs(self, questions: Sequence[ExpectedAnswer], written: Sequence[Completion]) -> Pairs:
         def text(tokens: Sequence[int]) -> str:
             return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
         return [
-            (text(answer.tokens), one.expected if isinstance(one.expected, str) else text(one.expected))
-            for one, answer in zip(own, written, strict=True)
+            (
+                text(answer.tokens),
+                question.expected if isinstance(question.expected, str) else text(question.expected),
+            )
+            for question, answer in zip(questions, written, strict=True)
         ]
 
-    def _of_all(self, name: str, own: Sequence[ExpectedAnswer], pairs: Pairs) -> float:
+    def _of_all(self, name: str, questions: Sequence[ExpectedAnswer], pairs: Pairs) -> float:
         """Return a metric of all answers together, which rank 0 computes. Collective."""
-        mine = [(one.row, *pair) for one, pair in zip(own, pairs, strict=False)]
+        mine = [(question.row, *pair) for question, pair in zip(questions, pairs, strict=False)]
         rows = sorted(self._gathered(mine))
         value: float | None = None
         if self.world.rank == 0:
-            found = score(name, [(answer, expected) for _, answer, expected in rows])
-            value = None if found.failed else found.mean
-            for _, reason in found.failed:
+            result = score(name, [(answer, expected) for _, answer, expected in rows])
+            value = None if result.failed else result.mean
+            for _, reason in result.failed:
                 self._report(name, f"{len(rows):,} of {len(rows):,}", reason, "it is NaN")
         value = self.world.all_gather_json(value)[0]
         return math.nan if value is None else value
@@ -237,20 +235,20 @@ class AnswersMeasured:
     def _gathered(self, mine: Sequence[Item]) -> list[Item]:
         """Return the items of all ranks on every rank, sent in parts of bounded size. Collective."""
         most = max(self.world.all_gather_json(len(mine)))
-        parts = [list(mine[at : at + _AT_ONCE]) for at in range(0, most, _AT_ONCE)]
+        parts = [list(mine[start : start + _AT_ONCE]) for start in range(0, most, _AT_ONCE)]
         return [item for part in parts for of_rank in self.world.all_gather_json(part) for item in of_rank]
 
     def _report_failed(self, failed: Sequence[tuple[str, int, str]], count: int) -> None:
         """Name the answers without a value, on rank 0."""
-        for name in dict.fromkeys(one[0] for one in failed) if self.world.rank == 0 else ():
-            own = [(row, reason) for of, row, reason in failed if of == name]
-            first = "; ".join(f"evaluation row {row + 1}: {reason}" for row, reason in own[:_NAMED])
-            self._report(name, f"{len(own):,} of {count:,}", first, "they count as 0")
+        for name in dict.fromkeys(failure[0] for failure in failed) if self.world.rank == 0 else ():
+            failures = [(row, reason) for of, row, reason in failed if of == name]
+            first = "; ".join(f"evaluation row {row + 1}: {reason}" for row, reason in failures[:_NAMED])
+            self._report(name, f"{len(failures):,} of {count:,}", first, "they count as 0")
 
-    def _report(self, name: str, share: str, found: str, outcome: str) -> None:
+    def _report(self, name: str, share: str, reason: str, outcome: str) -> None:
         self.report(
             evaluation_codes.EVALUATION_METRIC_FAILED(
-                "training.eval_metrics", found, name=name, share=share, outcome=outcome
+                "training.eval_metrics", reason, name=name, share=share, outcome=outcome
             )
         )
 
@@ -279,7 +277,7 @@ def answers_measured(
     count = min(count, training.eval_generate_rows or count)
     if not expected:
         raise DataError(codes.TRAINING_EVAL_GENERATE("training.eval_generate", f"{count:,} evaluation rows"))
-    place = plan.mesh.coordinates(strategy.world.rank)
+    coordinates = plan.mesh.coordinates(strategy.world.rank)
     metrics = written_out(training.eval_metrics)
     measured = AnswersMeasured(
         strategy,
@@ -292,7 +290,7 @@ def answers_measured(
         (plan.shape.max_position_embeddings or sys.maxsize) if plan.shape else sys.maxsize,
         metrics,
         training.seed,
-        leads=not (place.pp or place.cp or place.tp),
+        leads=not (coordinates.pp or coordinates.cp or coordinates.tp),
         seconds=plan.timeout_seconds / 2,
         report=report,
     )

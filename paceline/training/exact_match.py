@@ -138,8 +138,10 @@ def answer_run(
     Raises ConfigError if RUN is not a run directory, CheckpointError if it has no complete checkpoint.
     """
     config = load_run_config(run)
-    found = sorted((f for f in scan(run.checkpoints) if f.problem is None), key=lambda f: int(f.name[5:]))
-    if not found:
+    checkpoints = sorted(
+        (f for f in scan(run.checkpoints) if f.problem is None), key=lambda f: int(f.name[5:])
+    )
+    if not checkpoints:
         raise CheckpointError(codes.TRAINING_NO_CHECKPOINT(str(run.checkpoints)))
     model = config.model.model_copy(update={"trust_remote_code": False})  # a run directory must not enable it
     tokenizer = load_tokenizer(model)
@@ -149,7 +151,7 @@ def answer_run(
     root = factory().eval()
     end_where_turns_end(root.hf, tokenizer)
     scored = [AnswersAtStep(0, write_answers(root, tokenizer, questions, sampling))] if initial else []
-    for checkpoint in found[-1:] if last else found:
+    for checkpoint in checkpoints[-1:] if last else checkpoints:
         with open_checkpoint(checkpoint.path) as reader:
             load_weights(root, reader)
             scored.append(AnswersAtStep(reader.step, write_answers(root, tokenizer, questions, sampling)))

@@ -26,7 +26,7 @@ from paceline.runlog.redact import Redactor
 from paceline.runlog.stacks import stacks_to
 from paceline.runtime import codes
 from paceline.runtime.rank_env import RankEnv
-from paceline.runtime.time_limit import leave
+from paceline.runtime.time_limit import exit_now
 from paceline.training.rank_arguments import looked_at, parse_start, plan_here, same_size
 
 STDERR = 2  # where native crashes are reported until this rank's log is open
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stacks_to(STDERR)
     all_codes()  # read now: a rank that is out of file descriptors could not open them later
     line = LauncherConnection.join(
-        environ, parse_nonnegative_int(environ.get("RANK", "0")), lambda word: leave(ExitCode.PEER_FAILED)
+        environ, parse_nonnegative_int(environ.get("RANK", "0")), lambda word: exit_now(ExitCode.PEER_FAILED)
     )
     code = run_rank(sys.argv[1:] if argv is None else argv, environ, line)
     line.ended(code)
@@ -53,7 +53,8 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: LauncherConn
     first, on_node = place(environ)
     rank, env = on_node, RankEnv()
     try:
-        refuse_without_docstrings()
+        if sys.flags.optimize > 1:  # Transformers reads docstrings, which -OO removes
+            raise ConfigError(codes.RUNTIME_DOCSTRINGS("PYTHONOPTIMIZE", str(sys.flags.optimize)))
         start = parse_start(argv, environ)
         rank = 0  # bad variables may concern this process alone, so report them
         env = RankEnv.from_environ(environ, start.local_rank)
@@ -70,10 +71,10 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: LauncherConn
             deterministic=start.config.training.full_determinism,
         )
         set_defaults({name: value for name, (value, _) in settings.items()})
-        from paceline.training.worker import worker_of  # torch, Transformers
+        from paceline.training.worker import prepare_run, run_worker  # torch, Transformers
 
         try:
-            worker = worker_of(start, env, plan, environ, line, settings)
+            run = prepare_run(start, env, plan, environ, line)
         except (PacelineError, OSError):
             raise
         except (Exception, SystemExit) as exc:  # a converter or a reader of data may raise anything
@@ -88,13 +89,7 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: LauncherConn
     except OSError as exc:
         return _failed(exc, rank, environ, line)
     with written_for(Path(plan.run_dir), start.config.training.output_access):
-        return worker.run()
-
-
-def refuse_without_docstrings() -> None:
-    """Raise ConfigError where this interpreter has removed what Transformers reads."""
-    if sys.flags.optimize > 1:
-        raise ConfigError(codes.RUNTIME_DOCSTRINGS("PYTHONOPTIMIZE", str(sys.flags.optimize)))
+        return run_worker(run, settings)
 
 
 def _report_to_other_nodes(env: RankEnv, environ: Mapping[str, str], error: PacelineError) -> None:

@@ -46,6 +46,7 @@ class Start:
 
 def parse_start(argv: Sequence[str], environ: Mapping[str, str]) -> Start:
     """Parse the command line. Raises ConfigError with all violations of the config."""
+    # launchers append flags of their own, which no prefix may match
     parser = argparse.ArgumentParser(prog="python -m paceline.training.rank", allow_abbrev=False)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--plan", help="plan.json written by the parent")
@@ -76,8 +77,7 @@ def parse_start(argv: Sequence[str], environ: Mapping[str, str]) -> Start:
     try:
         loaded = load_config(args.config, settings, translation.environ(environ))
     except NotLoaded as error:
-        found = _looked_in_doubt(error, environ)
-        raise ConfigError(*wrong, *found) from None
+        raise ConfigError(*wrong, *_looked_in_doubt(error, environ)) from None
     if wrong:
         raise ConfigError(*wrong)
     notes = (*translation.notes, *loaded.notes, *other_processes(loaded, environ), *restarts(loaded, environ))
@@ -113,15 +113,15 @@ def looked_at(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Start:
         )
 
     if env.local_world_size == 1:
-        found = look()
+        findings = look()
     else:
         subject = json.dumps(
             [loaded.config.to_json(), env.world_size, env.num_nodes, env.launcher, env.restart]
         )
-        found = once_per_node(cache_folder(environ) / "looks", subject, look)
-    if wrong := at_start(found):
+        findings = once_per_node(cache_folder(environ) / "looks", subject, look)
+    if wrong := at_start(findings):
         raise ConfigError(*wrong)
-    return replace(start, notes=(*start.notes, *found))
+    return replace(start, notes=(*start.notes, *findings))
 
 
 def same_size(plan: Plan, env: RankEnv) -> None:
@@ -130,11 +130,13 @@ def same_size(plan: Plan, env: RankEnv) -> None:
     """
     if (env.world_size, env.num_nodes) == (plan.world_size, plan.num_nodes):
         return
-    found = (
-        f"{env.world_size} on {env.num_nodes} node(s) ({env.launcher}); planned: {plan.world_size} on"
-        f" {plan.num_nodes}"
+    raise ConfigError(
+        codes.TRAINING_PLAN_RANKS(
+            "plan.json",
+            f"{env.world_size} on {env.num_nodes} node(s) ({env.launcher}); planned: {plan.world_size} on"
+            f" {plan.num_nodes}",
+        )
     )
-    raise ConfigError(codes.TRAINING_PLAN_RANKS("plan.json", found))
 
 
 def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
@@ -165,16 +167,16 @@ def other_processes(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnos
     """
     here, launch = process_rank(environ), loaded.config.launch
     started = {"launch.nproc": here.local_size, "launch.nnodes": max(1, here.size // max(1, here.local_size))}
-    found = []
+    findings = []
     for path, count in started.items():
         requested, source = getattr(launch, path.partition(".")[2]), loaded.provenance.get(path)
         if source is not None and source.layer != DEFAULTS and requested not in (None, count):
-            found.append(
+            findings.append(
                 codes.LAUNCH_OTHER_PROCESSES(
                     source.place(), str(requested), path=path, requested=requested, count=count
                 )
             )
-    return tuple(found)
+    return tuple(findings)
 
 
 def restarts(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnostic, ...]:

@@ -34,6 +34,7 @@ class StopSignals:
         if number == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts >= 2:
+                # whatever the main thread hangs in
                 os._exit(ExitCode.INTERRUPTED)
 
     def restore(self) -> None:

@@ -13,8 +13,11 @@ ROOMS = ("training", "algorithms")
 STATE = "state"  # what a run must remember is one record that trainer, best rule and learning keep together
 # what remains, each with its reason
 ALLOWED = {
-    ("paceline/training/same_program.py", "remote.exit_code"): "an exception on its way",
-    ("paceline/training/worker.py", "self.line.on_peer_exit"): "the line is there before what it calls",
+    ("paceline/training/rank_checks.py", "remote.exit_code"): "an exception on its way",
+    (
+        "paceline/training/run/peer_failures.py",
+        "self._run.line.on_peer_exit",
+    ): "the line is there before what it calls",
     ("paceline/algorithms/rewards/sandbox/program.py", "sys.stdin"): "a process of its own",
     ("paceline/algorithms/rewards/sandbox/program.py", "sys.stdout"): "a process of its own",
     ("paceline/algorithms/rewards/sandbox/program.py", "sys.__stdout__"): "a process of its own",

@@ -79,7 +79,7 @@ EVENTS = {
     ("paceline/launch/supervision/supervisor.py", "self._record.write"),
     ("paceline/runlog/log.py", "self.events.write"),
     ("paceline/training/reporting/observers.py", "self.log.write"),
-    ("paceline/training/worker.py", "self.observers.log.write"),
+    ("paceline/training/run/peer_failures.py", "self._run.observers.log.write"),
     ("paceline/data/prepare/build.py", "writer.write"),
     ("paceline/evaluation/answers_file.py", "work.write"),
     ("paceline/evaluation/server/app.py", "stream.write"),
@@ -147,7 +147,7 @@ def test_every_loader_says_whether_code_may_run() -> None:
 
 # Who writes a terminal's control sequences, and where what others wrote is escaped in it
 TERMINALS = {
-    "paceline/training/worker.py": "data.prepare.prepare.main.Bar",
+    "paceline/training/run/startup.py": "data.prepare.prepare.main.Bar",
     "paceline/cli/training.py": "printable() on the name of a config",
     "paceline/data/prepare/main.py": "rates and counts",
     "paceline/data/preview.py": "rows and totals, through printable",

@@ -28,7 +28,7 @@ import transformers.trainer_utils  # noqa: F401
 from device_steps import products_round
 from emulated_device import emulated
 
-import paceline.training.run.session
+import paceline.training.run.build
 import paceline.training.worker  # noqa: F401
 from paceline.config.load import load_config
 from paceline.launch.environment.guide_variables import current
@@ -38,7 +38,7 @@ from paceline.plan.hardware.device_kinds import CPU, CUDA, KINDS, is_accelerator
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 from paceline.runtime.process_group.world import World
-from paceline.runtime.time_limit import leave
+from paceline.runtime.time_limit import exit_now
 from paceline.strategies.deepspeed import fill_partitions
 from paceline.training.loop.throughput import PeakFlops
 from paceline.training.rank import run_rank
@@ -122,7 +122,7 @@ def main() -> None:
         line = LauncherConnection.join(environ, rank, lambda word: os._exit(3))
         code = run_rank(["--plan", str(plan)], environ, line)
     sys.stdout.flush()
-    leave(code)
+    exit_now(code)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from paceline.core.errors import PacelineError
 from paceline.runtime import codes
 from paceline.runtime.process_group import first_all_reduce, rank_agreement, rendezvous, world
 from paceline.runtime.rank_env import RankEnv
-from paceline.runtime.time_limit import leave
+from paceline.runtime.time_limit import exit_now
 
 scenario, out = sys.argv[1], Path(sys.argv[2])
 env = RankEnv.from_environ(world.environment())
@@ -43,7 +43,7 @@ try:
     made = world.World.open(env, device="cpu", timeout_seconds=1800.0, secret=secret)
 except PacelineError as error:
     (out / f"{env.rank}.json").write_text(json.dumps([d.to_json() for d in error.diagnostics]))
-    leave(3)
+    exit_now(3)
 (out / f"{env.rank}.json").write_text(json.dumps({"links": made.links}))
 made.close(ok=True)
-leave(0)
+exit_now(0)

@@ -15,7 +15,7 @@ from paceline.runtime.failures.alarm import Alarm
 from paceline.runtime.process_group.device_mesh import device_mesh, limit_groups, sharding_mesh
 from paceline.runtime.process_group.world import World, environment
 from paceline.runtime.rank_env import RankEnv
-from paceline.runtime.time_limit import leave
+from paceline.runtime.time_limit import exit_now
 
 scenario, out = sys.argv[1], Path(sys.argv[2])
 env = RankEnv.from_environ(environment())
@@ -34,7 +34,7 @@ if scenario == "groups":
     limits = [str(g._get_backend(torch.device("cpu")).options._timeout) for g in _world.pg_map]
     (out / f"{env.rank}.json").write_text(json.dumps([limits, made.links]))
     made.close(ok=True)
-    leave(0)
+    exit_now(0)
 alarms: list[Alarm] = []
 made = World.open(
     env,

@@ -14,7 +14,7 @@ import torch
 from engine_stub import engine_of
 from tiny_parts import make_batch
 
-from paceline.algorithms.moe_balance_loss import TERM, Balanced
+from paceline.algorithms.moe_balance_loss import TERM, WithBalanceLoss
 from paceline.algorithms.supervised.sft import SFT
 from paceline.models.factory import HFModelFactory
 from paceline.plan.features.experts import RouterLoss
@@ -81,7 +81,7 @@ def train(
         world_size=world.world_size,
         run_dir="",
     )
-    algorithm = Balanced(SFT(), RouterLoss(0.5, scope))
+    algorithm = WithBalanceLoss(SFT(), RouterLoss(0.5, scope))
     strategy = make_strategy(name, world, plan)
     factory = HFModelFactory(SOURCE, seed=5, recompute=recompute, adapter=adapter, **build)
     handle = strategy.prepare(Role.POLICY, factory, OptimizerSpec(learning_rate=1e-2, weight_decay=0.1))

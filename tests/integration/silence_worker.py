@@ -17,7 +17,7 @@ from paceline.runtime.failures.alarm import Alarm
 from paceline.runtime.failures.heartbeat import Heartbeat, Signs
 from paceline.runtime.failures.root_cause import is_cascade, is_timeout
 from paceline.runtime.process_group.world import RankEnv, World, environment
-from paceline.runtime.time_limit import leave
+from paceline.runtime.time_limit import exit_now
 
 out, timeout, least, quiet = Path(sys.argv[1]), *map(float, sys.argv[2:])
 alarms.LEAST_LIMIT_SECONDS = least
@@ -57,7 +57,7 @@ except RuntimeError as exc:
     finding = Diagnostic("test.own", str(exc), evidence={"silent": alarm.silent_ranks})
     (out / f"{env.rank}.own.json").write_text(json.dumps(finding.to_json()))
     alarm.raise_error(finding, ExitCode.FAILED)
-    leave(ExitCode.FAILED)
+    exit_now(ExitCode.FAILED)
 alarm.stop()
 heart.stop()
 sys.exit(0 if world.close(ok=True) else ExitCode.CLOSING)

@@ -24,7 +24,7 @@ from paceline.runtime.failures.alarm import Alarm
 from paceline.runtime.failures.root_cause import is_cascade
 from paceline.runtime.process_group.world import RankEnv, World, environment
 from paceline.runtime.random_seed import seed_for
-from paceline.runtime.time_limit import leave
+from paceline.runtime.time_limit import exit_now
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.strategy import Strategy
@@ -279,7 +279,7 @@ def fails(world: World, out: Path, how: str, rank: int) -> dict[str, Any]:
             json.dumps({"diagnostic": finding.to_json(), "time": time.time()})
         )
         world.close(ok=False)
-        leave(ExitCode.FAILED)
+        exit_now(ExitCode.FAILED)
     alarm.stop()
     return {}
 

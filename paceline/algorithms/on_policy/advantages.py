@@ -69,6 +69,7 @@ def whiten(values: Tensor, total: Tensor, *, shift_mean: bool = True) -> Tensor:
     """
     count, first, second = (float(x) for x in total)
     mean = first / count if count else 0.0
+    # rounding may leave a negative variance
     spread = max(0.0, (second - count * mean * mean) / (count - 1)) if count > 1 else 1.0
     centred = (widened(values) - mean) * (spread + WHITEN_EPSILON) ** -0.5
     return (centred if shift_mean else centred + mean).to(values.dtype)
@@ -76,9 +77,9 @@ def whiten(values: Tensor, total: Tensor, *, shift_mean: bool = True) -> Tensor:
 
 def whitened(values: Sequence[Tensor], total: Sum, *, shift_mean: bool = True) -> list[Tensor]:
     """Whiten this rank's tensors with the moments of all tensors on all ranks. Collective."""
-    own = torch.stack([moments(each) for each in values]).sum(0)
-    whole = torch.tensor(total(own.tolist()), dtype=torch.float64)
-    return [whiten(each, whole, shift_mean=shift_mean) for each in values]
+    sums = torch.stack([moments(each) for each in values]).sum(0)
+    totals = torch.tensor(total(sums.tolist()), dtype=torch.float64)
+    return [whiten(each, totals, shift_mean=shift_mean) for each in values]
 
 
 def group_advantages(rewards: Tensor, groups: Tensor, *, scale: str = "group") -> tuple[Tensor, Tensor]:
@@ -116,8 +117,8 @@ def group_advantages(rewards: Tensor, groups: Tensor, *, scale: str = "group") -
     if scale == "none":
         return centred, spread[groups]
     if scale == "batch":
-        whole = filled[judged].std() if int(judged.sum()) > 1 else rewards.new_zeros(())
-        return centred / (whole + GROUP_EPSILON), spread[groups]
+        deviation = filled[judged].std() if int(judged.sum()) > 1 else rewards.new_zeros(())
+        return centred / (deviation + GROUP_EPSILON), spread[groups]
     return centred / (spread[groups] + GROUP_EPSILON), spread[groups]
 
 

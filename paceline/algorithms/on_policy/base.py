@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 from paceline.algorithms.algorithm import Algorithm
 from paceline.algorithms.answer_sums import document_labels
 from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.protocols.roles import Role
+from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField, RolloutAnswers
+from paceline.runtime.device.device import widened
 
 TERM = "policy"
 
@@ -35,9 +36,29 @@ class OnPolicy(Algorithm):
     scales_kl: bool = False
     extra_fields: tuple[str, ...] = ()  # added by ``finalize_rollout``
 
-    @abstractmethod
+    uses_old: bool = True  # log-probabilities of the policy as it was when it answered
+    uses_reference: bool = False
+
+    def set_passes(self, passes: int, updates_per_pass: int) -> None:
+        """Set how often each rollout is trained on, and in how many optimizer steps."""
+        self.passes, self.updates_per_rollout = passes, passes * updates_per_pass
+
+    def set_models(self, *, kl: bool, reference: str, reward_model: bool) -> None:
+        """Set the frozen models; ``reference`` ``adapter``: the policy itself, its adapter disabled."""
+        self.uses_reference = kl
+        self.frozen = (
+            *((Role.REFERENCE,) if kl and reference != "adapter" else ()),
+            *((Role.REWARD,) if reward_model else ()),
+        )
+
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
         """Return the forwards to run on a rollout before its first step."""
+        old = PrecomputedField("old", Role.POLICY, Output.LOGPROBS, "sampled")
+        reference = PrecomputedField("reference", Role.REFERENCE, Output.LOGPROBS)
+        return [*([old] if self.uses_old else []), *([reference] if self.uses_reference else [])]
+
+    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
+        return frozenset({Output.LOGPROBS, Output.ENTROPY})
 
     def fields(self) -> tuple[str, ...]:
         """Return the names of ``Batch.tokens`` in a rollout."""
@@ -88,9 +109,9 @@ class LabelledTokens:
 
 def of_answers(values: Tensor, where: LabelledTokens) -> Tensor:
     """Return [D]: the value that the tokens of an answer share (``values`` [L]); 0 for one without tokens."""
-    found = values.new_zeros(len(where.lengths))
-    found[where.segments] = values
-    return found
+    shared = values.new_zeros(len(where.lengths))
+    shared[where.segments] = values
+    return shared
 
 
 def num_answers(batch: Batch) -> Tensor:
@@ -100,9 +121,15 @@ def num_answers(batch: Batch) -> Tensor:
     )
 
 
-def frozen_roles(reference: bool, reward_model: bool) -> tuple[Role, ...]:
-    """Return the frozen models of an on-policy algorithm."""
-    return (*((Role.REFERENCE,) if reference else ()), *((Role.REWARD,) if reward_model else ()))
+def regrouped(flat: Iterable[Batch], rows: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
+    """Return the micro-batches of ``flat`` in rows as long as those of ``rows``."""
+    batches = iter(flat)
+    return [[next(batches) for _ in row] for row in rows]
+
+
+def sums_of(seen: Mapping[str, Tensor], term: str) -> dict[str, Tensor]:
+    """Return the metrics ``name/term`` of values [L], each summed in the widest dtype."""
+    return {f"{name}/{term}": widened(values).sum() for name, values in seen.items()}
 
 
 def field_or(batch: Batch, name: str, default: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -13,9 +13,9 @@ from paceline.algorithms.on_policy.base import (
     LabelledTokens,
     OnPolicy,
     field_or,
-    frozen_roles,
     num_answers,
     per_token,
+    sums_of,
 )
 from paceline.algorithms.on_policy.losses import (
     clipped_surrogate,
@@ -30,8 +30,6 @@ from paceline.config.sections.algorithms.on_policy import GrpoOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
-from paceline.protocols.rollout import PrecomputedField
-from paceline.runtime.device.device import widened
 
 
 class GRPO(OnPolicy):
@@ -73,23 +71,12 @@ class GRPO(OnPolicy):
         self.masks_truncated, self.longest = o.mask_truncated_completions, max_completion_length
         self.correction, self.correction_level = o.rollout_correction, o.rollout_correction_level
         self.cap = o.rollout_correction_cap
-        self.passes, self.updates_per_rollout = o.num_iterations, o.num_iterations * updates_per_pass
-        self.learns_kl = bool(o.beta)
-        self.frozen = frozen_roles(bool(o.beta) and reference != "adapter", reward_model)
-
-    def precomputed_fields(self) -> Sequence[PrecomputedField]:
-        old = (
-            [PrecomputedField("old", Role.POLICY, Output.LOGPROBS, "sampled")]
-            if self.updates_per_rollout > 1
-            else []
-        )
-        return old + ([PrecomputedField("reference", Role.REFERENCE, Output.LOGPROBS)] if self.beta else [])
+        self.set_passes(o.num_iterations, updates_per_pass)
+        self.learns_kl, self.uses_old = bool(o.beta), self.updates_per_rollout > 1
+        self.set_models(kl=bool(o.beta), reference=reference, reward_model=reward_model)
 
     def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
         return group_advantages(scores, groups, scale=self.scale)
-
-    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
-        return frozenset({Output.LOGPROBS, Output.ENTROPY})
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         return {TERM: loss_weight(self.loss_type, num_answers(batch), batch.num_labels(), self.longest)}
@@ -141,10 +128,10 @@ class GRPO(OnPolicy):
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         logprobs = outputs[Output.LOGPROBS.value].detach()
         _, seen = self._token_losses(logprobs, batch, LabelledTokens.of(batch))
-        seen = {"kl": torch.zeros_like(logprobs), **seen, "entropy": outputs[Output.ENTROPY.value].detach()}
-        seen = {**seen, "tokens": torch.ones_like(logprobs)}
-        return {f"{name}/{TERM}": widened(value).sum() for name, value in seen.items()}
+        entropy = {"entropy": outputs[Output.ENTROPY.value].detach(), "tokens": torch.ones_like(logprobs)}
+        seen = {"kl": torch.zeros_like(logprobs), **seen, **entropy}
+        return sums_of(seen, TERM)
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
-        found = per_token(means)
-        return found if self.beta else {name: value for name, value in found.items() if name != "kl"}
+        averages = per_token(means)
+        return averages if self.beta else {name: value for name, value in averages.items() if name != "kl"}

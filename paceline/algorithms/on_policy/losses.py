@@ -164,42 +164,29 @@ def divergence(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
 
 
 @dataclass
-class FixedCoefficient:
-    """A constant KL coefficient."""
+class KlCoefficient:
+    """The coefficient of the KL; with a ``target`` it follows the measured KL.
 
-    value: float
-
-    def update(self, measured: float, num_samples: int) -> None:
-        """Do nothing: the coefficient is constant."""
-
-    def state(self) -> dict[str, float]:
-        return {}
-
-    def load_state(self, state: Mapping[str, float]) -> None:
-        """Do nothing: ``state`` is empty."""
-
-
-@dataclass
-class AdaptiveCoefficient:
-    """KL coefficient that follows a target: β ← β · (1 + clip(KL / target - 1, -0.2, 0.2) · n / horizon)
-    after n samples (Ziegler et al. 2019, eq. 4 and § 2.2).
+    β ← β · (1 + clip(KL / target - 1, -0.2, 0.2) · n / horizon) after n samples (Ziegler et al. 2019, eq. 4
+    and § 2.2).
     """
 
     value: float
-    target: float
-    horizon: int
+    target: float | None = None
+    horizon: int = 1
 
     def update(self, measured: float, num_samples: int) -> None:
-        """Update the coefficient from ``measured``, the mean KL per answer over the last ``num_samples``
-        answers. A non-finite measurement is ignored.
+        """Update from ``measured``, the mean KL per answer over the last ``num_samples`` answers.
+
+        A non-finite measurement is ignored.
         """
-        if math.isfinite(measured):
+        if self.target is not None and math.isfinite(measured):
             error = min(0.2, max(-0.2, measured / self.target - 1.0))
             self.value *= 1.0 + error * num_samples / self.horizon
 
     def state(self) -> dict[str, float]:
-        return {"value": self.value}
+        return {} if self.target is None else {"value": self.value}
 
     def load_state(self, state: Mapping[str, float]) -> None:
         """Restore what ``state`` returned."""
-        self.value = float(state.get("value", self.value))
+        self.value = state.get("value", self.value)

@@ -18,13 +18,13 @@ from paceline.algorithms.on_policy.base import (
     LabelledTokens,
     OnPolicy,
     field_or,
-    frozen_roles,
     of_answers,
+    regrouped,
+    sums_of,
     with_tokens,
 )
 from paceline.algorithms.on_policy.losses import (
-    AdaptiveCoefficient,
-    FixedCoefficient,
+    KlCoefficient,
     clipped_surrogate,
     divergence,
     value_loss,
@@ -68,39 +68,32 @@ class PPO(OnPolicy):
         **options: Json,
     ) -> None:
         o = PpoOptions.model_validate(options)
-        self.estimator, self.in_loss, self.has_reference = o.kl_estimator, o.kl_in == "loss", bool(o.kl_coef)
+        self.estimator, self.in_loss = o.kl_estimator, o.kl_in == "loss"
         self.clip, self.value_clip, self.vf_coef = o.cliprange, o.cliprange_value, o.vf_coef
         self.gamma, self.lam = o.gamma, o.lam
         self.whiten_advantages, self.whiten_rewards = o.whiten_advantages, o.whiten_rewards
         self.missing_eos_penalty, self.score_clip = o.missing_eos_penalty, o.cliprange_reward
-        self.passes, self.updates_per_rollout = o.num_ppo_epochs, o.num_ppo_epochs * updates_per_pass
-        adaptive = AdaptiveCoefficient(o.kl_coef, o.target, o.horizon)
-        self.controller = adaptive if o.adap_kl_ctrl else FixedCoefficient(o.kl_coef)
+        self.set_passes(o.num_ppo_epochs, updates_per_pass)
+        self.controller = KlCoefficient(o.kl_coef, o.target if o.adap_kl_ctrl else None, o.horizon)
         self.kl_coef = o.kl_coef  # for the current rollout; the controller holds that of the next one
-        self.frozen = frozen_roles(self.has_reference and reference != "adapter", reward_model)
+        self.set_models(kl=bool(o.kl_coef), reference=reference, reward_model=reward_model)
 
     # --- a rollout
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
-        reference = (
-            [PrecomputedField("reference", Role.REFERENCE, Output.LOGPROBS)] if self.has_reference else []
-        )
-        return [
-            PrecomputedField("old", Role.POLICY, Output.LOGPROBS, "sampled"),
-            PrecomputedField("values", Role.VALUE, Output.VALUES),
-            *reference,
-        ]
+        old, *reference = super().precomputed_fields()
+        return [old, PrecomputedField("values", Role.VALUE, Output.VALUES), *reference]
 
     def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
         """Return the clipped scores, less the penalty for truncated answers; ``finalize_rollout`` makes
         advantages of them.
         """
-        found = torch.nan_to_num(scores, nan=0.0)
+        clipped = torch.nan_to_num(scores, nan=0.0)
         if self.score_clip is not None:
-            found = found.clamp(-self.score_clip, self.score_clip)
+            clipped = clipped.clamp(-self.score_clip, self.score_clip)
         if self.missing_eos_penalty is not None:
-            found = missing_end_penalty(found, ended, self.missing_eos_penalty)
-        return found, torch.zeros_like(found)
+            clipped = missing_end_penalty(clipped, ended, self.missing_eos_penalty)
+        return clipped, torch.zeros_like(clipped)
 
     def finalize_rollout(
         self, batches: Sequence[Sequence[Batch]], answers: RolloutAnswers
@@ -133,18 +126,18 @@ class PPO(OnPolicy):
         if self.whiten_advantages:
             advantages = whitened(advantages, total)
         dtype = flat[0].tokens["advantage"].dtype
-        made = iter(
+        completed = (
             with_tokens(with_tokens(batch, "advantage", a.to(dtype)), "return", r.to(dtype))
             for batch, a, r in zip(flat, advantages, returns, strict=True)
         )
-        return [[next(made) for _ in row] for row in batches], stats
+        return regrouped(completed, batches), stats
 
     def _divergence(self, batch: Batch) -> Tensor:
         """Return the KL between the policy of this rollout and the reference: float64 [L], 0 without a
         reference.
         """
         old = widened(batch.at_labels("old"))
-        reference = widened(batch.at_labels("reference")) if self.has_reference else old
+        reference = widened(batch.at_labels("reference")) if self.uses_reference else old
         return divergence(old, reference, self.estimator)
 
     def _rewards(self, batch: Batch, where: LabelledTokens, kl: Tensor) -> Tensor:
@@ -177,19 +170,19 @@ class PPO(OnPolicy):
             )
         tokens, answers, kl_sum, score_sum, first, second, return_sum, value_sum = total(sums.tolist())
         over, each = max(tokens, 1.0), max(answers, 1.0)
-        if answers and self.has_reference:
+        if answers and self.uses_reference:
             self.controller.update(kl_sum / answers, int(answers))
+        # rounding may leave a negative variance
         spread = max(0.0, second / over - (first / over) ** 2) ** 0.5
         stats = {"score": score_sum / each, "advantage": first / over, "advantage_std": spread}
         stats |= {"returns": return_sum / over, "values": value_sum / over}
-        return stats | ({"kl_answer": kl_sum / each, "kl_coef": self.kl_coef} if self.has_reference else {})
+        return stats | ({"kl_answer": kl_sum / each, "kl_coef": self.kl_coef} if self.uses_reference else {})
 
     # --- a step
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
-        return (
-            frozenset({Output.VALUES}) if role is Role.VALUE else frozenset({Output.LOGPROBS, Output.ENTROPY})
-        )
+        values = frozenset({Output.VALUES})
+        return values if role is Role.VALUE else super().required_outputs(role, training=training)
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         tokens = batch.num_labels()
@@ -227,19 +220,19 @@ class PPO(OnPolicy):
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         if role is Role.VALUE:
             values = widened(outputs[Output.VALUES.value].detach())
-            return {f"{n}/{VALUE}": widened(v).sum() for n, v in self._value_losses(values, batch)[1].items()}
+            return sums_of(self._value_losses(values, batch)[1], VALUE)
         _, seen = self._policy_losses(outputs[Output.LOGPROBS.value].detach(), batch)
         seen["entropy"] = outputs[Output.ENTROPY.value].detach()
-        return {f"{name}/{TERM}": widened(value).sum() for name, value in seen.items()}
+        return sums_of(seen, TERM)
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return the means, with the value errors as explained variance, 1 - Var(R - V) / Var(R)."""
-        found = {name: means[name] for name in (*_POLICY, "value_loss", "value_clip")}
-        if not self.has_reference:
-            del found["kl"]
+        shown = {name: means[name] for name in (*_POLICY, "value_loss", "value_clip")}
+        if not self.uses_reference:
+            del shown["kl"]
         left = means["error_square"] - means["error"] ** 2
-        whole = means["return_square"] - means["return"] ** 2
-        return {**found, "explained_variance": 1.0 - left / whole if whole > 0.0 else 0.0}
+        variance = means["return_square"] - means["return"] ** 2
+        return {**shown, "explained_variance": 1.0 - left / variance if variance > 0.0 else 0.0}
 
     # --- a checkpoint
 

@@ -19,8 +19,9 @@ from paceline.algorithms.on_policy.base import (
     LabelledTokens,
     OnPolicy,
     field_or,
-    frozen_roles,
     of_answers,
+    regrouped,
+    sums_of,
     with_tokens,
 )
 from paceline.algorithms.on_policy.losses import clipped_surrogate, divergence
@@ -28,7 +29,7 @@ from paceline.config.sections.algorithms.on_policy import ReinforcePlusPlusOptio
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
-from paceline.protocols.rollout import PrecomputedField, RolloutAnswers
+from paceline.protocols.rollout import RolloutAnswers
 from paceline.runtime.device.device import sum_dtype, widened
 
 _SEEN = ("entropy", "kl", "ratio", "clip_low", "clip_high", "sampling_gap")
@@ -69,15 +70,11 @@ class ReinforcePlusPlus(OnPolicy):
         self.learns_kl, self.scales_kl = bool(o.beta), not self.in_loss
         self.low, self.high = o.epsilon, o.epsilon if o.epsilon_high is None else o.epsilon_high
         self.masks_truncated = o.mask_truncated_completions
-        self.passes, self.updates_per_rollout = o.num_iterations, o.num_iterations * updates_per_pass
-        self.frozen = frozen_roles(bool(o.beta) and reference != "adapter", reward_model)
+        self.set_passes(o.num_iterations, updates_per_pass)
+        self.uses_old = self.updates_per_rollout > 1 or (bool(o.beta) and not self.in_loss)
+        self.set_models(kl=bool(o.beta), reference=reference, reward_model=reward_model)
 
     # --- a rollout
-
-    def precomputed_fields(self) -> Sequence[PrecomputedField]:
-        wanted = self.updates_per_rollout > 1 or (self.beta and not self.in_loss)
-        old = [PrecomputedField("old", Role.POLICY, Output.LOGPROBS, "sampled")] if wanted else []
-        return old + ([PrecomputedField("reference", Role.REFERENCE, Output.LOGPROBS)] if self.beta else [])
 
     def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores, less their group's mean with ``group_baseline``.
@@ -86,13 +83,13 @@ class ReinforcePlusPlus(OnPolicy):
         """
         if self.uses_group_baseline:
             return group_advantages(scores, groups, scale="none")
-        found = torch.nan_to_num(scores, nan=0.0)
-        return found, torch.zeros_like(found)
+        numbers = torch.nan_to_num(scores, nan=0.0)
+        return numbers, torch.zeros_like(numbers)
 
     def is_flat(self, scores: Tensor, spread: Tensor) -> bool:
         """Without groups: whether all returns, of which the mean is subtracted, are equal."""
-        known = scores[~scores.isnan()]
-        equal = self.gamma == 1 and bool((known == known[:1]).all())
+        scored = scores[~scores.isnan()]
+        equal = self.gamma == 1 and bool((scored == scored[:1]).all())
         return super().is_flat(scores, spread) if self.uses_group_baseline else equal
 
     def finalize_rollout(
@@ -106,15 +103,13 @@ class ReinforcePlusPlus(OnPolicy):
         # Statistics before normalisation; then each micro-batch gets its normalised advantages
         stats = _statistics(where, kls, returns, answers)
         dtype = flat[0].tokens["advantage"].dtype
-        made = iter(
+        completed = (
             with_tokens(batch, "advantage", advantage.to(dtype))
             for batch, advantage in zip(flat, whitened(returns, answers.total), strict=True)
         )
-        return [[next(made) for _ in row] for row in batches], (
-            stats
-            if self.beta and not self.in_loss
-            else {name: value for name, value in stats.items() if name != "kl_answer"}
-        )
+        if not self.beta or self.in_loss:
+            del stats["kl_answer"]
+        return regrouped(completed, batches), stats
 
     def _divergence(self, batch: Batch) -> Tensor:
         """Return the KL between the policy of this rollout and the reference: float64 [L]; 0 if the reward
@@ -139,9 +134,6 @@ class ReinforcePlusPlus(OnPolicy):
 
     # --- a step
 
-    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
-        return frozenset({Output.LOGPROBS, Output.ENTROPY})
-
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         return {TERM: batch.num_labels()}
 
@@ -165,7 +157,7 @@ class ReinforcePlusPlus(OnPolicy):
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         _, seen = self._token_losses(outputs[Output.LOGPROBS.value].detach(), batch)
         seen["entropy"] = outputs[Output.ENTROPY.value].detach()
-        return {f"{name}/{TERM}": widened(value).sum() for name, value in seen.items()}
+        return sums_of(seen, TERM)
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return the means unchanged; without a reference there is no KL."""

@@ -13,9 +13,10 @@ from paceline.algorithms.on_policy.base import (
     LabelledTokens,
     OnPolicy,
     field_or,
-    frozen_roles,
     num_answers,
     of_answers,
+    regrouped,
+    sums_of,
     with_tokens,
 )
 from paceline.algorithms.on_policy.losses import Clipped, clipped_surrogate, divergence, segment_sums
@@ -23,7 +24,7 @@ from paceline.config.sections.algorithms.on_policy import RlooOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
-from paceline.protocols.rollout import PrecomputedField, RolloutAnswers
+from paceline.protocols.rollout import RolloutAnswers
 from paceline.runtime.device.device import widened
 
 _OF_TOKENS, _OF_ANSWERS = ("entropy", "sampling_gap"), ("ratio", "clip_low", "clip_high")
@@ -59,15 +60,11 @@ class RLOO(OnPolicy):
         self.learns_kl, self.scales_kl = bool(o.beta), o.normalize_advantages
         self.low, self.high = o.epsilon, o.epsilon if o.epsilon_high is None else o.epsilon_high
         self.masks_truncated = o.mask_truncated_completions
-        self.passes, self.updates_per_rollout = o.num_iterations, o.num_iterations * updates_per_pass
-        self.frozen = frozen_roles(bool(o.beta) and reference != "adapter", reward_model)
+        self.set_passes(o.num_iterations, updates_per_pass)
+        self.uses_old = bool(o.beta) or self.updates_per_rollout > 1
+        self.set_models(kl=bool(o.beta), reference=reference, reward_model=reward_model)
 
     # --- a rollout
-
-    def precomputed_fields(self) -> Sequence[PrecomputedField]:
-        wanted = self.beta or self.updates_per_rollout > 1
-        old = [PrecomputedField("old", Role.POLICY, Output.LOGPROBS, "sampled")] if wanted else []
-        return old + ([PrecomputedField("reference", Role.REFERENCE, Output.LOGPROBS)] if self.beta else [])
 
     def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
         """Return advantages of the scores alone; ``finalize_rollout`` subtracts those of the KL."""
@@ -89,20 +86,20 @@ class RLOO(OnPolicy):
             kl = torch.where(answers.is_scored, answers.everyones(kls), torch.nan)
             advantages = advantages - self.beta * leave_one_out(kl, answers.groups)[0]
             num_tokens = float(answers.everyones([w.lengths for w in where]).sum())
-            known = kl[answers.is_scored]
+            scored_kl = kl[answers.is_scored]
             stats = {
-                "kl": float(known.sum()) / max(num_tokens, 1.0),
-                "kl_answer": float(known.sum()) / max(len(known), 1),
+                "kl": float(scored_kl.sum()) / max(num_tokens, 1.0),
+                "kl_answer": float(scored_kl.sum()) / max(len(scored_kl), 1),
             }
         if self.normalises:
             advantages = _normalised(advantages, answers)
-        made = iter(
+        completed = (
             with_tokens(
-                batch, "advantage", advantages[at][tokens.segments].to(batch.tokens["advantage"].dtype)
+                batch, "advantage", advantages[indices][tokens.segments].to(batch.tokens["advantage"].dtype)
             )
-            for batch, tokens, at in zip(flat, where, answers.places, strict=True)
+            for batch, tokens, indices in zip(flat, where, answers.places, strict=True)
         )
-        return [[next(made) for _ in row] for row in batches], stats
+        return regrouped(completed, batches), stats
 
     def _divergences(self, batch: Batch, where: LabelledTokens) -> Tensor:
         """Return log (π_old(y | x) / π_ref(y | x)) of each answer, float64 [D]."""
@@ -110,9 +107,6 @@ class RLOO(OnPolicy):
         return segment_sums(kl, where.segments, len(where.lengths))
 
     # --- a step
-
-    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
-        return frozenset({Output.LOGPROBS, Output.ENTROPY})
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         return {TERM: num_answers(batch)}
@@ -146,7 +140,7 @@ class RLOO(OnPolicy):
             "clip_low": clipped.low,
             "clip_high": clipped.high,
         }
-        return {f"{name}/{TERM}": widened(value).sum() for name, value in seen.items()}
+        return sums_of(seen, TERM)
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return entropy and sampling gap as means over tokens, ratio and clips as means over answers."""
@@ -164,7 +158,7 @@ def _normalised(advantages: Tensor, answers: RolloutAnswers) -> Tensor:
     """
     group_size = torch.bincount(answers.groups[answers.is_scored], minlength=int(answers.groups.max()) + 1)
     compared = answers.is_scored & (group_size[answers.groups] > 1)
-    own = advantages[compared]
-    if len(own) < 2:
+    comparable = advantages[compared]
+    if len(comparable) < 2:
         return advantages
-    return torch.where(compared, (advantages - own.mean()) / (own.std() + GROUP_EPSILON), 0.0)
+    return torch.where(compared, (advantages - comparable.mean()) / (comparable.std() + GROUP_EPSILON), 0.0)

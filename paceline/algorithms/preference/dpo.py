@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.algorithms.preference.pair_policy import PairPolicy, Referenced, token_means
+from paceline.algorithms.preference.pair_policy import PairPolicy, WithReference, token_means
 from paceline.config.sections.algorithms.preference import DpoOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
@@ -57,7 +57,7 @@ def ipo(gap: Tensor, beta: float, smoothing: float) -> Tensor:
 LOSSES: Mapping[str, Loss] = {"sigmoid": sigmoid, "hinge": hinge, "ipo": ipo, "robust": robust}
 
 
-class DPO(Referenced, PairPolicy):
+class DPO(WithReference, PairPolicy):
     """The loss of a pair is L(Δ) of ``dpo_losses``, plus ``rpo_alpha`` times an SFT term on chosen answers.
 
     The SFT term is that of Iterative RPO (Pang et al. 2024, arXiv:2404.19733, eq. 1, which divides by each

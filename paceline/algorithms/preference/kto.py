@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.answer_sums import document_sums, sum_of
-from paceline.algorithms.preference.pair_policy import Referenced
+from paceline.algorithms.preference.pair_policy import WithReference
 from paceline.config.sections.algorithms.preference import KtoOptions
 from paceline.core.json_types import Json
 from paceline.protocols.algorithm import WindowMeans
@@ -22,7 +22,7 @@ KL, LABEL = ("kl", "label")
 _METRICS = ("kl", "chosen", "rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected")
 
 
-class KTO(Referenced):
+class KTO(WithReference):
     """loss = Σ_i w_i · (1 - σ(± β (h_i - z0))) / Σ_i 1 over the answers i of ALL ranks and micro-batches of a
     step.
 
@@ -82,25 +82,26 @@ class KTO(Referenced):
         rewards = self.beta * (logps - self.reference_logps(logps, batch))
         real, good = _real(batch), batch.extras[LABEL] > 0
         chosen, rejected = real & good, real & ~good
-        found = {"kl": (self._baseline(logps, batch), real), "chosen": (torch.ones_like(logps), chosen)}
+        sums = {"kl": (self._baseline(logps, batch), real), "chosen": (torch.ones_like(logps), chosen)}
         for name, values in (("rewards", rewards), ("logps", logps)):
-            found |= {f"{name}/chosen": (values, chosen), f"{name}/rejected": (values, rejected)}
-        return {f"{name}/{TERM}": sum_of(values, where) for name, (values, where) in found.items()}
+            sums |= {f"{name}/chosen": (values, chosen), f"{name}/rejected": (values, rejected)}
+        return {f"{name}/{TERM}": sum_of(values, where) for name, (values, where) in sums.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return the KL, and the means over the answers of each label.
 
         The latter are means over all answers, divided by the label's share.
         """
-        found = {"kl": means["kl"]}
+        averages = {"kl": means["kl"]}
         for label, share in (("chosen", means["chosen"]), ("rejected", 1.0 - means["chosen"])):
+            # below that the share is rounding: no answer has the label
             if share > 1e-9:
-                found |= {
+                averages |= {
                     f"{name}/{label}": means[f"{name}/{label}"] / share for name in ("rewards", "logps")
                 }
-        if {"rewards/chosen", "rewards/rejected"} <= set(found):
-            found["rewards/margins"] = found["rewards/chosen"] - found["rewards/rejected"]
-        return found
+        if {"rewards/chosen", "rewards/rejected"} <= set(averages):
+            averages["rewards/margins"] = averages["rewards/chosen"] - averages["rewards/rejected"]
+        return averages
 
     def _baseline(self, logps: Tensor, batch: Batch) -> Tensor:
         """Return z0 [D]; 0 if no KL was computed, as in a batch of fillers."""

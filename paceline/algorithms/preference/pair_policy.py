@@ -18,7 +18,7 @@ from paceline.runtime.device.device import widened
 REFERENCE = "reference_logps"  # in ``Batch.extras``: [D], log π_ref(y|x) of each answer
 
 
-class Referenced(Algorithm):
+class WithReference(Algorithm):
     """``reference`` says where log π_ref comes from: ``live`` (a separate frozen model), ``adapter`` (the
     policy with its adapter disabled), ``cached`` (precomputed, in every batch); empty: no reference, log
     π_ref = 0.
@@ -39,11 +39,11 @@ class Referenced(Algorithm):
 
     def reference_logps(self, logps: Tensor, batch: Batch) -> Tensor:
         """Return log π_ref [D]; 0 for a batch of fillers only."""
-        known = batch.extras.get(REFERENCE) if self.has_reference else torch.zeros_like(logps)
-        if known is None:
+        reference = batch.extras.get(REFERENCE) if self.has_reference else torch.zeros_like(logps)
+        if reference is None:
             assert not bool((batch.document_ids >= 0).any()), "the reference's outputs are missing"
             return torch.zeros_like(logps)
-        return known.to(logps)
+        return reference.to(logps)
 
 
 TERM, SFT_TERM = "pairs", "sft"
@@ -96,10 +96,10 @@ class PairPolicy(Algorithm):
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = real_pairs(batch)
         logps = document_sums(outputs[Output.LOGPROBS.value], batch)
-        found = {TERM: sum_of(self.pair_loss(*halves(self.compared(logps, batch))), real)}
+        sums = {TERM: sum_of(self.pair_loss(*halves(self.compared(logps, batch))), real)}
         if self.alpha:
-            found[SFT_TERM] = -self.alpha * sum_of(halves(logps)[0], real)
-        return found
+            sums[SFT_TERM] = -self.alpha * sum_of(halves(logps)[0], real)
+        return sums
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = real_pairs(batch)

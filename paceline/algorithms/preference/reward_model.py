@@ -17,7 +17,8 @@ from paceline.protocols.roles import Output, Role
 from paceline.runtime.device.device import widened
 
 TERM, CENTER = "pairs", "center"
-_TOLD = ("accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean", "reward_std")
+BINS = 10  # of confidence
+_PREFIX, _PARTS = "calibration", ("count", "confidence", "correct")
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor) -> Tensor:
@@ -69,10 +70,10 @@ class Reward(Algorithm):
         real = real_pairs(batch)
         chosen, rejected = halves(outputs[Output.SCORES.value])
         margin = halves(batch.extras["margin"])[0].to(chosen)
-        found = {TERM: sum_of(bradley_terry(chosen, rejected, margin), real)}
+        sums = {TERM: sum_of(bradley_terry(chosen, rejected, margin), real)}
         if self.center:
-            found[CENTER] = self.center * sum_of(centering(chosen, rejected), real)
-        return found
+            sums[CENTER] = self.center * sum_of(centering(chosen, rejected), real)
+        return sums
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = real_pairs(batch)
@@ -92,17 +93,11 @@ class Reward(Algorithm):
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return the means, the std (from the mean of squares) and the calibration error (from its bins)."""
-        statistics = without_bins(means)
-        square = statistics.pop("reward_square")
-        statistics["reward_std"] = max(square - statistics["reward_mean"] ** 2, 0.0) ** 0.5
-        if has_bins(means):
-            statistics |= {"calibration_error": calibration_error(means), **told_bins(means)}
-        return statistics
-
-
-BINS = 10
-_PREFIX = "calibration"
-_PARTS = ("count", "confidence", "correct")
+        plain = {name: value for name, value in means.items() if not name.startswith(f"{_PREFIX}/")}
+        bins = calibration(means) if len(plain) < len(means) else {}
+        variance = plain.pop("reward_square") - plain["reward_mean"] ** 2
+        plain["reward_std"] = max(variance, 0.0) ** 0.5
+        return plain | bins
 
 
 def calibration_sums(gap: Tensor, real: Tensor) -> dict[str, Tensor]:
@@ -116,51 +111,31 @@ def calibration_sums(gap: Tensor, real: Tensor) -> dict[str, Tensor]:
     confidence = torch.sigmoid(widened(gap).abs())
     index = ((confidence - 0.5) * 2 * BINS).long().clamp_(max=BINS - 1)
     weight = widened(real)
-    found = {"count": weight, "confidence": confidence * weight, "correct": widened(gap > 0) * weight}
-    sums = {name: value.new_zeros(BINS).index_add(0, index, value) for name, value in found.items()}
+    of_pairs = {"count": weight, "confidence": confidence * weight, "correct": widened(gap > 0) * weight}
+    sums = {name: value.new_zeros(BINS).index_add(0, index, value) for name, value in of_pairs.items()}
     return {f"{_PREFIX}/{k}/{name}": sums[name][k] for name in _PARTS for k in range(BINS)}
 
 
-def calibration_table(means: Mapping[str, float]) -> list[tuple[float, float, float]]:
+def calibration_table(means: Mapping[str, float]) -> dict[int, tuple[float, float, float]]:
     """Return (fraction of pairs, mean confidence, accuracy) of each non-empty bin.
 
     The second and third are means over the pairs of that bin.
     """
-    rows = []
-    for k in range(BINS):
-        share, confidence, correct = (means.get(f"{_PREFIX}/{k}/{name}", 0.0) for name in _PARTS)
-        if share > 0:
-            rows.append((share, confidence / share, correct / share))
-    return rows
+    bins = {k: [means.get(f"{_PREFIX}/{k}/{name}", 0.0) for name in _PARTS] for k in range(BINS)}
+    return {k: (share, sure / share, right / share) for k, (share, sure, right) in bins.items() if share > 0}
 
 
-def told_bins(means: Mapping[str, float]) -> dict[str, float]:
-    """Return ``calibration/3/share``, ``…/confidence`` and ``…/correct`` of each non-empty bin."""
-    found: dict[str, float] = {}
-    for k in range(BINS):
-        for share, confidence, correct in calibration_table(
-            {n: v for n, v in means.items() if n.startswith(f"{_PREFIX}/{k}/")}
-        ):
-            names = ("share", "confidence", "correct")
-            found |= {
-                f"{_PREFIX}/{k}/{name}": value
-                for name, value in zip(names, (share, confidence, correct), strict=True)
-            }
-    return found
-
-
-def calibration_error(means: Mapping[str, float]) -> float:
+def calibration(means: Mapping[str, float]) -> dict[str, float]:
     """Return Σ_bins share · |accuracy - confidence| (Naeini et al. 2015; Guo et al. 2017, arXiv:1706.04599,
-    eq. 3).
+    eq. 3), and ``calibration/3/share``, ``…/confidence`` and ``…/correct`` of each non-empty bin.
     """
-    return sum(share * abs(right - sure) for share, sure, right in calibration_table(means))
-
-
-def without_bins(means: Mapping[str, float]) -> dict[str, float]:
-    """Return ``means`` without the sums per bin."""
-    return {name: value for name, value in means.items() if not name.startswith(f"{_PREFIX}/")}
-
-
-def has_bins(means: Mapping[str, float]) -> bool:
-    """Whether ``means`` holds sums per bin (evaluation computes them)."""
-    return any(name.startswith(f"{_PREFIX}/") for name in means)
+    bins = calibration_table(means)
+    error = sum(share * abs(right - sure) for share, sure, right in bins.values())
+    return {
+        "calibration_error": error,
+        **{
+            f"{_PREFIX}/{k}/{name}": value
+            for k, values in bins.items()
+            for name, value in zip(("share", *_PARTS[1:]), values, strict=True)
+        },
+    }

@@ -35,11 +35,11 @@ def numeric(sample: Sample, *, anywhere: bool = False) -> float:
 def marked_number(text: str, *, anywhere: bool) -> Decimal | None:
     """Return the first number after the last ``####``; without it the last one if ``anywhere``, else None."""
     _, mark, behind = text.rpartition(_MARK)
-    found = _NUMBER.findall(behind if mark else text)
-    if not found or not (mark or anywhere):
+    numbers = _NUMBER.findall(behind if mark else text)
+    if not numbers or not (mark or anywhere):
         return None
     try:
-        return Decimal((found[0] if mark else found[-1]).replace(",", ""))
+        return Decimal((numbers[0] if mark else numbers[-1]).replace(",", ""))
     except InvalidOperation:
         return None
 

@@ -39,6 +39,7 @@ folders = [os.listdir(path) for path in sys.path if os.path.isdir(path)]
 def f(x):
     return x
 """
+# each is a server, a keeper, a program and a judge
 _MOST_AT_ONCE = 32
 _LEAST_MEMORY_MB = 128  # Python itself and what most programs import
 
@@ -53,11 +54,14 @@ def check_limits(seconds: Json = 10, memory_mb: Json = 512, **others: Json) -> N
     """Raise ConfigError (``rewards.options``) for invalid limits of a program; ``others`` are not checked."""
     for name, value, least in (("seconds", seconds, 1), ("memory_mb", memory_mb, _LEAST_MEMORY_MB)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            what, hint = (
-                f"{name} of the reward 'code' must be a whole number of {least} or more",
-                f"{name}: {10 * least}",
+            raise ConfigError(
+                codes.REWARDS_OPTIONS(
+                    f"{name} of the reward 'code' must be a whole number of {least} or more",
+                    "training.rollout.rewards",
+                    repr(value),
+                    f"{name}: {10 * least}",
+                )
             )
-            raise ConfigError(codes.REWARDS_OPTIONS(what, "training.rollout.rewards", repr(value), hint))
 
 
 class CodeReward:
@@ -110,7 +114,7 @@ class CodeReward:
         """Whether the answer passes all tests."""
         program, tests = program_of(sample.completion), self.tests_in(sample.columns)
         if not tests.python:
-            return all(self._answers(program, given, expected) for given, expected in tests.pairs)
+            return all(self._answers(program, text, expected) for text, expected in tests.pairs)
         limits = {"seconds": self.seconds, "memory_bytes": self.memory_mb << 20}
         try:
             return self._in_sandbox(lambda box: box.passes(program, tests.python, **limits))
@@ -123,15 +127,15 @@ class CodeReward:
 
     def warnings(self) -> tuple[Diagnostic, ...]:
         """Return what the last calls found in rows, each once."""
-        found = tuple(self._warnings.values())
+        findings = tuple(self._warnings.values())
         self._warnings = dict.fromkeys(self._warnings)
-        return tuple(finding for finding in found if finding is not None)
+        return tuple(finding for finding in findings if finding is not None)
 
-    def _answers(self, program: str, given: str, expected: str) -> bool:
+    def _answers(self, program: str, text: str, expected: str) -> bool:
         """Whether the program, given this input, ends well and writes what is expected."""
         limits = {"seconds": self.seconds, "memory_bytes": self.memory_mb << 20}
         longest = 2 * len(expected.encode("utf-8", "replace")) + (1 << 16)
-        ended = self._in_sandbox(lambda box: box.output(program, given, longest=longest, **limits))
+        ended = self._in_sandbox(lambda box: box.output(program, text, longest=longest, **limits))
         return ended.status == 0 and same_output(ended.output, expected)
 
     def tests_in(self, columns: Mapping[str, Json]) -> RowTests:
@@ -214,9 +218,13 @@ def check_isolation() -> None:
 
 def no_isolation(words: str) -> ConfigError:
     """Return the error for a machine without a sandbox."""
-    what = "this machine cannot isolate the model's programs in a sandbox, so none is run"
     return ConfigError(
-        rules_codes.REWARDS_NO_ISOLATION(what, "training.rollout.rewards", words, NO_ISOLATION_HINT)
+        rules_codes.REWARDS_NO_ISOLATION(
+            "this machine cannot isolate the model's programs in a sandbox, so none is run",
+            "training.rollout.rewards",
+            words,
+            NO_ISOLATION_HINT,
+        )
     )
 
 

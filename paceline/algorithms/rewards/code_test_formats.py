@@ -103,11 +103,11 @@ def _of_pairs(inputs: Json, outputs: Json, name: str) -> RowTests:
     return RowTests(_CALL_PAIRS.format(name=name, pairs=repr(json.dumps(calls))))
 
 
-def _arguments(given: Json) -> list[Json]:
+def _arguments(value: Json) -> list[Json]:
     """Return the arguments of one call, from a list or from a text with one JSON value per line."""
-    if isinstance(given, str):
-        return [json.loads(line) for line in given.splitlines() if line.strip()]
-    return given if isinstance(given, list) else [given]
+    if isinstance(value, str):
+        return [json.loads(line) for line in value.splitlines() if line.strip()]
+    return value if isinstance(value, list) else [value]
 
 
 def _lines(value: Json) -> str:
@@ -158,13 +158,13 @@ def _calls(tree: ast.Module, name: str) -> bool:
 
 def _imports(tree: ast.Module) -> set[str]:
     """Return the top-level modules imported anywhere."""
-    found = set()
+    modules = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            modules |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add("." * node.level + (node.module or "").partition(".")[0])
-    return found
+            modules.add("." * node.level + (node.module or "").partition(".")[0])
+    return modules
 
 
 def _not_divisible(tree: ast.Module, requested: set[str]) -> Iterator[str]:
@@ -178,7 +178,7 @@ def _not_divisible(tree: ast.Module, requested: set[str]) -> Iterator[str]:
         if (
             isinstance(node, ast.FunctionDef)
             and node.name.startswith("test")
-            and _needs_arguments(node, tree)
+            and len(node.args.args) - len(node.args.defaults) > (node not in tree.body)  # self, in a class
         ):
             yield f"{node.name} has arguments: fixtures and parameters of pytest are not supported"
         if isinstance(node, (ast.Name, ast.Attribute)):
@@ -202,30 +202,16 @@ def _installed(module: str) -> bool:
         return False
 
 
-def _needs_arguments(node: ast.FunctionDef, tree: ast.Module) -> bool:
-    needed = len(node.args.args) - len(node.args.defaults)
-    return needed > (0 if node in tree.body else 1)
-
-
 def _classes(node: ast.AST) -> set[str]:
     """Return names that are used as classes: to inherit from, to catch, to compare with."""
-    found: list[ast.expr | None] = []
+    expressions: list[ast.expr | None] = []
     if isinstance(node, ast.ClassDef):
-        found = [*node.bases]
+        expressions = [*node.bases]
     elif isinstance(node, ast.ExceptHandler):
-        found = [node.type]
+        expressions = [node.type]
     elif isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name in _ASKS_CLASS:
-            found = [*node.args[:2]] if name in ("raises", "assertRaises") else [*node.args[1:2]]
-    return (
-        {
-            part.id
-            for item in found
-            if item is not None
-            for part in ast.walk(item)
-            if isinstance(part, ast.Name)
-        }
-        if found
-        else set()
-    )
+            expressions = [*node.args[:2]] if name in ("raises", "assertRaises") else [*node.args[1:2]]
+    parts = (part for item in expressions if item is not None for part in ast.walk(item))
+    return {part.id for part in parts if isinstance(part, ast.Name)}

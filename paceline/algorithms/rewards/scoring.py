@@ -128,7 +128,7 @@ class Scorer:
             for i in range(len(samples))
         ]
         findings = [finding for f in self.functions for finding in getattr(f, "warnings", tuple)()]
-        return Scored(total, parts, (*(_warning(p) for p in problems), *findings))
+        return Scored(total, parts, (*(replace(p, severity=Severity.WARNING) for p in problems), *findings))
 
     @property
     def calls_own(self) -> bool:
@@ -157,10 +157,10 @@ class Scorer:
             with (
                 nullcontext() if getattr(function, "has_deadlines", False) else deadline(self.timeout_seconds)
             ):
-                found = list(function(samples))
-            if len(found) == len(samples):
-                return _checked(label, found, samples)
-            problem = f"{len(found)} values for {len(samples)} samples"
+                scores = list(function(samples))
+            if len(scores) == len(samples):
+                return _checked(label, scores, samples)
+            problem = f"{len(scores)} values for {len(samples)} samples"
         except ConfigError:
             raise
         except Exception as error:  # a user's function may raise anything
@@ -173,10 +173,11 @@ class Scorer:
             if hangs >= _HANGS:
                 failures[i] = _failure(label, "not called: it did not return for earlier samples", sample)
                 continue
-            one, failed = self._call(label, function, [sample])
-            values[i] = one[0]
+            score, failed = self._call(label, function, [sample])
+            values[i] = score[0]
             if failed:
                 failures[i] = failed[0]
+                # the words of ``Overdue``
                 hangs += "did not answer within" in failed[0].found
                 if self.on_error == "error":
                     break
@@ -193,30 +194,34 @@ def _function(
     Raises ConfigError.
     """
     if spec.name == "code" and not allow_code:
-        what = "this reward runs code written by the model"
-        hint = "set training.rollout.allow_code_execution: true, on a machine where this is acceptable"
         raise ConfigError(
-            rules_codes.REWARDS_CODE_OFF(what, "training.rollout.allow_code_execution", "false", hint)
+            rules_codes.REWARDS_CODE_OFF(
+                "this reward runs code written by the model",
+                "training.rollout.allow_code_execution",
+                "false",
+                "set training.rollout.allow_code_execution: true, on a machine where this is acceptable",
+            )
         )
     function = REWARDS.load(spec.name)
     if spec.name in REWARDS.names():
         _check_options(spec, function)
         if spec.name == "code":
-            code: BatchReward = function(*code_runs, **spec.options)
-            return code
+            return function(*code_runs, **spec.options)
         return lambda samples: [function(sample, **spec.options) for sample in samples]
     # A user's function gets batches by keyword, and only what its signature accepts
     accepted = inspect.signature(function).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
 
     def call(samples: Sequence[Sample]) -> Sequence[Score]:
-        given: dict[str, Json] = {**_columns(samples, columns)}
-        given |= {"prompts": [s.prompt for s in samples], "completions": [s.completion for s in samples]}
-        given = given if takes_all else {name: value for name, value in given.items() if name in accepted}
-        found: Sequence[Score] = function(**{**given, **spec.options})
-        if isinstance(found, (Mapping, Set)):  # its keys would be taken for rewards
-            raise TypeError(f"{type(found).__name__} in place of a list with a number for each completion")
-        return found
+        arguments: dict[str, Json] = {**_columns(samples, columns)}
+        arguments |= {"prompts": [s.prompt for s in samples], "completions": [s.completion for s in samples]}
+        arguments = (
+            arguments if takes_all else {name: value for name, value in arguments.items() if name in accepted}
+        )
+        scores: Sequence[Score] = function(**{**arguments, **spec.options})
+        if isinstance(scores, (Mapping, Set)):  # its keys would be taken for rewards
+            raise TypeError(f"{type(scores).__name__} in place of a list with a number for each completion")
+        return scores
 
     return call
 
@@ -252,28 +257,26 @@ def check_reward(spec: RewardSpec, columns: Collection[str] | None = None, data:
         return
     # Compare what the function requires and accepts with what a call passes
     plain = {n: p for n, p in accepted.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-    given = {"prompts", "completions", *spec.options, *(columns or ())}
+    available = {"prompts", "completions", *spec.options, *(columns or ())}
     takes_all = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     unknown = set() if takes_all else set(spec.options) - set(plain)
     needed = {n for n, p in plain.items() if p.default is p.empty}
-    missing = sorted(n for n in needed if _by_place(plain[n]) or (columns is not None and n not in given))
+    by_place = inspect.Parameter.POSITIONAL_ONLY
+    missing = sorted(
+        n for n in needed if plain[n].kind is by_place or (columns is not None and n not in available)
+    )
     if missing or unknown:
         what = f"the reward '{spec.name}' cannot be called with the arguments of a reward"
-        found = ", ".join(
+        problems = ", ".join(
             [*(f"it needs '{n}'" for n in missing), *(f"it has no argument '{n}'" for n in sorted(unknown))]
         )
         hint = f"def {spec.name.rpartition(':')[2]}(prompts, completions, **columns), its options by name"
         if missing and columns:
-            found += f"; columns of {data}: {', '.join(sorted(columns))}"[:200]
+            problems += f"; columns of {data}: {', '.join(sorted(columns))}"[:200]
             hint += f"; {missing[0]}=None where rows may lack a column"
         raise ConfigError(
-            codes.REWARDS_SIGNATURE(what, where, f"{inspect.signature(function)}: {found}", hint)
+            codes.REWARDS_SIGNATURE(what, where, f"{inspect.signature(function)}: {problems}", hint)
         )
-
-
-def _by_place(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter is positional-only."""
-    return parameter.kind is parameter.POSITIONAL_ONLY
 
 
 def _columns(samples: Sequence[Sample], columns: Collection[str]) -> dict[str, list[Json]]:
@@ -284,8 +287,7 @@ def _columns(samples: Sequence[Sample], columns: Collection[str]) -> dict[str, l
 
 def check_built_in(spec: RewardSpec) -> None:
     """Check name and options of a built-in reward. Raises ConfigError."""
-    function = REWARDS.load(spec.name)
-    _check_options(spec, function)
+    _check_options(spec, REWARDS.load(spec.name))
     if spec.name == "code":
         from paceline.algorithms.rewards.code_reward import check_limits
 
@@ -293,13 +295,13 @@ def check_built_in(spec: RewardSpec) -> None:
 
 
 def _check_options(spec: RewardSpec, function: FunctionType | type) -> None:
-    known = {
+    options = {
         name: p for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY
     }
-    needed = [name for name, p in known.items() if p.default is inspect.Parameter.empty]
-    wrong = sorted(set(spec.options) - set(known)) + [n for n in needed if n not in spec.options]
+    needed = [name for name, p in options.items() if p.default is inspect.Parameter.empty]
+    wrong = sorted(set(spec.options) - set(options)) + [n for n in needed if n not in spec.options]
     if wrong:
-        hint = f"options: {', '.join(known) or 'none'}" + (
+        hint = f"options: {', '.join(options) or 'none'}" + (
             f" (needed: {', '.join(needed)})" if needed else ""
         )
         what = f"the reward '{spec.name}' has other options"
@@ -319,10 +321,10 @@ def _check_options(spec: RewardSpec, function: FunctionType | type) -> None:
 
 
 def _checked(
-    label: str, found: Sequence[Score], samples: Sequence[Sample]
+    label: str, scores: Sequence[Score], samples: Sequence[Sample]
 ) -> tuple[list[float], dict[int, Diagnostic]]:
     values, failures = [], {}
-    for i, (value, sample) in enumerate(zip(found, samples, strict=True)):
+    for i, (value, sample) in enumerate(zip(scores, samples, strict=True)):
         number = _number(value)
         values.append(math.nan if number is None else number)
         if value is not None and (number is None or not math.isfinite(number)):
@@ -342,17 +344,13 @@ def _words(error: BaseException) -> str:
     return str(error) if isinstance(error, Overdue) else f"{type(error).__name__}: {error}"[:300]
 
 
-def _failure(label: str, found: str, sample: Sample) -> Diagnostic:
+def _failure(label: str, problem: str, sample: Sample) -> Diagnostic:
     return codes.REWARDS_FAILED(
         f"prompt {sample.prompt[-120:]!r}",
-        found,
+        problem,
         label=label,
         evidence={"prompt": sample.prompt[-2000:], "completion": sample.completion[:2000], "reward": label},
     )
-
-
-def _warning(problem: Diagnostic) -> Diagnostic:
-    return replace(problem, severity=Severity.WARNING)
 
 
 class Overdue(Exception):

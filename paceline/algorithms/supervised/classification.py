@@ -60,12 +60,12 @@ class Classification(Algorithm):
         else:
             predicted = F.one_hot(logits.argmax(-1), logits.shape[1]).bool()
             true = F.one_hot(labels.long(), logits.shape[1]).bool()
-        found = {f"accuracy/{TERM}": widened((predicted == true).all(-1)).sum()}
+        accuracy = {f"accuracy/{TERM}": widened((predicted == true).all(-1)).sum()}
         if torch.is_grad_enabled():  # training reports only the accuracy
-            return found
+            return accuracy
         counts = {"tp": predicted & true, "fp": predicted & ~true, "fn": ~predicted & true}
-        sums = {name: widened(one).sum(0) for name, one in counts.items()}
-        return found | {f"f1/{k}/{n}/{TERM}": sums[n][k] for n in sums for k in range(logits.shape[1])}
+        sums = {name: widened(hits).sum(0) for name, hits in counts.items()}
+        return accuracy | {f"f1/{k}/{n}/{TERM}": sums[n][k] for n in sums for k in range(logits.shape[1])}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return the accuracy, and the macro F1 from the counts of each class.
@@ -75,13 +75,7 @@ class Classification(Algorithm):
         averages = {name: value for name, value in means.items() if not name.startswith("f1/")}
         classes = sorted({name.split("/")[1] for name in means if name.startswith("f1/")})
         if classes:
-            averages["macro_f1"] = _macro_f1(
-                [[means[f"f1/{k}/{n}"] for n in ("tp", "fp", "fn")] for k in classes]
-            )
+            counts = [[means[f"f1/{k}/{n}"] for n in ("tp", "fp", "fn")] for k in classes]
+            scores = [2 * tp / (2 * tp + fp + fn) for tp, fp, fn in counts if tp + fp + fn > 0]
+            averages["macro_f1"] = sum(scores) / len(scores) if scores else 0.0
         return averages
-
-
-def _macro_f1(counts: list[list[float]]) -> float:
-    """Return the mean of 2 TP / (2 TP + FP + FN) over the classes that occur or are predicted."""
-    each = [2 * tp / (2 * tp + fp + fn) for tp, fp, fn in counts if tp + fp + fn > 0]
-    return sum(each) / len(each) if each else 0.0

@@ -49,10 +49,10 @@ class Distillation(Algorithm):
         return {TERM: tokens, SFT_TERM: tokens} if self.alpha else {TERM: tokens}
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        found = {TERM: (1.0 - self.alpha) * outputs[Output.DIVERGENCE.value]}
+        sums = {TERM: (1.0 - self.alpha) * outputs[Output.DIVERGENCE.value]}
         if self.alpha:
-            found[SFT_TERM] = self.alpha * outputs[Output.NLL.value]
-        return found
+            sums[SFT_TERM] = self.alpha * outputs[Output.NLL.value]
+        return sums
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         return {

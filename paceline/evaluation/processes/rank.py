@@ -34,8 +34,8 @@ from paceline.generation.sampling.noise import stream_of
 from paceline.launch.program import program
 from paceline.models.special_tokens import end_tokens
 from paceline.runtime.failures.root_cause import is_cascade
-from paceline.runtime.library_noise import quiet_libraries, spare_torchao
-from paceline.runtime.time_limit import leave
+from paceline.runtime.library_noise import import_without_torchao, quiet_libraries
+from paceline.runtime.time_limit import exit_now
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,18 +54,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         compute(WorkFolder(Path(folder)), int(rank), int(world_size))
     except PacelineError as error:
         print(f"[rank {rank}] {error}", file=sys.stderr)
-        leave(error.exit_code)
+        exit_now(error.exit_code)
     except RuntimeError as error:
         if not is_cascade(error):
             raise
         print(f"[rank {rank}] another process has ended: {str(error).splitlines()[0]}", file=sys.stderr)
-        leave(ExitCode.PEER_FAILED)
+        exit_now(ExitCode.PEER_FAILED)
     return 0
 
 
 def compute(work: WorkFolder, rank: int, world_size: int, report: Report = lambda *_: None) -> None:
     """Compute the batches of one process that are not done yet."""
-    spare_torchao()
+    import_without_torchao()
     quiet_libraries(quantised=False)
     settings = work.settings()
     device = own_device(rank)

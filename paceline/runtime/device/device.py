@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
@@ -29,10 +29,10 @@ def pick_device(
     ``alone``: a job manager shows each process a device of its own. Raises ``runtime.device`` if there is no
     such device for this rank.
     """
-    known = import_device_packages()
-    found = torch.accelerator.current_accelerator(check_available=True)
+    import_problem = import_device_packages()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if kind == "auto":
-        kind = CPU.name if found is None else found.type
+        kind = CPU.name if accelerator is None else accelerator.type
     if not is_accelerator(kind):
         return torch.device(CPU.name)
     if kind not in KINDS:
@@ -42,8 +42,8 @@ def pick_device(
             else f"{UNDRIVEN[kind]} is not supported"
         )
         raise PacelineError(codes.RUNTIME_DEVICE(what, found=kind, hint=f"use {' or '.join(KINDS)}"))
-    if found is None or found.type != kind:
-        raise PacelineError(_missing(kind, known or "torch sees no such device"))
+    if accelerator is None or accelerator.type != kind:
+        raise PacelineError(_missing(kind, import_problem or "torch sees no such device"))
     count = torch.accelerator.device_count()
     places = tuple(indices) or (
         tuple(range(count)) if not (alone and count == 1) else (0,) * (local_rank + 1)
@@ -150,6 +150,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.05)
     A product counts 2 n³ operations. A step's speed is given relative to it on a device without a data-sheet
     peak.
     """
+    # large enough to fill an accelerator, small enough for a CPU core's share of 50 ms
     size = 8192 if is_accelerator(device.type) else 512
     left = torch.randn(size, size, device=device).to(dtype)
     right = torch.randn(size, size, device=device).to(dtype)
@@ -158,39 +159,13 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.05)
     best, deadline = float("inf"), time.perf_counter() + seconds
     while True:
         started = time.perf_counter()
+        # into the same memory: an allocation would be timed too
         torch.mm(left, right, out=out)
         synchronize(device)
         now = time.perf_counter()
         best = min(best, now - started)
         if now >= deadline:
             return 2.0 * size**3 / best
-
-
-def threads_per_rank(local_world_size: int, requested: int | None = None) -> int:
-    """Return CPU threads for one of ``local_world_size`` processes: an even share of the cores, at least 1.
-
-    torchrun sets OMP_NUM_THREADS=1 by default, which leaves most cores of a CPU run idle: pass ``requested``
-    only for a value that the user chose.
-    """
-    if requested is not None:
-        return max(1, requested)
-    return max(1, _usable_cores() // max(1, local_world_size))
-
-
-def set_threads(count: int) -> None:
-    """Set the threads used inside one operator; more than a rank's share of the cores makes ranks compete."""
-    torch.set_num_threads(max(1, count))
-
-
-def _usable_cores() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:  # a container's CPU quota (cgroup v2): "200000 100000" is two cores
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return cores
 
 
 def synchronize(device: torch.device) -> None:
@@ -245,3 +220,65 @@ def processors(device: torch.device) -> int:
     if not hasattr(driver, "get_device_properties") or not driver.is_available():
         return 128
     return int(getattr(driver.get_device_properties(device), "multi_processor_count", 128))
+
+
+_POLL_SECONDS = 0.005
+
+
+def stamp(device: torch.device) -> torch.Event | None:
+    """Return a mark behind what is enqueued on ``device``, which keeps the time of its passing; None on
+    devices whose copies the host waits for.
+    """
+    if not kind_of(device.type).pins:
+        return None
+    return torch.accelerator.current_stream(device).record_event(torch.Event(device, enable_timing=True))
+
+
+class CopiedToHost:
+    """Copies of ``tensors``, enqueued behind what computes them.
+
+    On a device whose copies pass beside its kernels, into pinned memory (torch's own choice for an
+    asynchronous copy); the tensors of a CPU are the copies, and those of other devices are waited for.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        [device] = {tensor.device for tensor in tensors}
+        pins = kind_of(device.type).pins
+        self._copies = [
+            tensor.to(CPU.name, non_blocking=True) if pins else tensor.cpu() for tensor in tensors
+        ]
+        self._event = stamp(device)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether reading may have to wait."""
+        return self._event is not None
+
+    def arrives(self, seconds: float) -> bool:
+        """Whether the copies are there within ``seconds``. Raises nothing: the device may be broken."""
+        until = time.monotonic() + seconds
+        try:
+            while self._event is not None and not self._event.query():
+                if time.monotonic() > until:
+                    return False
+                time.sleep(_POLL_SECONDS)
+        except RuntimeError:
+            return False
+        return True
+
+    def read(self) -> list[Tensor]:
+        """Return the numbers on the host, once they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._copies
+
+    def seconds_since(self, start: torch.Event | None) -> float | None:
+        """Return the device's seconds from ``start`` to these copies, which have been read; None where the
+        device keeps no time.
+        """
+        if start is None or self._event is None:
+            return None
+        try:
+            return float(start.elapsed_time(self._event)) / 1e3
+        except (RuntimeError, NotImplementedError):  # a plugged-in device may mark without a time
+            return None

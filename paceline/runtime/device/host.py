@@ -31,26 +31,25 @@ def bind_to_card(device: torch.device, root: Path = Path("/")) -> str:
     nodes = _processors(root / "sys/devices/system/node/online")
     if node < 0 or len(nodes) < 2:
         return ""
-    own = os.sched_getaffinity(0)
-    if own != _processors(root / "sys/devices/system/cpu/online"):
-        return f"processors {len(own)}, as this process was bound before it started"
-    near = _processors(root / f"sys/devices/system/node/node{node}/cpulist") & own
+    allowed = os.sched_getaffinity(0)
+    if allowed != _processors(root / "sys/devices/system/cpu/online"):
+        return f"processors {len(allowed)}, as this process was bound before it started"
+    near = _processors(root / f"sys/devices/system/node/node{node}/cpulist") & allowed
     if not near:
         return ""
     os.sched_setaffinity(0, near)
-    return f"processors {len(near)} of {len(own)}, those of NUMA node {node}, where {address} is"
+    return f"processors {len(near)} of {len(allowed)}, those of NUMA node {node}, where {address} is"
 
 
 def _pci_address(device: torch.device) -> str:
     """Return the device's address on the PCI bus (``0000:3b:00.0``); empty if its driver does not tell."""
-    driver = torch.get_device_module(device)
-    read = getattr(driver, "get_device_properties", None)
+    read = getattr(torch.get_device_module(device), "get_device_properties", None)
     properties = read(device) if read is not None else None
     numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     if not all(isinstance(number, int) for number in numbers):
         return ""
-    domain, bus, place = numbers
-    return f"{domain:04x}:{bus:02x}:{place:02x}.0"
+    domain, bus, slot = numbers
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
 
 
 def _number(file: Path) -> int:
@@ -90,8 +89,7 @@ def configure_malloc() -> bool:
     Call it in a training worker when the models are built, as what passed through memory meanwhile would
     stay; what is free then is returned. Affects the whole process and changes no result.
     """
-    kept = 2**31 - 1
-    return _set({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: kept, _M_TOP_PAD: 64 * 2**20})
+    return _set({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_TOP_PAD: 64 * 2**20})
 
 
 def _set(options: dict[int, int]) -> bool:
@@ -105,3 +103,19 @@ def _set(options: dict[int, int]) -> bool:
         return False
     trim(0)
     return all(mallopt(option, value) == 1 for option, value in options.items())
+
+
+def threads_per_rank(local_world_size: int) -> int:
+    """Return the CPU threads of one of ``local_world_size`` processes: an even share of the cores."""
+    return max(1, _usable_cores() // max(1, local_world_size))
+
+
+def _usable_cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:  # a container's CPU quota (cgroup v2): "200000 100000" is two cores
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return cores

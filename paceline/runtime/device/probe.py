@@ -28,14 +28,14 @@ def main() -> int:
     """Print the answer as the last line of the output; return 0."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        answer = look(import_device_packages())
-    text = "; ".join(dict.fromkeys(str(one.message).strip().splitlines()[0][:400] for one in heard))
+        answer = probe_torch(import_device_packages())
+    text = "; ".join(dict.fromkeys(str(warning.message).strip().splitlines()[0][:400] for warning in heard))
     text_heard = "; ".join(filter(None, (answer.warnings, text)))
     print(json.dumps(to_json(replace(answer, warnings=text_heard))), flush=True)
     return 0
 
 
-def look(refusal: str = "") -> TorchAnswer:
+def probe_torch(refusal: str = "") -> TorchAnswer:
     """Return what torch sees. ``refusal``: what is known to be wrong before."""
     plain = TorchAnswer(
         torch.__version__,
@@ -44,18 +44,18 @@ def look(refusal: str = "") -> TorchAnswer:
         xpu=getattr(torch.version, "xpu", None),
         warnings=refusal,
     )
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
         return plain
-    module = torch.get_device_module(found)
-    if found.type not in KINDS:
-        return replace(plain, type=found.type)
+    module = torch.get_device_module(accelerator)
+    if accelerator.type not in KINDS:
+        return replace(plain, type=accelerator.type)
     archs: tuple[str, ...] = ()
     with contextlib.suppress(Exception):
         archs = tuple(module.get_arch_list())
     count = torch.accelerator.device_count()
-    seen = tuple(probe_device(found.type, module, index) for index in range(count))
-    return replace(plain, type=found.type, devices=seen, nccl=nccl_version(), arch_list=archs)
+    seen = tuple(probe_device(accelerator.type, module, index) for index in range(count))
+    return replace(plain, type=accelerator.type, devices=seen, nccl=nccl_version(), arch_list=archs)
 
 
 def probe_device(kind: str, module: ModuleType, index: int) -> ProbedDevice:
@@ -81,7 +81,7 @@ def probe_device(kind: str, module: ModuleType, index: int) -> ProbedDevice:
             total = module.recommended_max_memory()
     uuid = str(getattr(properties, "uuid", "") or "")
     names = ("is_integrated", "is_integrated_gpu")  # of CUDA and ROCm, of XPU
-    shared = any(getattr(properties, one, False) for one in names)
+    shared = any(getattr(properties, attribute, False) for attribute in names)
     if shared and free is not None:
         # the driver counts the host's cache of files as taken: after a checkpoint was read, most of it
         free = max(free, min(int(total or 0), available_host_memory()))

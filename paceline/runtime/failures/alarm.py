@@ -16,7 +16,6 @@ that whoever started the processes sees the root cause fail first.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 import traceback
@@ -27,22 +26,20 @@ from paceline.core.errors import ExitCode
 from paceline.plan.timeouts import Limit, WaitLimits
 from paceline.runtime import codes
 from paceline.runtime.failures.last_heard import (
-    Beat,
-    Pulse,
-    Vigil,
-    rank_died,
+    HeartbeatRecord,
+    LastHeardMonitor,
+    PauseDetector,
     rank_silent,
-    store_forged,
-    store_lost,
+    store_place,
     store_silent,
 )
-from paceline.runtime.failures.liveness_socket import Presence, own_address
-from paceline.runtime.failures.stragglers import Lateness
+from paceline.runtime.failures.liveness_socket import LivenessSocket, own_address
+from paceline.runtime.failures.stragglers import StragglerMonitor
 from paceline.runtime.process_group.refusal import failure_message, parsed_failure
-from paceline.runtime.process_group.rendezvous import Arrival, connect_store, name_of
+from paceline.runtime.process_group.rendezvous import alive_key, connect_store
 from paceline.runtime.process_group.signed_store import SignedStore
 from paceline.runtime.process_group.world import World
-from paceline.runtime.time_limit import leave, within
+from paceline.runtime.time_limit import call_with_timeout, exit_now
 
 POLL_SECONDS = 0.3
 BEAT_SECONDS = 1.0
@@ -77,25 +74,27 @@ class Alarm:
     def __init__(
         self,
         world: World,
-        on_foreign: OnForeign | None = None,
+        on_foreign: OnForeign = lambda rank, diagnostic, code: None,
         *,
-        on_warning: Callable[[Diagnostic, bool], None] | None = None,
+        on_warning: Callable[[Diagnostic, bool], None] = lambda diagnostic, loud: None,
         doing: Callable[[], tuple[int, str]] = lambda: (0, "start"),
         sign: Callable[[int], str] = lambda rank: "",
         quiet_seconds: float = QUIET_SECONDS,
         limits: WaitLimits | None = None,
     ) -> None:
         self._world = world
-        self._on_foreign, self._on_warning = on_foreign or print_foreign, on_warning or _print_warning
+        self._on_foreign, self._on_warning = on_foreign, on_warning
         self._doing, self._sign = doing, sign
         self._limits = limits or WaitLimits.same(world.timeout_seconds)
         self._quiet = min(quiet_seconds, max(LEAST_LIMIT_SECONDS, self._limits.shortest) / 2)
         now = time.monotonic()
         # rank 0 reads all heartbeats, the others read rank 0's
         peers = range(world.world_size) if world.rank == 0 else (0,)
-        self._vigil = Vigil([r for r in peers if r != world.rank], now, self._quiet, sign, self._limits)
-        self._lateness = Lateness(world.rank, self._limits, now)
-        self._pulse = Pulse(self._quiet, now)
+        self._vigil = LastHeardMonitor(
+            [r for r in peers if r != world.rank], now, self._quiet, sign, self._limits
+        )
+        self._lateness = StragglerMonitor(world.rank, self._limits, now)
+        self._pulse = PauseDetector(self._quiet, now)
         self._answered = now  # when the store last responded
         self._store_missed = False  # its silence was reported
         self._stood_still, self._lost_share = 0.0, 0.0
@@ -107,7 +106,7 @@ class Alarm:
         self.silent_ranks: list[int] = []
         self._threads: list[threading.Thread] = []
         patience = max(LEAST_LIMIT_SECONDS, self._limits.longest)
-        self._presence = Presence(world.rank, world.world_size, world.secret, self._line_cut, patience)
+        self._presence = LivenessSocket(world.rank, world.world_size, world.secret, self._line_cut, patience)
 
     def start(self) -> Alarm:
         """Connect to the store and start watching; return self.
@@ -118,7 +117,7 @@ class Alarm:
             return self
         env = self._world.env
         store = connect_store(env, min(60.0, self._world.timeout_seconds), may_host=False)
-        self._store = SignedStore(store, self._world.secret, name_of(env), self._forged)
+        self._store = SignedStore(store, self._world.secret, env.store_prefix, self._forged)
         self._open_line()
         for name, run in (("alarm", self._talk), ("alarm-clock", self._keep_clock)):
             thread = threading.Thread(target=run, name=f"paceline-{name}", daemon=True)
@@ -156,7 +155,8 @@ class Alarm:
             time.sleep(0.1)  # the clock thread is about to end this process
         if before is not None and after is not None:
             others = [r for r in range(self._world.world_size) if r != self._world.rank]
-            self.silent_ranks = [r for r in others if before[r] == after[r] and not _is_done(after[r])]
+            done = {r for r in others if (beat := HeartbeatRecord.of(after[r])) is not None and beat.done}
+            self.silent_ranks = [r for r in others if before[r] == after[r] and r not in done]
         # No error was published: a timeout of a collective is the fault of the silent ranks, or of the store.
         if timed_out and self.silent_ranks:
             self._end_in_silence(self._rank_silent(self.silent_ranks, self._own_limit.seconds))
@@ -174,6 +174,7 @@ class Alarm:
         return self._store is None or self._publish(diagnostic, exit_code, len(self.silent_ranks))
 
     def _publish(self, diagnostic: Diagnostic, exit_code: int, silent: int) -> bool:
+        # silent ranks will acknowledge nothing
         store, readers = self._store, self._world.world_size - silent
         assert store is not None
         text = failure_message(self._world.rank, diagnostic, exit_code)
@@ -187,7 +188,7 @@ class Alarm:
             return first
 
         try:
-            return within(_READ_SECONDS + _ASK_SECONDS, publish, "publishing an error")
+            return call_with_timeout(_READ_SECONDS + _ASK_SECONDS, publish, "publishing an error")
         except (RuntimeError, TimeoutError):
             return True  # the store is gone or silent: no one left to inform
 
@@ -199,20 +200,25 @@ class Alarm:
         assert store is not None
         try:
             if self._world.rank == 0:
-                place = ""  # nowhere: the others wait for the answer
+                address = ""  # nowhere: the others wait for the answer
                 try:
-                    place = self._presence.listen(own_address(env.meeting_host, env.master_port))
+                    address = self._presence.listen(own_address(env.meeting_host, env.master_port))
                 finally:
-                    store.set(_LINES, place)
+                    store.set(_LINES, address)
             else:
-                place = within(_LINE_SECONDS, lambda: store.get_all([_LINES])[0] or "", "rank 0's address")
-                self._presence.connect(place)
+                address = call_with_timeout(
+                    _LINE_SECONDS, lambda: store.get_all([_LINES])[0] or "", "rank 0's address"
+                )
+                self._presence.connect(address)
         except (RuntimeError, ValueError, OSError) as exc:  # TimeoutError is an OSError
-            what = f"rank {self._world.rank} has no connection to rank 0 that would report its death"
-            hint = "open the ports between the nodes; else a death is noticed after training.ddp_timeout"
-            where = f"rank {self._world.rank}"
             self._warn(
-                codes.RUNTIME_NO_LINE(what, where, str(exc)[:200], hint, Severity.WARNING),
+                codes.RUNTIME_NO_LINE(
+                    f"rank {self._world.rank} has no connection to rank 0 that would report its death",
+                    f"rank {self._world.rank}",
+                    str(exc)[:200],
+                    "open the ports between the nodes; else a death is noticed after training.ddp_timeout",
+                    Severity.WARNING,
+                ),
                 self._world.rank < 2,
             )
 
@@ -225,24 +231,34 @@ class Alarm:
         while time.monotonic() < cut + GONE_SECONDS:
             if self._stop.wait(TICK_SECONDS) or self._own.is_set() or self._following.is_set():
                 return
-        if self._vigil.last_beat_said_done(rank):
+        if self._vigil.is_done(rank):
             return
+        # heartbeats of the first half may have been on their way when the line broke
         if self._vigil.heard_since(rank, cut + GONE_SECONDS / 2):
-            what = f"the line to rank {rank} was cut, but the rank lives: its death would be noticed later"
-            hint = "find what resets idle connections between the nodes (a firewall, a NAT)"
-            self._warn(codes.RUNTIME_NO_LINE(what, f"rank {rank}", "", hint, Severity.WARNING), True)
+            self._warn(
+                codes.RUNTIME_NO_LINE(
+                    f"the line to rank {rank} was cut, but the rank lives: its death would be noticed later",
+                    f"rank {rank}",
+                    "",
+                    "find what resets idle connections between the nodes (a firewall, a NAT)",
+                    Severity.WARNING,
+                ),
+                True,
+            )
             return
         self._following.set()
-        found = rank_died(rank, self._vigil.last_seen(rank))
-        self._report(rank, found, ExitCode.PEER_FAILED)
-        self._publish(found, ExitCode.PEER_FAILED, 1)
-        leave(ExitCode.PEER_FAILED)
+        seen = self._vigil.last_seen(rank)
+        evidence = {"silent_ranks": [rank]}
+        finding = codes.RUNTIME_RANK_DIED(f"rank {rank}", seen, rank=rank, evidence=evidence)
+        self._report(rank, finding, ExitCode.PEER_FAILED)
+        self._publish(finding, ExitCode.PEER_FAILED, 1)
+        exit_now(ExitCode.PEER_FAILED)
 
     # -- the thread that talks to the store
 
     def _talk(self) -> None:
         assert self._store is not None
-        mine = Arrival.of(self._world.rank)
+        mine = alive_key(self._world.rank)
         beats, next_beat = 0, 0.0
         try:
             while not self._stop.wait(POLL_SECONDS):
@@ -250,16 +266,19 @@ class Alarm:
                 self._answered = time.monotonic()
                 if message is not None and message[0] != self._world.rank and not self._own.is_set():
                     self._foreign = message
+                    # acknowledge only once the callback has written this rank's log
                     self._reported.wait(_CALLBACK_SECONDS + 1)
                     self._store.add("error/read", 1)
                     return
                 if time.monotonic() >= next_beat:
                     beats, next_beat = beats + 1, time.monotonic() + BEAT_SECONDS
-                    beat = Beat(beats, *self._doing(), self._lost_share, waits=self._lateness.waits)
+                    beat = HeartbeatRecord(
+                        beats, *self._doing(), self._lost_share, waits=self._lateness.waits
+                    )
                     self._store.set(mine, beat.text())
                     self._answered = time.monotonic()
                     self._listen()
-            self._store.set(mine, Beat(beats + 1, *self._doing(), done=True).text())
+            self._store.set(mine, HeartbeatRecord(beats + 1, *self._doing(), done=True).text())
         except RuntimeError:
             self._lost.set()
 
@@ -269,7 +288,7 @@ class Alarm:
         ranks = range(self._world.world_size) if self._world.rank == 0 else (0,)
         for start in range(0, len(ranks), _BEATS_PER_SECOND):
             some = ranks[start : start + _BEATS_PER_SECOND]
-            texts = self._store.get_all([Arrival.of(r) for r in some])
+            texts = self._store.get_all([alive_key(r) for r in some])
             self._answered = now = time.monotonic()
             for rank, text in zip(some, texts, strict=True):
                 self._vigil.hear(rank, text, now)
@@ -349,15 +368,19 @@ class Alarm:
         if self._own.is_set():
             self._following.clear()
         else:
-            leave(ExitCode.PEER_FAILED)
+            exit_now(ExitCode.PEER_FAILED)
 
     def _store_lost(self) -> None:
         """The store's host vanished without an error: it died, or the run is over and ``stop`` follows."""
         if self._stop.wait(2.0) or self._own.is_set():
             return
         self._following.set()
-        self._report(0, store_lost(self._world.env), ExitCode.PEER_FAILED)
-        leave(ExitCode.PEER_FAILED)
+        env = self._world.env
+        where, host = store_place(env)
+        evidence = {"silent_ranks": [] if env.agent_store else [0]}
+        lost = codes.RUNTIME_STORE_LOST(where, "connection lost", host=host, evidence=evidence)
+        self._report(0, lost, ExitCode.PEER_FAILED)
+        exit_now(ExitCode.PEER_FAILED)
 
     def _end_in_silence(self, diagnostic: Diagnostic) -> None:
         """Report the silent ranks, here and through the store if it responds, and exit this process."""
@@ -368,14 +391,15 @@ class Alarm:
             self._publish(
                 diagnostic, ExitCode.PEER_SILENT, len(diagnostic.evidence.get("silent_ranks") or ())
             )
-        leave(ExitCode.PEER_SILENT)
+        exit_now(ExitCode.PEER_SILENT)
 
     def _forged(self, key: str) -> None:
         """A value in the store is not from a rank of this run: ignore it.
 
         Rank 0, which reads every key, warns.
         """
-        self._warn(store_forged(self._world.rank, key), self._world.rank == 0)
+        rank = self._world.rank
+        self._warn(codes.RUNTIME_STORE_FORGED(f"rank {rank}", key), rank == 0)
 
     def _report(self, rank: int, diagnostic: Diagnostic, code: int) -> None:
         """Run the callback in a thread with a deadline: the main thread may hold a lock that it needs."""
@@ -397,8 +421,8 @@ class Alarm:
         store = self._store
         assert store is not None
         try:
-            keys = [Arrival.of(r) for r in range(self._world.world_size)]
-            return within(_ASK_SECONDS, lambda: store.get_all(keys), "checking signs of life")
+            keys = [alive_key(r) for r in range(self._world.world_size)]
+            return call_with_timeout(_ASK_SECONDS, lambda: store.get_all(keys), "checking signs of life")
         except (RuntimeError, TimeoutError):
             return None
 
@@ -411,20 +435,4 @@ def _called(call: Callable[[], None]) -> None:
             traceback.print_exc()
 
     with contextlib.suppress(TimeoutError):
-        within(_CALLBACK_SECONDS, run, "alarm-callback")
-
-
-def _is_done(text: str | None) -> bool:
-    beat = Beat.of(text)
-    return beat is not None and beat.done
-
-
-def print_foreign(rank: int, diagnostic: Diagnostic, code: int) -> None:
-    print(
-        f"rank {rank} failed, so this rank ends as well:\n{diagnostic.render()}", file=sys.stderr, flush=True
-    )
-
-
-def _print_warning(diagnostic: Diagnostic, loud: bool) -> None:
-    if loud:
-        print(diagnostic.render(), file=sys.stderr, flush=True)
+        call_with_timeout(_CALLBACK_SECONDS, run, "alarm-callback")

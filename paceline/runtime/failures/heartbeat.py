@@ -76,8 +76,9 @@ class Heartbeat:
             state = dict(self._state)
         partial = self._path.with_name(self._path.name + ".tmp")
         try:
-            known = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
-            partial.write_text(json.dumps({**known, **state}))
+            process = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
+            partial.write_text(json.dumps({**process, **state}))
+            # at once: an observer never reads half a file
             os.replace(partial, self._path)
         except OSError:
             pass  # the disk is full or gone: the run itself reports that
@@ -86,10 +87,10 @@ class Heartbeat:
 def read_heartbeat(path: Path) -> JsonObject | None:
     """Return the last heartbeat, or None if it is missing or unreadable."""
     try:
-        found = json.loads(read_run_file(path))
+        record = json.loads(read_run_file(path))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return record if isinstance(record, dict) else None
 
 
 class Signs:

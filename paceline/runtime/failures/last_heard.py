@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from paceline.core.diagnostics import Code, Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.plan.timeouts import DEFAULT_SECONDS, START, STEP, Limit, WaitLimits
 from paceline.runtime import codes
 from paceline.runtime.rank_env import RankEnv
@@ -24,7 +24,7 @@ _FEW = 5
 
 
 @dataclass(frozen=True)
-class Beat:
+class HeartbeatRecord:
     """A heartbeat: the ``count``-th, at ``step`` in ``phase``.
 
     ``lost``: fraction of recent time for which the process did not run; ``done``: it was the last one;
@@ -42,11 +42,11 @@ class Beat:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def of(text: str | None) -> Beat | None:
+    def of(text: str | None) -> HeartbeatRecord | None:
         """Parse a heartbeat; None if it is invalid."""
         try:
             data = json.loads(text or "")
-            return Beat(
+            return HeartbeatRecord(
                 int(data["count"]),
                 int(data["step"]),
                 str(data["phase"])[:40],
@@ -58,7 +58,7 @@ class Beat:
             return None
 
 
-class Pulse:
+class PauseDetector:
     """Measure for how much of the last ``span_seconds`` this process did not run (stopped, starved of CPU).
 
     A thread that wakes at fixed intervals reports by how much it was late. Long stops are added up. Of stops
@@ -77,11 +77,11 @@ class Pulse:
 
     def lost(self, now: float) -> float:
         """Return that fraction; 0 until it is known."""
-        known = min(self._span, now - self._begun)
-        if known < self._span / 2:
+        observed = min(self._span, now - self._begun)
+        if observed < self._span / 2:
             return 0.0
         lates = [late for _, late in self._late]
-        stopped = sum(late for late in lates if late > _LONG_SECONDS) / known
+        stopped = sum(late for late in lates if late > _LONG_SECONDS) / observed
         return min(1.0, max(stopped, _share_of_short_stops(lates)))
 
 
@@ -94,7 +94,7 @@ def _share_of_short_stops(lates: list[float]) -> float:
     return len(some) / len(lates) * length / (length - _SHORT_SECONDS)
 
 
-class Vigil:
+class LastHeardMonitor:
     """Watch ``ranks`` from ``now`` on. ``sign`` returns what else is known about a silent rank."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Vigil:
     ) -> None:
         self._limits = limits or WaitLimits.same(DEFAULT_SECONDS)
         self._heard = dict.fromkeys(ranks, now)
-        self._beats: dict[int, Beat] = {}
+        self._beats: dict[int, HeartbeatRecord] = {}
         self._warn, self._sign = warn_seconds, sign
         self._missed: set[int] = set()  # whose silence was reported
         self._doubted: set[int] = set()  # of whom ``sign`` was asked before: it compares with that
@@ -115,7 +115,7 @@ class Vigil:
 
     def hear(self, rank: int, text: str | None, now: float) -> None:
         """Record a rank's heartbeat text; a repeated or missing heartbeat does not count."""
-        beat, last = Beat.of(text), self._beats.get(rank)
+        beat, last = HeartbeatRecord.of(text), self._beats.get(rank)
         if (
             rank in self._heard
             and beat is not None
@@ -133,7 +133,7 @@ class Vigil:
 
     def silent(self, now: float, seconds: float) -> list[int]:
         """Return the ranks without a heartbeat for ``seconds``, except those that have sent their last."""
-        return [r for r, heard in self._heard.items() if now - heard > seconds and not self._is_done(r)]
+        return [r for r, heard in self._heard.items() if now - heard > seconds and not self.is_done(r)]
 
     def limit(self, rank: int) -> Limit:
         """Return how long the others wait for ``rank``, by what it was last heard to do."""
@@ -162,67 +162,58 @@ class Vigil:
         """Whether ``rank`` has given a sign of life after ``moment``."""
         return self._heard.get(rank, moment) > moment
 
-    def last_beat_said_done(self, rank: int) -> bool:
-        """Whether the last heartbeat of ``rank`` was its last."""
-        return self._is_done(rank)
-
     def news(self, now: float) -> list[Diagnostic]:
         """Return what is new to report: silence that begins or ends, a rank that is slow."""
-        found = []
         doubted = set(self.silent(now, self._warn / 2))
         for rank in doubted - self._doubted:
             self._sign(rank)
-        self._doubted = doubted
         silent = set(self.silent(now, self._warn))
-        for rank in sorted(silent - self._missed):
-            what = f"no sign of life from rank {rank} for {now - self._heard[rank]:.0f} s"
-            found.append(
-                _warning(
-                    codes.RUNTIME_RANK_QUIET,
-                    what,
-                    rank,
-                    self.last_seen(rank),
-                    "kill -CONT continues a stopped process; otherwise the run ends when the"
-                    f" silence has lasted {self.limit(rank).seconds:g} s ({self.limit(rank).key})",
-                )
+        findings = [self._quiet(rank, now) for rank in sorted(silent - self._missed)]
+        findings += [
+            codes.RUNTIME_RANK_BACK(
+                f"rank {rank} shows signs of life again",
+                f"rank {rank}",
+                severity=Severity.NOTE,
+                evidence={"rank": rank},
             )
-        for rank in sorted(self._missed - silent):
-            found.append(
-                _warning(
-                    codes.RUNTIME_RANK_BACK,
-                    f"rank {rank} shows signs of life again",
-                    rank,
-                    "",
-                    "",
-                    Severity.NOTE,
-                )
-            )
-        self._missed = silent
+            for rank in sorted(self._missed - silent)
+        ]
+        self._doubted, self._missed = doubted, silent
         for rank, beat in list(self._beats.items()):  # another thread may add to it
             if beat.lost >= SLOW_SHARE and rank not in self._slow and not beat.done:
                 self._slow.add(rank)
-                what = (
-                    f"rank {rank} did not run for {beat.lost:.0%} of the recent time, and every"
-                    " step waits for it"
+                findings.append(
+                    codes.RUNTIME_RANK_SLOW(
+                        f"rank {rank} did not run for {beat.lost:.0%} of the recent time, and every step"
+                        " waits for it",
+                        f"rank {rank}",
+                        self.last_seen(rank),
+                        "find out what stops it (SIGSTOP, a debugger, a CPU limit), or what else runs on its"
+                        " machine",
+                        Severity.WARNING,
+                        {"rank": rank},
+                    )
                 )
-                hint = (
-                    "find out what stops it (SIGSTOP, a debugger, a CPU limit), or what else runs"
-                    " on its machine"
-                )
-                found.append(_warning(codes.RUNTIME_RANK_SLOW, what, rank, self.last_seen(rank), hint))
             elif beat.lost < _CALM_SHARE:
                 self._slow.discard(rank)
-        return found
+        return findings
 
-    def _is_done(self, rank: int) -> bool:
+    def _quiet(self, rank: int, now: float) -> Diagnostic:
+        limit = self.limit(rank)
+        return codes.RUNTIME_RANK_QUIET(
+            f"no sign of life from rank {rank} for {now - self._heard[rank]:.0f} s",
+            f"rank {rank}",
+            self.last_seen(rank),
+            "kill -CONT continues a stopped process; otherwise the run ends when the silence has lasted"
+            f" {limit.seconds:g} s ({limit.key})",
+            Severity.WARNING,
+            {"rank": rank},
+        )
+
+    def is_done(self, rank: int) -> bool:
+        """Whether the last heartbeat of ``rank`` said that it was its last."""
         beat = self._beats.get(rank)
         return beat is not None and beat.done
-
-
-def _warning(
-    code: Code, what: str, rank: int, found: str, hint: str, severity: Severity = Severity.WARNING
-) -> Diagnostic:
-    return code(what, f"rank {rank}", found, hint, severity, {"rank": rank})
 
 
 def rank_silent(
@@ -244,25 +235,18 @@ def rank_silent(
     )
 
 
-def rank_died(rank: int, seen: str) -> Diagnostic:
-    """A rank's connection was cut without a farewell. ``seen``: what is known of the rank."""
-    return codes.RUNTIME_RANK_DIED(f"rank {rank}", seen, rank=rank, evidence={"silent_ranks": [rank]})
-
-
-def rank_late(ranks: Sequence[int], beat: Beat, limit: Limit, seen: Sequence[str], waits: str) -> Diagnostic:
+def rank_late(
+    ranks: Sequence[int], beat: HeartbeatRecord, limit: Limit, seen: Sequence[str], waits: str
+) -> Diagnostic:
     """``ranks`` are alive and in no collective, and the others wait for them for longer than ``limit``.
 
     ``beat``: the first one's; ``seen``: what is known of each; ``waits``: who waits for them, where.
     """
     shown, them = _ranks(ranks), "it" if len(ranks) == 1 else "them"
-    place = {START: "in the start", STEP: f"in step {beat.step + 1}"}.get(
+    moment = {START: "in the start", STEP: f"in step {beat.step + 1}"}.get(
         beat.phase, f"after step {beat.step} ({beat.phase})"
     )
-    what = f"rank {shown} {'is' if len(ranks) == 1 else 'are'} late {place}: the others wait for {them}"
-    hint = (
-        "see that rank's log, and its stacks there after kill -USR1 PID; if it only needs longer, raise"
-        f" {limit.key} (now {limit.seconds:g} s)"
-    )
+    what = f"rank {shown} {'is' if len(ranks) == 1 else 'are'} late {moment}: the others wait for {them}"
     evidence = {
         "rank": ranks[0],
         "late_ranks": list(ranks),
@@ -270,13 +254,13 @@ def rank_late(ranks: Sequence[int], beat: Beat, limit: Limit, seen: Sequence[str
         "limit_seconds": limit.seconds,
         "key": limit.key,
     }
-    return codes.RUNTIME_RANK_LATE(what, f"rank {shown}", "; ".join([*seen, waits]), hint, evidence=evidence)
-
-
-def collective_stuck(rank: int, waits: str, key: str) -> Diagnostic:
-    """This ``rank`` waits in a collective for as long as is allowed, and all ranks give signs of life."""
-    return codes.RUNTIME_COLLECTIVE_STUCK(
-        f"rank {rank}", waits, rank=rank, waits=waits, key=key, evidence={"rank": rank}
+    return codes.RUNTIME_RANK_LATE(
+        what,
+        f"rank {shown}",
+        "; ".join([*seen, waits]),
+        "see that rank's log, and its stacks there after kill -USR1 PID; if it only needs longer, raise"
+        f" {limit.key} (now {limit.seconds:g} s)",
+        evidence=evidence,
     )
 
 
@@ -284,14 +268,10 @@ def store_silent(
     env: RankEnv, seconds: float, sign: Callable[[int], str], stood_still: float, severity: Severity
 ) -> Diagnostic:
     """The store does not respond: its host is stopped, or the network in between is cut."""
-    where, host = _place(env)
+    where, host = store_place(env)
     hosted = env.rank == 0 and not env.agent_store
-    what = (
-        f"the ranks' store has not answered for {seconds:.0f} s;"
-        f" {'this very process' if hosted else host} hosts it"
-    )
     ranks = [] if hosted or env.agent_store else [0]
-    found = "; ".join(filter(None, (*map(sign, ranks), *_still(stood_still))))
+    signs = "; ".join(filter(None, (*map(sign, ranks), *_still(stood_still))))
     rank_0 = "check rank 0 (stopped by SIGSTOP or a debugger?), its machine and the network to it"
     hint = (
         "check the network of this machine"
@@ -301,22 +281,19 @@ def store_silent(
         else "check torchrun's agent, its machine and the network to it"
     )
     evidence = {"silent_ranks": ranks, "stood_still_seconds": round(stood_still, 1)}
-    return codes.RUNTIME_STORE_SILENT(what, where, found, hint, severity, evidence)
+    return codes.RUNTIME_STORE_SILENT(
+        f"the ranks' store has not answered for {seconds:.0f} s;"
+        f" {'this very process' if hosted else host} hosts it",
+        where,
+        signs,
+        hint,
+        severity,
+        evidence,
+    )
 
 
-def store_lost(env: RankEnv) -> Diagnostic:
-    """The connection to the store broke: its host died."""
-    where, host = _place(env)
-    evidence = {"silent_ranks": [] if env.agent_store else [0]}
-    return codes.RUNTIME_STORE_LOST(where, "connection lost", host=host, evidence=evidence)
-
-
-def store_forged(rank: int, key: str) -> Diagnostic:
-    """A value in the store was not written by a rank of this run; it is ignored and not shown."""
-    return codes.RUNTIME_STORE_FORGED(f"rank {rank}", key)
-
-
-def _place(env: RankEnv) -> tuple[str, str]:
+def store_place(env: RankEnv) -> tuple[str, str]:
+    """Return the address of the store, and who hosts it."""
     return f"{env.meeting_host}:{env.master_port}", "the launcher's agent" if env.agent_store else "rank 0"
 
 

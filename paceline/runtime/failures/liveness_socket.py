@@ -28,7 +28,7 @@ _LONGEST = 256
 OnDeath = Callable[[int], None]
 
 
-class Presence:
+class LivenessSocket:
     """One end of the lines. ``on_death(rank)`` is called, from a thread of its own, for a line that was cut
     without a farewell: at rank 0 for each other rank, at the others for rank 0. An outage of less than
     ``patience`` seconds leaves the lines open.
@@ -46,14 +46,15 @@ class Presence:
     def listen(self, address: str) -> str:
         """Accept lines at an own ``address``; return where. Raises OSError."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        # all ranks of a large job connect at once
         server = socket.create_server((address, 0), family=family, backlog=4096)
         server.settimeout(_TICK_SECONDS)
         self._begin(lambda: self._serve(server))
         return f"{address} {server.getsockname()[1]}"
 
-    def connect(self, place: str) -> None:
+    def connect(self, address: str) -> None:
         """Open the line to rank 0. Raises OSError, ValueError or TimeoutError."""
-        host, port = place.split()
+        host, port = address.split()
         line = socket.create_connection((host, int(port)), timeout=_HELLO_SECONDS)
         nonce = _exactly(line, _NONCE)
         line.sendall(f"{self._rank:<10}".encode() + self._proof(nonce, self._rank))
@@ -108,8 +109,8 @@ class Presence:
                 line.sendall(nonce)
                 rank = int(_exactly(line, 10))
                 proof = _exactly(line, _DIGEST)
-                known = 0 < rank < self._world_size and rank not in self.connections
-                if known and hmac.compare_digest(proof, self._proof(nonce, rank)):
+                expected = 0 < rank < self._world_size and rank not in self.connections
+                if expected and hmac.compare_digest(proof, self._proof(nonce, rank)):
                     _watch(line, self._patience)
                     self.connections[rank] = line
                     return rank
@@ -147,10 +148,10 @@ def own_address(towards: str, port: int) -> str:
     sent. That is a loopback address where ``towards`` is this machine's own name. Raises OSError.
     """
     error = OSError(f"{towards} has no address")
-    for family, kind, protocol, _, place in socket.getaddrinfo(towards, port, type=socket.SOCK_DGRAM):
+    for family, kind, protocol, _, address in socket.getaddrinfo(towards, port, type=socket.SOCK_DGRAM):
         try:
             with socket.socket(family, kind, protocol) as probe:
-                probe.connect(place)  # UDP: picks the route that a connection takes
+                probe.connect(address)  # UDP: picks the route that a connection takes
                 return str(probe.getsockname()[0])
         except OSError as exc:
             error = exc

@@ -63,15 +63,10 @@ def is_cascade(exc: BaseException) -> bool:
     if isinstance(exc, dist.DistNetworkError | dist.DistStoreError):
         return True
     if isinstance(exc, ConnectionError):  # a closed pipe or a server of the user's is no rank
-        return _between_ranks(exc)
+        frames = traceback.extract_tb(exc.__traceback__)
+        inner = Path(frames[-1].filename).as_posix() if frames else ""
+        return any(part in inner for part in _TALK)
     return isinstance(exc, RuntimeError) and any(word in text for word in CASCADE_WORDS)
-
-
-def _between_ranks(exc: BaseException) -> bool:
-    """Whether an error was raised by the code through which ranks talk to each other."""
-    frames = traceback.extract_tb(exc.__traceback__)
-    inner = Path(frames[-1].filename).as_posix() if frames else ""
-    return any(part in inner for part in _TALK)
 
 
 def is_timeout(exc: BaseException) -> bool:

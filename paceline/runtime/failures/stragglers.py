@@ -20,7 +20,8 @@ from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan.timeouts import START, WaitLimits
-from paceline.runtime.failures.last_heard import Beat, collective_stuck, rank_late
+from paceline.runtime import codes
+from paceline.runtime.failures.last_heard import HeartbeatRecord, rank_late
 
 FLIGHT_SECONDS = 5.0  # between looks at the collectives under way; less where a limit is short
 _LEAST_SECONDS = 0.5
@@ -28,7 +29,7 @@ _LOOKS = 4  # within the shortest limit
 _SHOWN = 4
 
 
-class Lateness:
+class StragglerMonitor:
     """Looks, from ``now`` on, at what this ``rank`` waits in."""
 
     def __init__(self, rank: int, limits: WaitLimits, now: float) -> None:
@@ -42,26 +43,35 @@ class Lateness:
         if now < self._next:
             return None
         self._next = now + self._every
-        found = active()
-        self.waits = found[0].seconds if found else 0.0
-        return found[0] if self.waits > self._limits.shortest else None
+        waiting = active()
+        self.waits = waiting[0].seconds if waiting else 0.0
+        return waiting[0] if self.waits > self._limits.shortest else None
 
     def judge(self, wait: Collective, phase: str, texts: Sequence[str | None]) -> Diagnostic | None:
         """Return who is late, given this rank's ``phase`` and every rank's last heartbeat; None if nobody."""
-        beats = [Beat.of(text) or Beat(0, phase=START) for text in texts]
+        beats = [HeartbeatRecord.of(text) or HeartbeatRecord(0, phase=START) for text in texts]
         others = [rank for rank in range(len(beats)) if rank != self._rank]
         missing = [rank for rank in others if not beats[rank].waits and not beats[rank].done]
         late = [rank for rank in missing if wait.seconds > self._limit(beats[rank].phase)]
-        waiting = f"rank {self._rank} waits in {wait.describe()}"
+        waits = wait.describe()
         if late:
             first = beats[late[0]]
             seen = [
                 f"rank {rank} was last at step {beats[rank].step} ({beats[rank].phase})"
                 for rank in late[:_SHOWN]
             ]
-            return rank_late(late, first, self._limits.in_phase(first.phase), seen, waiting)
+            return rank_late(
+                late, first, self._limits.in_phase(first.phase), seen, f"rank {self._rank} waits in {waits}"
+            )
         if not missing and wait.seconds > self._limit(phase):
-            return collective_stuck(self._rank, wait.describe(), self._limits.in_phase(phase).key)
+            return codes.RUNTIME_COLLECTIVE_STUCK(
+                f"rank {self._rank}",
+                waits,
+                rank=self._rank,
+                waits=waits,
+                key=self._limits.in_phase(phase).key,
+                evidence={"rank": self._rank},
+            )
         return None
 
     def _limit(self, phase: str) -> float:
@@ -94,11 +104,11 @@ def active(text: str | None = None, now_ns: int | None = None) -> list[Collectiv
     except (ValueError, AttributeError, TypeError):
         return []
     now = time.time_ns() if now_ns is None else now_ns
-    found = []
+    collectives = []
     for entry in entries:
         group = entry.get("process_group") or ["", ""]
         shapes = [list(size) for size in entry.get("input_sizes") or ()]
-        found.append(
+        collectives.append(
             Collective(
                 str(entry.get("profiling_name", "?")),
                 int(entry.get("collective_seq_id") or entry.get("p2p_seq_id") or 0),
@@ -107,7 +117,7 @@ def active(text: str | None = None, now_ns: int | None = None) -> list[Collectiv
                 max(0.0, (now - int(entry.get("time_created_ns", now))) / 1e9),
             )
         )
-    return sorted(found, key=lambda one: -one.seconds)
+    return sorted(collectives, key=lambda collective: -collective.seconds)
 
 
 def write_flight(path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.core.json_types import NO_UTF8
 from paceline.plan.hardware.device_kinds import is_accelerator, kind_of
-from paceline.runtime.process_group.rendezvous import connect_store, name_of
+from paceline.runtime.process_group.rendezvous import connect_store
 from paceline.runtime.process_group.signed_store import SignedStore
 from paceline.runtime.process_group.world import World
 
@@ -59,11 +59,11 @@ class LateFlag:
 
 def _event(world: World) -> Any:
     """Return an event of the device's stream; None if the flag is read without one."""
-    own = kind_of(world.device.type)
-    if world.world_size == 1 or not is_accelerator(own.name) or world.backend != own.backend:
+    kind = kind_of(world.device.type)
+    if world.world_size == 1 or not is_accelerator(kind.name) or world.backend != kind.backend:
         return None
-    made = getattr(torch.get_device_module(world.device), "Event", None)
-    return None if made is None else made()
+    event_class = getattr(torch.get_device_module(world.device), "Event", None)
+    return None if event_class is None else event_class()
 
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class StoreRanks:
         if world.world_size == 1:
             return world
         store = connect_store(world.env, min(_CONNECT_SECONDS, world.timeout_seconds), may_host=False)
-        signed = SignedStore(store, world.secret, name_of(world.env))
+        signed = SignedStore(store, world.secret, world.env.store_prefix)
         return StoreRanks(signed, world.rank, world.world_size, name)
 
     def all_gather_json(self, value: T) -> list[T]:
@@ -112,8 +112,7 @@ class StoreRanks:
             self._store.set(joint, f"[{','.join(texts)}]")
             self._store.remove([*keys, self._joint(self._meeting - 1)])
         (text,) = self._awaited([joint])
-        found: list[T] = json.loads(text)
-        return found
+        return json.loads(text)
 
     def _awaited(self, keys: list[str]) -> list[str]:
         """Return the texts at ``keys`` once all are there; one with an invalid signature is as if absent."""

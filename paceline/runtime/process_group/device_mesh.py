@@ -18,14 +18,14 @@ def device_mesh(world: World, mesh: Mesh) -> DeviceMesh:
     Its process groups get the world's timeout; torch's default is half an hour.
     """
     names = tuple(axis for axis in AXES if axis == SHARD_AXIS or getattr(mesh, axis) > 1)
-    made = init_device_mesh(
+    built = init_device_mesh(
         world.device.type, tuple(getattr(mesh, name) for name in names), mesh_dim_names=names
     )
-    for group in made.get_all_groups() if world.backend != "fake" else ():
+    for group in built.get_all_groups() if world.backend != "fake" else ():
         _set_pg_timeout(group_timeout(world.timeout_seconds), group)
-    for name, group in zip(names, made.get_all_groups(), strict=True) if len(names) > 1 else ():
+    for name, group in zip(names, built.get_all_groups(), strict=True) if len(names) > 1 else ():
         world.try_links(name, group)  # a single axis is the world, which was tried when it opened
-    return made
+    return built
 
 
 def limit_groups(world: World, seconds: float) -> None:
@@ -40,14 +40,14 @@ def limit_groups(world: World, seconds: float) -> None:
         _set_pg_timeout(group_timeout(seconds), group)
 
 
-def sharding_mesh(made: DeviceMesh) -> DeviceMesh:
+def sharding_mesh(built: DeviceMesh) -> DeviceMesh:
     """Return the mesh for ``fully_shard``: [shard], or [replicate, shard] (HSDP).
 
     The cp dimension is flattened into shard: ranks of a cp group hold parts of the same sequences and shard
     together.
     """
-    names = made.mesh_dim_names or ()
-    shard = made[SHARD_AXIS, "cp"]._flatten(FLAT_AXIS) if "cp" in names else made[SHARD_AXIS]
+    names = built.mesh_dim_names or ()
+    shard = built[SHARD_AXIS, "cp"]._flatten(FLAT_AXIS) if "cp" in names else built[SHARD_AXIS]
     if "dp_replicate" not in names:
         return shard
-    return DeviceMesh._concatenate([made["dp_replicate"], shard])
+    return DeviceMesh._concatenate([built["dp_replicate"], shard])

@@ -11,7 +11,7 @@ import contextlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from paceline.core.errors import PacelineError
 from paceline.plan.hardware.device_kinds import CPU
 from paceline.runtime import codes
 from paceline.runtime.device.device import synchronize
-from paceline.runtime.time_limit import within
+from paceline.runtime.time_limit import call_with_timeout
 
 if TYPE_CHECKING:
     from paceline.runtime.process_group.world import World
@@ -34,10 +34,11 @@ SLOW_SHARE = 1 / 3  # of the other groups' bandwidth
 _BYTES, _BYTES_ON_CPU = 64 << 20, 1 << 20
 _POLL_SECONDS = 0.002
 _NAMED = 8
+_KEYS_AT_ONCE = 1024  # in one answer of the store
 
 
 @dataclass(frozen=True)
-class Timed:
+class AllReduceTiming:
     """One rank's first all-reduce: seconds that it waited for the others, then seconds of a timed one."""
 
     waited: float
@@ -75,17 +76,20 @@ def first_reduce(
         return time.monotonic() - begun
 
     store.set(_here(axis, world.rank), "1")
+    # one element meets the others, the block is timed
     waited, seconds = reduce(block[:1]), reduce(block)
     store.set(_done(axis, world.rank), json.dumps([waited, seconds, ranks]))
     if world.rank != 0:
         return [], []
-    everyone: list[Timed] = []
+    everyone: list[AllReduceTiming] = []
     with contextlib.suppress(RuntimeError, TimeoutError):  # a rank died behind it: the alarm names it
-        everyone = within(limit, _reader(store, axis, world.world_size), "the first all-reduce's times")
+        everyone = call_with_timeout(
+            limit, lambda: [*_timings(store, axis, world.world_size)], "the first all-reduce's times"
+        )
     return summary(axis, everyone, block.nbytes) if everyone else ([], [])
 
 
-def summary(axis: str, everyone: Sequence[Timed], size: int) -> tuple[list[str], list[Diagnostic]]:
+def summary(axis: str, everyone: Sequence[AllReduceTiming], size: int) -> tuple[list[str], list[Diagnostic]]:
     """Return (lines for the log, warnings) of one axis. Bandwidth is the bus's: 2 (n - 1) / n bytes a byte
     (nccl-tests' PERFORMANCE.md).
     """
@@ -103,10 +107,14 @@ def summary(axis: str, everyone: Sequence[Timed], size: int) -> tuple[list[str],
     warnings = []
     if speeds[slowest] < SLOW_SHARE * usual:
         what = f"the ranks {_ranks(slowest)} of axis {axis} exchange data slower than the other groups"
-        shown = f"{speeds[slowest] / 1e9:.2g} GB/s there, {usual / 1e9:.2g} GB/s in the middle"
-        hint = "check their cards' links (nvidia-smi topo -m), the nodes' network and load"
         warnings.append(
-            codes.RUNTIME_LINK_SLOW(what, f"rank {_ranks(slowest)}", shown, hint, Severity.WARNING)
+            codes.RUNTIME_LINK_SLOW(
+                what,
+                f"rank {_ranks(slowest)}",
+                f"{speeds[slowest] / 1e9:.2g} GB/s there, {usual / 1e9:.2g} GB/s in the middle",
+                "check their cards' links (nvidia-smi topo -m), the nodes' network and load",
+                Severity.WARNING,
+            )
         )
     first = max(timed.waited for timed in everyone)
     late = [rank for rank, timed in enumerate(everyone) if first - timed.waited > LATE_SECONDS]
@@ -121,23 +129,20 @@ def summary(axis: str, everyone: Sequence[Timed], size: int) -> tuple[list[str],
     return [line], warnings
 
 
-def _reader(store: dist.Store, axis: str, world_size: int) -> Callable[[], list[Timed]]:
-    def read() -> list[Timed]:
-        found = []
-        for start in range(0, world_size, 1024):
-            keys = [_done(axis, rank) for rank in range(start, min(world_size, start + 1024))]
-            for text in store.multi_get(keys):
-                waited, seconds, group = json.loads(text)
-                found.append(Timed(float(waited), float(seconds), tuple(group)))
-        return found
-
-    return read
+def _timings(store: dist.Store, axis: str, world_size: int) -> Iterator[AllReduceTiming]:
+    keys = [_done(axis, rank) for rank in range(world_size)]
+    for start in range(0, world_size, _KEYS_AT_ONCE):
+        for text in store.multi_get(keys[start : start + _KEYS_AT_ONCE]):
+            waited, seconds, group = json.loads(text)
+            yield AllReduceTiming(float(waited), float(seconds), tuple(group))
 
 
 def _stuck(store: dist.Store, axis: str, ranks: Sequence[int], limit: float) -> Diagnostic:
     missing: list[int] = []
     with contextlib.suppress(RuntimeError, TimeoutError):
-        came = within(2.0, lambda: [store.check([_here(axis, rank)]) for rank in ranks], "who came")
+        came = call_with_timeout(
+            2.0, lambda: [store.check([_here(axis, rank)]) for rank in ranks], "who came"
+        )
         missing = [rank for rank, there in zip(ranks, came, strict=True) if not there]
     if missing:
         what = f"rank {_ranks(missing)} did not come to the first all-reduce over {axis} within {limit:.0f} s"

@@ -25,10 +25,9 @@ from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.runtime import codes
 from paceline.runtime.device.device import device_name
 from paceline.runtime.device.probe import nccl_version
-from paceline.runtime.process_group.rendezvous import name_of
 from paceline.runtime.process_group.signed_store import SignedStore
 from paceline.runtime.rank_env import RankEnv
-from paceline.runtime.time_limit import within
+from paceline.runtime.time_limit import call_with_timeout
 
 #: What has to be equal on all ranks, and what may differ with a warning.
 SAME = {"device": "kind of device", "torch": "torch", "comm": "NCCL", "compiled_for": "torch's CUDA or ROCm"}
@@ -63,20 +62,20 @@ def agree_on_devices(
     Raises PacelineError ``runtime.ranks_differ`` or ``runtime.device_shared`` with the same findings on every
     rank, or ``runtime.ranks_missing`` if one died meanwhile.
     """
-    signed = SignedStore(store, secret, name_of(env))
+    signed = SignedStore(store, secret, env.store_prefix)
     signed.set(_facts_of(env.rank), json.dumps(mine))
 
     def verdict() -> str:
         if env.rank == 0:
-            found = compare(_everyones(signed, env.world_size))
-            signed.set(_VERDICT, json.dumps([finding.to_json() for finding in found]))
+            differences = compare(_everyones(signed, env.world_size))
+            signed.set(_VERDICT, json.dumps([finding.to_json() for finding in differences]))
         store.wait([_VERDICT], datetime.timedelta(seconds=timeout_seconds))
         text = signed.get(_VERDICT) or "[]"
         signed.add(_READ, 1)
         return text
 
     try:
-        text = within(timeout_seconds, verdict, "comparing the ranks' devices")
+        text = call_with_timeout(timeout_seconds, verdict, "comparing the ranks' devices")
     except (RuntimeError, TimeoutError) as exc:
         raise PacelineError(
             codes.RUNTIME_RANKS_MISSING(
@@ -97,7 +96,9 @@ def _absent(store: dist.Store, env: RankEnv) -> str:
     """Name the ranks that have not reported their device."""
     with contextlib.suppress(RuntimeError, TimeoutError):
         keys = [_facts_of(rank) for rank in range(env.world_size)]
-        came = within(_LINGER_SECONDS, lambda: [store.check([key]) for key in keys], "who reported")
+        came = call_with_timeout(
+            _LINGER_SECONDS, lambda: [store.check([key]) for key in keys], "who reported"
+        )
         if missing := [rank for rank, there in enumerate(came) if not there]:
             return _ranks(missing)
     return "a rank"
@@ -107,7 +108,7 @@ def _await_readers(signed: SignedStore, count: int) -> None:
     """Rank 0 hosts the store: it stays until all have read the verdict, or a few seconds."""
     deadline = time.monotonic() + _LINGER_SECONDS
     with contextlib.suppress(RuntimeError, TimeoutError):
-        while within(_LINGER_SECONDS, lambda: signed.add(_READ, 0), "readers") < count:
+        while call_with_timeout(_LINGER_SECONDS, lambda: signed.add(_READ, 0), "readers") < count:
             if time.monotonic() > deadline:
                 return
             time.sleep(0.02)
@@ -118,7 +119,7 @@ def compare(everyone: Sequence[Mapping[str, str]]) -> list[Diagnostic]:
 
     An even split is told as seen from rank 0.
     """
-    found = []
+    findings = []
     for keys, code, severity in (
         (SAME, codes.RUNTIME_RANKS_DIFFER, Severity.ERROR),
         (LIKELY, codes.RUNTIME_RANKS_UNEQUAL, Severity.WARNING),
@@ -126,18 +127,26 @@ def compare(everyone: Sequence[Mapping[str, str]]) -> list[Diagnostic]:
         for key, label in keys.items():
             values = [facts.get(key, "") for facts in everyone]
             counts = Counter(values)
+            # a tie goes to rank 0's value
             usual = max(counts, key=lambda value: (counts[value], value == values[0]))
             for value in counts:
-                ranks = [rank for rank, own in enumerate(values) if own == value]
+                ranks = [rank for rank, own_value in enumerate(values) if own_value == value]
                 if value != usual:
                     what = f"{_ranks(ranks)} has another {label} than the other ranks"
                     where = ", ".join(
                         dict.fromkeys(everyone[rank].get("host", "") for rank in ranks[:_NAMED])
                     )
-                    shown = f"{value or 'unknown'} there, {usual or 'unknown'} on the {counts[usual]} others"
-                    hint = "the same machine, driver and environment for every rank"
-                    found.append(code(what, where, shown, hint, severity, {"ranks": ranks, "key": key}))
-    return found + _shared_cards(everyone)
+                    findings.append(
+                        code(
+                            what,
+                            where,
+                            f"{value or 'unknown'} there, {usual or 'unknown'} on the {counts[usual]} others",
+                            "the same machine, driver and environment for every rank",
+                            severity,
+                            {"ranks": ranks, "key": key},
+                        )
+                    )
+    return findings + _shared_cards(everyone)
 
 
 def _shared_cards(everyone: Sequence[Mapping[str, str]]) -> list[Diagnostic]:

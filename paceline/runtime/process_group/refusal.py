@@ -17,8 +17,10 @@ from paceline.core.errors import ExitCode, PacelineError
 from paceline.core.json_types import JsonObject
 from paceline.runtime import codes
 from paceline.runtime.process_group.signed_store import SignedStore
+from paceline.runtime.rank_env import RankEnv
 
 _ERROR, _OTHER_SECRET, _HEARD = "refused", "refused/secret", "refused/heard"
+ALL_HERE = "all_here"  # set once every rank has arrived
 HEAR_SECONDS = 20.0  # how long the store's host stays for ranks that are on their way
 
 
@@ -31,41 +33,34 @@ class PeerRefusedError(PacelineError):
 class Refusals:
     """Refusals, through the store.
 
-    ``wakes``: the key for which the ranks that have come are waiting; ``hosts``: the store ends with this
-    process, which stays ``hear_seconds`` at most for the others to hear.
+    Where it ends with this process, that stays ``hear_seconds`` at most for the others to hear.
     """
 
     def __init__(
-        self,
-        store: dist.Store,
-        signed: SignedStore,
-        rank: int,
-        world_size: int,
-        wakes: str,
-        hosts: bool,
-        hear_seconds: float = HEAR_SECONDS,
+        self, store: dist.Store, env: RankEnv, secret: bytes, hear_seconds: float = HEAR_SECONDS
     ) -> None:
-        self._store, self._signed, self._rank, self._world_size = store, signed, rank, world_size
-        self._wakes, self._hosts, self._hear_seconds = wakes, hosts, hear_seconds
+        self.signed = SignedStore(store, secret, env.store_prefix)
+        self._store, self._env, self._hear_seconds = store, env, hear_seconds
 
     def publish(self, error: PacelineError) -> None:
         """Publish this rank's error, and wake those that wait."""
-        self._signed.set_first(_ERROR, failure_message(self._rank, error.diagnostics[0], error.exit_code))
+        self.signed.set_first(_ERROR, failure_message(self._env.rank, error.diagnostics[0], error.exit_code))
         self._wake()
 
     def publish_other_secret(self, fingerprint: str) -> None:
         """Say that this rank has another secret, so that nothing it signs would be believed."""
-        self._store.set(_OTHER_SECRET, f"{self._rank} {fingerprint}")
+        self._store.set(_OTHER_SECRET, f"{self._env.rank} {fingerprint}")
         self._wake()
 
     def raise_any(self) -> None:
         """Raise PeerRefusedError if a rank was refused."""
-        message = parsed_failure(self._signed.get(_ERROR))
+        message = parsed_failure(self.signed.get(_ERROR))
         if message is not None:
             self._hear()
-            rank, found = message
-            what = f"rank {rank} was refused, so this one ends as well: {found.what}"
-            raise PeerRefusedError(replace(found, what=what))
+            rank, finding = message
+            raise PeerRefusedError(
+                replace(finding, what=f"rank {rank} was refused, so this one ends as well: {finding.what}")
+            )
         if self._store.check([_OTHER_SECRET]):
             text = self._store.get(_OTHER_SECRET).decode("ascii", "replace")
             self._hear()
@@ -75,14 +70,16 @@ class Refusals:
             raise other_secret(rank, "none" if theirs == "none" else "one", first)
 
     def _wake(self) -> None:
-        self._store.set(self._wakes, "0")
+        self._store.set(ALL_HERE, "0")  # the key for which the ranks that have come wait
         self._hear()
 
     def _hear(self) -> None:
         """Count this rank as one that knows; the store's host waits for the others."""
         self._store.add(_HEARD, 1)
         deadline = time.monotonic() + self._hear_seconds
-        while self._hosts and time.monotonic() < deadline and self._store.add(_HEARD, 0) < self._world_size:
+        while self._env.hosts_store and time.monotonic() < deadline:
+            if self._store.add(_HEARD, 0) >= self._env.world_size:
+                return
             time.sleep(0.05)
 
 
@@ -110,14 +107,11 @@ def parsed_failure(text: str | None) -> tuple[int, Diagnostic] | None:
         return None
     try:
         message = json.loads(text)
-        rank, found = int(message["rank"]), message["diagnostic"]
-        code, what, where, place, hint = (
-            str(found.get(n, "")) for n in ("code", "what", "where", "found", "hint")
-        )
-        if not _CODE.fullmatch(code) or not what:
+        rank, data = int(message["rank"]), message["diagnostic"]
+        texts = {name: str(data.get(name, "")) for name in ("code", "what", "where", "found", "hint")}
+        if not _CODE.fullmatch(texts["code"]) or not texts["what"]:
             return None
-        parts = {"code": code, "what": what, "where": where, "found": place, "hint": hint}
-        return rank, Diagnostic.from_json({**parts, "evidence": dict(found.get("evidence") or {})})
+        return rank, Diagnostic.from_json({**texts, "evidence": dict(data.get("evidence") or {})})
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 

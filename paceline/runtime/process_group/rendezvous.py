@@ -11,7 +11,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -21,16 +20,23 @@ from paceline.launch.environment.guide_variables import current
 from paceline.launch.program import program
 from paceline.launch.run_secret import read_secret
 from paceline.runtime import codes
-from paceline.runtime.process_group.refusal import HEAR_SECONDS, Refusals, other_secret, parsed_failure
-from paceline.runtime.process_group.signed_store import SignedStore, fingerprint
+from paceline.runtime.process_group.refusal import (
+    ALL_HERE,
+    HEAR_SECONDS,
+    Refusals,
+    other_secret,
+    parsed_failure,
+)
+from paceline.runtime.process_group.signed_store import fingerprint
 from paceline.runtime.rank_env import RankEnv
-from paceline.runtime.time_limit import within
+from paceline.runtime.time_limit import call_with_timeout
 
 T = TypeVar("T")
 REPORT_SECONDS = 30.0  # how often a node says for whom it waits
 _GRACE_SECONDS = 5.0  # we wait a little longer than torch's timeout, to get torch's own error
 RETRY_SECONDS = 1.0  # between two tries to reach rank 0
 _LEAST_SECONDS = 1.0  # to connect to a port that answers
+# all ranks of a large job connect at once
 _BACKLOG = 4096
 
 
@@ -45,7 +51,7 @@ def connect_store(
     attempt are not read (as ``torch.distributed.rendezvous`` does for the process group's own keys). Raises
     PacelineError (``runtime.port_in_use``, ``runtime.rendezvous``).
     """
-    host = may_host and env.rank == 0 and not env.agent_store
+    host = may_host and env.hosts_store
 
     def connect(seconds: float) -> dist.Store:
         if not host:
@@ -63,18 +69,18 @@ def connect_store(
         return store
 
     def report(waited: float) -> None:
-        place = f"{env.meeting_host}:{env.master_port}"
-        _report(env, f"rank 0, which does not answer at {place}", waited, timeout_seconds)
+        address = f"{env.meeting_host}:{env.master_port}"
+        _report(env, f"rank 0, which does not answer at {address}", waited, timeout_seconds)
 
     try:
-        store = within(
+        store = call_with_timeout(
             timeout_seconds + _GRACE_SECONDS,
             lambda: _patiently(connect, timeout_seconds, report, timeout_seconds if host else report_seconds),
             "connecting to the store",
         )
     except (RuntimeError, ValueError, OSError) as exc:  # TimeoutError is an OSError
         raise _store_error(exc, env, host) from exc
-    return dist.PrefixStore(name_of(env), store)
+    return dist.PrefixStore(env.store_prefix, store)
 
 
 def _await_port(host: str, port: int, seconds: float) -> float:
@@ -95,20 +101,15 @@ def _await_port(host: str, port: int, seconds: float) -> float:
     raise TimeoutError(f"no answer within {seconds:.0f} s: {last}")
 
 
-def name_of(env: RankEnv) -> str:
-    """Return the prefix of this attempt's keys."""
-    return f"paceline/attempt_{env.restart}"
-
-
 def listener(host: str, port: int) -> int:
     """Return the descriptor of a socket that listens at ``host``'s own address only.
 
     torch by itself would listen on all interfaces. If the address is on no interface of this machine (a
     forwarded port, a Kubernetes service), listen on all and print a warning.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     refused: OSError | None = None
-    for family, kind, protocol, _, address in sorted(found, key=lambda info: info[0] != socket.AF_INET):
+    for family, kind, protocol, _, address in sorted(addresses, key=lambda info: info[0] != socket.AF_INET):
         try:
             return _listening(family, kind, protocol, address)
         except OSError as exc:
@@ -127,23 +128,19 @@ _Address = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]  # of
 
 
 def _listening(family: int, kind: int, protocol: int, address: _Address) -> int:
-    with contextlib.closing(socket.socket(family, kind, protocol)) as own:
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        own.bind(address)
-        own.listen(_BACKLOG)
-        return own.detach()
+    with contextlib.closing(socket.socket(family, kind, protocol)) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(address)
+        server.listen(_BACKLOG)
+        return server.detach()
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """The keys that announce a rank's arrival."""
+ARRIVED = "here"  # a counter: N calls; one key per rank, awaited by all, would be N²
 
-    count: str = "here"  # a counter: N calls; one key per rank, awaited by all, would be N²
-    all: str = "all_here"
 
-    @staticmethod
-    def of(rank: int) -> str:
-        return f"alive/{rank}"
+def alive_key(rank: int) -> str:
+    """Return the key under which a rank says that it is there, and later writes its heartbeats."""
+    return f"alive/{rank}"
 
 
 def arrive(
@@ -159,30 +156,34 @@ def arrive(
     A node that waits says for whom every ``report_seconds``. Raises PacelineError: ``runtime.ranks_missing``
     with the missing ranks, ``runtime.store_secret``, or whatever another rank was refused for.
     """
-    signed, keys, refusals = (
-        SignedStore(store, secret, name_of(env)),
-        Arrival(),
-        _refusals(store, env, secret),
-    )
+    refusals = Refusals(store, env, secret)
 
     def meet(seconds: float) -> None:
-        store.wait([keys.all], datetime.timedelta(seconds=seconds))
+        store.wait([ALL_HERE], datetime.timedelta(seconds=seconds))
 
     def report(waited: float) -> None:
         _report(env, _shown(_absent(store, env)) or "nobody", waited, timeout_seconds)
 
     def compare_and_meet() -> None:
         compare_secrets(store, env, secret, timeout_seconds, report_seconds=report_seconds)
-        signed.set(keys.of(env.rank), "{}")
-        if store.add(keys.count, 1) == env.world_size:
-            store.set(keys.all, "1")
+        refusals.signed.set(alive_key(env.rank), "{}")
+        if store.add(ARRIVED, 1) == env.world_size:
+            store.set(ALL_HERE, "1")
         _patiently(meet, timeout_seconds, report, report_seconds)
         refusals.raise_any()
 
     try:
-        within(2 * timeout_seconds + _GRACE_SECONDS, compare_and_meet, "waiting for all ranks")
+        call_with_timeout(2 * timeout_seconds + _GRACE_SECONDS, compare_and_meet, "waiting for all ranks")
     except (RuntimeError, TimeoutError) as exc:
-        raise _missing(store, env, timeout_seconds) from exc
+        missing = _absent(store, env)
+        raise PacelineError(
+            codes.RUNTIME_RANKS_MISSING(
+                f"not all of the {env.world_size} ranks connected within {timeout_seconds:.0f} s",
+                found=f"missing: {_shown(missing) or 'the host of the store'}",
+                hint="see the logs of the missing ranks; training.start_timeout sets how long to wait",
+                evidence={"missing": missing},
+            )
+        ) from exc
 
 
 def refuse(env: RankEnv, secret: bytes, error: PacelineError, timeout_seconds: float = HEAR_SECONDS) -> None:
@@ -191,11 +192,11 @@ def refuse(env: RankEnv, secret: bytes, error: PacelineError, timeout_seconds: f
         return
     with contextlib.suppress(PacelineError, RuntimeError, OSError):  # TimeoutError is an OSError
         store = connect_store(env, timeout_seconds)
-        refusals = _refusals(store, env, secret, timeout_seconds)
-        within(
+        refusals = Refusals(store, env, secret, timeout_seconds)
+        call_with_timeout(
             timeout_seconds, lambda: compare_secrets(store, env, secret, timeout_seconds), "the first rank"
         )
-        within(2 * timeout_seconds, lambda: refusals.publish(error), "telling the others")
+        call_with_timeout(2 * timeout_seconds, lambda: refusals.publish(error), "telling the others")
 
 
 def compare_secrets(
@@ -221,14 +222,9 @@ def compare_secrets(
     )
     theirs = store.get("secret").decode("ascii", "replace")[:64]
     if theirs != mine:
-        _refusals(store, env, secret).publish_other_secret(mine)
+        Refusals(store, env, secret).publish_other_secret(mine)
         shown = {"none": "none"}
         raise other_secret(env.rank, shown.get(mine, "one"), shown.get(theirs, "another"))
-
-
-def _refusals(store: dist.Store, env: RankEnv, secret: bytes, hear_seconds: float = HEAR_SECONDS) -> Refusals:
-    signed, hosts = SignedStore(store, secret, name_of(env)), env.rank == 0 and not env.agent_store
-    return Refusals(store, signed, env.rank, env.world_size, Arrival().all, hosts, hear_seconds)
 
 
 def _patiently(
@@ -252,28 +248,19 @@ def _report(env: RankEnv, whom: str, waited: float, limit: float) -> None:
     """Say on the first rank of each node for whom it waits."""
     if env.local_rank == 0:
         until = f"training.start_timeout: {limit:.0f} s"
-        line = f"rank {env.rank} of {env.world_size} has waited {waited:.0f} s for {whom} ({until})"
-        print(line, file=sys.stderr, flush=True)
-
-
-def _missing(store: dist.Store, env: RankEnv, timeout_seconds: float) -> PacelineError:
-    missing = _absent(store, env)
-    return PacelineError(
-        codes.RUNTIME_RANKS_MISSING(
-            f"not all of the {env.world_size} ranks connected within {timeout_seconds:.0f} s",
-            found=f"missing: {_shown(missing) or 'the host of the store'}",
-            hint="see the logs of the missing ranks; training.start_timeout sets how long to wait",
-            evidence={"missing": missing},
+        print(
+            f"rank {env.rank} of {env.world_size} has waited {waited:.0f} s for {whom} ({until})",
+            file=sys.stderr,
+            flush=True,
         )
-    )
 
 
 def _absent(store: dist.Store, env: RankEnv) -> list[int]:
     """Return the ranks that have not arrived; none where the store itself is gone."""
     try:
-        here = within(
+        here = call_with_timeout(
             _GRACE_SECONDS,
-            lambda: [store.check([Arrival.of(r)]) for r in range(env.world_size)],
+            lambda: [store.check([alive_key(r)]) for r in range(env.world_size)],
             "who is here",
         )
     except (RuntimeError, TimeoutError):

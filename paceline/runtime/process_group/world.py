@@ -26,7 +26,7 @@ from paceline.runtime.process_group.first_all_reduce import first_reduce
 from paceline.runtime.process_group.rank_agreement import agree_on_devices, own_facts
 from paceline.runtime.process_group.rendezvous import arrive, connect_store, refuse
 from paceline.runtime.rank_env import RankEnv
-from paceline.runtime.time_limit import within
+from paceline.runtime.time_limit import call_with_timeout
 
 __all__ = ["RankEnv", "World", "environment"]
 
@@ -163,16 +163,16 @@ class World:
 
     def _open_group(self, name: str, store: dist.Store) -> None:
         kind = kind_of(self.device.type)
-        own = name == kind.backend and is_accelerator(kind.name)
+        native = name == kind.backend and is_accelerator(kind.name)
         # beside a backend without float64 gloo carries what Paceline itself sends
-        beside = own and not kind.wire_float64
+        beside = native and not kind.wire_float64
         dist.init_process_group(
             f"{CPU.name}:{CPU.backend},{kind.name}:{name}" if beside else name,
             store=store,
             rank=self.rank,
             world_size=self.world_size,
             timeout=group_timeout(self.timeout_seconds),
-            device_id=self.device if own and not beside else None,
+            device_id=self.device if native and not beside else None,
         )
 
     @property
@@ -221,6 +221,7 @@ class World:
         size = torch.tensor([len(data)], dtype=torch.int64, device=self._wire)
         dist.broadcast(size, src)
         _check_size(int(size), limit_bytes, src)
+        # the size went first, since the other ranks must allocate what they receive
         payload = _bytes_tensor(data, int(size)).to(self._wire)
         dist.broadcast(payload, src)
         return json.loads(bytes(payload.cpu().numpy()))
@@ -295,7 +296,7 @@ class World:
         with contextlib.suppress(
             RuntimeError, TimeoutError
         ):  # the host is gone or hangs: nothing depends on it any more
-            within(
+            call_with_timeout(
                 _LINGER_SECONDS + 1,
                 linger if self.is_main else lambda: store.add("left", 1),
                 "leaving the store",
@@ -347,7 +348,7 @@ def environment() -> Mapping[str, str]:
 
 
 def _group_error(exc: Exception, env: RankEnv, backend: str) -> PacelineError:
-    variable = f"{CPU.backend if backend == CPU.backend else CUDA.backend}_SOCKET_IFNAME".upper()
+    of_host = backend == CPU.backend
     return PacelineError(
         codes.RUNTIME_GROUP(
             found=str(exc).splitlines()[0][:300],
@@ -355,7 +356,7 @@ def _group_error(exc: Exception, env: RankEnv, backend: str) -> PacelineError:
             master_port=env.master_port,
             rank=env.rank,
             backend=backend,
-            variable=variable,
+            variable=f"{CPU.backend if of_host else CUDA.backend}_SOCKET_IFNAME".upper(),
         )
     )
 

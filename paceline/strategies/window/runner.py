@@ -19,8 +19,7 @@ from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.window import EvalSums, StepOutcome, StepResult, UnreadResult
-from paceline.runtime.device.async_copy import CopiedToHost, stamp
-from paceline.runtime.device.device import sum_dtype
+from paceline.runtime.device.device import CopiedToHost, stamp, sum_dtype
 from paceline.strategies import codes
 from paceline.strategies.model_handle import Handle, Handles
 from paceline.strategies.strategy import Runner, Strategy

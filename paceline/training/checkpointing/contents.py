@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.algorithms.algorithm import Algorithm
 from paceline.checkpoint.base_model_files import base_files, together
 from paceline.checkpoint.export.architecture import gives_scores
 from paceline.checkpoint.export.untrained_tensors import STATE_KEY
@@ -24,12 +23,10 @@ from paceline.models.special_tokens import align
 from paceline.plan.plan import Plan
 from paceline.plan.plan_json import to_json
 from paceline.protocols.model import RootModule
-from paceline.protocols.shard import Shard
-from paceline.strategies.model_handle import Handles
-from paceline.strategies.strategy import Strategy
 from paceline.training import codes
 from paceline.training.checkpointing.resume_compatibility import STRATEGY_LABEL, shard_layout, strategy_label
 from paceline.training.loop.train_state import TrainState
+from paceline.training.loop.window_source import RunComponents
 
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
@@ -37,46 +34,38 @@ if TYPE_CHECKING:
 
 def adapter_of(root: RootModule) -> Adapter | None:
     """Return the adapter that a model has, if any."""
-    adapter: Adapter | None = getattr(root, "adapter", None)
-    return adapter
+    return getattr(root, "adapter", None)
 
 
 def run_state(
-    state: TrainState,
-    algorithm: Algorithm | None,
-    plan: Plan,
-    data_fingerprint: str,
-    adapters: Mapping[str, Adapter | None] | None = None,
-    *,
-    train_fingerprint: str = "",
-    data_definition: str = "",
-    windows: JsonObject | None = None,
-    carried: JsonObject | None = None,
+    plan: Plan, prepared: Prepared, parts: RunComponents | None = None, carried: JsonObject | None = None
 ) -> JsonObject:
     """Return the JSON part of a checkpoint: position, best metric, and what a resumed run is compared with.
 
-    ``adapters`` (by trained role, the exported model first) adds the first one's adapter and the identity of
-    all base models; ``windows`` is what the data order needs beyond the step; ``carried``
-    names tensors that are not trained, and where an export finds them.
+    ``parts``: what the run trains with (None: it has not begun), of which the first trained role's adapter is
+    stored, and the identity of all base models; ``carried`` names tensors that are not trained, and where an
+    export finds them.
     """
-    (_, adapter), *others = (adapters or {"": None}).items()
-    own: JsonObject = (
-        {} if adapter is None else {"adapter": to_json(adapter.spec), "base_model": dict(adapter.base)}
-    )
-    if adapter is not None and others:
-        own["other_bases"] = {role: dict(other.base) for role, other in others if other is not None}
+    state = TrainState() if parts is None else parts.state
+    trains = parts.algorithm.trains if parts else ()
+    bases = {role.value: adapter_of(parts.handles[role].root) for role in trains} if parts else {}
+    adapter, adapters = next(iter(bases.values()), None), JsonObject()
+    if adapter is not None:
+        adapters |= {"adapter": to_json(adapter.spec), "base_model": dict(adapter.base)}
+        if others := [*bases.items()][1:]:
+            adapters["other_bases"] = {role: dict(other.base) for role, other in others if other is not None}
     if carried:
-        own[STATE_KEY] = carried
+        adapters[STATE_KEY] = carried
     return {
-        **own,
+        **adapters,
         "train": state.to_json(),
-        "windows": dict(windows or {}),
-        "algorithm": algorithm.state() if algorithm is not None else {},
+        "windows": dict(parts.windows.state()) if parts else {},
+        "algorithm": parts.algorithm.state() if parts else {},
         "config": plan.config.to_json(),
         "config_digest": plan.config_digest,
-        "data_fingerprint": data_fingerprint,
-        "train_fingerprint": train_fingerprint,
-        "data_definition": data_definition,
+        "data_fingerprint": prepared.fingerprint,
+        "train_fingerprint": prepared.train_fingerprint,
+        "data_definition": prepared.definition,
         "global_batch": plan.batch.global_batch,
         "seq_len": plan.seq_len,
         "packing": plan.packing,
@@ -109,8 +98,8 @@ def hugging_face_files(
     ``adapter_config.json``, which marks the checkpoint as an adapter rather than a full model.
     """
     config, generation = copy.deepcopy(dict(hf_config)), _generation(hf)
-    own = prepared.special_tokens
-    tokens = replace(own, pad=None) if gives_scores(config) else own
+    special = prepared.special_tokens
+    tokens = replace(special, pad=None) if gives_scores(config) else special
     inner = config.get("text_config")
     part = inner if isinstance(inner, dict) and inner else config
     align(part, hf.config.get_text_config(), generation, tokens)
@@ -135,8 +124,8 @@ def kept_files(model: ModelSection, tokenizer: Path) -> dict[str, bytes]:
     changed = (
         model.add_tokens or model.add_special_tokens or model.chat_template or model.chat_template_kwargs
     )
-    own = model.tokenizer in (None, model.name_or_path) and not changed
-    if folder is not None and own and bool(templates_in(folder)) == bool(templates_in(tokenizer)):
+    unchanged = model.tokenizer in (None, model.name_or_path) and not changed
+    if folder is not None and unchanged and bool(templates_in(folder)) == bool(templates_in(tokenizer)):
         return kept
     return together(kept, base_files(tokenizer))
 
@@ -147,6 +136,7 @@ def _generation(hf: HFModel) -> JsonObject:
     """
     config = getattr(hf, "generation_config", None)
     generation = {} if config is None else config.to_diff_dict()
+    # private keys that ``to_diff_dict`` leaves in
     return {key: value for key, value in generation.items() if not key.startswith("_")}
 
 
@@ -169,12 +159,3 @@ def same_base(state: Mapping[str, Json], adapter: Adapter | None, role: str = ""
                 f" {mine[:12]}",
             )
         )
-
-
-def exported_shards(
-    strategy: Strategy, handles: Handles, algorithm: Algorithm, more: Iterable[Shard] = ()
-) -> Iterator[Shard]:
-    """Yield this rank's shards of every trained role, then ``more``."""
-    for role in algorithm.trains:
-        yield from strategy.export_state(handles[role])
-    yield from more

@@ -31,11 +31,11 @@ from paceline.training.checkpointing.resume_compatibility import (
     other_training,
     requantised,
 )
-from paceline.training.same_program import share_plan
+from paceline.training.rank_checks import share_plan
 
 
 @dataclass(frozen=True)
-class Resumed:
+class ResumePoint:
     """``reader`` is None for a fresh start; ``plan`` has the global batch of the first run."""
 
     reader: CheckpointReader | None
@@ -64,7 +64,7 @@ def open_resume(
     state_now: Mapping[str, Json],
     damaged: Damaged = _NONE_DAMAGED,
     nodes: NodesResume | None = None,
-) -> Resumed:
+) -> ResumePoint:
     """Open the checkpoint to resume from. Collective.
 
     Tensors are verified as they are read (``CheckpointReader.settle``). ``state_now`` is what this run would
@@ -72,14 +72,14 @@ def open_resume(
     directory. Raises CheckpointError or ConfigError, the same on all ranks.
     """
     if not where:
-        return Resumed(None, plan, ())
+        return ResumePoint(None, plan, ())
     notes: list[Diagnostic] = []
     if nodes is None:
         reader = _opened(world, where, run, notes, damaged)
     else:
         reader = _opened_on_nodes(world, nodes, where, run, notes, damaged)
     if reader is None:
-        return Resumed(None, plan, tuple(notes))
+        return ResumePoint(None, plan, tuple(notes))
     if other := other_training(reader.state, plan, read_config(reader.path)):
         raise CheckpointError(*other)
     kept, changes = keep_global_batch(reader.state, plan)
@@ -88,7 +88,7 @@ def open_resume(
     changes += cost_of_move(reader.state, plan, reader.manifest)
     changes += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
     changes += changed_keys(as_object(reader.state.get("config")), as_object(state_now["config"]))
-    return Resumed(reader, kept, (*notes, *changes))
+    return ResumePoint(reader, kept, (*notes, *changes))
 
 
 def _opened(
@@ -105,13 +105,13 @@ def _opened(
         text = read_manifest(path).to_bytes().decode()
         return {"path": str(path), "manifest": text, "state": read_state(path), "notes": messages}
 
-    found = share_plan(world, find, MAX_MANIFEST_BYTES + MAX_STATE_BYTES)
-    notes += [Diagnostic.from_json(note) for note in found["notes"]]
-    if found["path"] is None:
+    checkpoint = share_plan(world, find, MAX_MANIFEST_BYTES + MAX_STATE_BYTES)
+    notes += [Diagnostic.from_json(note) for note in checkpoint["notes"]]
+    if checkpoint["path"] is None:
         return None
-    path, text = Path(found["path"]), found["manifest"].encode()
+    path, text = Path(checkpoint["path"]), checkpoint["manifest"].encode()
     manifest = Manifest.from_bytes(text, str(path))
-    return CheckpointReader(path, ranks=world, manifest=manifest, state=found["state"])
+    return CheckpointReader(path, ranks=world, manifest=manifest, state=checkpoint["state"])
 
 
 def _opened_on_nodes(
@@ -123,20 +123,24 @@ def _opened_on_nodes(
     damaged: Damaged,
 ) -> CheckpointReader | None:
     """Open the newest checkpoint that is whole over the nodes' disks, each rank on its own. Collective."""
-    found = nodes.find(where, run, notes, damaged)
-    if found is None:
+    checkpoint = nodes.find(where, run, notes, damaged)
+    if checkpoint is None:
         return None
-    state = read_state(found.path)
-    return CheckpointReader(found.path, ranks=world, manifest=found.manifest, state=state, elsewhere=found)
+    state = read_state(checkpoint.path)
+    return CheckpointReader(
+        checkpoint.path, ranks=world, manifest=checkpoint.manifest, state=state, elsewhere=checkpoint
+    )
 
 
-class Resumes:
+class ResumeCandidates:
     """The checkpoint that a run resumes from, and the ones before it where it turns out to be damaged.
 
     ``open_with`` opens the newest that is not among the damaged ones (``open_resume``). Collective.
     """
 
-    def __init__(self, open_with: Callable[[Damaged], Resumed], note: Callable[[Diagnostic], None]) -> None:
+    def __init__(
+        self, open_with: Callable[[Damaged], ResumePoint], note: Callable[[Diagnostic], None]
+    ) -> None:
         self._open_with = open_with
         self._note = note
         self._damaged: dict[Path, CheckpointError] = {}
@@ -174,14 +178,19 @@ class Resumes:
         try:
             mark_verified(self.reader.path)
         except OSError as exc:
-            what = "the checkpoint is sound, but that could not be recorded beside it"
-            self._note(housekeeping_failed(what, self.reader.path.parent, exc))
+            self._note(
+                housekeeping_failed(
+                    "the checkpoint is sound, but that could not be recorded beside it",
+                    self.reader.path.parent,
+                    exc,
+                )
+            )
 
-    def _open(self) -> Resumed:
-        found = self._open_with(self._damaged)
-        for note in found.notes:
+    def _open(self) -> ResumePoint:
+        candidate = self._open_with(self._damaged)
+        for note in candidate.notes:
             self._note(note)
-        return found
+        return candidate
 
 
 def same_training(state: JsonObject, now: Mapping[str, Json]) -> list[Diagnostic]:
@@ -204,28 +213,34 @@ def same_training(state: JsonObject, now: Mapping[str, Json]) -> list[Diagnostic
     )
     if unknown is not None or same_data:
         return [] if unknown is None else [unknown]
-    what = "the evaluation set differs from the one when this checkpoint was saved; training is the same"
-    best, found = as_object(state.get("train")).get("best_metric"), ""
+    best, remark = as_object(state.get("train")).get("best_metric"), ""
     if best is not None:
-        found = f"the best value so far, {as_number(best):.4g}, was measured on the former set"
-    return [codes.RESUME_OTHER_EVALUATION(what, "data.eval", found, severity=Severity.WARNING)]
+        remark = f"the best value so far, {as_number(best):.4g}, was measured on the former set"
+    return [
+        codes.RESUME_OTHER_EVALUATION(
+            "the evaluation set differs from the one when this checkpoint was saved; training is the same",
+            "data.eval",
+            remark,
+            severity=Severity.WARNING,
+        )
+    ]
 
 
 def changed_keys(before: JsonObject, now: JsonObject) -> list[Diagnostic]:
     """Return a warning for each changed config key that a resumed run may change."""
-    found = []
+    findings = []
     for section in ("model", "training"):
         old, new = as_object(before.get(section)), as_object(now.get(section))
         for key in sorted(set(old) & set(new)):
             if key in QUIET:
                 continue
             for name, then, value in _differing(key, old[key], new[key]):
-                found.append(
+                findings.append(
                     codes.RESUME_CONFIG_CHANGED(
                         f"{section}.{name}", f"{value} now, {then} then", section=section, key=name
                     )
                 )
-    return found
+    return findings
 
 
 def _differing(key: str, before: Json, now: Json) -> Iterator[tuple[str, Json, Json]]:

@@ -43,7 +43,11 @@ def keep_global_batch(state: JsonObject, plan: Plan) -> tuple[Plan, list[Diagnos
     )
     sharing = int(as_number(state.get("data_parallel_size", plan.batch.data_parallel_size)))
     same_ranks = (ranks, sharing) == (plan.world_size, plan.batch.data_parallel_size)
-    if rows == plan.batch.global_batch or (same_ranks and not _same_split_configured(state, plan)):
+    # With other rows a step on the same ranks, that run had kept them from one on other ranks
+    training = as_object(as_object(state.get("config")).get("training"))
+    keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    same_split = [training.get(key) for key in keys] == [plan.batch.micro_batch, plan.batch.accumulation]
+    if rows == plan.batch.global_batch or (same_ranks and not same_split):
         return plan, []  # same ranks, another batch: ``same_run`` reports it
     batch = resplit(rows, plan.batch.data_parallel_size, plan.batch.micro_batch)
     note = codes.RESUME_BATCH_RESPLIT(
@@ -56,16 +60,6 @@ def keep_global_batch(state: JsonObject, plan: Plan) -> tuple[Plan, list[Diagnos
     return replace(plan, batch=batch), [note]
 
 
-def _same_split_configured(state: JsonObject, plan: Plan) -> bool:
-    """Whether the checkpoint's config asks for this plan's micro-batch and accumulation.
-
-    With other rows per step on the same ranks, that run had kept them from one on other ranks.
-    """
-    training = as_object(as_object(state.get("config")).get("training"))
-    then = training.get("per_device_train_batch_size"), training.get("gradient_accumulation_steps")
-    return then == (plan.batch.micro_batch, plan.batch.accumulation)
-
-
 def other_strategy(state: JsonObject, plan: Plan) -> list[Diagnostic]:
     """Return a note if another strategy saved the checkpoint.
 
@@ -74,20 +68,24 @@ def other_strategy(state: JsonObject, plan: Plan) -> list[Diagnostic]:
     before, now = str(state.get("strategy", plan.strategy)), plan.strategy
     if before == now:
         return []
-    where, found = "training.distributed_strategy", f"{before} in the checkpoint, {now} now"
+    where, strategies = "training.distributed_strategy", f"{before} in the checkpoint, {now} now"
     why = why_unreadable(state_form(before), state_form(now), fp16=plan.precision.scaler)
     if why:
         what = f"a run under '{now}' cannot resume from a checkpoint of '{before}': {why}"
-        hint = (
-            f"set distributed_strategy: {before}, or run paceline export and start a new run with"
-            " model.name_or_path"
+        raise CheckpointError(
+            codes.CHECKPOINT_OTHER_STRATEGY(
+                what,
+                where,
+                strategies,
+                f"set distributed_strategy: {before}, or run paceline export and start a new run with"
+                " model.name_or_path",
+            )
         )
-        raise CheckpointError(codes.CHECKPOINT_OTHER_STRATEGY(what, where, found, hint))
     what = (
         "the checkpoint was saved under another strategy; weights, optimizer and position are"
         " restored completely"
     )
-    return [codes.RESUME_OTHER_STRATEGY(what, where, found, severity=Severity.NOTE)]
+    return [codes.RESUME_OTHER_STRATEGY(what, where, strategies, severity=Severity.NOTE)]
 
 
 def strategy_label(plan: Plan) -> str:
@@ -107,8 +105,13 @@ def requantised(state: JsonObject, plan: Plan) -> list[Diagnostic]:
     before, now = state.get("shard_layout"), shard_layout(plan)
     if not BUILT[plan.optimizer.name].quantised or before in (None, now):
         return []
-    found = f"dp_shard × cp, tp: {before} in the checkpoint, {now} now"
-    return [codes.RESUME_REQUANTISED("training.optim", found, name=plan.optimizer.name)]
+    return [
+        codes.RESUME_REQUANTISED(
+            "training.optim",
+            f"dp_shard × cp, tp: {before} in the checkpoint, {now} now",
+            name=plan.optimizer.name,
+        )
+    ]
 
 
 def of_another_program(state: JsonObject) -> list[Diagnostic]:
@@ -156,8 +159,13 @@ def nothing_left(ended: str, state: TrainState, total: int) -> Diagnostic:
             "early stopping ended this run: it does not train on",
             "to train on, raise early_stopping_patience",
         )
-    found = f"step {state.step} of {total}, {state.evals_without_gain} evaluations without a gain"
-    return codes.TRAINING_NOTHING_LEFT(what, "training.resume_from_checkpoint", found, hint, Severity.NOTE)
+    return codes.TRAINING_NOTHING_LEFT(
+        what,
+        "training.resume_from_checkpoint",
+        f"step {state.step} of {total}, {state.evals_without_gain} evaluations without a gain",
+        hint,
+        Severity.NOTE,
+    )
 
 
 _EXPORT = "run paceline export RUN --to DIR and start a new run with model.name_or_path: DIR"
@@ -184,8 +192,7 @@ def other_training(state: JsonObject, plan: Plan, saved: JsonObject) -> list[Dia
 
     ``saved`` is the ``config.json`` in the checkpoint.
     """
-    training = as_object(as_object(state.get("config")).get("training"))
-    before = training.get("algorithm", plan.algorithm)
+    before = as_object(as_object(state.get("config")).get("training")).get("algorithm", plan.algorithm)
     if before != plan.algorithm:  # rows, heads and roles follow from it
         return [
             codes.RESUME_OTHER_ALGORITHM(
@@ -244,11 +251,14 @@ def _adapters(state: JsonObject, now: JsonObject | None, *, tied: bool) -> list[
         held, trained = (
             ("a complete model", "an adapter") if before is None else ("an adapter", "all weights")
         )
-        what, hint = (
-            f"the checkpoint contains {held}, but this run trains {trained}",
-            "use the lora section it was saved with, or start a new run",
-        )
-        return [codes.RESUME_ADAPTER(what, "lora", held, hint)]
+        return [
+            codes.RESUME_ADAPTER(
+                f"the checkpoint contains {held}, but this run trains {trained}",
+                "lora",
+                held,
+                "use the lora section it was saved with, or start a new run",
+            )
+        ]
     if before is None or now is None:
         return []
     # Ignore differences that the run itself makes: saved modules, and alpha that follows the rank
@@ -257,7 +267,10 @@ def _adapters(state: JsonObject, now: JsonObject | None, *, tied: bool) -> list[
         if (before.get(key) or None) != (now.get(key) or None):
             none: JsonObject = {key: "true" if key == _INIT else []}
             before, now, other = none | before, none | now, [*other, key]
-    if _same_whole(_names(before.get(_WHOLE)), _names(now[_WHOLE]), tied=tied) and _WHOLE in other:
+    # The run itself saves a new head, and the other name of a tied weight
+    saved, requested = set(_names(before.get(_WHOLE))), set(_names(now[_WHOLE]))
+    added = saved - requested - {SCORE.partition(".")[0]}
+    if _WHOLE in other and requested <= saved and len(added) <= (1 if tied and requested else 0):
         other.remove(_WHOLE)
     if other[:2] == ["r", "alpha"]:  # alpha defaults to twice the rank
         other.remove("alpha")
@@ -270,15 +283,6 @@ def _adapters(state: JsonObject, now: JsonObject | None, *, tied: bool) -> list[
         )
         for key in other
     ]
-
-
-def _same_whole(before: Collection[str], now: Collection[str], *, tied: bool) -> bool:
-    """Whether the adapter was saved with the modules that this run requests.
-
-    The run itself adds a new head and the other name of a tied weight.
-    """
-    added = set(before) - set(now) - {SCORE.partition(".")[0]}
-    return set(now) <= set(before) and len(added) <= (1 if tied and now else 0)
 
 
 def _names(value: Json) -> list[str]:
@@ -299,12 +303,17 @@ def _sizes(saved: JsonObject, plan: Plan) -> list[Diagnostic]:
     other = [n for n in _SIZES if getattr(before, n) != getattr(plan.shape, n)]
     if not other:
         return []
-    found = ", ".join(
+    sizes = ", ".join(
         f"{name} {getattr(before, name)} in the checkpoint, {getattr(plan.shape, name)} now" for name in other
     )
-    what = "the checkpoint belongs to a model of other sizes"
-    hint = "use the model it was saved from, or start a new run in another training.output_dir"
-    return [codes.RESUME_OTHER_MODEL(what, plan.model_key, found, hint)]
+    return [
+        codes.RESUME_OTHER_MODEL(
+            "the checkpoint belongs to a model of other sizes",
+            plan.model_key,
+            sizes,
+            "use the model it was saved from, or start a new run in another training.output_dir",
+        )
+    ]
 
 
 _ROLLOUT = "rollout"
@@ -364,8 +373,14 @@ def cost_of_move(state: JsonObject, plan: Plan, manifest: Manifest) -> list[Diag
         f"the checkpoint goes to another layout: {before}, {_ranks(ranks)} → {now}, {_ranks(plan.world_size)}"
     )
     read = f"{human_bytes(sum(manifest.files[name].bytes for name in manifest.shards))} read over all ranks"
-    found = f"{read}; {_peak(plan, manifest)}"
-    return [codes.RESUME_MOVED(what, "training.resume_from_checkpoint", found, severity=Severity.NOTE)]
+    return [
+        codes.RESUME_MOVED(
+            what,
+            "training.resume_from_checkpoint",
+            f"{read}; {_peak(plan, manifest)}",
+            severity=Severity.NOTE,
+        )
+    ]
 
 
 def _peak(plan: Plan, manifest: Manifest) -> str:
@@ -381,8 +396,10 @@ def _peak(plan: Plan, manifest: Manifest) -> str:
 def _largest_read(plan: Plan, manifest: Manifest) -> int:
     """Bytes of the largest tensor, or of a rank's shard of it."""
     index = manifest.tensors or {}
-    whole = max((prod(rows.shape) * STORED_DTYPES[rows.dtype][1] // 8 for rows in index.values()), default=0)
-    return -(-whole // prod(shard_layout(plan)))
+    largest = max(
+        (prod(rows.shape) * STORED_DTYPES[rows.dtype][1] // 8 for rows in index.values()), default=0
+    )
+    return -(-largest // prod(shard_layout(plan)))
 
 
 def _ranks(count: int) -> str:

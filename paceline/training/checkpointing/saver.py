@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from paceline.checkpoint.async_checkpointer import SavedBeside, SavesBeside
@@ -20,11 +20,10 @@ from paceline.runlog import events
 from paceline.runtime.process_group.background_exchange import LateFlag
 from paceline.training.checkpointing.contents import (
     adapter_of,
-    exported_shards,
     hugging_face_files,
     run_state,
 )
-from paceline.training.loop.trainer import Parts
+from paceline.training.loop.window_source import RunComponents
 
 Published = Callable[[events.CheckpointSaved, Sequence[Diagnostic]], None]
 RESCUE_SECONDS = 30.0  # how long a rank with an error of its own waits for a save that is under way
@@ -39,7 +38,7 @@ class RunContents:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: RunComponents,
         plan: Plan,
         prepared: Prepared,
         hf_config: Mapping[str, Json],
@@ -57,27 +56,16 @@ class RunContents:
 
     def state(self) -> JsonObject:
         """Return the JSON part."""
-        parts, plan, prepared = self.parts, self.plan, self.prepared
-        return run_state(
-            parts.state,
-            parts.algorithm,
-            plan,
-            prepared.fingerprint,
-            {role.value: adapter_of(parts.handles[role].root) for role in parts.algorithm.trains},
-            train_fingerprint=prepared.train_fingerprint,
-            data_definition=prepared.definition,
-            windows=parts.windows.state(),
-            carried=self._beside,
-        )
+        return run_state(self.plan, self.prepared, self.parts, self._beside)
 
-    def shards(self, step: int) -> Iterable[Shard]:
-        """Return this rank's tensors. Collective."""
-        parts = self.parts
-        more = parts.windows.shards(step)
-        return exported_shards(parts.runner.strategy, parts.handles, parts.algorithm, more)
+    def shards(self, step: int) -> Iterator[Shard]:
+        """Yield this rank's tensors of every trained role, and of the windows. Collective."""
+        for role in self.parts.algorithm.trains:
+            yield from self.parts.runner.strategy.export_state(self.parts.handles[role])
+        yield from self.parts.windows.shards(step)
 
 
-class RunSaves:
+class RunCheckpointer:
     """Saves of a run, as the trainer calls them; each durable checkpoint is ``published`` on this rank.
 
     With ``beside`` a save goes on beside training, and its end is met by all ranks at one step. With
@@ -111,6 +99,7 @@ class RunSaves:
             self._checkpointer.protect(contents.parts.state.best_step)
         state, shards = contents.state(), contents.shards(step)
         if self._beside is not None:
+            # a rank counts as working until all have said otherwise
             self._working = LateFlag(contents.parts.runner.strategy.world, before=True)
             self._beside.start(step, shards, state, contents.files)
             return False

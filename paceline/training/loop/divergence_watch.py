@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.core.errors import PacelineError
-from paceline.protocols.window import StepResult, UnreadResult, Window
+from paceline.protocols.window import StepResult, Window
 from paceline.training import codes
 from paceline.training.loop.train_state import TrainState
 
@@ -26,7 +25,7 @@ _HINT = (
 
 
 @dataclass
-class Learning:
+class DivergenceWatch:
     """Checks every step's result, which is equal on every rank.
 
     ``falls``: training lowers this algorithm's loss. "No gradient" means exactly 0: a small gradient still
@@ -55,19 +54,16 @@ class Learning:
         without = result.grad_norm == 0.0 and abs(loss) > LEARNT
         self.state.steps_without_gradient += without
         self.in_a_row = self.in_a_row + 1 if without else 0
-        found = [self._no_gradient(f"{self.in_a_row} steps in a row")] if self.in_a_row >= IN_A_ROW else []
-        return [d for d in (*found, *self._diverged()) if not self._was_reported(d.code)]
+        findings = [self._no_gradient(f"{self.in_a_row} steps in a row")] if self.in_a_row >= IN_A_ROW else []
+        news = [d for d in (*findings, *self._diverged()) if d.code not in self.reported]
+        self.reported |= {d.code for d in news}
+        return news
 
     def at_end(self) -> list[Diagnostic]:
         """Return the warnings at the end of the run."""
         steps, without = self.state.trained_steps, self.state.steps_without_gradient
-        found = [self._no_gradient(f"{without} of {steps} steps")] if 2 * without >= max(steps, 2) else []
-        return [*found, *self._diverged()]
-
-    def _was_reported(self, code: str) -> bool:
-        known = code in self.reported
-        self.reported.add(code)
-        return known
+        findings = [self._no_gradient(f"{without} of {steps} steps")] if 2 * without >= max(steps, 2) else []
+        return [*findings, *self._diverged()]
 
     def _no_gradient(self, count: str) -> Diagnostic:
         return self._warning(
@@ -93,10 +89,15 @@ class Learning:
             pairs.append((_mean(last), before, RISEN))
         for now, before, (times, more) in pairs:
             if now > times * abs(before) + more:
-                what = (
-                    f"the loss has risen to {now:.4g} from {before:.4g} at the start: training has diverged"
-                )
-                return [self._warning(codes.TRAINING_DIVERGED, what, f"loss {last[-1]:.4g}", _HINT)]
+                return [
+                    self._warning(
+                        codes.TRAINING_DIVERGED,
+                        f"the loss has risen to {now:.4g} from {before:.4g} at the start:"
+                        " training has diverged",
+                        f"loss {last[-1]:.4g}",
+                        _HINT,
+                    )
+                ]
         return []
 
     def _warning(self, code: Code, what: str, found: str, hint: str) -> Diagnostic:
@@ -105,30 +106,6 @@ class Learning:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-@dataclass(frozen=True)
-class UnreadStep:
-    """The step of ``window``, begun at ``begun`` (``time.perf_counter``); its call took ``seconds``."""
-
-    window: Window
-    lr: float
-    begun: float
-    seconds: float
-    result: UnreadResult
-
-    def read(self, former: float) -> tuple[StepResult, float, float]:
-        """Return the result, the seconds that the step took, and when it was done.
-
-        By the device's own clock: a host that is late reads two ends at once. Where it keeps none, by the
-        host's; ``former``: when the step before it was done, before which the device has not begun this one.
-        """
-        result = self.result.read()
-        done = time.perf_counter()
-        if not self.result.under_way:
-            return result, self.seconds, self.begun + self.seconds
-        measured = self.result.seconds()
-        return result, done - max(self.begun, former) if measured is None else measured, done
 
 
 def findings_of(window: Window, result: StepResult, lr: float, state: TrainState) -> list[Diagnostic]:

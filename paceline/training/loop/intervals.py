@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from paceline.config.sections.training import TrainingSection
+
 
 def every(interval: float, total_steps: int) -> int:
     """Convert an interval to steps; below 1 it is a fraction of the run, rounded up as TrainerState does."""
@@ -34,6 +36,21 @@ class Cadence:
     save_strategy: str
     save_steps: int
     keep_best: bool = False  # load_best_model_at_end: the best evaluation's weights must be saved at any step
+
+    @staticmethod
+    def of(t: TrainingSection, total_steps: int) -> Cadence:
+        """Read the config's intervals for a run of ``total_steps``."""
+        logging_steps = every(t.logging_steps, total_steps)
+        return Cadence(
+            total_steps=total_steps,
+            logging_steps=logging_steps,
+            logging_first_step=t.logging_first_step,
+            eval_strategy=t.eval_strategy,
+            eval_steps=every(t.eval_steps, total_steps) if t.eval_steps else logging_steps,
+            save_strategy=t.save_strategy,
+            save_steps=every(t.save_steps, total_steps),
+            keep_best=t.load_best_model_at_end,
+        )
 
     def logs(self, step: int) -> bool:
         """Whether to log this step to console and trackers (the event log has every step)."""
@@ -83,6 +100,7 @@ def collected_between_steps() -> Iterator[Garbage]:
     """
     enabled = gc.isenabled()
     gc.collect()
+    # what exists now lives to the end: a collection need not look at it
     gc.freeze()
     gc.disable()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
@@ -20,14 +21,6 @@ def warmup_count(warmup_steps: float, total_steps: int) -> int:
     return int(warmup_steps) if warmup_steps >= 1 else math.ceil(warmup_steps * total_steps)
 
 
-def _constant(step: int, warmup: int, total: int) -> float:
-    return 1.0
-
-
-def _warmed_up(step: int, warmup: int, total: int) -> float:
-    return step / warmup if step < warmup else 1.0
-
-
 def _linear(step: int, warmup: int, total: int) -> float:
     return step / warmup if step < warmup else max(0.0, (total - step) / max(1, total - warmup))
 
@@ -41,8 +34,8 @@ def _cosine(step: int, warmup: int, total: int) -> float:
 
 #: Transformers' usual schedules, as factors of the learning rate of (step, warm-up steps, steps).
 PLAIN: Mapping[str, Callable[[int, int, int], float]] = {
-    "constant": _constant,
-    "constant_with_warmup": _warmed_up,
+    "constant": lambda step, warmup, total: 1.0,
+    "constant_with_warmup": lambda step, warmup, total: step / warmup if step < warmup else 1.0,
     "linear": _linear,
     "cosine": _cosine,
 }
@@ -63,15 +56,20 @@ def learning_rate_schedule(
         return lambda step: base_lr * plain(step, warmup, total_steps)
     from transformers import SchedulerType, get_scheduler
 
-    if name in BUILDERS:
+    if name in DEEPSPEED:
         try:
-            return BUILDERS[name](
-                base_lr, warmup_count(warmup_steps, total_steps), total_steps, **dict(kwargs or {})
-            )
+            run = {
+                "base_lr": base_lr,
+                "warmup": warmup_count(warmup_steps, total_steps),
+                "total": total_steps,
+            }
+            schedule = partial(DEEPSPEED[name], **run, **dict(kwargs or {}))
+            schedule(0)  # an argument that it rejects ends the start, not the first step
+            return schedule
         except (TypeError, ValueError) as exc:
             raise _misfit(name, exc) from exc
     # Only schedules that are a function of the step: a resumed run must reproduce them
-    names = [member.value for member in SchedulerType if member.value not in STATEFUL] + list(BUILDERS)
+    names = [member.value for member in SchedulerType if member.value not in STATEFUL] + list(DEEPSPEED)
     if name not in names:
         why = (
             "it depends on measured losses, so a resumed run could not reproduce it"
@@ -105,23 +103,27 @@ def _misfit(name: str, exc: Exception) -> ConfigError:
     )
 
 
-Rate = Callable[[int], float]
+# DeepSpeed's schedules, after ``deepspeed/runtime/lr_schedules.py`` of 0.19.8. It advances its schedule after
+# each update, so step s (from 0) uses what it calls iteration s - 1: the first two steps both have the rate
+# at the start of the warm-up. ``total_num_steps`` None means the length of the run.
 
 
 def warmup_lr(
-    base_lr: float, warmup: int, total: int, *, warmup_min_lr: float = 0.0, warmup_type: str = "log"
-) -> Rate:
+    step: int,
+    base_lr: float,
+    warmup: int,
+    total: int,
+    *,
+    warmup_min_lr: float = 0.0,
+    warmup_type: str = "log",
+) -> float:
     """WarmupLR: from ``warmup_min_lr`` to ``base_lr`` over ``warmup`` steps, then ``base_lr``."""
-    ramp = _ramp(warmup, warmup_type)
-
-    def rate(step: int) -> float:
-        gamma = ramp(step)
-        return warmup_min_lr + (base_lr - warmup_min_lr) * (1.0 if gamma is None else gamma)
-
-    return rate
+    gamma = _ramp(step, warmup, warmup_type)
+    return warmup_min_lr + (base_lr - warmup_min_lr) * (1.0 if gamma is None else gamma)
 
 
 def warmup_decay_lr(
+    step: int,
     base_lr: float,
     warmup: int,
     total: int,
@@ -129,20 +131,16 @@ def warmup_decay_lr(
     total_num_steps: int | None = None,
     warmup_min_lr: float = 0.0,
     warmup_type: str = "log",
-) -> Rate:
+) -> float:
     """WarmupDecayLR: the same warm-up, then linear to ``warmup_min_lr`` at ``total_num_steps``."""
-    ramp, end, start = _ramp(warmup, warmup_type), total_num_steps or total, _warmup_length(warmup)
-
-    def rate(step: int) -> float:
-        gamma = ramp(step)
-        if gamma is None:
-            gamma = max(0.0, (end - (step - 1)) / max(1.0, end - start))
-        return warmup_min_lr + (base_lr - warmup_min_lr) * gamma
-
-    return rate
+    gamma, end = _ramp(step, warmup, warmup_type), total_num_steps or total
+    if gamma is None:
+        gamma = max(0.0, (end - (step - 1)) / max(1.0, end - _warmup_length(warmup)))
+    return warmup_min_lr + (base_lr - warmup_min_lr) * gamma
 
 
 def warmup_cosine_lr(
+    step: int,
     base_lr: float,
     warmup: int,
     total: int,
@@ -151,25 +149,20 @@ def warmup_cosine_lr(
     warmup_min_ratio: float = 0.0,
     cos_min_ratio: float = 0.0001,
     warmup_type: str = "log",
-) -> Rate:
+) -> float:
     """WarmupCosineLR: ratios of ``base_lr``; the very first step has rate 0."""
-    ramp, end, start = _ramp(warmup, warmup_type), total_num_steps or total, _warmup_length(warmup)
-
-    def rate(step: int) -> float:
-        gamma = ramp(step)
-        if step == 0 and warmup > 0:
-            return 0.0
-        if gamma is not None:
-            return base_lr * (warmup_min_ratio + gamma * (1.0 - warmup_min_ratio))
-        progress = min(1.0, (step - start) / max(1, end - start))
-        return base_lr * max(
-            0.0, cos_min_ratio + (1.0 - cos_min_ratio) * (1 + math.cos(math.pi * progress)) / 2
-        )
-
-    return rate
+    gamma, start = _ramp(step, warmup, warmup_type), _warmup_length(warmup)
+    end = total_num_steps or total
+    if step == 0 and warmup > 0:
+        return 0.0
+    if gamma is not None:
+        return base_lr * (warmup_min_ratio + gamma * (1.0 - warmup_min_ratio))
+    progress = min(1.0, (step - start) / max(1, end - start))
+    return base_lr * max(0.0, cos_min_ratio + (1.0 - cos_min_ratio) * (1 + math.cos(math.pi * progress)) / 2)
 
 
 def one_cycle(
+    step: int,
     base_lr: float,
     warmup: int,
     total: int,
@@ -181,32 +174,27 @@ def one_cycle(
     cycle_second_stair_count: int | None = None,
     decay_step_size: float = 0,
     decay_lr_rate: float = 0.0,
-) -> Rate:
+) -> float:
     """OneCycle without its momentum: up to ``base_lr``, down again, then decaying from ``cycle_min_lr``.
 
     ``warmup`` is ignored.
     """
     first = float(cycle_first_step_size)
     second = first if cycle_second_step_size is None else float(cycle_second_step_size)
-    stairs = (
-        cycle_first_stair_count,
-        cycle_first_stair_count if cycle_second_stair_count is None else cycle_second_stair_count,
-    )
     if first <= 0 or second < 0:
         raise ValueError("cycle_first_step_size must be above 0 and cycle_second_step_size at least 0")
+    stairs = cycle_second_stair_count
+    counts = cycle_first_stair_count, cycle_first_stair_count if stairs is None else stairs
     length = first + second
-
-    def rate(step: int) -> float:
-        if step - 1 < length:
-            return cycle_min_lr + (base_lr - cycle_min_lr) * _cycle(step, first, second, stairs)
-        if not decay_step_size or not decay_lr_rate:
-            return cycle_min_lr
-        return cycle_min_lr / (1 + decay_lr_rate * ((step - length) / decay_step_size))
-
-    return rate
+    if step - 1 < length:
+        return cycle_min_lr + (base_lr - cycle_min_lr) * _cycle(step, first, second, counts)
+    if not decay_step_size or not decay_lr_rate:
+        return cycle_min_lr
+    return cycle_min_lr / (1 + decay_lr_rate * ((step - length) / decay_step_size))
 
 
 def lr_range_test(
+    step: int,
     base_lr: float,
     warmup: int,
     total: int,
@@ -214,23 +202,18 @@ def lr_range_test(
     lr_range_test_step_size: int = 2000,
     lr_range_test_step_rate: float = 1.0,
     lr_range_test_staircase: bool = False,
-) -> Rate:
+) -> float:
     """LRRangeTest: ``base_lr`` grows by the factor ``lr_range_test_step_rate`` of itself every
     ``lr_range_test_step_size`` steps.
     """
     if lr_range_test_step_size <= 0:
         raise ValueError("lr_range_test_step_size must be above 0")
-
-    def rate(step: int) -> float:
-        interval = step / lr_range_test_step_size
-        return base_lr * (
-            1 + lr_range_test_step_rate * (math.floor(interval) if lr_range_test_staircase else interval)
-        )
-
-    return rate
+    interval = step / lr_range_test_step_size
+    steps = math.floor(interval) if lr_range_test_staircase else interval
+    return base_lr * (1 + lr_range_test_step_rate * steps)
 
 
-BUILDERS: dict[str, Callable[..., Rate]] = {
+DEEPSPEED: Mapping[str, Callable[..., float]] = {
     "warmup_lr": warmup_lr,
     "warmup_decay_lr": warmup_decay_lr,
     "warmup_cosine_lr": warmup_cosine_lr,
@@ -244,21 +227,16 @@ def _warmup_length(warmup: int) -> int:
     return max(2, warmup) if warmup > 0 else 0
 
 
-def _ramp(warmup: int, kind: str) -> Callable[[int], float | None]:
-    """Return a function from step to the progress of the warm-up, 0 to 1, or None after it."""
+def _ramp(step: int, warmup: int, kind: str) -> float | None:
+    """Return the progress of the warm-up, 0 to 1, or None after it."""
     if kind not in ("log", "linear"):
         raise ValueError(f"warmup_type must be log or linear, not {kind!r}")
-    length = _warmup_length(warmup)
-
-    def gamma(step: int) -> float | None:
-        iteration = step - 1
-        if iteration >= length or not length:
-            return None
-        if iteration < 0:
-            return 0.0
-        return iteration / length if kind == "linear" else math.log(iteration + 1) / math.log(length)
-
-    return gamma
+    length, iteration = _warmup_length(warmup), step - 1
+    if iteration >= length or not length:
+        return None
+    if iteration < 0:
+        return 0.0
+    return iteration / length if kind == "linear" else math.log(iteration + 1) / math.log(length)
 
 
 def _cycle(step: int, first: float, second: float, stairs: tuple[int, int]) -> float:
@@ -269,6 +247,6 @@ def _cycle(step: int, first: float, second: float, stairs: tuple[int, int]) -> f
     count = stairs[0] if rising else stairs[1]
     if count <= 0:
         return x / (first / length) if rising else (x - 1) / (first / length - 1)
-    at = step % length
-    position = at * count / first if at <= first else (length - at) * count / second
+    offset = step % length
+    position = offset * count / first if offset <= first else (length - offset) * count / second
     return math.floor(position) / count

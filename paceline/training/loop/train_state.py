@@ -36,8 +36,8 @@ class TrainState:
 
     @staticmethod
     def from_json(data: JsonObject) -> TrainState:
-        known = {f.name for f in fields(TrainState)}
-        return from_json(TrainState, {k: v for k, v in data.items() if k in known})
+        names = {f.name for f in fields(TrainState)}
+        return from_json(TrainState, {k: v for k, v in data.items() if k in names})
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,6 @@ def best_rule(training: TrainingSection, names: Sequence[str]) -> BestRule:
                 "training.metric_for_best_model", metric, names=", ".join(names)
             )
         )
-    given = training.greater_is_better
-    greater = given if given is not None else greater_is_better(metric) is not False
+    configured = training.greater_is_better
+    greater = configured if configured is not None else greater_is_better(metric) is not False
     return BestRule(metric, greater, training.early_stopping_patience, training.early_stopping_threshold)

@@ -10,22 +10,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+
+import torch
 
 from paceline.algorithms.algorithm import Algorithm
-from paceline.checkpoint.object_store.background_upload import Deadline
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
-from paceline.core.json_types import JsonObject
-from paceline.data.packed_source import PackedSource
 from paceline.plan.timeouts import STEP
-from paceline.protocols.batch import Batch
-from paceline.protocols.shard import Shard
-from paceline.protocols.window import Report, StepResult, Window
+from paceline.protocols.window import Report, StepResult, UnreadResult, Window
 from paceline.runlog import events
+from paceline.runtime.device.device import memory_bytes, reserved_bytes
 from paceline.strategies.model_handle import Handles
 from paceline.strategies.strategy import Runner
-from paceline.training.loop.divergence_watch import Learning, UnreadStep, findings_of
+from paceline.training.checkpointing.saver import RunCheckpointer
+from paceline.training.loop.divergence_watch import DivergenceWatch, findings_of
 from paceline.training.loop.intervals import Cadence, collected_between_steps
 from paceline.training.loop.throughput import Throughput
 from paceline.training.loop.train_state import BestRule, TrainState
@@ -37,43 +35,47 @@ ARRIVAL_SECONDS = 2.0  # for the numbers of the step before one that has failed
 MAX_FAILED_SAVES = 2  # in a row; then the run fails rather than train on without checkpoints
 
 
-class Saves(Protocol):
-    """Saves of the run. Collective: every rank calls them at the same step."""
+@dataclass
+class Hooks:
+    """What a trainer tells its run, and asks it between steps.
 
-    def save(self, step: int) -> bool:
-        """Save, or begin to; return whether the checkpoint is durable."""
-        ...
+    ``emit`` gets every event; ``stop_requested`` is this rank's request, by a signal, and ``should_stop``
+    that of its callbacks; ``doing`` hears the finished steps and what this rank does now: for the
+    heartbeat, by which ranks know who is late.
+    """
 
-    def settle(self, *, wait: bool) -> bool:
-        """Return whether a save that was begun has become durable; raise its error, on all ranks."""
-        ...
+    emit: Callable[[events.Event], None] = lambda event: None
+    stop_requested: Callable[[], bool] = lambda: False
+    should_stop: Callable[[], bool] = lambda: False
+    doing: Callable[[int, str], None] = lambda step, phase: None
 
-    def finish(self, waiting: Callable[[], None], deadline: Deadline) -> bool:
-        """Wait, after training, for what goes on with the last save; ``waiting`` is called meanwhile. Return
-        whether that ended before the ``deadline`` after a stop.
+    def note(self, finding: Diagnostic) -> None:
+        """Tell a finding."""
+        self.emit(events.Notice(finding))
+
+
+@dataclass(frozen=True)
+class UnreadStep:
+    """The step of ``window``, begun at ``begun`` (``time.perf_counter``); its call took ``seconds``."""
+
+    window: Window
+    lr: float
+    begun: float
+    seconds: float
+    result: UnreadResult
+
+    def read(self, former: float) -> tuple[StepResult, float, float]:
+        """Return the result, the seconds that the step took, and when it was done.
+
+        By the device's own clock: a host that is late reads two ends at once. Where it keeps none, by the
+        host's; ``former``: when the step before it was done, before which the device has not begun this one.
         """
-        ...
-
-    @property
-    def uploads_left(self) -> bool:
-        """Whether something goes on that nobody waits for any more."""
-        ...
-
-    def rescue(self) -> None:
-        """Let a save that was begun end before this rank's error ends the run. Not collective."""
-        ...
-
-
-class Observer(Protocol):
-    """Receives events: the event log, the console, a tracker."""
-
-    def __call__(self, event: events.Event) -> None: ...
-
-
-def notify(observers: Iterable[Observer], finding: Diagnostic) -> None:
-    """Give a finding to every observer."""
-    for observer in observers:
-        observer(events.Notice(finding))
+        result = self.result.read()
+        done = time.perf_counter()
+        if not self.result.under_way:
+            return result, self.seconds, self.begun + self.seconds
+        measured = self.result.seconds()
+        return result, done - max(self.begun, former) if measured is None else measured, done
 
 
 @dataclass
@@ -83,8 +85,7 @@ class Trainer:
     ``lr`` is a pure function of the 0-based step. ``evaluate`` and ``saves`` are collective: every rank calls
     them at the same step. ``late``: the numbers of a step are read, recorded and checked while the next one
     runs, where the device copies them meanwhile; before a save, an evaluation, a stop and the end, and if the
-    next step fails, they are read first. ``stop_requested`` is this rank's request, by a signal, and
-    ``should_stop`` that of its callbacks; the ranks agree on both between steps.
+    next step fails, they are read first. Between steps the ranks agree on what their hooks ask for.
     """
 
     runner: Runner
@@ -97,21 +98,16 @@ class Trainer:
     max_grad_norm: float
     seed_for: Callable[[int, int], int]  # (step, micro_step) -> seed
     throughput: Throughput
-    memory_bytes: Callable[[], int]
+    device: torch.device
     agree: Callable[[bool], bool]
-    stop_requested: Callable[[], bool]
-    observers: Iterable[Observer]
     best: BestRule
     state: TrainState = field(default_factory=TrainState)
-    reserved_bytes: Callable[[], int | None] = lambda: None
+    hooks: Hooks = field(default_factory=Hooks)
     inspect: Callable[[Window], None] | None = None  # called with every window before its step
     profile: Callable[[Window], AbstractContextManager[None]] | None = None  # around the step of a window
     evaluate: Callable[[], dict[str, float]] | None = None
-    saves: Saves | None = None
-    should_stop: Callable[[], bool] = lambda: False  # the wish of this rank's callbacks
+    saves: RunCheckpointer | None = None
     any_rank: Callable[[bool], bool] = bool  # collective; whether a flag is True on any rank
-    # (finished steps, what this rank does now): for the heartbeat, by which ranks know who is late
-    doing: Callable[[int, str], None] = lambda step, phase: None
     between: str = STEP  # what it does until a window is there
     late: bool = False
     failed_saves: int = 0
@@ -119,7 +115,7 @@ class Trainer:
     _done: float = 0.0  # when the last step that was read was done
 
     def __post_init__(self) -> None:
-        self.learning = Learning(self.state, self.algorithm.loss_falls)
+        self.learning = DivergenceWatch(self.state, self.algorithm.loss_falls)
 
     def train(self) -> str:
         """Train to the end. Collective.
@@ -134,15 +130,14 @@ class Trainer:
             collected_between_steps() as garbage,
             self._nothing_lost(),
         ):
-            self.doing(self.state.step, self.between)
+            self.hooks.doing(self.state.step, self.between)
             for window in windows:
-                self.doing(self.state.step, STEP)
+                self.hooks.doing(self.state.step, STEP)
                 self._step(window)
-                outcome = self._between_steps()
-                if outcome is not None:
+                if (outcome := self._between_steps()) is not None:
                     return outcome
                 garbage.between_steps(self.state.step)
-                self.doing(self.state.step, self.between)
+                self.hooks.doing(self.state.step, self.between)
             self._record()
         self._settle(wait=True, must_succeed=True)
         return "completed"
@@ -187,12 +182,30 @@ class Trainer:
             result = self._report(step.window.step + 1, step.window.report, result, seconds)
             seconds += step.window.report.seconds
         self.state.tokens += result.tokens
-        self._emit(self._step_event(step.window, result, step.lr, seconds))
+        event = events.Step(
+            step=self.state.step,
+            epoch=self.epochs.progress(self.state.step),
+            loss=sum(result.losses.values()),
+            losses=dict(result.losses),
+            weights=dict(result.weights),
+            lr=step.lr,
+            grad_norm=result.grad_norm,
+            tokens=result.tokens,
+            step_seconds=seconds,
+            tokens_per_second=self.throughput.tokens_per_second(result.tokens, seconds),
+            **self.throughput.utilisation(result.tokens, seconds),
+            memory_bytes=memory_bytes(self.device),
+            reserved_bytes=reserved_bytes(self.device),
+            skipped=result.skipped,
+            sample_digest=step.window.sample_digest,
+            extras=dict(result.extras),
+        )
+        self.hooks.emit(event)
         for finding in (
             *findings_of(step.window, result, step.lr, self.state),
             *self.learning.observe(result),
         ):
-            self._emit(events.Notice(finding))
+            self.hooks.note(finding)
 
     @contextlib.contextmanager
     def _nothing_lost(self) -> Iterator[None]:
@@ -208,46 +221,27 @@ class Trainer:
     def _report(self, step: int, report: Report, result: StepResult, seconds: float) -> StepResult:
         """Emit the report of what preceded a step, and return the step's result with its metrics added."""
         for note in report.notes:
-            self._emit(events.Notice(note))
+            self.hooks.note(note)
         if report.samples:
-            self._emit(events.Samples(step, report.samples))
+            self.hooks.emit(events.Samples(step, report.samples))
         return replace(result, extras={**result.extras, **report.metrics, "time/train": seconds})
-
-    def _step_event(self, window: Window, result: StepResult, lr: float, seconds: float) -> events.Step:
-        return events.Step(
-            step=self.state.step,
-            epoch=self.epochs.progress(self.state.step),
-            loss=sum(result.losses.values()),
-            losses=dict(result.losses),
-            weights=dict(result.weights),
-            lr=lr,
-            grad_norm=result.grad_norm,
-            tokens=result.tokens,
-            step_seconds=seconds,
-            tokens_per_second=self.throughput.tokens_per_second(result.tokens, seconds),
-            **self.throughput.utilisation(result.tokens, seconds),
-            memory_bytes=self.memory_bytes(),
-            reserved_bytes=self.reserved_bytes(),
-            skipped=result.skipped,
-            sample_digest=window.sample_digest,
-            extras=dict(result.extras),
-        )
 
     def _between_steps(self) -> str | None:
         """Agree on stopping, then evaluate and save when due. Collective."""
         step = self.state.step
-        stop = self.agree(self.stop_requested() or self.should_stop())
-        signalled = stop and self.any_rank(self.stop_requested())
+        stop = self.agree(self.hooks.stop_requested() or self.hooks.should_stop())
+        signalled = stop and self.any_rank(self.hooks.stop_requested())
         self.state.stopped_by_callback = stop and not signalled
         if stop:
             self._record()
         self._settle(wait=False)
         epoch_end = self.epochs.is_epoch_end(step)
-        improved, exhausted = False, False
+        improved = exhausted = False
         if not stop and self.evaluate is not None and self.cadence.evaluates(step, epoch_end):
-            improved, exhausted = self.run_evaluation()
+            improved = self.best.record(self.measure(), self.state)
+            exhausted = self.best.exhausted(self.state)
         if self.saves is not None and (stop or exhausted or self.cadence.saves(step, epoch_end, improved)):
-            self._save(step, must_succeed=stop or exhausted or step == self.cadence.total_steps)
+            self._save(self.saves, step, must_succeed=stop or exhausted or step == self.cadence.total_steps)
         if signalled:
             return "stopped"
         exhausted |= stop
@@ -257,27 +251,20 @@ class Trainer:
         """Evaluate now and notify the observers, without updating the best metric."""
         assert self.evaluate is not None
         self._record()
-        self.doing(self.state.step, EVALUATION)
+        self.hooks.doing(self.state.step, EVALUATION)
         started = time.perf_counter()
         metrics = self.evaluate()
         seconds = time.perf_counter() - started
         rows = int(metrics.pop("eval_rows", 0))
+        # a curve for the plot, not numbers for text logs
         bins = {name.removeprefix(BINS): metrics.pop(name) for name in list(metrics) if name.startswith(BINS)}
-        self._emit(events.Eval(self.state.step, metrics, seconds, rows=rows, bins=bins))
+        self.hooks.emit(events.Eval(self.state.step, metrics, seconds, rows=rows, bins=bins))
         return metrics
 
-    def run_evaluation(self) -> tuple[bool, bool]:
-        """Evaluate now and update the best metric. Returns (best so far, early stopping is due)."""
-        metrics = self.measure()
-        improved = self.best.record(metrics, self.state)
-        return improved, self.best.exhausted(self.state)
-
-    def _save(self, step: int, *, must_succeed: bool) -> None:
+    def _save(self, saves: RunCheckpointer, step: int, *, must_succeed: bool) -> None:
         """Save a checkpoint, or begin to; at most one save is under way."""
-        saves = self.saves
-        assert saves is not None
         self._record()
-        self.doing(step, SAVE)
+        self.hooks.doing(step, SAVE)
         self._settle(wait=True)
         self._counted(lambda: saves.save(step), must_succeed=must_succeed)
         if must_succeed:
@@ -285,10 +272,9 @@ class Trainer:
 
     def _settle(self, *, wait: bool, must_succeed: bool = False) -> None:
         """Hear how a save beside training has ended, if it has; else ``wait`` for it."""
-        saves = self.saves
-        if saves is not None:
+        if (saves := self.saves) is not None:
             if wait:
-                self.doing(self.state.step, SAVE)
+                self.hooks.doing(self.state.step, SAVE)
             self._counted(lambda: saves.settle(wait=wait), must_succeed=must_succeed)
 
     def _counted(self, work: Callable[[], bool], *, must_succeed: bool) -> None:
@@ -297,20 +283,14 @@ class Trainer:
         A failure never touches earlier ones; training continues until MAX_FAILED_SAVES in a row.
         """
         try:
-            durable = work()
-        except CheckpointError as exc:
+            if work():
+                self.failed_saves = 0
+        except CheckpointError as error:
             self.failed_saves += 1
             if must_succeed or self.failed_saves >= MAX_FAILED_SAVES:
                 raise
-            for diagnostic in exc.diagnostics:
-                self._emit(events.Notice(replace(diagnostic, severity=Severity.WARNING)))
-            return
-        if durable:
-            self.failed_saves = 0
-
-    def _emit(self, event: events.Event) -> None:
-        for observer in self.observers:
-            observer(event)
+            for finding in error.diagnostics:
+                self.hooks.note(replace(finding, severity=Severity.WARNING))
 
 
 def ended_early(trainer: Trainer) -> str:
@@ -322,41 +302,3 @@ def ended_early(trainer: Trainer) -> str:
         " (training.early_stopping_patience)"
     )
     return f"ended early at step {trainer.state.step} of {trainer.cadence.total_steps}: {why}"
-
-
-Evaluation = Callable[[PackedSource], dict[str, float]]  # of rows or prompts
-
-
-class Windows(Protocol):
-    """The windows of a run from a step on: from rows (``training.windows``) or rollouts
-    (``training.rollout.windows``).
-    """
-
-    def __iter__(self) -> Iterator[Window]: ...
-
-    def filler(self) -> Batch:
-        """Return a micro-batch of weight 0 with every field of a real one."""
-        ...
-
-    def state(self) -> JsonObject:
-        """Return what a checkpoint must hold beyond the position, JSON."""
-        ...
-
-    def shards(self, step: int) -> Iterator[Shard]:
-        """Return the tensors that a checkpoint after ``step`` steps must hold beyond the position."""
-        ...
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a trainer: ``handles`` by role, ``state`` at the step to resume from, ``evaluate`` for a
-    source of rows (or prompts).
-    """
-
-    runner: Runner
-    algorithm: Algorithm
-    handles: Handles
-    windows: Windows
-    epochs: Epochs
-    state: TrainState
-    evaluate: Evaluation

@@ -16,13 +16,18 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from paceline.algorithms.algorithm import Algorithm
 from paceline.config.sections.training import TrainingSection
 from paceline.core.json_types import JsonObject
 from paceline.data.data_order import positions_for, step_positions, steps_per_epoch
+from paceline.data.packed_source import PackedSource
 from paceline.plan.hardware.device_kinds import kind_of
 from paceline.protocols.batch import MISMATCHED, Batch, RowSource
 from paceline.protocols.shard import Shard
 from paceline.protocols.window import Window
+from paceline.strategies.model_handle import Handles
+from paceline.strategies.strategy import Runner
+from paceline.training.loop.train_state import TrainState
 
 FILLER = -1
 
@@ -46,8 +51,10 @@ class BatchLayout:
 
     def positions(self, step: int, micro_step: int, num_rows: int) -> list[int]:
         """Return this rank's positions in the epoch's order for a micro-step; FILLER beyond the end."""
-        own = positions_for(step, micro_step, self.dp_rank, self.dp_size, self.micro_batch, self.accumulation)
-        return [p if p < num_rows else FILLER for p in own]
+        places = positions_for(
+            step, micro_step, self.dp_rank, self.dp_size, self.micro_batch, self.accumulation
+        )
+        return [p if p < num_rows else FILLER for p in places]
 
 
 class Epochs:
@@ -120,6 +127,7 @@ def count_epochs(
         return Epochs((), 0)
     if max_steps > 0:
         return Epochs((first,), max_steps, count)
+    # less 1e-9: rounding of 0.3 * 10 must not add a step
     steps, total = [first], math.ceil(min(1.0, num_train_epochs) * first - 1e-9)
     for epoch in range(1, math.ceil(num_train_epochs)):
         steps.append(count(epoch))
@@ -139,11 +147,11 @@ class WindowSource:
         layout: BatchLayout,
         epochs: Epochs,
         start: int,
-        loading: Loading | None = None,
+        loading: Prefetcher | None = None,
         others: str = "",
     ) -> None:
         self._source, self._cut, self._epochs, self._start = source, layout, epochs, start
-        self._loading, self._others = loading or Loading(), others
+        self._loading, self._others = loading or Prefetcher(), others
 
     def __iter__(self) -> Generator[Window]:
         return self._loading.in_order(self.window, range(self._start, self._epochs.total_steps))
@@ -195,7 +203,7 @@ AHEAD = 2  # items per thread unless configured, as in torch's DataLoader
 
 
 @dataclass(frozen=True)
-class Loading:
+class Prefetcher:
     """``workers`` threads prefetch ``ahead`` items each (0 workers: items are made on demand); with ``pin``
     batches are in pinned memory for ``device``.
     """
@@ -206,9 +214,9 @@ class Loading:
     device: torch.device = torch.device("cpu")
 
     @staticmethod
-    def of(training: TrainingSection, device: torch.device) -> Loading:
+    def of(training: TrainingSection, device: torch.device) -> Prefetcher:
         """Read the config's ``training.dataloader_…`` keys; memory is pinned for devices that gain by it."""
-        return Loading(
+        return Prefetcher(
             training.dataloader_num_workers,
             training.dataloader_prefetch_factor or AHEAD,
             training.dataloader_pin_memory and kind_of(device.type).pins,
@@ -230,9 +238,9 @@ class Loading:
             try:
                 waiting.extend(threads.submit(make, item) for item in islice(rest, self.workers * self.ahead))
                 while waiting:
-                    made = waiting.popleft().result()
+                    item_value = waiting.popleft().result()
                     waiting.extend(threads.submit(make, item) for item in islice(rest, 1))
-                    yield made
+                    yield item_value
             finally:
                 for future in waiting:
                     future.cancel()
@@ -241,3 +249,41 @@ class Loading:
         """Set the thread's device, so that memory is pinned for this process's device."""
         if self.pin:
             torch.accelerator.set_device_index(self.device.index or 0)
+
+
+Evaluation = Callable[[PackedSource], dict[str, float]]  # of rows or prompts
+
+
+class Windows(Protocol):
+    """The windows of a run from a step on: from rows (``training.windows``) or rollouts
+    (``training.rollout.windows``).
+    """
+
+    def __iter__(self) -> Iterator[Window]: ...
+
+    def filler(self) -> Batch:
+        """Return a micro-batch of weight 0 with every field of a real one."""
+        ...
+
+    def state(self) -> JsonObject:
+        """Return what a checkpoint must hold beyond the position, JSON."""
+        ...
+
+    def shards(self, step: int) -> Iterator[Shard]:
+        """Return the tensors that a checkpoint after ``step`` steps must hold beyond the position."""
+        ...
+
+
+@dataclass(frozen=True)
+class RunComponents:
+    """The parts of a trainer: ``handles`` by role, ``state`` at the step to resume from, ``evaluate`` for a
+    source of rows (or prompts).
+    """
+
+    runner: Runner
+    algorithm: Algorithm
+    handles: Handles
+    windows: Windows
+    epochs: Epochs
+    state: TrainState
+    evaluate: Evaluation

@@ -25,20 +25,26 @@ def with_head(
     if not head or count == len(head):
         return options
     plain = all(name == f"LABEL_{i}" for i, name in enumerate(head))
-    found = {label for labels in rows for label in labels}
+    labels_of_rows = {label for labels in rows for label in labels}
     fits = (
-        _plain(found) and max(map(int, found), default=-1) < len(head)
+        _plain(labels_of_rows) and max(map(int, labels_of_rows), default=-1) < len(head)
         if plain
-        else found <= _by_name(head).keys()
+        else labels_of_rows <= _by_name(head).keys()
     )
     if count is None and fits:
         return options.model_copy(update={"num_labels": len(head)} if plain else {"labels": tuple(head)})
-    what = "the classes are others than those of the trained head that training starts from"
-    shown = f"{count} in the config" if count else ", ".join(sorted(map(str, found))[:SHOWN])
+    shown = f"{count} in the config" if count else ", ".join(sorted(map(str, labels_of_rows))[:SHOWN])
     hint = "name the language model that it was trained from, for a new head"
-    if count is None and len(found) == len(head):
+    if count is None and len(labels_of_rows) == len(head):
         hint += f"; or labels: [{', '.join(head)}], each renamed as you mean it, to train this head on"
-    raise DataError(codes.DATA_CLASSES(what, where, f"{shown}; the head: {', '.join(head[:SHOWN])}", hint))
+    raise DataError(
+        codes.DATA_CLASSES(
+            "the classes are others than those of the trained head that training starts from",
+            where,
+            f"{shown}; the head: {', '.join(head[:SHOWN])}",
+            hint,
+        )
+    )
 
 
 def class_numbers(
@@ -50,11 +56,11 @@ def class_numbers(
     are sorted. Raises DataError for labels that do not match ``options``; of some rows (not ``all_rows``)
     only what further rows cannot mend.
     """
-    found: set[Label] = {label for labels in rows for label in labels}
+    labels_of_rows: set[Label] = {label for labels in rows for label in labels}
     # The config names the classes: by name or by number
     if options.labels:
-        known = _by_name(options.labels)
-        wrong = sorted(map(str, found - set(known)))
+        numbered = _by_name(options.labels)
+        wrong = sorted(map(str, labels_of_rows - set(numbered)))
         if wrong:
             what = "rows have labels that the config does not list"
             raise DataError(
@@ -65,10 +71,10 @@ def class_numbers(
                     "list every name in labels, in the order of their numbers",
                 )
             )
-        return known
+        return numbered
     # Numeric labels are class numbers
-    if _plain(found):
-        numbers = {label: int(label) for label in found}
+    if _plain(labels_of_rows):
+        numbers = {label: int(label) for label in labels_of_rows}
         count = options.num_labels
         if count is not None and numbers and max(numbers.values()) >= count:
             what = f"rows have a class beyond num_labels; {count} classes are 0 to {count - 1}"
@@ -78,13 +84,20 @@ def class_numbers(
                 )
             )
         return numbers
-    if any(isinstance(label, int) for label in found):
+    if any(isinstance(label, int) for label in labels_of_rows):
         what = "some rows give class names, others class numbers"
-        wrong = sorted(map(str, found))
-        hint = "use names only, or numbers only; or list every name in labels, in the order of their numbers"
-        raise DataError(codes.DATA_CLASSES(what, where, ", ".join(wrong[:SHOWN]), hint))
+        wrong = sorted(map(str, labels_of_rows))
+        raise DataError(
+            codes.DATA_CLASSES(
+                what,
+                where,
+                ", ".join(wrong[:SHOWN]),
+                "use names only, or numbers only; or list every name in labels, in the order of their"
+                " numbers",
+            )
+        )
     # Names are numbered in alphabetical order
-    texts = sorted({str(label) for label in found})
+    texts = sorted({str(label) for label in labels_of_rows})
     count = options.num_labels
     if count is not None and (count != len(texts) if all_rows else count < len(texts)):
         what = f"the rows have {len(texts)} class names, but num_labels is {count}"
@@ -93,7 +106,7 @@ def class_numbers(
                 what, where, ", ".join(texts[:SHOWN]), "list every name in labels, or remove num_labels"
             )
         )
-    return {label: texts.index(str(label)) for label in found}
+    return {label: texts.index(str(label)) for label in labels_of_rows}
 
 
 def empty_classes(
@@ -103,10 +116,10 @@ def empty_classes(
 
     Of some rows (not ``all_rows``) only where most classes have none.
     """
-    found = {label for labels in rows for label in labels}
-    if not found or options.labels or options.num_labels or not _plain(found):
+    labels_of_rows = {label for labels in rows for label in labels}
+    if not labels_of_rows or options.labels or options.num_labels or not _plain(labels_of_rows):
         return
-    written = {int(label): str(label) for label in found}
+    written = {int(label): str(label) for label in labels_of_rows}
     numbers = sorted(written)
     count = numbers[-1] + 1
     if len(numbers) < count if all_rows else 2 * len(numbers) < count:

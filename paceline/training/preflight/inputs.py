@@ -50,7 +50,7 @@ from paceline.training.preflight.named_models import check_reward_folder, check_
 
 
 @dataclass(frozen=True)
-class LookResult:
+class InputFindings:
     """``found``: all diagnostics, each once; ``formats``: the row formats of the files that were read;
     ``template``: what the plan says of the chat template, if its text is here.
     """
@@ -60,7 +60,7 @@ class LookResult:
     template: Described | None = None
 
 
-def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -> LookResult:
+def check_inputs(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -> InputFindings:
     """Run all checks. With ``plan`` a resumed run's global batch is compared too."""
     spec = algorithm_spec(config.training.algorithm)
     formats, of_data = look_at_sets(config.data, reading_of(config), model=config.model)
@@ -76,10 +76,10 @@ def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -
         lambda: _templates(config, formats),
         lambda: _checkpoint(config, environ, plan),
     ]
-    return LookResult(_each_once(parts), formats, describe(config.model, formats))
+    return InputFindings(_each_once(parts), formats, describe(config.model, formats))
 
 
-def look_in_doubt(config: Config, doubt: frozenset[str]) -> list[Diagnostic]:
+def check_named_files(config: Config, doubt: frozenset[str]) -> list[Diagnostic]:
     """Check a config that could not be loaded.
 
     The diagnostics hold whatever the keys in ``doubt`` (``layers/unreliable_keys.py``) were meant to be.
@@ -88,13 +88,13 @@ def look_in_doubt(config: Config, doubt: frozenset[str]) -> list[Diagnostic]:
 
 
 def _each_once(parts: Sequence[Callable[[], Iterable[Diagnostic]]]) -> list[Diagnostic]:
-    found: list[Diagnostic] = []
+    findings: list[Diagnostic] = []
     for part in parts:
         try:
-            found += part()
+            findings += part()
         except PacelineError as error:
-            found += error.diagnostics
-    return list({(d.code, d.where, d.found): d for d in found}.values())
+            findings += error.diagnostics
+    return list({(d.code, d.where, d.found): d for d in findings}.values())
 
 
 def _there(config: Config, doubt: frozenset[str]) -> Iterator[Diagnostic]:
@@ -123,10 +123,10 @@ def _models(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     from.
     """
     m = config.model
-    named = {} if m.config is not None or not m.name_or_path else {m.name_or_path: "model.name_or_path"}
+    keys = {} if m.config is not None or not m.name_or_path else {m.name_or_path: "model.name_or_path"}
     for name, key in models_named(config.training).items():
-        named.setdefault(name, key)
-    for name, key in named.items():
+        keys.setdefault(name, key)
+    for name, key in keys.items():
         yield from check_model_folder(name, key)
     if config.lora is not None and config.lora.adapter_name_or_path:
         folder = config.lora.adapter_name_or_path
@@ -177,10 +177,10 @@ def _enough_rows(config: Config, plan: Plan | None) -> Iterable[Diagnostic]:
         return ()
     rows = len(first.examples) * math.ceil(max(section.weight for section in config.data.train))
     batch = plan.batch
-    found = check_feeds(rows, batch.data_parallel_size)
-    if not found and training.dataloader_drop_last and rows < batch.global_batch:
+    findings = check_feeds(rows, batch.data_parallel_size)
+    if not findings and training.dataloader_drop_last and rows < batch.global_batch:
         return [codes.TRAINING_NO_STEPS("training.dataloader_drop_last", f"{rows} rows; {batch}")]
-    return found
+    return findings
 
 
 def _own_answers(config: Config) -> Iterator[Diagnostic]:
@@ -188,8 +188,10 @@ def _own_answers(config: Config) -> Iterator[Diagnostic]:
     spec = algorithm_spec(config.training.algorithm)
     if spec.on_policy or not spec.own_fraction(config.training):
         return
-    for found in _without_prompts(config, "data.train"):
-        yield codes.TRAINING_NO_PROMPTS(f"{spec.key}.{spec.own_answers}", found, own_answers=spec.own_answers)
+    for reason in _without_prompts(config, "data.train"):
+        yield codes.TRAINING_NO_PROMPTS(
+            f"{spec.key}.{spec.own_answers}", reason, own_answers=spec.own_answers
+        )
 
 
 def _eval_generate(config: Config) -> Iterator[Diagnostic]:
@@ -199,8 +201,8 @@ def _eval_generate(config: Config) -> Iterator[Diagnostic]:
         return
     check_metrics([name for name in t.eval_metrics if ":" not in name], 1, "training.eval_metrics")
     if not reading_of(config).kind.answered:
-        for found in _without_prompts(config, "data.eval" if config.data.eval else "data.train"):
-            yield codes.TRAINING_EVAL_GENERATE("training.eval_generate", found)
+        for reason in _without_prompts(config, "data.eval" if config.data.eval else "data.train"):
+            yield codes.TRAINING_EVAL_GENERATE("training.eval_generate", reason)
 
 
 def _without_prompts(config: Config, key: str) -> Iterator[str]:
@@ -240,8 +242,8 @@ def _templates(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
     if formats and not rendered(formats):
         return
     for name, key in models_named(config.training).items():
-        own = ModelSection(name_or_path=name, chat_template_kwargs=config.model.chat_template_kwargs)
-        if name != config.model.name_or_path and other_template(config.model, own):
+        section = ModelSection(name_or_path=name, chat_template_kwargs=config.model.chat_template_kwargs)
+        if name != config.model.name_or_path and other_template(config.model, section):
             file = Path(name).expanduser() / "chat_template.jinja"
             template = str(file) if file.is_file() else f"(the text of {name}'s chat_template)"
             if key.startswith("training.rollout"):
@@ -256,8 +258,8 @@ def _expected_answers(config: Config, rollout: RolloutOptions) -> Iterator[Diagn
     """Check that the first rows have the answer that a reward compares with: all, or some of them where a
     reward that fails does not end the run.
     """
-    own = [one.name for one in rollout.rewards if one.name != MODEL and ":" not in one.name]
-    names = [name for name in own if name in REWARDS.names() and REWARDS.load(name) in OF_THE_ANSWER]
+    built_in = [reward.name for reward in rollout.rewards if reward.name != MODEL and ":" not in reward.name]
+    names = [name for name in built_in if name in REWARDS.names() and REWARDS.load(name) in OF_THE_ANSWER]
     if not names:
         return
     try:
@@ -267,14 +269,13 @@ def _expected_answers(config: Config, rollout: RolloutOptions) -> Iterator[Diagn
     rows = [json.loads(example.facts) for example in examples]
     missing = [row for row in rows if "answer" not in row]
     if missing and (len(missing) == len(rows) or rollout.on_reward_error == "error"):
-        found = f"{len(missing)} of the first {len(rows)} rows; columns {', '.join(missing[0])}"
-        yield algorithm_codes.REWARDS_NO_ANSWER("training.rollout.rewards", found[:300], names=names[0])
+        counts = f"{len(missing)} of the first {len(rows)} rows; columns {', '.join(missing[0])}"
+        yield algorithm_codes.REWARDS_NO_ANSWER("training.rollout.rewards", counts[:300], names=names[0])
 
 
 def reading_of(config: Config) -> Reading:
     """Return how the algorithm reads rows."""
-    kind = row_kind(algorithm_spec(config.training.algorithm).rows)
-    return Reading.of(config.data, kind)
+    return Reading.of(config.data, row_kind(algorithm_spec(config.training.algorithm).rows))
 
 
 def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -> Iterable[Diagnostic]:

@@ -21,7 +21,7 @@ def other_tokens(name: str, tokenizer: Path) -> str:
 
     ``name`` is a folder or a cached hub model. Raises DataError if it has no tokenizer.
     """
-    mine, theirs = (_tokens(place) for place in (str(tokenizer), name))
+    mine, theirs = (_tokens(folder) for folder in (str(tokenizer), name))
     different = sorted(set(mine.items()) ^ set(theirs.items()))
     return f"{name}: {len(different)} tokens differ, first {json.dumps(different[0][0])}" if different else ""
 
@@ -31,15 +31,15 @@ def check_tokens(name: str, tokenizer: Path, where: str, role: str, *, whole: bo
 
     ``whole``: the vocabularies must be equal, as for distributions over them.
     """
-    mine, theirs = (_tokens(place) for place in (str(tokenizer), name))
+    mine, theirs = (_tokens(folder) for folder in (str(tokenizer), name))
     by_id = {number: token for token, number in theirs.items()}
     if whole:
-        found = other_tokens(name, tokenizer)
+        difference = other_tokens(name, tokenizer)
     else:
         other = sorted(token for token, number in mine.items() if by_id.get(number, token) != token)
-        found = f"{name}: {len(other)} tokens differ, first {json.dumps(other[0])}" if other else ""
-    if found:
-        raise ConfigError(codes.ALGORITHM_TEACHER_TOKENS(where, found, role=role))
+        difference = f"{name}: {len(other)} tokens differ, first {json.dumps(other[0])}" if other else ""
+    if difference:
+        raise ConfigError(codes.ALGORITHM_TEACHER_TOKENS(where, difference, role=role))
 
 
 def has_tokenizer(name: str) -> bool:
@@ -50,8 +50,7 @@ def has_tokenizer(name: str) -> bool:
 
 def _tokens(name: str) -> dict[str, int]:
     """Token -> id."""
-    found: dict[str, int] = open_tokenizer(TokenizerSpec(name)).get_vocab()
-    return found
+    return open_tokenizer(TokenizerSpec(name)).get_vocab()
 
 
 _REWARDS = "training.rollout.rewards"
@@ -68,23 +67,24 @@ def check_reward_folder(folder: Path) -> Iterator[Diagnostic]:
         config = json.loads(read_text(folder / "config.json"))
         # Transformers writes the labels' names, and leaves out its default of two
         labels = len(config["id2label"]) if config.get("id2label") else int(config.get("num_labels") or 2)
-        found = gives_no_number(str(folder), config.get("architectures") or (), labels)
+        finding = gives_no_number(str(folder), config.get("architectures") or (), labels)
     except (OSError, ValueError, TypeError, AttributeError):
         return
-    if found is not None:
-        yield found
+    if finding is not None:
+        yield finding
 
 
 def gives_no_number(name: str, architectures: Sequence[str], labels: int) -> Diagnostic | None:
     """Return ``rewards.model`` unless the model is a sequence classifier with one label."""
     if labels == 1 and any(kind.endswith("ForSequenceClassification") for kind in architectures):
         return None
-    found = f"{name}: {', '.join(architectures) or 'no architecture'}, {labels} labels"
-    hint = (
+    return codes.REWARDS_MODEL(
+        "this model does not return a single number",
+        _REWARDS,
+        f"{name}: {', '.join(architectures) or 'no architecture'}, {labels} labels",
         "use a model trained with algorithm: reward and exported, or any"
-        " AutoModelForSequenceClassification with one label"
+        " AutoModelForSequenceClassification with one label",
     )
-    return codes.REWARDS_MODEL("this model does not return a single number", _REWARDS, found, hint)
 
 
 def missing_key(name: str | None, environ: Mapping[str, str]) -> Diagnostic | None:
@@ -105,32 +105,36 @@ def check_server(server: ServerOptions, environ: Mapping[str, str]) -> Iterator[
     import httpx
 
     key = environ.get(server.api_key_env or "")
-    place = f"{server.url.rstrip('/')}/v1/models"
+    address = f"{server.url.rstrip('/')}/v1/models"
     try:
+        # a proxy of the environment would see the key
         with httpx.Client(trust_env=False, timeout=_SECONDS) as client:
-            answer = client.get(place, headers={"Authorization": f"Bearer {key}"} if key else {})
+            answer = client.get(address, headers={"Authorization": f"Bearer {key}"} if key else {})
         served = answer.json().get("data") if answer.status_code == httpx.codes.OK else None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        found, hint = (
-            f"{place}: {type(error).__name__}: {error}",
+        reply, hint = (
+            f"{address}: {type(error).__name__}: {error}",
             "start it before the run, or correct the url",
         )
         yield generation_codes.ROLLOUT_SERVER_UNREACHABLE(
-            "the generation server does not answer yet", _SERVER, found, hint, Severity.WARNING
+            "the generation server does not answer yet", _SERVER, reply, hint, Severity.WARNING
         )
         return
     except (ValueError, AttributeError):
         served = None
     names = [model.get("id") for model in served or () if isinstance(model, dict)]
     if not isinstance(served, list):
-        found, hint = f"{place}: HTTP {answer.status_code}", "correct the url, or the key behind api_key_env"
+        reply, hint = (
+            f"{address}: HTTP {answer.status_code}",
+            "correct the url, or the key behind api_key_env",
+        )
         yield generation_codes.ROLLOUT_SERVER_STATUS(
-            "the generation server does not list its models", _SERVER, found, hint
+            "the generation server does not list its models", _SERVER, reply, hint
         )
     elif (server.model not in names) if server.model else len(names) != 1:
-        found = f"it serves {', '.join(map(str, names)) or 'none'}; model: {server.model or '(not set)'}"
+        reply = f"it serves {', '.join(map(str, names)) or 'none'}; model: {server.model or '(not set)'}"
         yield generation_codes.ROLLOUT_SERVER_ANSWER(
-            "the generation server does not serve the model", _SERVER, found, f"{_SERVER}.model: NAME"
+            "the generation server does not serve the model", _SERVER, reply, f"{_SERVER}.model: NAME"
         )
 
 
@@ -152,7 +156,7 @@ def check_reward_model(name: str, tokenizer: Path) -> None:
         raise ConfigError(codes.REWARDS_MODEL(what, _REWARDS, f"{name}: {message}", hint)) from error
     if wrong := gives_no_number(name, config.architectures or (), config.num_labels):
         raise ConfigError(wrong)
-    if found := other_tokens(name, tokenizer):
+    if difference := other_tokens(name, tokenizer):
         what = "the reward model and the policy have different tokens, so it would read a different text"
         hint = "use a reward model trained from the same base model, with the same tokenizer"
-        raise ConfigError(codes.REWARDS_TOKENIZER(what, _REWARDS, found, hint))
+        raise ConfigError(codes.REWARDS_TOKENIZER(what, _REWARDS, difference, hint))

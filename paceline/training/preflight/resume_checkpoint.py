@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline.checkpoint import codes as checkpoint_codes
 from paceline.checkpoint.format.folder_layout import LATEST, scan
+from paceline.checkpoint.format.manifest import Manifest
 from paceline.checkpoint.format.verify_files import read_config, read_manifest, read_state
 from paceline.checkpoint.load.find_checkpoint import (
     AUTO,
@@ -57,10 +58,13 @@ def look_at_checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | 
         return
     run = RunDir.at(config.run_directory())
     if _is_elsewhere(where, config.training.checkpoint_url, run):
-        what = "none is on this disk: a start brings the checkpoint of the URL down first, if there is one"
-        place = where if is_url(where) else str(config.training.checkpoint_url)
-        key = "training.resume_from_checkpoint"
-        yield checkpoint_codes.RESUME_CHOSEN(what, key, place, severity=Severity.NOTE)
+        location = where if is_url(where) else str(config.training.checkpoint_url)
+        yield checkpoint_codes.RESUME_CHOSEN(
+            "none is on this disk: a start brings the checkpoint of the URL down first, if there is one",
+            "training.resume_from_checkpoint",
+            location,
+            severity=Severity.NOTE,
+        )
         return
     several = plan is not None and plan.num_nodes > 1
     try:
@@ -78,7 +82,6 @@ def look_at_checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | 
         else:
             yield from at_its_key(error)
         return
-    # The same training: algorithm, model sizes, optimizer, strategy, global batch
     yield _chosen(path, manifest.total_bytes)
     best = as_object(state.get("train")).get("best_step")
     if config.training.load_best_model_at_end and isinstance(best, int) and not several:
@@ -86,16 +89,10 @@ def look_at_checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | 
         if not there.is_dir() and not (path.parent / there.name).is_dir():
             yield best_is_gone(there)
     if plan is not None:
-        other = other_training(state, plan, saved)
-        yield from other
-        if any(finding.code == codes.RESUME_OTHER_ALGORITHM.name for finding in other):
+        findings = _same_training(config, plan, saved, manifest, state)
+        yield from findings
+        if any(finding.code == codes.RESUME_OTHER_ALGORITHM.name for finding in findings):
             return
-        yield from _findings_of(lambda: keep_global_batch(state, plan)[1])
-        yield from _findings_of(lambda: other_strategy(state, plan))
-        yield from requantised(state, plan)
-        yield from cost_of_move(state, plan, manifest)
-        yield from _other_rows(config, plan, saved)
-        yield from other_rollout(state, plan, config.training, manifest.tensors or ())
     if converted := of_another_program(state):
         yield from converted
         return
@@ -112,6 +109,24 @@ def look_at_checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | 
             yield replace(finding, where=_KEYS[finding.where])
 
 
+def _same_training(
+    config: Config, plan: Plan, saved: JsonObject, manifest: Manifest, state: JsonObject
+) -> list[Diagnostic]:
+    """Compare algorithm, model sizes, optimizer, strategy and global batch with those of the checkpoint."""
+    other = other_training(state, plan, saved)
+    if any(finding.code == codes.RESUME_OTHER_ALGORITHM.name for finding in other):
+        return other
+    return [
+        *other,
+        *_findings_of(lambda: keep_global_batch(state, plan)[1]),
+        *_findings_of(lambda: other_strategy(state, plan)),
+        *requantised(state, plan),
+        *cost_of_move(state, plan, manifest),
+        *_other_rows(config, plan, saved),
+        *other_rollout(state, plan, config.training, manifest.tensors or ()),
+    ]
+
+
 def _other_rows(config: Config, plan: Plan, saved: JsonObject) -> Iterator[Diagnostic]:
     """Find a drawn model that has another vocabulary than the checkpoint's, whose rows cannot be read."""
     before, now = saved.get("vocab_size"), plan.shape.vocab if plan.shape else None
@@ -121,9 +136,12 @@ def _other_rows(config: Config, plan: Plan, saved: JsonObject) -> Iterator[Diagn
         and None not in (before, now)
         and before != now
     ):
-        what = "the checkpoint's embedding has another number of rows than the model that this run draws"
-        hint = f"vocab_size: {before} in model.config, and the tokenizer it was saved with"
-        yield codes.RESUME_OTHER_MODEL(what, plan.model_key, f"{before} in the checkpoint, {now} now", hint)
+        yield codes.RESUME_OTHER_MODEL(
+            "the checkpoint's embedding has another number of rows than the model that this run draws",
+            plan.model_key,
+            f"{before} in the checkpoint, {now} now",
+            f"vocab_size: {before} in model.config, and the tokenizer it was saved with",
+        )
 
 
 def _is_elsewhere(where: str, url: str | None, run: RunDir) -> bool:
@@ -136,9 +154,11 @@ def _is_elsewhere(where: str, url: str | None, run: RunDir) -> bool:
 
 
 def _on_all_nodes(run: RunDir) -> Diagnostic:
-    what = "this node alone does not have a whole checkpoint: the ranks look for one on all nodes"
     return checkpoint_codes.RESUME_CHOSEN(
-        what, "training.resume_from_checkpoint", str(run.checkpoints), severity=Severity.NOTE
+        "this node alone does not have a whole checkpoint: the ranks look for one on all nodes",
+        "training.resume_from_checkpoint",
+        str(run.checkpoints),
+        severity=Severity.NOTE,
     )
 
 
@@ -185,10 +205,10 @@ def _state_now(
         now["global_batch"] = keep_global_batch(state, plan)[0].batch.global_batch
     cache = Path(config.data.cache_dir).expanduser() if config.data.cache_dir else cache_folder(environ)
     seed = config.training.seed if config.data.seed is None else config.data.seed
-    known = train_fingerprint_of(
+    fingerprint = train_fingerprint_of(
         config.data, config.model, seed, cache, kind=row_kind(spec.rows), most_bytes=MOST_BYTES
     )
     trained = state.get("train_fingerprint") or None  # another evaluation set does not matter
-    if known is not None and trained is not None and known != trained:
-        now["data_fingerprint"] = known
+    if fingerprint is not None and trained is not None and fingerprint != trained:
+        now["data_fingerprint"] = fingerprint
     return {field: now[field] for field in FIXED if field in now}

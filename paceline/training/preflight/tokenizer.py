@@ -39,7 +39,7 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
     kind = row_kind(spec.rows)
     reading = Reading.of(config.data, kind)
     learns = kind.trained_tokens(reading.train_on) == "assistant" and not kind.answered
-    reasons, found = unsettled(folder, config.model, formats, learns_answers=learns), dict[str, str]()
+    reasons, questions = unsettled(folder, config.model, formats, learns_answers=learns), dict[str, str]()
     if any(doubtful_sets(config.data, config.model, reading)):
         reasons.append("rows that data.max_length may leave out")
     adds = config.model.add_tokens or config.model.add_special_tokens
@@ -47,7 +47,7 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
         if adds or not same_files(folder, reader.folder):
             reasons.append(f"the tokens of the {reader.role} model")
     if reasons:
-        found[TOKENIZER] = ", ".join(reasons)
+        questions[TOKENIZER] = ", ".join(reasons)
     # The model: whether tokens may need more rows than a fixed embedding has
     if (
         plan is not None
@@ -56,8 +56,8 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
     ):
         needed = most_tokens(folder, config.model)
         if needed is None or plan.shape.resized or needed > plan.shape.vocab:
-            found[MODEL] = "embedding rows for all tokens"
-    return found
+            questions[MODEL] = "embedding rows for all tokens"
+    return questions
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ def readers_of(config: Config) -> list[Reader]:
     """Return the reward model, if configured, and the models that the algorithm's spec names."""
     spec, training = algorithm_spec(config.training.algorithm), config.training
     roles = (*(("reward",) if spec.on_policy else ()), *spec.same_tokens)
-    named = [(role, spec.model_named(training, role)) for role in roles]
+    models = [(role, spec.model_named(training, role)) for role in roles]
     return [
         Reader(role, Path(n).expanduser())
-        for role, n in named
+        for role, n in models
         if n and any(Path(n).expanduser().glob("tokenizer*"))
     ]
 

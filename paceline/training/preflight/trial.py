@@ -40,7 +40,7 @@ from paceline.plan.needs_trial import (
 )
 from paceline.plan.plan import Plan
 from paceline.training import codes
-from paceline.training.preflight.inputs import look, look_in_doubt, reading_of
+from paceline.training.preflight.inputs import check_inputs, check_named_files, reading_of
 from paceline.training.preflight.tokenizer import open_questions
 
 
@@ -68,10 +68,10 @@ def answers(request: TrialRequest) -> Iterator[JsonObject]:
     config = Config.from_json(request["config"])
     plan = None if request["plan"] is None else Plan.from_json(request["plan"])
     if request["doubt"] is not None:
-        yield {"looked": [d.to_json() for d in look_in_doubt(config, frozenset(request["doubt"]))]}
+        yield {"looked": [d.to_json() for d in check_named_files(config, frozenset(request["doubt"]))]}
         return
     # Checks without imports come first, so that they are known even if a trial hangs
-    looked = look(config, current(), plan)
+    looked = check_inputs(config, current(), plan)
     tried: list[Json] = []
     questions: JsonObject = {}
     reply: JsonObject = {
@@ -88,8 +88,8 @@ def answers(request: TrialRequest) -> Iterator[JsonObject]:
         questions[DATASETS] = ", ".join(folders)
         if request["imports"]:
             yield {**reply, "under_way": DATASETS}
-            more, found = look_at_sets(config.data, reading_of(config), imports=True)
-            tried.append({"name": DATASETS, "found": [d.to_json() for d in found]})
+            more, findings = look_at_sets(config.data, reading_of(config), imports=True)
+            tried.append({"name": DATASETS, "found": [d.to_json() for d in findings]})
             formats |= more
     if request["open"]:
         questions |= open_questions(config, plan, formats)
@@ -106,6 +106,7 @@ def answers(request: TrialRequest) -> Iterator[JsonObject]:
 def _write(answer: Path, reply: JsonObject) -> None:
     staged = answer.with_suffix(".part")
     staged.write_text(json.dumps(reply), encoding="utf-8")
+    # the parent reads at any time, and must never see half an answer
     os.replace(staged, answer)
 
 
@@ -133,8 +134,8 @@ def try_part(
         return [replace(finding, where=finding.where or _KEYS[name]) for finding in error.diagnostics]
     except (Exception, SystemExit) as error:  # a library's own error, without a code
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        found = f"{type(error).__name__}: {lines[0] if lines else ''}"[:400]
-        return [codes.TRIAL_FAILED(_KEYS[name], found, name=name)]
+        text = f"{type(error).__name__}: {lines[0] if lines else ''}"[:400]
+        return [codes.TRIAL_FAILED(_KEYS[name], text, name=name)]
 
 
 _KEYS = {
@@ -160,7 +161,7 @@ def _rewards(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     assert rollout is not None
     columns: dict[str, frozenset[str] | None] = {}
     for key in ("data.train", "data.eval"):
-        with suppress(PacelineError):  # already reported by ``look``
+        with suppress(PacelineError):  # already reported by ``check_inputs``
             columns[key] = columns_of(config.data, key)
     for reward in rollout.rewards:
         if ":" in reward.name:
@@ -185,20 +186,20 @@ def _algorithm(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     from paceline.algorithms.algorithm import algorithm_class
 
     spec = algorithm_spec(config.training.algorithm)
-    made = algorithm_class(spec.name)
+    cls = algorithm_class(spec.name)
     if not spec.on_policy:
         # others are refused already
-        known = {name: v for name, v in spec.options_of(config.training).items() if name in spec.options}
-        made(**spec.arguments(known))
+        options = {name: v for name, v in spec.options_of(config.training).items() if name in spec.options}
+        cls(**spec.arguments(options))
     yield from ()
 
 
 def _callbacks(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
-    from paceline.training.reporting.callbacks import OwnPart, check_callback
+    from paceline.training.reporting.callbacks import UserCallback, check_callback
 
-    for one in config.training.callbacks:
+    for callback in config.training.callbacks:
         try:
-            check_callback(OwnPart(one.name, dict(one.options)))
+            check_callback(UserCallback(callback.name, dict(callback.options)))
         except PacelineError as error:
             yield from (replace(finding, where=_KEYS[CALLBACKS]) for finding in error.diagnostics)
 

@@ -87,19 +87,21 @@ def _not_built(config: Config, error: Exception) -> Diagnostic:
     lines = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
     if isinstance(error, (ValueError, ImportError)) and (m.attn_implementation != "auto" or not odd):
         return codes.MODEL_ATTENTION("model.attn_implementation", f"{m.attn_implementation}: {lines}"[:400])
-    found = f"{', '.join(odd) or 'its sizes'}: {type(error).__name__}: {lines}"[:400]
+    reason = f"{', '.join(odd) or 'its sizes'}: {type(error).__name__}: {lines}"[:400]
     return models_codes.MODELS_BAD_CONFIG(
-        "this model cannot be built from its config", _where(config), found, _HINT
+        "this model cannot be built from its config", _where(config), reason, _HINT
     )
 
 
 def _numbers(config: Config, plan: Plan, root: RootModule) -> None:
     """Reject numbers that every class accepts but that nothing can be computed with."""
     if wrong := impossible(model_config(config.model, current())):
-        what = "a step cannot be computed with these values in the model's config"
         raise ConfigError(
             models_codes.MODELS_BAD_CONFIG(
-                what, _where(config), ", ".join(wrong), "epsilons must be above 0, dropouts from 0 to 1"
+                "a step cannot be computed with these values in the model's config",
+                _where(config),
+                ", ".join(wrong),
+                "epsilons must be above 0, dropouts from 0 to 1",
             )
         )
 
@@ -115,19 +117,19 @@ def _frequencies(config: Config, plan: Plan, root: RootModule) -> None:
         and "config" in vars(m)
     }
     for kind in kinds:
-        made = kind(config=root.hf.config.get_text_config())
-        wrong = [name for name, buffer in made.named_buffers() if not bool(torch.isfinite(buffer).all())]
+        embedding = kind(config=root.hf.config.get_text_config())
+        wrong = [name for name, buffer in embedding.named_buffers() if not bool(torch.isfinite(buffer).all())]
         if wrong:
-            what, found = (
+            what, frequencies = (
                 "the rotary positions of this model's config are not finite numbers",
                 f"{kind.__name__}: {wrong[0]}",
             )
-            rope = getattr(made.config, "rope_parameters", None)
+            rope = getattr(embedding.config, "rope_parameters", None)
             raise ConfigError(
                 models_codes.MODELS_BAD_CONFIG(
                     what,
                     _where(config),
-                    f"{found} of {rope}"[:400],
+                    f"{frequencies} of {rope}"[:400],
                     "rope_theta: 10000, with a factor of 1 or more",
                 )
             )
@@ -156,8 +158,8 @@ def _build(config: Config, plan: Plan, role: Role, tokens: _Tokens) -> RootModul
 
 def _is_here(config: Config, plan: Plan, role: Role) -> bool:
     """Whether the model named for a role is a local folder; one on the hub is left to its download."""
-    named = algorithm_spec(plan.algorithm).model_named(config.training, role.value)
-    return named is None or Path(named).expanduser().is_dir()
+    model = algorithm_spec(plan.algorithm).model_named(config.training, role.value)
+    return model is None or Path(model).expanduser().is_dir()
 
 
 def _wrap(config: Config, plan: Plan, root: RootModule) -> None:
@@ -196,7 +198,7 @@ def _stages(config: Config, plan: Plan, root: RootModule) -> None:
     values = {**load_hf_config(config.model).to_dict()}
     small = shrunk(values, layers=2 * _STAGES) | {"vocab_size": 256, "pad_token_id": None}
     source = config.model.model_copy(update={"name_or_path": None, "config": small})
-    whole = HFModelFactory(source, Role.POLICY, attention=plan.attention, device="cpu")(
+    root_module = HFModelFactory(source, Role.POLICY, attention=plan.attention, device="cpu")(
         BuildOptions(fused=False)
     )
-    pipeline_stages.split(whole, _STAGES, range(_STAGES))
+    pipeline_stages.split(root_module, _STAGES, range(_STAGES))

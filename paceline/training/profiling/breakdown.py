@@ -103,13 +103,13 @@ def _layers_of_forward(ops: Sequence[Op]) -> dict[int, str]:
 
     An operation records the number that the next node gets: the last with a number is the one that took it.
     """
-    found: dict[int, str] = {}
+    layers: dict[int, str] = {}
     for op in sorted(ops, key=lambda op: op.start):
         if op.sequence >= 0 and not op.name.startswith(_BACKWARD):
             layer, inside_backward = _scope(op)
             if not inside_backward and layer is not None:
-                found[op.sequence] = layer
-    return found
+                layers[op.sequence] = layer
+    return layers
 
 
 def _scope(op: Op) -> tuple[str | None, Op | None]:
@@ -141,13 +141,13 @@ def layer_of(op: Op, forward: Mapping[int, str]) -> str:
 
 def union(spans: Iterable[Span]) -> list[Span]:
     """Return the spans without overlaps, in order."""
-    found: list[Span] = []
+    merged: list[Span] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
 def length(spans: Iterable[Span]) -> float:
@@ -167,40 +167,39 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f}%" if whole else "–"
 
 
-def sentence(step: int, rank: int, found: Breakdown) -> str:
+def sentence(step: int, rank: int, times: Breakdown) -> str:
     """Return the step in one sentence."""
-    total = sum(found.layers.values())
-    names = [name for name in ranked(found.layers) if found.layers[name] > 0][:3]
-    most = ", ".join(f"{name} {share(found.layers[name], total)}" for name in names)
-    communicates = found.exposed + found.hidden
+    total = sum(times.layers.values())
+    names = [name for name in ranked(times.layers) if times.layers[name] > 0][:3]
+    most = ", ".join(f"{name} {share(times.layers[name], total)}" for name in names)
+    communicates = times.exposed + times.hidden
     parts = [
-        f"step {step} on rank {rank} took {found.seconds:.3g} s; of the operations' time {most}",
-        f"computing {share(found.busy, found.seconds)} of the step",
+        f"step {step} on rank {rank} took {times.seconds:.3g} s; of the operations' time {most}",
+        f"computing {share(times.busy, times.seconds)} of the step",
     ]
     if communicates:
-        hidden = share(found.hidden, communicates)
-        parts.append(f"communication {share(communicates, found.seconds)}, {hidden} of it hidden")
-    return "; ".join([*parts, f"waiting or Python {share(found.waiting, found.seconds)}"])
+        hidden = share(times.hidden, communicates)
+        parts.append(f"communication {share(communicates, times.seconds)}, {hidden} of it hidden")
+    return "; ".join([*parts, f"waiting or Python {share(times.waiting, times.seconds)}"])
 
 
 def text(
-    step: int, rank: int, found: Breakdown, flops: Mapping[str, float], states: Mapping[str, int]
+    step: int, rank: int, times: Breakdown, flops: Mapping[str, float], states: Mapping[str, int]
 ) -> str:
     """Return the whole summary: a sentence, and tables by layer and by operation."""
-    total = sum(found.layers.values())
+    total = sum(times.layers.values())
     rows = ["kind of layer                     seconds  share    GFLOP  GFLOP/s    allocated"]
-    for name in ranked(found.layers):
-        seconds, count = found.layers[name], flops.get(name, 0.0)
+    for name in ranked(times.layers):
+        seconds, count = times.layers[name], flops.get(name, 0.0)
         rate = f"{count / seconds / 1e9:8.1f}" if count and seconds else " " * 8
         shown = f"{count / 1e9:8.2f}" if count else " " * 8
         rows.append(
             f"{name:<32} {seconds:8.4f} {share(seconds, total):>6} {shown} {rate}"
-            f" {human_bytes(found.allocated.get(name, 0)):>12}"
+            f" {human_bytes(times.allocated.get(name, 0)):>12}"
         )
     operations = ["operation                                            seconds  share   calls"]
-    by_time = sorted(found.operations, key=lambda name: -found.operations[name][0])
-    for name in by_time[:SHOWN]:
-        seconds, calls = found.operations[name]
+    for name in sorted(times.operations, key=lambda name: -times.operations[name][0])[:SHOWN]:
+        seconds, calls = times.operations[name]
         operations.append(f"{name[:50]:<50} {seconds:9.4f} {share(seconds, total):>6} {calls:7}")
     held = [f"{name:<32} {human_bytes(count):>12}" for name, count in states.items()]
     explained = {
@@ -208,8 +207,8 @@ def text(
         COMMUNICATION: "exchange between ranks",
         OTHER: "outside of any layer: gradients added up, clipping, copies",
     }
-    legend = [f"{name}: {what}" for name, what in explained.items() if name in found.layers]
-    parts = [[sentence(step, rank, found)], rows, legend, operations, ["held after the step", *held], [_NOTE]]
+    legend = [f"{name}: {meaning}" for name, meaning in explained.items() if name in times.layers]
+    parts = [[sentence(step, rank, times)], rows, legend, operations, ["held after the step", *held], [_NOTE]]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 

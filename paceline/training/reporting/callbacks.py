@@ -32,36 +32,38 @@ Report = Callable[[Diagnostic], None]
 
 
 @dataclass(frozen=True)
-class OwnPart:
+class UserCallback:
     """A part that the config names: ``module:attr`` and the options for it."""
 
     name: str
     options: Mapping[str, Json] = field(default_factory=dict)
 
 
-def check_callback(part: OwnPart) -> object:
+def check_callback(part: UserCallback) -> object:
     """Import a callback and return its class or function.
 
     Raises ConfigError if it is neither, or does not take the options.
     """
-    found = load_attr(part.name)
+    callback = load_attr(part.name)
     where = "training.callbacks"
-    if not (has_methods(found) if isinstance(found, type) else has_methods(found) or callable(found)):
+    if not (
+        has_methods(callback) if isinstance(callback, type) else has_methods(callback) or callable(callback)
+    ):
         hint = f"a class with some of the methods {', '.join(METHODS.values())}, or a function of an event"
         raise ConfigError(
-            codes.CALLBACK_NOT_ONE(f"'{part.name}' is no callback", where, repr(found)[:200], hint)
+            codes.CALLBACK_NOT_ONE(f"'{part.name}' is no callback", where, repr(callback)[:200], hint)
         )
-    if not isinstance(found, type):
+    if not isinstance(callback, type):
         if part.options:
             what = f"'{part.name}' is no class, so it takes no options"
             raise ConfigError(codes.CALLBACK_NOT_ONE(what, where, ", ".join(part.options), "name a class"))
-        return found
+        return callback
     try:
-        inspect.signature(found).bind(**_arguments(found, part.options, 0))
+        inspect.signature(callback).bind(**_arguments(callback, part.options, 0))
     except TypeError as error:
-        what, hint = f"'{part.name}' cannot be made with these options", f"{inspect.signature(found)}"
+        what, hint = f"'{part.name}' cannot be made with these options", f"{inspect.signature(callback)}"
         raise ConfigError(codes.CALLBACK_NOT_ONE(what, where, str(error), hint)) from error
-    return found
+    return callback
 
 
 def _arguments(cls: type, options: Mapping[str, Json], rank: int) -> dict[str, Any]:
@@ -73,18 +75,18 @@ def _arguments(cls: type, options: Mapping[str, Json], rank: int) -> dict[str, A
 class Callbacks:
     """Calls ``parts`` with the events of this rank; ``should_stop`` says whether one asks to stop."""
 
-    def __init__(self, parts: Sequence[OwnPart], rank: int, report: Report) -> None:
+    def __init__(self, parts: Sequence[UserCallback], rank: int, report: Report) -> None:
         """Raises PacelineError if a callback cannot be made: nothing has been trained yet."""
         self._report, self._rank = report, rank
         self._running = [_CallbackThread(part.name, self._made(part)) for part in parts]
         self._stopped_by: set[str] = set()
 
-    def _made(self, part: OwnPart) -> object:
-        found = check_callback(part)
-        if not isinstance(found, type):
-            return found
+    def _made(self, part: UserCallback) -> object:
+        callback = check_callback(part)
+        if not isinstance(callback, type):
+            return callback
         try:
-            return found(**_arguments(found, part.options, self._rank))
+            return callback(**_arguments(callback, part.options, self._rank))
         except Exception as error:
             what, text = f"the callback '{part.name}' raised an exception when it was made", _text(error)
             raise PacelineError(
@@ -96,42 +98,51 @@ class Callbacks:
         if type(event) not in METHODS or not self._running:
             return
         event = read_only(event)
-        for one in self._running:
-            one.give(event)
-        for one in self._running:
-            one.wait()
-            self._report_news(one)
+        for thread in self._running:
+            thread.give(event)
+        for thread in self._running:
+            thread.wait()
+            self._report_news(thread)
 
     def should_stop(self) -> bool:
         """Whether any callback of this rank asks to stop the training; each that does is named once."""
-        for one in self._running:
-            if one.wants_stop and one.name not in self._stopped_by:
-                self._stopped_by.add(one.name)
-                self._report(codes.CALLBACK_STOPS(self._where(), name=one.name))
+        for thread in self._running:
+            if thread.wants_stop and thread.name not in self._stopped_by:
+                self._stopped_by.add(thread.name)
+                self._report(codes.CALLBACK_STOPS(self._where(), name=thread.name))
         return bool(self._stopped_by)
 
     def close(self) -> None:
         """End the threads; callbacks that still have events to hear get END_SECONDS together."""
         until = time.monotonic() + END_SECONDS
-        for one in self._running:
-            one.end()
-        for one in self._running:
-            one.join(until)
-            self._report_news(one)
+        for thread in self._running:
+            thread.end()
+        for thread in self._running:
+            thread.join(until)
+            self._report_news(thread)
         self._running = []
 
-    def _report_news(self, one: _CallbackThread) -> None:
+    def _report_news(self, thread: _CallbackThread) -> None:
         """Report what has happened to a callback since the last call."""
-        error, slow = one.news()
+        error, slow = thread.news()
         if error is not None:
-            what = f"the callback '{one.name}' raised an exception and is not called again; training goes on"
+            what = (
+                f"the callback '{thread.name}' raised an exception and is not called again; training goes on"
+            )
             self._report(
                 codes.CALLBACK_FAILED(what, self._where(), _text(error), "correct it", Severity.WARNING)
             )
         if slow:
-            what = f"the callback '{one.name}' is slow ({slow}); training no longer waits for it"
-            hint = "it goes on beside training and hears events later; shorten it, or start a thread in it"
-            self._report(codes.CALLBACK_SLOW(what, self._where(), "", hint, Severity.WARNING))
+            what = f"the callback '{thread.name}' is slow ({slow}); training no longer waits for it"
+            self._report(
+                codes.CALLBACK_SLOW(
+                    what,
+                    self._where(),
+                    "",
+                    "it goes on beside training and hears events later; shorten it, or start a thread in it",
+                    Severity.WARNING,
+                )
+            )
 
     def _where(self) -> str:
         return f"training.callbacks, rank {self._rank}"

@@ -126,6 +126,7 @@ class Console:
         try:
             self._stream.write(text + "\n")
         except UnicodeEncodeError:
+            # a terminal without UTF-8
             self._stream.write(text.encode("ascii", "backslashreplace").decode() + "\n")
         self._stream.flush()
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.rundir import RunDir
-from paceline.data.prepare.prepare import Prepared
-from paceline.plan.plan import Plan
 from paceline.runlog import events
 from paceline.runlog.lines import samples_lines
 from paceline.runlog.log import RunLog, is_written
@@ -17,8 +15,7 @@ from paceline.runlog.place import Place
 from paceline.runlog.redact import Redactor
 from paceline.runtime.failures.heartbeat import Heartbeat
 from paceline.training.loop.intervals import every
-from paceline.training.loop.trainer import Observer
-from paceline.training.reporting.callbacks import Callbacks, OwnPart
+from paceline.training.reporting.callbacks import Callbacks, UserCallback
 from paceline.training.reporting.console import Console
 from paceline.training.reporting.tracker_backends import TrackedRun
 from paceline.training.reporting.trackers import Trackers, open_trackers
@@ -31,10 +28,8 @@ class Observers:
         self,
         run: RunDir,
         rank: int,
-        plan: Plan,
         config: Config,
         environ: Mapping[str, str],
-        prepared: Prepared,
         redact: Redactor,
         *,
         leads: bool = True,
@@ -43,8 +38,7 @@ class Observers:
 
         Raises OSError if the logs cannot be opened.
         """
-        self.rank, self.run, self.config, self.prepared = rank, run, config, prepared
-        self.redact = redact
+        self.rank, self.run, self.config, self.redact = rank, run, config, redact
         self.log = RunLog(run, rank, self.redact, config.training.log_level, warn=self._warn, leads=leads)
         self._place = Place(run) if leads else None
         self.heartbeat = Heartbeat(run.heartbeat(rank)).start()
@@ -56,9 +50,6 @@ class Observers:
         self._log_closed = False
         self._environ = environ
         self._started = 0.0
-
-    def all(self) -> list[Observer]:
-        return [self.hear]
 
     def begin(self, event: events.RunStarted) -> None:
         """Start the run: open console, trackers and callbacks.
@@ -90,7 +81,7 @@ class Observers:
                 environ=self._environ,
                 report=self._note_of_tracker,
             )
-        parts = [OwnPart(one.name, dict(one.options)) for one in t.callbacks]
+        parts = [UserCallback(callback.name, dict(callback.options)) for callback in t.callbacks]
         self.callbacks = Callbacks(parts, self.rank, self._note_of_any_rank)
         self.log.write(event)
         self.message(event.description)
@@ -105,8 +96,11 @@ class Observers:
         logs = not isinstance(event, (events.Step, events.Samples)) or self.is_logged(event)
         self.log.write(event, level="" if logs else "debug")
         # Console and trackers exist on rank 0 only
-        if self.console is None and self.rank == 0 and isinstance(event, events.Notice):
-            self._say_early(event.diagnostic)
+        early = self.console is None and self.rank == 0  # before the first step
+        if early and isinstance(event, events.Notice):
+            finding = event.diagnostic
+            if is_written(finding.severity.value, self.config.training.log_level):
+                print(self.redact(finding.render()), flush=True)
         if self.console is not None:
             if isinstance(event, events.Step):
                 self.console.step(event)
@@ -153,11 +147,6 @@ class Observers:
             self.console.note(diagnostic)
         else:
             print(self.redact(diagnostic.render()), file=sys.stderr, flush=True)
-
-    def _say_early(self, diagnostic: Diagnostic) -> None:
-        """Print a diagnostic before the first step, when there is no console yet."""
-        if is_written(diagnostic.severity.value, self.config.training.log_level):
-            print(self.redact(diagnostic.render()), flush=True)
 
     def is_logged(self, event: events.Step | events.Samples) -> bool:
         """Whether this step gets a text line (every step is in the event log)."""

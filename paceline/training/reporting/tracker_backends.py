@@ -96,8 +96,10 @@ class MLflow:
             tracked.run.mlflow.mkdir(parents=True, exist_ok=True)
             address = f"sqlite:///{tracked.run.mlflow / 'mlflow.db'}"
         client = MlflowClient(tracking_uri=address)
-        found = client.get_experiment_by_name(tracked.project)
-        experiment = found.experiment_id if found is not None else client.create_experiment(tracked.project)
+        existing = client.get_experiment_by_name(tracked.project)
+        experiment = (
+            existing.experiment_id if existing is not None else client.create_experiment(tracked.project)
+        )
         run_id = client.create_run(experiment, run_name=tracked.name).info.run_id
         self._metric: Callable[[str, float, int, int], object] = Metric
         self._log_batch: Send = partial(client.log_batch, run_id)
@@ -166,14 +168,14 @@ def _allowed(name: str) -> str:
 
 def flat(config: Mapping[str, Json], prefix: str = "") -> dict[str, str]:
     """Return the values of a config that are set, by dotted key, as texts of at most 500 characters."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            found |= flat(value, f"{name}.")
+            values |= flat(value, f"{name}.")
         elif value is not None:
-            found[name] = str(value)[:500]
-    return found
+            values[name] = str(value)[:500]
+    return values
 
 
 class Tracker(Protocol):

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from paceline.config.registries.trackers import ALL, TRACKERS, names_of, project_of
-from paceline.core.diagnostics import Code, Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import load_attr
 from paceline.plan import codes as plan_codes
@@ -118,76 +118,82 @@ class Trackers:
 
     def __init__(self, threads: Sequence[TrackerThread], report: Report) -> None:
         self._threads, self._report = list(threads), report
-        self._reported: set[tuple[str, Code]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self.abandoned: tuple[
             str, ...
         ] = ()  # that failed, or have not ended: what they left may hang an exit
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(one.name for one in self._threads)
+        return tuple(thread.name for thread in self._threads)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Hand a point to every tracker, and report what has happened to them since."""
-        for one in self._threads:
-            one.give(step, values)
-            self._report_news(one)
+        for thread in self._threads:
+            thread.give(step, values)
+            self._report_news(thread)
 
     def close(self) -> None:
         """Let each send what waits and close; one that is silent for as long already is not waited for."""
         begun = time.monotonic()
-        for one in self._threads:
-            one.end(END_SECONDS / 2)
-        for one in self._threads:
-            if one.waits_seconds() < END_SECONDS:
-                one.join(begun + END_SECONDS)
-        for one in self._threads:
-            self._report_news(one)
-            self._report_unsent(one)
-        self.abandoned = tuple(one.name for one in self._threads if one.is_alive or one.error is not None)
+        for thread in self._threads:
+            thread.end(END_SECONDS / 2)
+        for thread in self._threads:
+            if thread.waits_seconds() < END_SECONDS:
+                thread.join(begun + END_SECONDS)
+        for thread in self._threads:
+            self._report_news(thread)
+            self._report_unsent(thread)
+        self.abandoned = tuple(t.name for t in self._threads if t.is_alive or t.error is not None)
         self._threads = []
 
-    def _report_news(self, one: TrackerThread) -> None:
-        if one.error is not None:
-            what = f"{one.name} failed and is not used from here on; events and logs continue"
-            found = f"{type(one.error).__name__}: {one.error}"[:400]
-            self._report_once(one, codes.TRACKER_FAILED, what, found, "see its own logs")
+    def _report_news(self, thread: TrackerThread) -> None:
+        name = thread.name
+        if thread.error is not None:
+            self._report_once(name, _failed(name, thread.error))
             return
-        if one.waits_seconds() > SLOW_SECONDS:
+        if thread.waits_seconds() > SLOW_SECONDS:
             what = (
-                f"{one.name} has not answered for {SLOW_SECONDS:.0f} s; training goes on, and up to"
+                f"{name} has not answered for {SLOW_SECONDS:.0f} s; training goes on, and up to"
                 f" {MOST_WAITING} points wait for it"
             )
-            self._report_once(
-                one, codes.TRACKER_SLOW, what, "", f"check its server and the network; {_ALL_THERE}"
-            )
-        if one.dropped:
-            what = f"{one.name} is too slow: {MOST_WAITING} points wait for it, further ones are dropped"
-            self._report_once(
-                one, codes.TRACKER_DROPPED, what, "", f"set a larger logging_steps; {_ALL_THERE}"
-            )
+            hint = f"check its server and the network; {_ALL_THERE}"
+            self._report_once(name, codes.TRACKER_SLOW(what, _KEY, "", hint, Severity.WARNING))
+        if thread.dropped:
+            what = f"{name} is too slow: {MOST_WAITING} points wait for it, further ones are dropped"
+            hint = f"set a larger logging_steps; {_ALL_THERE}"
+            self._report_once(name, codes.TRACKER_DROPPED(what, _KEY, "", hint, Severity.WARNING))
 
-    def _report_unsent(self, one: TrackerThread) -> None:
-        if one.error is not None or not (one.unsent or one.is_alive):
+    def _report_unsent(self, thread: TrackerThread) -> None:
+        name, unsent = thread.name, thread.unsent
+        if thread.error is not None or not (unsent or thread.is_alive):
             return
         end = f"within {END_SECONDS:.0f} s of the run's end"
-        late = one.unsent - one.dropped
-        parts = [f"{one.dropped} were dropped"] * bool(one.dropped)
+        late = unsent - thread.dropped
+        parts = [f"{thread.dropped} were dropped"] * bool(thread.dropped)
         parts += [f"{late} were not sent {end}"] * bool(late)
         what = (
-            f"{one.name} did not get {one.unsent} points of this run"
-            if one.unsent
-            else f"{one.name} was not closed {end}: it may miss the last points"
+            f"{name} did not get {unsent} points of this run"
+            if unsent
+            else f"{name} was not closed {end}: it may miss the last points"
         )
-        self._report_once(one, codes.TRACKER_UNSENT, what, ", ".join(parts), _ALL_THERE)
+        finding = codes.TRACKER_UNSENT(what, _KEY, ", ".join(parts), _ALL_THERE, Severity.WARNING)
+        self._report_once(name, finding)
 
-    def _report_once(self, one: TrackerThread, code: Code, what: str, found: str, hint: str) -> None:
-        if (one.name, code) not in self._reported:
-            self._reported.add((one.name, code))
-            self._report(code(what, _KEY, found, hint, Severity.WARNING))
+    def _report_once(self, name: str, finding: Diagnostic) -> None:
+        if (name, finding.code) not in self._reported:
+            self._reported.add((name, finding.code))
+            self._report(finding)
 
 
-_KEY = "training.report_to"
+def _failed(name: str, error: BaseException) -> Diagnostic:
+    return codes.TRACKER_FAILED(
+        f"{name} failed and is not used from here on; events and logs continue",
+        _KEY,
+        f"{type(error).__name__}: {error}"[:400],
+        "see its own logs",
+        Severity.WARNING,
+    )
 
 
 def own_tracker(name: str) -> Callable[..., Tracker]:
@@ -195,15 +201,14 @@ def own_tracker(name: str) -> Callable[..., Tracker]:
 
     Raises ConfigError if it cannot be imported, has no ``log`` and ``close``, or takes other arguments.
     """
-    found: Any = load_attr(name)
-    arguments = inspect.signature(found).parameters if callable(found) else {}
+    tracker: Any = load_attr(name)
+    arguments = inspect.signature(tracker).parameters if callable(tracker) else {}
     takes_all = any(p.kind is p.VAR_KEYWORD for p in arguments.values())
-    if all(callable(getattr(found, part, None)) for part in ("log", "close")) and (
+    if all(callable(getattr(tracker, part, None)) for part in ("log", "close")) and (
         takes_all or {"run_dir", "name", "config"} <= set(arguments)
     ):
-        made: Callable[..., Tracker] = found
-        return made
-    raise ConfigError(codes.TRACKER_NOT_ONE(_KEY, repr(found)[:200], name=name))
+        return tracker
+    raise ConfigError(codes.TRACKER_NOT_ONE(_KEY, repr(tracker)[:200], name=name))
 
 
 def open_trackers(
@@ -221,49 +226,48 @@ def open_trackers(
     """
     threads: list[TrackerThread] = []
     for name in names_of(tuple(report_to)):
-        of_this = replace(tracked, project=project_of(name, project, environ))
+        # without a key, or with its own variable set to offline, it records for later
+        has_login = name not in TRACKERS or has_key(name, environ) or meant_offline(name, environ)
+        run = replace(
+            tracked,
+            project=project_of(name, project, environ),
+            online=has_login,
+            address=environ.get("MLFLOW_TRACKING_URI", ""),
+        )
         try:
-            make = (
-                partial(_own, own_tracker(name), of_this)
-                if ":" in name
-                else _built_in(name, of_this, environ)
-            )
-        except ImportError as exc:
+            make = partial(_own, own_tracker(name), run) if ":" in name else _built_in(name, run)
+        except ImportError as error:
             if ALL not in report_to:
-                report(_not_installed(name, exc))
-        except Exception as exc:  # a package may raise anything while it is imported
-            what = f"{name} failed and is not used from here on; events and logs continue"
-            found = f"{type(exc).__name__}: {exc}"[:400]
-            report(codes.TRACKER_FAILED(what, _KEY, found, "see its own logs", Severity.WARNING))
+                report(
+                    plan_codes.TRACKER_NOT_INSTALLED(
+                        f"{name} is not installed: the run continues without it",
+                        _KEY,
+                        str(error),
+                        f"{TRACKERS[name].install}, or remove '{name}'",
+                        Severity.WARNING,
+                    )
+                )
+        except Exception as error:  # a package may raise anything while it is imported
+            report(_failed(name, error))
         else:
             threads.append(TrackerThread(name, make))
-            if name in TRACKERS and not has_key(name, environ) and not meant_offline(name, environ):
-                report(_offline(name, of_this))
+            if name in TRACKERS and not has_login:
+                facts = TRACKERS[name]
+                report(
+                    plan_codes.TRACKER_OFFLINE(
+                        f"{name} records offline: {facts.key} is not set",
+                        str(tracked.run.root / name),
+                        hint=f"{facts.later}, in that folder, uploads it later",
+                        severity=Severity.NOTE,
+                    )
+                )
     return Trackers(threads, report)
 
 
-def _built_in(name: str, tracked: TrackedRun, environ: Mapping[str, str]) -> Callable[[], Tracker]:
-    adapter = ADAPTERS[name]
-    importlib.import_module(adapter.imports)
-    online = has_key(name, environ) or meant_offline(name, environ)  # then its own variable decides
-    known = replace(tracked, online=online, address=environ.get("MLFLOW_TRACKING_URI", ""))
-    return partial(adapter, known)
+def _built_in(name: str, run: TrackedRun) -> Callable[[], Tracker]:
+    importlib.import_module(ADAPTERS[name].imports)
+    return partial(ADAPTERS[name], run)
 
 
-def _own(cls: Callable[..., Tracker], tracked: TrackedRun) -> Tracker:
-    return cls(run_dir=tracked.run.root, name=tracked.name, config=dict(tracked.config))
-
-
-def _not_installed(name: str, exc: ImportError) -> Diagnostic:
-    what = f"{name} is not installed: the run continues without it"
-    hint = f"{TRACKERS[name].install}, or remove '{name}'"
-    return plan_codes.TRACKER_NOT_INSTALLED(what, _KEY, str(exc), hint, Severity.WARNING)
-
-
-def _offline(name: str, tracked: TrackedRun) -> Diagnostic:
-    facts = TRACKERS[name]
-    what = f"{name} records offline: {facts.key} is not set"
-    where = str(tracked.run.root / name)
-    return plan_codes.TRACKER_OFFLINE(
-        what, where, hint=f"{facts.later}, in that folder, uploads it later", severity=Severity.NOTE
-    )
+def _own(cls: Callable[..., Tracker], run: TrackedRun) -> Tracker:
+    return cls(run_dir=run.run.root, name=run.name, config=dict(run.config))

@@ -112,7 +112,7 @@ def read_batch(reader: ShardReader, first: int, count: int, fields: Sequence[str
     places = range(first, first + count)
 
     def read(name: str) -> list[Tensor]:
-        return [reader.read(ROLE, f"{place}.{name}", KIND) for place in places]
+        return [reader.read(ROLE, f"{index}.{name}", KIND) for index in places]
 
     rows, ids = torch.stack(read(_ROW)), read("input_ids")
     sizes = [len(x) for x in ids]

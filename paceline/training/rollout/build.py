@@ -29,15 +29,14 @@ from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
 from paceline.protocols.rollout import OnPolicyObjective
 from paceline.protocols.shard import ShardReader
-from paceline.runtime.device.device import threads_per_rank
+from paceline.runtime.device.host import threads_per_rank
 from paceline.runtime.process_group.world import World
 from paceline.strategies.model_handle import Handles
 from paceline.strategies.strategy import Runner, Strategy
 from paceline.training import codes
 from paceline.training.loop.window_source import BatchLayout, Epochs
-from paceline.training.rollout.generate import Limits, RolloutGenerator
-from paceline.training.rollout.layout import AnswerRows, Draws, RolloutLayout
-from paceline.training.rollout.reward_model import RewardModel
+from paceline.training.rollout.generate import Limits, RewardModel, RolloutGenerator
+from paceline.training.rollout.layout import AnswerRows, PromptSampler, RolloutLayout
 from paceline.training.rollout.rollout_windows import RolloutWindows
 from paceline.training.rollout.server import RolloutServer
 
@@ -50,10 +49,10 @@ _ROWS_NAMED = 5
 def rollout_options(training: TrainingSection, plan: Plan) -> JsonObject:
     """Return the algorithm's arguments: its own section, and the rollout options that its loss depends on."""
     spec = algorithm_spec(plan.algorithm)
-    own = spec.arguments(spec.options_of(training))
+    section = spec.arguments(spec.options_of(training))
     rollout = training.rollout or RolloutOptions()
     return {
-        **own,
+        **section,
         "max_completion_length": rollout.max_completion_length,
         "updates_per_pass": updates_per_pass(training, plan.batch.data_parallel_size),
         "reference": plan.reference,
@@ -127,7 +126,7 @@ class RolloutSetup:
             self.check_rows(self.prepared.eval, "data.eval")
             self.scorer.columns.update(self.columns_of(self.prepared.eval))
         plan, options = self.plan, self.options
-        place = plan.mesh.coordinates(self.world.rank)
+        coordinates = plan.mesh.coordinates(self.world.rank)
         dtype = torch.float64 if plan.precision.master == "float64" else torch.float32
         return RolloutWindows(
             world=self.world,
@@ -135,7 +134,7 @@ class RolloutSetup:
             algorithm=self.algorithm,
             handles=self.handles,
             prompts=prompts,
-            draws=Draws(
+            draws=PromptSampler(
                 prompts, self.rollout_layout.groups, again=options.max_redraws > 0, saved=drawn or {}
             ),
             generator=self.generator(dtype),
@@ -147,7 +146,7 @@ class RolloutSetup:
             seed=self.training.seed,
             pad_id=self.prepared.pad_token_id,
             dtype=dtype,
-            is_group_leader=not (place.pp or place.cp or place.tp),
+            is_group_leader=not (coordinates.pp or coordinates.cp or coordinates.tp),
             shown=options.num_samples_shown,
             filter_groups=options.filter_groups,
             max_redraws=options.max_redraws,
@@ -177,9 +176,9 @@ class RolloutSetup:
         share = range(world.rank, len(table), world.world_size)
         for check in self.scorer.row_checks:
             wrong = check((f"{name} row {table.source_row[i] + 1}", table.facts(i)) for i in share)
-            found = world.all_gather_json((len(wrong), wrong[:_ROWS_NAMED]))
-            count = sum(many for many, _ in found)
-            first = [line for _, lines in found for line in lines]
+            of_ranks = world.all_gather_json((len(wrong), wrong[:_ROWS_NAMED]))
+            count = sum(many for many, _ in of_ranks)
+            first = [line for _, lines in of_ranks for line in lines]
             if count:
                 more = f"; and {count - _ROWS_NAMED} more" if count > _ROWS_NAMED else ""
                 text = "; ".join(first[:_ROWS_NAMED]) + more
@@ -190,8 +189,8 @@ class RolloutSetup:
         if not self.scorer.calls_own:
             return set()
         share = range(self.world.rank, len(table), self.world.world_size)
-        own = {name for document in share for name in table.facts(document)} - {"prompt"}
-        return {name for names in self.world.all_gather_json(sorted(own)) for name in names}
+        names_here = {name for document in share for name in table.facts(document)} - {"prompt"}
+        return {name for names in self.world.all_gather_json(sorted(names_here)) for name in names}
 
     def _server(self) -> RolloutServer:
         assert self.options.server is not None

@@ -9,17 +9,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
 from paceline.algorithms.rewards.builtin import Sample
 from paceline.algorithms.rewards.scoring import Scored, Scorer
 from paceline.data.packed_source import PackedSource
 from paceline.data.token_table import TokenTable
 from paceline.generation.engine import Completion, GenerationEngine, Request, RolloutSampling
 from paceline.protocols.model import RootModule
+from paceline.protocols.roles import Output, Role
 from paceline.runtime.process_group.world import World
-from paceline.strategies.model_handle import Handle
-from paceline.strategies.strategy import Strategy
+from paceline.strategies.model_handle import Handle, Handles
+from paceline.strategies.strategy import Runner, Strategy
 from paceline.training.loop.window_source import BatchLayout
-from paceline.training.rollout.reward_model import RewardModel
+from paceline.training.rollout.answer_batches import Answer, answer_batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -150,30 +153,75 @@ def evaluate_answers(
         ids = tuple(prompts.table.row(owner)[0].tolist())
         requests.append(Request(ids, 0, limits.room(ids)))
     completions = generator.write(requests, RolloutSampling(temperature=0.0))
+    # the most that any rank has, so that all make as many forwards
     batches = math.ceil(math.ceil(count / layout.dp_size) / layout.micro_batch)
     _, scored = generator.judged(prompts.table, owners, requests, completions, batches)
     # Sums and counts of each score, then of the answers, reduced over the data-parallel ranks
     columns = [scored.total, *(scored.parts[label] for label in labels)]
-    known = [[v for v in column if not math.isnan(v)] for column in columns]
-    sums = [math.fsum(values) for values in known] + [float(len(values)) for values in known]
+    scores = [[v for v in column if not math.isnan(v)] for column in columns]
+    sums = [math.fsum(values) for values in scores] + [float(len(values)) for values in scores]
     sums += [
         float(len(owners)),
         float(sum(len(c.tokens) for c in completions)),
         float(sum(c.ended for c in completions)),
     ]
     total = world.all_reduce_sum_float(sums if is_group_leader else [0.0] * len(sums))
-    return _means(total, ["eval_reward", *(f"eval_reward/{label}" for label in labels)])
-
-
-def _means(total: Sequence[float], names: Sequence[str]) -> dict[str, float]:
-    count = len(names)
-    found = {
-        name: total[i] / total[count + i] if total[count + i] else math.nan for i, name in enumerate(names)
-    }
+    count = len(columns)
+    names = ["eval_reward", *(f"eval_reward/{label}" for label in labels)]
+    pairs = zip(total[:count], total[count : 2 * count], strict=True)
+    means = [score / scored_answers if scored_answers else math.nan for score, scored_answers in pairs]
     rows, tokens, ended = total[2 * count :]
     return {
-        **found,
+        **dict(zip(names, means, strict=True)),
         "eval_rows": rows,
         "eval_completion_length": tokens / rows,
         "eval_truncated": 1.0 - ended / rows,
     }
+
+
+@dataclass
+class RewardModel:
+    """Scores of ``Role.REWARD``: prompt and answer as one document, scored at the last token.
+
+    ``closing``: the tokens that close an answer in the rows that a reward model is trained on: the stop
+    token, and what the template writes after it; ``longest``: the most tokens of a document.
+    """
+
+    runner: Runner
+    handles: Handles
+    rows: int
+    pad_id: int
+    dtype: torch.dtype
+    closing: tuple[int, ...]
+    longest: int
+
+    def document(self, prompt: Sequence[int], completion: Completion) -> tuple[int, ...]:
+        """Return the tokens to score: prompt and answer, closed as training closes a row.
+
+        TRL's GRPOTrainer renders the conversation with the answer, too. What does not fit is left out, as
+        training cuts its rows.
+        """
+        closing = self.closing[1:] if completion.ended else self.closing
+        return (*prompt, *completion.tokens, *closing)[
+            : max(self.longest, len(prompt) + len(completion.tokens))
+        ]
+
+    def __call__(self, documents: Sequence[tuple[int, ...] | None], batches: int) -> list[float]:
+        """Return a score per document (None: a filler, with score 0), in ``batches`` forwards of ``rows``.
+
+        Collective. ``batches`` is the same on every rank.
+        """
+        scores_of_documents: list[float] = []
+        nothing = torch.zeros(0, dtype=self.dtype)
+        for start in range(0, batches * self.rows, self.rows):
+            part = list(documents[start : start + self.rows])
+            rows = [None if ids is None else Answer(0, ids, (), nothing, 0.0, True, False) for ids in part]
+            batch = self.runner.strategy.shard_batch(
+                answer_batch([*rows, *[None] * (self.rows - len(rows))], self.pad_id, self.dtype)
+            )
+            out = self.runner.forward_no_grad(self.handles, Role.REWARD, batch, frozenset({Output.SCORES}))
+            scores = out[Output.SCORES.value].cpu().double().tolist()
+            scores_of_documents += [
+                0.0 if ids is None else score for ids, score in zip(part, scores, strict=False)
+            ]
+        return scores_of_documents

@@ -66,7 +66,7 @@ class Prompt:
 
 
 @dataclass
-class Draws:
+class PromptSampler:
     """The prompt of each group of the current rollout (``prompts_of_groups``), the same on every rank.
 
     Without ``again``, group g of rollout ``number`` of an epoch gets prompt number · groups + g of that
@@ -120,13 +120,13 @@ class Draws:
     def _take(self, count: int) -> list[Prompt]:
         assert self._next is not None
         epoch, position = self._next
-        found: list[Prompt] = []
-        while len(found) < count:
-            end = min(self.prompts.num_rows(epoch), position + count - len(found))
-            found += self._at(epoch, range(position, end))
-            epoch, position = (epoch, end) if len(found) == count else (epoch + 1, 0)
+        taken: list[Prompt] = []
+        while len(taken) < count:
+            end = min(self.prompts.num_rows(epoch), position + count - len(taken))
+            taken += self._at(epoch, range(position, end))
+            epoch, position = (epoch, end) if len(taken) == count else (epoch + 1, 0)
         self._next = (epoch, position)
-        return found
+        return taken
 
     def _at(self, epoch: int, positions: range) -> list[Prompt]:
         return [Prompt(epoch, i) for i in self.prompts.document_ids(epoch, list(positions))]

@@ -96,22 +96,24 @@ class OwnAnswers:
             written = self.open_engine(root).generate(list(requests.values()), self.sampling)
         for (j, d), request, completion in zip(requests, requests.values(), written, strict=True):
             cut[j][d] = np.array([*(~t for t in request.prompt), *completion.tokens], np.int32)
-        own = {j for j, _ in requests}
-        batches = [self._rebuilt(b, cut[j]) if j in own else b for j, b in enumerate(window.micro_batches)]
+        changed = {j for j, _ in requests}
+        batches = [
+            self._rebuilt(b, cut[j]) if j in changed else b for j, b in enumerate(window.micro_batches)
+        ]
         return replace(window, micro_batches=batches, report=self._report(written, self.clock() - begun))
 
     def _rebuilt(self, batch: Batch, documents: Documents) -> Batch:
-        made = build_batch(documents, batch.document_ids.tolist(), batch.num_rows)
-        made = replace(made, extras=batch.extras)
-        return made.pinned() if self.pin else made
+        rebuilt = build_batch(documents, batch.document_ids.tolist(), batch.num_rows)
+        rebuilt = replace(rebuilt, extras=batch.extras)
+        return rebuilt.pinned() if self.pin else rebuilt
 
     def _report(self, written: Sequence[Completion], seconds: float) -> Report:
-        own = [
+        sums = [
             float(len(written)),
             float(sum(len(c.tokens) for c in written)),
             float(sum(c.ended for c in written)),
         ]
-        count, tokens, ended = self.strategy.world.all_reduce_sum_float(own)
+        count, tokens, ended = self.strategy.world.all_reduce_sum_float(sums)
         metrics = {"own_answers": count, "time/generate": seconds}
         if count:
             metrics |= {"completion_length": tokens / count, "truncated": 1.0 - ended / count}
@@ -160,9 +162,12 @@ def own_answers(
     assert options is not None
     table, fraction = source.table, spec.own_fraction(training)
     if not any(prompt_length(table.coded(i)) for i in range(len(table))):
-        found = f"{len(table):,} documents that carry loss from their first tokens"
         raise DataError(
-            codes.TRAINING_NO_PROMPTS(f"{spec.key}.{spec.own_answers}", found, own_answers=spec.own_answers)
+            codes.TRAINING_NO_PROMPTS(
+                f"{spec.key}.{spec.own_answers}",
+                f"{len(table):,} documents that carry loss from their first tokens",
+                own_answers=spec.own_answers,
+            )
         )
     return OwnAnswers(
         rows,

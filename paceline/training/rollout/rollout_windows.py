@@ -29,8 +29,8 @@ from paceline.training import codes
 from paceline.training.loop.window_source import Epochs, sample_digest
 from paceline.training.rollout.answer_batches import Answer, answer_batch, batch_shards, read_batch
 from paceline.training.rollout.generate import Limits, RolloutGenerator, evaluate_answers
-from paceline.training.rollout.layout import Draws, Prompt, RolloutLayout
-from paceline.training.rollout.scored_rollout import Drawn, Judged, Shown
+from paceline.training.rollout.layout import Prompt, PromptSampler, RolloutLayout
+from paceline.training.rollout.scored_rollout import LoggedCompletions, RolloutRewards, ScoredRollout
 
 
 @dataclass
@@ -58,7 +58,7 @@ class RolloutWindows:
     algorithm: OnPolicyObjective
     handles: Handles
     prompts: PackedSource
-    draws: Draws
+    draws: PromptSampler
     generator: RolloutGenerator
     sampling: RolloutSampling
     limits: Limits
@@ -83,11 +83,11 @@ class RolloutWindows:
     def window(self, step: int) -> Window:
         """Return the window of global ``step``; makes a new rollout where one begins. Collective."""
         epoch, within = self.epochs.locate(step)
-        number, place = divmod(within, self.layout.steps)
-        fresh = place == 0
+        number, step_of_rollout = divmod(within, self.layout.steps)
+        fresh = step_of_rollout == 0
         if fresh or self.current is None:
             self.current = self.roll(epoch, number) if fresh else self._read(epoch, number)
-        update, answers = place % self.layout.updates, self.layout.batch_layout.global_batch
+        update, answers = step_of_rollout % self.layout.updates, self.layout.batch_layout.global_batch
         everyone = [self._prompt(p).document for p in range(update * answers, (update + 1) * answers)]
         report = self.current.report if fresh else None
         return Window(
@@ -163,12 +163,12 @@ class RolloutWindows:
         drawn = self._draw(places, groups)
         judged = drawn.judged
         kept = drawn.spread > 0 if self.filter_groups else torch.ones_like(drawn.spread, dtype=torch.bool)
-        made = {place: self._answer(place, drawn, kept) for place in places}
+        trained = {place: self._answer(place, drawn, kept) for place in places}
         # Forwards of policy and reference before the first update, then token-level advantages
         with generator.timed("ask"):
-            batches = self._batches(made)
-            own = torch.split(torch.tensor(places), self.layout.batch_layout.micro_batch)
-            answers = RolloutAnswers(drawn.advantages, groups, judged.judged & kept, own, self._total)
+            batches = self._batches(trained)
+            indices = torch.split(torch.tensor(places), self.layout.batch_layout.micro_batch)
+            answers = RolloutAnswers(drawn.advantages, groups, judged.judged & kept, indices, self._total)
             batches, stats = self.algorithm.finalize_rollout(batches, answers)
         # Report: every rank has the metrics, rank 0 the samples
         seconds = time.perf_counter() - begun
@@ -186,7 +186,7 @@ class RolloutWindows:
         )
         return Rollout(number, batches, report)
 
-    def _draw(self, places: Sequence[int], groups: Tensor) -> Drawn:
+    def _draw(self, places: Sequence[int], groups: Tensor) -> ScoredRollout:
         """Return answers for every place. Collective.
 
         Flat groups are resampled until none is left or ``max_redraws`` is reached.
@@ -205,7 +205,7 @@ class RolloutWindows:
             )
         return drawn
 
-    def _written(self, places: Sequence[int], most: int) -> Drawn:
+    def _written(self, places: Sequence[int], most: int) -> ScoredRollout:
         """Generate and score the answers at ``places``. Collective.
 
         A reward model makes as many forwards as ``most`` answers need; no rank has more.
@@ -223,19 +223,18 @@ class RolloutWindows:
         )
         samples, scored = self.generator.judged(table, owners, requests, completions, forwards)
         written = dict(zip(places, zip(owners, requests, completions, strict=True), strict=True))
-        return Drawn(
+        return ScoredRollout(
             written,
             self._share(places, owners, completions, scored),
-            Shown(samples, scored, [c for c, o in zip(completions, owners, strict=True) if o >= 0]),
+            LoggedCompletions(
+                samples, scored, [c for c, o in zip(completions, owners, strict=True) if o >= 0]
+            ),
             list(scored.problems),
         )
 
     def _total(self, values: Sequence[float]) -> list[float]:
         """Sum over the ranks that see different answers. Collective."""
-        found: list[float] = self.world.all_reduce_sum_float(
-            list(values) if self.is_group_leader else [0.0] * len(values)
-        )
-        return found
+        return self.world.all_reduce_sum_float(list(values) if self.is_group_leader else [0.0] * len(values))
 
     def _places(self) -> list[int]:
         """Return the places in the rollout of this rank's answers."""
@@ -244,12 +243,13 @@ class RolloutWindows:
             p
             for u in range(self.layout.updates)
             for j in range(layout.accumulation)
+            # no end: a rollout is whole
             for p in layout.positions(u, j, 1 << 62)
         ]
 
     def _share(
         self, places: Sequence[int], owners: Sequence[int], completions: Sequence[Completion], scored: Scored
-    ) -> Judged:
+    ) -> RolloutRewards:
         """Return the scores and lengths of all ranks by place. Collective.
 
         An all-reduce of a table that is 0 where a rank has nothing.
@@ -259,14 +259,14 @@ class RolloutWindows:
         real = [i for i, owner in enumerate(owners) if owner >= 0]
         for row, i in enumerate(real):
             values = [scored.total[row], *(scored.parts[label][row] for label in labels)]
-            known = [0.0 if math.isnan(v) else 1.0 for v in values]
+            is_known = [0.0 if math.isnan(v) else 1.0 for v in values]
             clean = [0.0 if math.isnan(v) else v for v in values]
-            own = [1.0, len(completions[i].tokens), float(completions[i].ended), *clean, *known]
-            table[:, places[i]] = torch.tensor(own, dtype=torch.float64)
+            row_values = [1.0, len(completions[i].tokens), float(completions[i].ended), *clean, *is_known]
+            table[:, places[i]] = torch.tensor(row_values, dtype=torch.float64)
         total = torch.tensor(self._total(table.flatten().tolist()), dtype=torch.float64)
-        return Judged.of(total.view_as(table), labels)
+        return RolloutRewards.of(total.view_as(table), labels)
 
-    def _answer(self, place: int, drawn: Drawn, kept: Tensor) -> Answer | None:
+    def _answer(self, place: int, drawn: ScoredRollout, kept: Tensor) -> Answer | None:
         """Return what is trained on at a place; None beyond the end, and where ``kept`` [R] is false."""
         owner, request, completion = drawn.written[place]
         if owner < 0 or not bool(kept[place]):
@@ -290,7 +290,7 @@ class RolloutWindows:
             return self._precomputed(answers)
 
     def _precomputed(self, answers: Mapping[int, Answer | None]) -> list[list[Batch]]:
-        layout, found = self.layout.batch_layout, []
+        layout, rows = self.layout.batch_layout, []
         for update in range(self.layout.updates):
             row = []
             for j in range(layout.accumulation):
@@ -307,8 +307,8 @@ class RolloutWindows:
                     )
                     batch = with_tokens(batch, wanted.name, out[wanted.output.value])
                 row.append(batch)
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
     def evaluate(self, prompts: PackedSource) -> dict[str, float]:
         """Score the greedy answer to every prompt. Collective."""
@@ -316,7 +316,7 @@ class RolloutWindows:
             self.generator, prompts, self.world, self.layout.batch_layout, self.limits, self.is_group_leader
         )
 
-    def check_spread(self, drawn: Drawn) -> list[Diagnostic]:
+    def check_spread(self, drawn: ScoredRollout) -> list[Diagnostic]:
         """Warn if the rewards of a rollout give no answer an advantage."""
         if not bool(drawn.judged.judged.any()):
             what, hint = (

@@ -19,7 +19,7 @@ from paceline.protocols.rollout import OnPolicyObjective
 
 
 @dataclass(frozen=True)
-class Judged:
+class RolloutRewards:
     """All answers of a rollout by place [R], equal on every rank.
 
     real     whether there is an answer (not a filler)
@@ -37,27 +37,26 @@ class Judged:
     parts: Tensor
 
     @staticmethod
-    def of(table: Tensor, labels: Sequence[str]) -> Judged:
+    def of(table: Tensor, labels: Sequence[str]) -> RolloutRewards:
         """Build from table rows: real, length, ended, score, parts…, whether score and parts are known."""
         count = 1 + len(labels)
-        values, known = table[3 : 3 + count], table[3 + count :] > 0
-        numbers = torch.where(known, values, torch.nan)
-        return Judged(table[0] > 0, table[1], table[2] > 0, numbers[0], known[0], numbers[1:])
+        values, is_known = table[3 : 3 + count], table[3 + count :] > 0
+        numbers = torch.where(is_known, values, torch.nan)
+        return RolloutRewards(table[0] > 0, table[1], table[2] > 0, numbers[0], is_known[0], numbers[1:])
 
-    def only(self, there: Tensor) -> Judged:
+    def only(self, there: Tensor) -> RolloutRewards:
         """Return the places where ``there`` (bool [R]) is true."""
-        own = [values[..., there] for values in self._fields()]
-        return Judged(*own)
+        return RolloutRewards(*[values[..., there] for values in self._fields()])
 
-    def replaced(self, other: Judged, there: Tensor) -> Judged:
+    def replaced(self, other: RolloutRewards, there: Tensor) -> RolloutRewards:
         """Return a copy with ``other``'s values where ``there`` (bool [R]) is true."""
         pairs = zip(other._fields(), self._fields(), strict=True)
-        return Judged(*(torch.where(there, theirs, mine) for theirs, mine in pairs))
+        return RolloutRewards(*(torch.where(there, theirs, mine) for theirs, mine in pairs))
 
     @staticmethod
-    def joined(parts: Sequence[Judged]) -> Judged:
+    def joined(parts: Sequence[RolloutRewards]) -> RolloutRewards:
         """Concatenate ``parts``."""
-        return Judged(
+        return RolloutRewards(
             *(torch.cat(same, -1) for same in zip(*(part._fields() for part in parts), strict=True))
         )
 
@@ -66,7 +65,7 @@ class Judged:
 
 
 def report_metrics(
-    judged: Judged, spread: Tensor | None, labels: Sequence[str], groups: Tensor
+    judged: RolloutRewards, spread: Tensor | None, labels: Sequence[str], groups: Tensor
 ) -> dict[str, float]:
     """Return the metrics of a rollout.
 
@@ -75,7 +74,7 @@ def report_metrics(
     """
     real, lengths = judged.real, judged.lengths[judged.real]
     scores = judged.scores[judged.judged]
-    found = {
+    metrics = {
         "reward": _mean(scores),
         **({"reward_std": _spread(scores)} if spread is None else _within(judged, spread, groups)),
         "completion_length": _mean(lengths),
@@ -85,18 +84,19 @@ def report_metrics(
         "left_out": float((real & ~judged.judged).sum()),
     }
     for label, values in zip(labels, judged.parts, strict=True):
-        own = values[~torch.isnan(values)]
-        found[f"reward/{label}"] = _mean(own)
-        found[f"reward_std/{label}"] = _spread(own)
-    return found
+        scored = values[~torch.isnan(values)]
+        metrics[f"reward/{label}"] = _mean(scored)
+        metrics[f"reward_std/{label}"] = _spread(scored)
+    return metrics
 
 
-def _within(judged: Judged, spread: Tensor, groups: Tensor) -> dict[str, float]:
+def _within(judged: RolloutRewards, spread: Tensor, groups: Tensor) -> dict[str, float]:
     """Return metrics over the prompts that have a scored answer."""
-    whole = torch.zeros(int(groups.max()) + 1, dtype=torch.bool).index_put_(
+    has_score = torch.zeros(int(groups.max()) + 1, dtype=torch.bool).index_put_(
         (groups[judged.judged],), torch.tensor(True)
     )
-    spreads = spread[torch.searchsorted(groups, torch.arange(len(whole)))][whole]
+    # groups are sorted: the first answer of each has its spread
+    spreads = spread[torch.searchsorted(groups, torch.arange(len(has_score)))][has_score]
     return {"reward_std": _mean(spreads), "zero_spread": _mean((spreads == 0).double())}
 
 
@@ -116,7 +116,7 @@ _HALF_A_CHARACTER = "\ufffd"  # what a tokenizer writes for bytes that are no wh
 
 
 @dataclass(frozen=True)
-class Shown:
+class LoggedCompletions:
     """Answers of one rank of which some are shown: ``samples``, their ``scored``, their ``completions``."""
 
     samples: Sequence[Sample]
@@ -161,20 +161,20 @@ def token_ends(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], text: 
         return str(tokenizer.decode(list(tokens[begin:end]), skip_special_tokens=True))
 
     ends: list[int] = []
-    begin = whole = at = (
+    begin = complete = position = (
         0  # a tokenizer may write a token by what stands before it: it is read with the last one
     )
     for i in range(1, len(tokens) + 1):
-        if at >= len(text) and len(text) == _SHOWN_CHARACTERS:
+        if position >= len(text) and len(text) == _SHOWN_CHARACTERS:
             break
-        known, now = read(begin, whole), read(begin, i)
-        piece = now[len(known) :]
+        previous, now = read(begin, complete), read(begin, i)
+        piece = now[len(previous) :]
         if i == len(tokens) or not now.endswith(_HALF_A_CHARACTER):
-            if text[at : at + len(piece)] != piece[: len(text) - at]:
+            if text[position : position + len(piece)] != piece[: len(text) - position]:
                 return []
-            at, begin, whole = min(len(text), at + len(piece)), whole, i
-        ends.append(at)
-    return ends if at == len(text) else []
+            position, begin, complete = min(len(text), position + len(piece)), complete, i
+        ends.append(position)
+    return ends if position == len(text) else []
 
 
 def _shown(value: float) -> float | None:
@@ -182,7 +182,7 @@ def _shown(value: float) -> float | None:
 
 
 @dataclass
-class Drawn:
+class ScoredRollout:
     """``written``: this rank's answers by place in the rollout, each with its prompt's document and request.
 
     ``judged``: the scores of all ranks. ``shown``: the answers of the first draw, of which a log shows some;
@@ -191,12 +191,12 @@ class Drawn:
     """
 
     written: dict[int, tuple[int, Request, Completion]]
-    judged: Judged
-    shown: Shown
+    judged: RolloutRewards
+    shown: LoggedCompletions
     problems: list[Diagnostic]
     advantages: Tensor = field(default_factory=lambda: torch.zeros(0))
     spread: Tensor = field(default_factory=lambda: torch.zeros(0))
-    before: list[tuple[Judged, Tensor]] = field(default_factory=list)
+    before: list[tuple[RolloutRewards, Tensor]] = field(default_factory=list)
 
     def compare(self, algorithm: OnPolicyObjective, groups: Tensor) -> None:
         """Compute advantages and the spread of scores within each group."""
@@ -206,10 +206,9 @@ class Drawn:
 
     def flat_groups(self, size: int) -> list[int]:
         """Return the groups without a learning signal (spread 0), ascending and equal on every rank."""
-        found: list[int] = (self.spread.view(-1, size).amax(1) == 0).nonzero().flatten().tolist()
-        return found
+        return (self.spread.view(-1, size).amax(1) == 0).nonzero().flatten().tolist()
 
-    def replace(self, again: Drawn, groups: Tensor, flat: Sequence[int]) -> None:
+    def replace(self, again: ScoredRollout, groups: Tensor, flat: Sequence[int]) -> None:
         """Replace the answers of the groups ``flat`` by those of ``again``."""
         there = torch.isin(groups, torch.tensor(flat))
         self.before.append((self.judged.only(there), self.spread[there]))
@@ -220,10 +219,9 @@ class Drawn:
     def metrics(self, labels: Sequence[str], size: int, *, compares: bool) -> dict[str, float]:
         """Return metrics over every generated answer, whether it is trained on or was replaced."""
         parts = [*self.before, (self.judged, self.spread)]
-        whole = Judged.joined([judged for judged, _ in parts])
+        everything = RolloutRewards.joined([judged for judged, _ in parts])
         spread = torch.cat([spread for _, spread in parts]) if compares else None
-        groups = torch.arange(len(whole.real)) // size
-        return report_metrics(whole, spread, labels, groups)
+        return report_metrics(everything, spread, labels, torch.arange(len(everything.real)) // size)
 
     def counts(self, size: int) -> dict[str, float]:
         """Return the number of prompts drawn, and of the rollout's groups without a learning signal."""

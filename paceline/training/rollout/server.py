@@ -48,7 +48,10 @@ class RolloutServer:
 
         Raises ConfigError ``rollout.server_no_key``, PacelineError ``rollout.server_*``.
         """
-        server = Server(self.options.url.rstrip("/"), self.options.timeout, _key(self.options.api_key_env))
+        variables, key = environment(), self.options.api_key_env
+        if missing := missing_key(key, variables):
+            raise ConfigError(missing)
+        server = Server(self.options.url.rstrip("/"), self.options.timeout, variables[key] if key else None)
         self.engine = ServerEngine(
             server,
             self.options.model or server.model(),
@@ -69,14 +72,6 @@ class RolloutServer:
             self.sync.push(root.hf)
         self.world.barrier()
         return self.engine
-
-
-def _key(name: str | None) -> str | None:
-    if name is None:
-        return None
-    if wrong := missing_key(name, environment()):
-        raise ConfigError(wrong)
-    return environment()[name]
 
 
 if TYPE_CHECKING:
@@ -107,21 +102,24 @@ class WeightSync:
         Raises ConfigError if others may write the folder.
         """
         self.sent += 1
-        place = self.folder / f"weights-{self.sent:06d}"
+        target = self.folder / f"weights-{self.sent:06d}"
         if words := open_to_strangers(self.folder):
             raise ConfigError(codes.ROLLOUT_SERVER_WEIGHTS("training.rollout.server.weights_dir", words))
-        with named_errors(place, what="the weights for the generation server cannot be written"):
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir(parents=True)
+        with named_errors(target, what="the weights for the generation server cannot be written"):
+            shutil.rmtree(target, ignore_errors=True)
+            target.mkdir(parents=True)
             entries = hub_entries(hf, list(whole(hf, self.dtype)))
-            (place / "config.json").write_text(json.dumps(hf.config.to_dict(), default=str), encoding="utf-8")
-            write_weights(place, entries, MAX_SHARD_BYTES)
+            (target / "config.json").write_text(
+                json.dumps(hf.config.to_dict(), default=str), encoding="utf-8"
+            )
+            write_weights(target, entries, MAX_SHARD_BYTES)
         reload: JsonObject = {
             "method": "reload_weights",
-            "kwargs": {"weights_path": str(place)},
+            "kwargs": {"weights_path": str(target)},
             "timeout": self.seconds,
         }
         self.server.request("POST", "/collective_rpc", reload, self.seconds)
+        # cached prefixes were computed with the former weights
         self.server.request("POST", "/reset_prefix_cache", {}, self.seconds)
         shutil.rmtree(self.folder / f"weights-{self.sent - 1:06d}", ignore_errors=True)
 

@@ -12,7 +12,6 @@ from paceline.algorithms.supervised.classification import LABEL
 from paceline.config.sections.algorithms.supervised import ClassificationOptions
 from paceline.core.errors import DataError
 from paceline.data.prepare.prepare import Prepared
-from paceline.data.token_table import TokenTable
 from paceline.models.heads.sequence_classification import Classes
 from paceline.plan.algorithms.spec import AlgorithmSpec, Training
 from paceline.training import codes
@@ -38,7 +37,10 @@ def read_classes(
     # Labels of all rows; lists make it multi-label, unless the config says which it is
     options, where = ClassificationOptions.model_validate(spec.options_of(training)), f"{spec.key}.labels"
     tables = {"train": prepared.train, **({"eval": prepared.eval} if prepared.eval is not None else {})}
-    facts = {split: _facts(table) for split, table in tables.items()}
+    facts = {
+        split: [(row["labels"], row["several"]) for row in map(table.facts, range(len(table.lengths)))]
+        for split, table in tables.items()
+    }
     rows = [labels for each in facts.values() for labels, _ in each]
     lists = any(several for each in facts.values() for _, several in each)
     several = lists if options.problem_type == "auto" else options.problem_type.startswith("multi")
@@ -56,11 +58,14 @@ def read_classes(
             )
         )
     if not several and any(len(labels) != 1 for labels in rows):
-        what, hint = (
-            "some rows have several classes, or none",
-            f"{spec.key}.problem_type: multi_label_classification",
+        raise DataError(
+            codes.DATA_CLASSES(
+                "some rows have several classes, or none",
+                f"{spec.key}.problem_type",
+                options.problem_type,
+                f"{spec.key}.problem_type: multi_label_classification",
+            )
         )
-        raise DataError(codes.DATA_CLASSES(what, f"{spec.key}.problem_type", options.problem_type, hint))
     columns = {split: {LABEL: _column(each, numbers, len(names), several)} for split, each in facts.items()}
     shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
     kind = "a row has any number of classes" if several else "a row has one class"
@@ -69,17 +74,13 @@ def read_classes(
     return RowClasses(Classes(names, several), columns, f"{len(names):,}: {shown}; {kind}")
 
 
-def _facts(table: TokenTable) -> list[tuple[list[Label], bool]]:
-    return [(found["labels"], found["several"]) for found in map(table.facts, range(len(table.lengths)))]
-
-
 def _names(numbers: Mapping[Label, int], options: ClassificationOptions) -> tuple[str, ...]:
     if options.labels:
         return tuple(options.labels)
-    named = {number: str(label) for label, number in numbers.items()}
+    by_number = {number: str(label) for label, number in numbers.items()}
     count = options.num_labels or max(numbers.values(), default=-1) + 1
     plain = all(isinstance(label, int) or label.isdecimal() for label in numbers)
-    return tuple(f"LABEL_{i}" if plain else named[i] for i in range(count))
+    return tuple(f"LABEL_{i}" if plain else by_number[i] for i in range(count))
 
 
 def _column(
@@ -87,7 +88,7 @@ def _column(
 ) -> NDArray[np.generic]:
     if not several:
         return np.array([numbers[labels[0]] for labels, _ in rows], np.int64)
-    found = np.zeros((len(rows), count), np.bool_)
+    one_hot = np.zeros((len(rows), count), np.bool_)
     for row, (labels, _) in enumerate(rows):
-        found[row, [numbers[label] for label in labels]] = True
-    return found
+        one_hot[row, [numbers[label] for label in labels]] = True
+    return one_hot

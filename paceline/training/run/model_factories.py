@@ -53,32 +53,32 @@ class Models:
         if role is not Role.VALUE:
             return self._factory(role, self.config.model, self.plan.adapter, restored=restored)
         adapter = self.plan.adapter
-        own = adapter if adapter is None else replace(adapter, start=None)
-        return self._factory(role, self._named(role) or self.config.model, own, restored=restored)
+        fresh = adapter if adapter is None else replace(adapter, start=None)
+        return self._factory(role, self._named(role) or self.config.model, fresh, restored=restored)
 
     def frozen(self, role: Role) -> HFModelFactory:
         """Return the factory of a frozen model: the one named for its role, else the initial model.
 
         Raises ConfigError if a teacher or a reward model has another tokenizer.
         """
-        named = self._named(role)
-        if named is None:
+        section = self._named(role)
+        if section is None:
             adapter = self.plan.adapter
             if adapter is not None and adapter.init_lora_weights and not adapter.start:
                 adapter = None  # the whole is what it began as
             return self._factory(role, self.config.model, adapter, frozen=True)
         spec = algorithm_spec(self.plan.algorithm)
-        if role.value in spec.same_tokens and has_tokenizer(str(named.name_or_path)):
+        if role.value in spec.same_tokens and has_tokenizer(str(section.name_or_path)):
             check_tokens(
-                str(named.name_or_path),
+                str(section.name_or_path),
                 self.prepared.tokenizer_path,
                 spec.model_key(role.value),
                 role.value,
                 whole=role.value in spec.lends_head,
             )
         if role is Role.REWARD:
-            check_reward_model(str(named.name_or_path), self.prepared.tokenizer_path)
-        return self._factory(role, named, None, frozen=True)
+            check_reward_model(str(section.name_or_path), self.prepared.tokenizer_path)
+        return self._factory(role, section, None, frozen=True)
 
     def carried(self, role: Role, before: JsonObject) -> JsonObject:
         """Return which tensors of the folder are not trained, for exports (``checkpoint.carried``). Empty if
@@ -99,9 +99,11 @@ class Models:
         name = algorithm_spec(self.plan.algorithm).model_named(self.config.training, role.value)
         if name is None:
             return None
-        own = {} if name == self.config.model.name_or_path else {"revision": None, "trust_remote_code": False}
+        pinned = (
+            {} if name == self.config.model.name_or_path else {"revision": None, "trust_remote_code": False}
+        )
         # a pinned revision belongs to one model
-        return self.config.model.model_copy(update={"name_or_path": name, "config": None, **own})
+        return self.config.model.model_copy(update={"name_or_path": name, "config": None, **pinned})
 
     def _factory(
         self,
@@ -112,41 +114,29 @@ class Models:
         frozen: bool = False,
         restored: Collection[str] = (),
     ) -> HFModelFactory:
-        precision = self.plan.precision
+        precision, t, spec = self.plan.precision, self.config.training, algorithm_spec(self.plan.algorithm)
+        rollout = t.rollout or RolloutOptions()
+        compile_options = {"backend": t.torch_compile_backend, "mode": t.torch_compile_mode}
         return HFModelFactory(
             model,
             role,
             vocab_size=self.prepared.vocab_size,
-            seed=self.config.training.seed,
+            seed=t.seed,
             compute_dtype=getattr(torch, precision.compute),
             attention=self.plan.attention,
             recompute=self.plan.recompute,
             recompute_keeps=self.plan.recompute_keeps,
             device=self.device,
             compile=self.plan.compile,
-            compile_options=self._compile_options(),
+            compile_options={name: value for name, value in compile_options.items() if value},
             master_dtype=getattr(torch, precision.master),
             adapter=adapter,
             frozen=frozen,
-            freeze_router=self.config.training.freeze_router and not frozen,
-            temperature=self._temperature(),
+            freeze_router=t.freeze_router and not frozen,
+            # that of the sampling, which on-policy log-probabilities are compared with; 1 for greedy
+            temperature=rollout.temperature or 1.0 if spec.on_policy else 1.0,
             classes=self.classes if role is Role.CLASSIFIER else None,
             fp8=precision.fp8,
             restored=restored,
-            dropout=not self._disables_dropout(),
+            dropout=not (spec.disable_dropout if t.disable_dropout is None else t.disable_dropout),
         )
-
-    def _disables_dropout(self) -> bool:
-        disables = self.config.training.disable_dropout
-        return algorithm_spec(self.plan.algorithm).disable_dropout if disables is None else disables
-
-    def _temperature(self) -> float:
-        """Return the sampling temperature that on-policy log-probabilities use; 1 for greedy."""
-        rollout = self.config.training.rollout or RolloutOptions()
-        return rollout.temperature or 1.0 if algorithm_spec(self.plan.algorithm).on_policy else 1.0
-
-    def _compile_options(self) -> dict[str, str]:
-        """Return ``torch.compile``'s backend and mode, if configured."""
-        t = self.config.training
-        options = {"backend": t.torch_compile_backend, "mode": t.torch_compile_mode}
-        return {name: value for name, value in options.items() if value}

@@ -30,15 +30,15 @@ from paceline.training.loop.window_source import BatchLayout
 
 if TYPE_CHECKING:
     from paceline.models.factory import HFModelFactory
-    from paceline.training.run.session import Session
+    from paceline.training.run.build import RunBuilder
 
 Column = NDArray[np.float64]
 FORMAT = 1
 _AT_ONCE = 2**20  # numbers in one all-reduce
 
 
-def ask_reference(
-    session: Session, runner: Runner, handles: Handles, policy: HFModelFactory
+def compute_reference_logprobs(
+    session: RunBuilder, runner: Runner, handles: Handles, policy: HFModelFactory
 ) -> tuple[dict[str, dict[str, Column]], str]:
     """Return (reference log-probabilities by split and document, a message for the log). Collective.
 
@@ -47,24 +47,28 @@ def ask_reference(
     """
     config, plan = session.config, session.plan
     spec, training = algorithm_spec(plan.algorithm), config.training
-    named = spec.model_named(training, "reference")
+    other_model = spec.model_named(training, "reference")
     start = plan.adapter.start if plan.adapter else None
     # The cache key: everything that the log-probabilities depend on
     key: JsonObject = {
         "data": session.prepared.fingerprint,
-        "weights": weights_identity(named, None) if named else policy.fingerprint,
-        "adapter": None if named else to_json(plan.adapter),
+        "weights": weights_identity(other_model, None) if other_model else policy.fingerprint,
+        "adapter": None if other_model else to_json(plan.adapter),
         "adapter_weights": weights_identity(start, None) if start else None,
         "numbers": [plan.precision.compute, plan.precision.master, plan.attention],
     }
     # Sources in table order; the role whose forward gives the log-probabilities
     splits = {"train": True} | ({"eval": False} if session.prepared.eval is not None else {})
     sources = {name: session.source(train=train, shuffle=False) for name, train in splits.items()}
-    given = spec.options_of(training).get("precompute_ref_batch_size")
-    rows = given if isinstance(given, int) and given else config.training.per_device_train_batch_size
+    batch_size = spec.options_of(training).get("precompute_ref_batch_size")
+    rows = (
+        batch_size
+        if isinstance(batch_size, int) and batch_size
+        else config.training.per_device_train_batch_size
+    )
     strategy = runner.strategy
     layout = session.batch_layout(strategy, rows, 1)
-    role = Role.REFERENCE if named else Role.POLICY
+    role = Role.REFERENCE if other_model else Role.POLICY
     built = dict(handles)
 
     def compute(source: PackedSource) -> Column:
@@ -86,20 +90,20 @@ def reference_column(
 
     It is equal on every rank. ``source`` keeps the order of its table and has every document once.
     """
-    found = np.zeros(len(source.table.lengths), np.float64)
+    column = np.zeros(len(source.table.lengths), np.float64)
     rows, strategy = source.num_rows(0), runner.strategy
     for micro_step in range(math.ceil(rows / (layout.micro_batch * layout.dp_size))):
         local_batch = strategy.shard_batch(source.batch(0, layout.positions(0, micro_step, rows)))
         outputs = runner.forward_no_grad(handles, role, local_batch, frozenset({Output.LOGPROBS}))
         sums = document_sums(outputs[Output.LOGPROBS.value], local_batch).cpu().double().numpy()
         ids = local_batch.document_ids.cpu().numpy()
-        found[ids[ids >= 0]] = sums[: len(ids)][ids >= 0]
-    for start in range(0, len(found), _AT_ONCE):
+        column[ids[ids >= 0]] = sums[: len(ids)][ids >= 0]
+    for start in range(0, len(column), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
-        found[part] = (
-            np.array(strategy.world.all_reduce_sum_float(found[part].tolist())) / strategy.loss_copies
+        column[part] = (
+            np.array(strategy.world.all_reduce_sum_float(column[part].tolist())) / strategy.loss_copies
         )
-    return found
+    return column
 
 
 class ReferenceCache:
@@ -118,6 +122,7 @@ class ReferenceCache:
             return None
         columns = {}
         for name, size in sorted(sizes.items()):
+            # a sum of which one rank holds the values is a broadcast in float64
             values = held[name].tolist() if held is not None else [0.0] * size
             parts = [values[i : i + _AT_ONCE] for i in range(0, size, _AT_ONCE)]
             columns[name] = np.array([v for part in parts for v in self.world.all_reduce_sum_float(part)])
@@ -147,16 +152,16 @@ class ReferenceCache:
         try:
             with safe_open(self.path, "np") as file:
                 names = file.keys()  # no mapping: it cannot be iterated
-                found: dict[str, Column] = {name: file.get_tensor(name) for name in names}
+                columns: dict[str, Column] = {name: file.get_tensor(name) for name in names}
                 digest = (file.metadata() or {}).get("sha256")
         except (OSError, SafetensorError):
             return None
-        if digest != _digest(found):
+        if digest != _digest(columns):
             return None
-        fits = {name: column.shape for name, column in found.items()} == {
+        fits = {name: column.shape for name, column in columns.items()} == {
             n: (size,) for n, size in sizes.items()
         }
-        return found if fits and all(column.dtype == np.float64 for column in found.values()) else None
+        return columns if fits and all(column.dtype == np.float64 for column in columns.values()) else None
 
 
 def _digest(columns: Mapping[str, Column]) -> str:

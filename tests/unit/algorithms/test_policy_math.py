@@ -19,8 +19,7 @@ from paceline.algorithms.on_policy.advantages import (
     whiten,
 )
 from paceline.algorithms.on_policy.losses import (
-    AdaptiveCoefficient,
-    FixedCoefficient,
+    KlCoefficient,
     clipped_surrogate,
     divergence,
     log_ratios,
@@ -139,17 +138,17 @@ def test_divergences() -> None:
 
 
 def test_the_adaptive_coefficient_moves_toward_its_target() -> None:
-    beta = AdaptiveCoefficient(0.1, target=6.0, horizon=10000)
+    beta = KlCoefficient(0.1, target=6.0, horizon=10000)
     beta.update(12.0, 256)  # error 1 is clipped to 0.2
     assert beta.value == pytest.approx(0.1 * (1 + 0.2 * 256 / 10000), abs=1e-15)
     before = beta.value
     beta.update(5.7, 100)
     assert beta.value == pytest.approx(before * (1 - 0.05 * 100 / 10000), abs=1e-15)
     beta.update(math.nan, 100)
-    other = AdaptiveCoefficient(9.0, 6.0, 10000)
+    other = KlCoefficient(9.0, 6.0, 10000)
     other.load_state(beta.state())
     assert other.value == beta.value
-    fixed = FixedCoefficient(0.3)
+    fixed = KlCoefficient(0.3)
     fixed.update(99.0, 1)
     fixed.load_state(fixed.state())
     assert fixed.value == 0.3

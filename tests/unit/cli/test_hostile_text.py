@@ -11,7 +11,9 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -25,9 +27,9 @@ from paceline.data.prepare.main import main as prepare
 from paceline.launch.program import RedactedStream, redacted, terminal
 from paceline.runlog.log import TextLog
 from paceline.runlog.redact import Redactor
-from paceline.runtime.failures.alarm import print_foreign
 from paceline.runtime.process_group.refusal import failure_message, parsed_failure
 from paceline.runtime.process_group.signed_store import SignedStore
+from paceline.training.run.peer_failures import FailureReporter
 
 # colours, title of the window, cursor up and erase, C1's CSI, bell, backspace, carriage return, bidi override
 # and isolate, tags, line separator
@@ -130,7 +132,8 @@ def test_a_value_of_the_ranks_store(printed: Any, monkeypatch: pytest.MonkeyPatc
     store.set("error", failure_message(1, evil, 1))
     message = parsed_failure(SignedStore(store, b"", "run").get("error"))
     assert message is not None and message[1].what == HOSTILE + FORGED
-    text = printed(redacted(lambda: print_foreign(*message, 76)))
+    reporter = FailureReporter(SimpleNamespace(observers=None, line=mock.Mock()))  # type: ignore[arg-type]
+    text = printed(redacted(lambda: reporter.peer_failed(*message, 1)))
     assert text.count("EVIL") == 4
 
 

@@ -22,7 +22,7 @@ import torch
 from machines import A100
 
 from paceline.algorithms.algorithm import algorithm_class
-from paceline.algorithms.moe_balance_loss import Balanced
+from paceline.algorithms.moe_balance_loss import WithBalanceLoss
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.plugins.tables import ALGORITHMS
@@ -34,9 +34,9 @@ from paceline.plan.timeouts import WaitLimits
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
 from paceline.training.loop.train_state import TrainState
-from paceline.training.loop.trainer import Parts
-from paceline.training.loop.window_source import BatchLayout, Epochs
-from paceline.training.run.session import Session
+from paceline.training.loop.trainer import Hooks
+from paceline.training.loop.window_source import BatchLayout, Epochs, RunComponents
+from paceline.training.run.build import RunBuilder
 
 # an algorithm from outside the tree
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
@@ -186,12 +186,12 @@ CUT, EPOCHS = BatchLayout(2, 1, 0, 1), Epochs((5,) * 8, 40)
 RUNNER = SimpleNamespace(strategy=STRATEGY)
 
 
-def runner(of: Session) -> Any:
+def runner(of: RunBuilder) -> Any:
     """A runner whose strategy knows the plan."""
     return SimpleNamespace(strategy=SimpleNamespace(**vars(STRATEGY), plan=of.plan))
 
 
-def session(tree: Tree) -> Session:
+def session(tree: Tree) -> RunBuilder:
     config = Config.from_json(plain(tree))
     prepared = SimpleNamespace(
         train=Table(),
@@ -206,7 +206,7 @@ def session(tree: Tree) -> Session:
         tokenizer_path=Path("t"),
     )
     made = plan_of(config)
-    return Session(WORLD, made, config, prepared, RunDir.at(made.run_dir))  # type: ignore[arg-type]
+    return RunBuilder(WORLD, made, config, prepared, RunDir.at(made.run_dir))  # type: ignore[arg-type]
 
 
 def algorithm(tree: Tree) -> Any:
@@ -218,7 +218,7 @@ def algorithm(tree: Tree) -> Any:
 def router_loss(tree: Tree) -> Any:
     """What a mixture's run adds to the losses of its algorithm."""
     made = session(tree).algorithm()
-    return isinstance(made, Balanced) and vars(made)["_how"]
+    return isinstance(made, WithBalanceLoss) and vars(made)["_how"]
 
 
 def trainer(tree: Tree) -> Any:
@@ -226,13 +226,13 @@ def trainer(tree: Tree) -> Any:
     of = session(tree)
     trained = ALGORITHMS.load(of.plan.algorithm)(**of.algorithm_options())
     with (
-        mock.patch("paceline.training.run.session.PeakFlops"),
-        mock.patch("paceline.training.run.session.evaluate") as evaluated,
+        mock.patch("paceline.training.loop.throughput.PeakFlops"),
+        mock.patch("paceline.training.run.build.evaluate") as evaluated,
     ):
-        parts = Parts(
+        parts = RunComponents(
             RUNNER, trained, {}, mock.Mock(), EPOCHS, TrainState(), of.evaluated(RUNNER, {}, trained)
         )  # type: ignore[arg-type]
-        made = of.trainer(parts, (), lambda: False)
+        made = of.trainer(parts, Hooks())
         if made.evaluate is not None:
             made.evaluate()
     cuts = [(call.args[-2], call.args[-1]) for call in evaluated.call_args_list]
@@ -265,27 +265,26 @@ def calls(*names: str) -> Callable[[Callable[[Tree], Any]], Callable[[Tree], Any
 
 
 @calls(
-    "training.run.session.Checkpointer",
-    "training.run.session.open_uploads",
+    "training.run.build.Checkpointer",
+    "training.run.build.open_uploads",
     "training.checkpointing.saver.hugging_face_files",
-    "training.run.session.kept_files",
-    "training.checkpointing.saver.exported_shards",
+    "training.run.build.kept_files",
     "training.checkpointing.saver.run_state",
-    "training.run.session.Session.trainer",
+    "training.run.build.RunBuilder.trainer",
 )
 def saver(tree: Tree) -> None:
     of = session(tree)
     root = SimpleNamespace(hf=SimpleNamespace(config=SimpleNamespace(to_dict=dict)), adapter=None)
     handles = {Role.POLICY: SimpleNamespace(root=root)}
-    parts = Parts(
+    parts = RunComponents(
         RUNNER, ALGORITHMS.load("sft")(), handles, mock.Mock(), EPOCHS, TrainState(best_step=3), dict
     )  # type: ignore[arg-type]
     with (
         mock.patch("paceline.runlog.events.CheckpointSaved"),
-        mock.patch.object(Session, "parts", lambda _: parts),
+        mock.patch.object(RunBuilder, "parts", lambda _: parts),
     ):
-        of.build((), lambda: False, lambda event, notes: None)
-        saves = Session.trainer.call_args.args[3]  # type: ignore[attr-defined]
+        of.build(Hooks(), lambda event, notes: None)
+        saves = RunBuilder.trainer.call_args.args[2]  # type: ignore[attr-defined]
         saves.save(4)
 
 
@@ -340,7 +339,7 @@ def observers(tree: Tree) -> Any:
 
     config = Config.from_json(plain(tree))
     with mock.patch.object(Config, "to_json", dict):  # trackers show the config: that is its echo
-        made = room.Observers(RunDir.at("/nowhere"), 0, None, config, {}, None, Redactor(), leads=False)  # type: ignore[arg-type]
+        made = room.Observers(RunDir.at("/nowhere"), 0, config, {}, Redactor(), leads=False)  # type: ignore[arg-type]
         made.begin(events.RunStarted("0", 1, total_steps=40))
     return [made.is_logged(events.Step(step, 0.0, 1.0)) for step in range(1, 20)]
 
@@ -373,14 +372,14 @@ def zero_redundancy(tree: Tree) -> None:
     ZeroRedundancy(world, plan)._make_optimizer(plan.optimizer, root)  # type: ignore[arg-type]
 
 
-@calls("training.worker.prepare", "training.worker.written_for")
+@calls("training.run.startup.prepare", "training.run.startup.written_for")
 def preparation(tree: Tree) -> None:
     """With what a rank has its data prepared."""
-    from paceline.training.worker import prepare_data
+    from paceline.training.run.startup import prepare_data
 
     config = Config.from_json(plain(tree))
     with mock.patch.object(type(config.data), "__repr__", lambda self: "data"):
-        prepare_data(SimpleNamespace(config=config), plan_of(config), 1, {"PACELINE_CACHE": "/nowhere"})  # type: ignore[arg-type]
+        prepare_data(config, plan_of(config), 1, {"PACELINE_CACHE": "/nowhere"})
 
 
 def launch(tree: Tree) -> Any:
@@ -434,9 +433,9 @@ def chat(tree: Tree) -> Any:
 
 
 def loading(tree: Tree) -> Any:
-    from paceline.training.loop.window_source import Loading
+    from paceline.training.loop.window_source import Prefetcher
 
-    return Loading.of(Config.from_json(plain(tree)).training, torch.device("cuda", 0))
+    return Prefetcher.of(Config.from_json(plain(tree)).training, torch.device("cuda", 0))
 
 
 def tokenizer(tree: Tree) -> Any:
@@ -494,9 +493,9 @@ def reference(tree: Tree) -> Any:
             stack.enter_context(mock.patch.object(room, name))
         stack.enter_context(mock.patch.object(room, "cached_columns", lambda *_: ({}, "")))
         cut = stack.enter_context(
-            mock.patch.object(Session, "batch_layout", side_effect=Session.batch_layout)
+            mock.patch.object(RunBuilder, "batch_layout", side_effect=RunBuilder.batch_layout)
         )
-        room.ask_reference(of, RUNNER, {}, mock.Mock())
+        room.compute_reference_logprobs(of, RUNNER, {}, mock.Mock())
     return [call.args[1:] for call in cut.call_args_list]
 
 
@@ -505,14 +504,14 @@ def claim(tree: Tree) -> Any:
     starts, and a rank that nobody started.
     """
     from paceline.cli import start as command
-    from paceline.training.worker import Worker
+    from paceline.training.run.record import RunRecord
 
     config, asked = Config.from_json(plain(tree)), []
     rank = SimpleNamespace(
         start=SimpleNamespace(plan=None, config_file="c.yaml"), plan=plan_of(config), config=config
     )
-    rank.run_dir, rank.redact, rank.hold = None, str, lambda: None
-    rank.claim = lambda plan: Worker.claim(rank, plan)
+    rank.run_dir, rank.redact, rank.lock_run_dir = None, str, lambda: None
+    rank.create_run_dir = lambda plan: RunRecord.create_run_dir(rank, plan)
 
     def claimed(run: Any, **said: Any) -> None:
         asked.append(said["overwrite"])
@@ -520,13 +519,13 @@ def claim(tree: Tree) -> Any:
 
     loaded = SimpleNamespace(config=config, notes=(), provenance={})
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch("paceline.training.worker.claim", claimed))
-        stack.enter_context(mock.patch("paceline.training.worker.share_plan", lambda world, make: make()))
+        stack.enter_context(mock.patch("paceline.training.run.record.claim", claimed))
+        stack.enter_context(mock.patch("paceline.training.run.record.share_plan", lambda world, make: make()))
         stack.enter_context(mock.patch("paceline.launch.claim_run_dir.check_claim", claimed))
         stack.enter_context(mock.patch.object(command, "load_to_start", lambda *_: loaded))
         stack.enter_context(mock.patch("paceline.launch.start_run.planned", lambda *_, **__: (rank.plan, ())))
         for run in (
-            lambda: Worker.agree_on_plan(rank, WORLD),
+            lambda: RunRecord.agree_on_plan(rank, WORLD),
             lambda: command.start(Path("c.yaml"), [], command.LaunchOptions()),
         ):  # type: ignore[arg-type]
             with contextlib.suppress(InterruptedError):

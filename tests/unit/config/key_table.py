@@ -368,10 +368,10 @@ TABLE: dict[str, Key | Read] = {
         "training/worker.py", "train", "tests/integration/test_object_storage.py"
     ),
     "training.full_determinism": Read(
-        "training/worker.py", "worker_of", "tests/unit/runtime/test_determinism.py"
+        "training/worker.py", "prepare_run", "tests/unit/runtime/test_determinism.py"
     ),
     "training.resume_from_checkpoint": Read(
-        "training/worker.py", "resumed", "tests/integration/test_train.py"
+        "training/run/record.py", "find_resume", "tests/integration/test_train.py"
     ),
     "training.output_dir": Key(p.run_directory, "/elsewhere"),
     "training.experiment_name": Key(p.run_directory, "other"),

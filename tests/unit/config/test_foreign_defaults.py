@@ -163,7 +163,7 @@ def test_a_schedule_without_parameters_has_the_classes_defaults(kind: str) -> No
     """Each parameter of the class is one that is read, under the same default."""
     from paceline.config.backend_files.deepspeed.key_verdicts import SCHEDULES
     from paceline.config.backend_files.deepspeed.training_keys import _PARAMS
-    from paceline.training.loop.lr_schedules import BUILDERS
+    from paceline.training.loop.lr_schedules import DEEPSPEED
 
     module = pytest.importorskip("deepspeed.runtime.lr_schedules")
     theirs = {k: p.default for k, p in inspect.signature(getattr(module, kind).__init__).parameters.items()}
@@ -178,7 +178,7 @@ def test_a_schedule_without_parameters_has_the_classes_defaults(kind: str) -> No
         *known,
         *momentum,
     }
-    ours = {k: p.default for k, p in inspect.signature(BUILDERS[name]).parameters.items()}
+    ours = {k: p.default for k, p in inspect.signature(DEEPSPEED[name]).parameters.items()}
     for key in known:
         if key != "total_num_steps":
             assert ours[key] == theirs[key], key

@@ -20,7 +20,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import ALGORITHMS, load_attr
 from paceline.plan.plan import OptimizerSpec
 from paceline.protocols.roles import Output, Role
-from paceline.training.loop.lr_schedules import BUILDERS, learning_rate_schedule
+from paceline.training.loop.lr_schedules import DEEPSPEED, learning_rate_schedule
 
 Refuse = Callable[..., ConfigError]
 Load = Callable[..., Any]
@@ -143,13 +143,14 @@ def test_transformers_name_in_a_deepspeed_file(refuse: Refuse, tmp_path: Any) ->
 
 def test_schedules_are_those_of_the_library_and_deepspeed() -> None:
     assert set(SCHEDULES) == {*OPTIONS, *STATEFUL}
-    assert {name.value for name in TYPE_TO_SCHEDULER_FUNCTION} | set(BUILDERS) == {*OPTIONS, *STATEFUL}
+    assert {name.value for name in TYPE_TO_SCHEDULER_FUNCTION} | set(DEEPSPEED) == {*OPTIONS, *STATEFUL}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_schedule_options_are_those_of_the_function(name: str) -> None:
-    ours = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch", "base_lr", "warmup", "total"}
-    function: Any = BUILDERS.get(name) or TYPE_TO_SCHEDULER_FUNCTION[name]
+    ours = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
+    ours |= {"step", "base_lr", "warmup", "total"}
+    function: Any = DEEPSPEED.get(name) or TYPE_TO_SCHEDULER_FUNCTION[name]
     assert set(OPTIONS[name]) == set(inspect.signature(function).parameters) - ours
 
 

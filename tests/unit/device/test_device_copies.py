@@ -10,7 +10,7 @@ import torch
 from device_steps import LLAMA, micro_batches, planned, prepared
 from emulated_device import emulated
 
-from paceline.runtime.device.async_copy import CopiedToHost
+from paceline.runtime.device.device import CopiedToHost
 from paceline.strategies.window.runner import CopiedAhead, make_runner
 
 FIELDS = {"sft": 5, "reward": 6, "dpo": 6}  # ids, labels, positions, documents, places of labels; margins

@@ -23,9 +23,10 @@ from paceline.launch.preflight.load_config import load
 from paceline.launch.preflight.plan_job import planned
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
+from paceline.protocols.roles import Role
 from paceline.training.checkpointing.contents import run_state
 from paceline.training.loop.train_state import TrainState
-from paceline.training.preflight.inputs import look
+from paceline.training.preflight.inputs import check_inputs
 
 SHARD = "shard-00000-of-00001.safetensors"
 Fault = dict[str, Any]
@@ -37,7 +38,9 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(job: dict[str, Any]) -> tuple[dict[str, Any], str]:
         plan = Plan.from_json(job["plan"]) if job["plan"] else None
         return {
-            "looked": [d.to_json() for d in look(Config.from_json(job["config"]), os.environ, plan).found]
+            "looked": [
+                d.to_json() for d in check_inputs(Config.from_json(job["config"]), os.environ, plan).found
+            ]
         }, ""
 
     monkeypatch.setattr(child_checks, "run_child", asked)
@@ -56,15 +59,15 @@ def save(job: Job, settings: dict[str, Any] | None = None, step: int = 2, best: 
     )
     assert rows is not None
     adapter = None if plan.adapter is None else SimpleNamespace(spec=plan.adapter, base={"fingerprint": "f"})
-    state = run_state(
-        TrainState(step=step, best_step=best, best_metric=best and 1.0),
-        None,
-        plan,
-        rows,
-        {"policy": adapter},
-        train_fingerprint=rows,
-        data_definition=definition(),
+    role = Role.POLICY
+    parts: Any = SimpleNamespace(
+        state=TrainState(step=step, best_step=best, best_metric=best and 1.0),
+        algorithm=SimpleNamespace(state=dict, trains=(role,)),
+        handles={role: SimpleNamespace(root=SimpleNamespace(adapter=adapter))},
+        windows=SimpleNamespace(state=dict),
     )
+    prepared: Any = SimpleNamespace(fingerprint=rows, train_fingerprint=rows, definition=definition())
+    state = run_state(plan, prepared, parts)
     folder = RunDir.at(plan.run_dir).checkpoint(step)
     (folder / "hf").mkdir(parents=True)
     write_safetensors(folder / SHARD)

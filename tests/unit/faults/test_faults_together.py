@@ -19,7 +19,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.launch.preflight.load_config import load_to_start
 from paceline.launch.preflight.plan_job import merged
-from paceline.training.preflight.inputs import look_in_doubt
+from paceline.training.preflight.inputs import check_named_files
 
 _RESUME = "resume.not_a_checkpoint"
 # settings → the code that loading finds, and of which files it says nothing then: they may be meant otherwise
@@ -61,7 +61,7 @@ def test_each_fault_of_a_config_and_each_of_a_file_together(job: Job) -> None:
             load_config(str(job.yaml({**settings, **files})))
         error = caught.value
         assert code in {d.code for d in error.diagnostics}, one
-        found = look_in_doubt(error.partial.config, error.doubt)
+        found = check_named_files(error.partial.config, error.doubt)
         wanted = {missing} if missing and section != hidden else set()
         if {d.code for d in found} != wanted:
             wrong.append(f"{one}, {other}: {[d.code for d in found]}")
@@ -72,7 +72,7 @@ def test_what_stands_wrong_is_not_looked_at(job: Job) -> None:
     with pytest.raises(NotLoaded) as caught:
         load_config(str(job.yaml({"data.train": 3, "model.name_or_path": ["/nowhere"]})))
     assert {"data.train", "model.name_or_path"} <= caught.value.doubt
-    assert look_in_doubt(caught.value.partial.config, caught.value.doubt) == []
+    assert check_named_files(caught.value.partial.config, caught.value.doubt) == []
 
 
 def test_all_come_in_one_answer_each_at_its_line(job: Job) -> None:

@@ -16,7 +16,7 @@ from model_families import Source, make_batch, spread_out
 from tiny_families import tiny_config
 from torch import Tensor
 
-from paceline.algorithms.moe_balance_loss import TERM, Balanced
+from paceline.algorithms.moe_balance_loss import TERM, WithBalanceLoss
 from paceline.algorithms.supervised.sft import SFT
 from paceline.models.activation_checkpointing import enable_recompute
 from paceline.models.factory import HFModelFactory
@@ -52,7 +52,7 @@ def batch_with_filler() -> Batch:
 
 def ours(module: RoleModule, batch: Batch, scope: str) -> tuple[float, dict[str, Tensor]]:
     """(the term over its weight, its gradients)."""
-    algorithm = Balanced(SFT(), RouterLoss(1.0, scope))
+    algorithm = WithBalanceLoss(SFT(), RouterLoss(1.0, scope))
     outputs = module(batch, algorithm.required_outputs(Role.POLICY, training=True))
     loss = algorithm.losses(Role.POLICY, outputs, batch)[TERM] / algorithm.weights(batch)[TERM]
     module.zero_grad()
@@ -156,6 +156,6 @@ def test_the_coefficient_is_the_configs_only_where_it_asks_for_the_loss() -> Non
 
 
 def test_evaluation_leaves_it_out() -> None:
-    algorithm = Balanced(SFT(), RouterLoss(0.1, "document"))
+    algorithm = WithBalanceLoss(SFT(), RouterLoss(0.1, "document"))
     assert Output.ROUTER not in algorithm.required_outputs(Role.POLICY, training=False)
     assert Output.ROUTER not in algorithm.required_outputs(Role.VALUE, training=True)

@@ -40,10 +40,10 @@ def test_an_operation_without_a_deterministic_kernel_raises_by_name() -> None:
 def test_a_rank_uses_them_if_asked(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     training = SimpleNamespace(full_determinism=asked)
     start: Any = SimpleNamespace(config=SimpleNamespace(training=training, lora=None))
-    for name in ("prepare_data", "quiet_libraries", "keep_compiled_code_private", "Worker"):
-        monkeypatch.setattr(worker, name, lambda *_, **__: None)
+    for name in ("startup.prepare_data", "quiet_libraries", "keep_compiled_code_private", "RunRecord"):
+        monkeypatch.setattr(f"paceline.training.worker.{name}", lambda *_, **__: None)
     env: Any = SimpleNamespace(rank=0, local_world_size=1)
-    worker.worker_of(start, env, None, {"OMP_NUM_THREADS": "1"}, None, {})  # type: ignore[arg-type]
+    worker.prepare_run(start, env, None, {"OMP_NUM_THREADS": "1"}, None)  # type: ignore[arg-type]
     assert torch.are_deterministic_algorithms_enabled() is asked
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from paceline.core.errors import PacelineError
-from paceline.runtime.device.device import matmul_rate, memory_bytes, pick_device, sum_dtype, threads_per_rank
+from paceline.runtime.device.device import matmul_rate, memory_bytes, pick_device, sum_dtype
+from paceline.runtime.device.host import threads_per_rank
 from paceline.runtime.failures.heartbeat import Heartbeat, read_heartbeat
 from paceline.runtime.random_seed import seed_for
 
@@ -85,7 +86,6 @@ def test_threads_are_an_even_share() -> None:
     assert one >= 1
     assert threads_per_rank(10_000) == 1
     assert threads_per_rank(2) == max(1, one // 2)
-    assert threads_per_rank(2, requested=5) == 5
 
 
 def test_seeds_depend_on_every_coordinate_and_nothing_else() -> None:

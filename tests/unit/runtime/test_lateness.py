@@ -11,8 +11,8 @@ import pytest
 
 from paceline.plan.timeouts import DEFAULT_SECONDS, Limit, WaitLimits
 from paceline.runtime.failures import stragglers
-from paceline.runtime.failures.last_heard import Beat, Vigil
-from paceline.runtime.failures.stragglers import Collective, Lateness
+from paceline.runtime.failures.last_heard import HeartbeatRecord, LastHeardMonitor
+from paceline.runtime.failures.stragglers import Collective, StragglerMonitor
 
 LIMITS = WaitLimits(Limit(60, "start_key"), Limit(10, "step_key"), Limit(100, "between_key"))
 
@@ -21,16 +21,16 @@ def training(**given: int) -> Any:
     return SimpleNamespace(**{"ddp_timeout": 1800, "start_timeout": None, "step_timeout": None, **given})
 
 
-def judged(seconds: float, *others: Beat, phase: str = "train") -> tuple[str, Any]:
+def judged(seconds: float, *others: HeartbeatRecord, phase: str = "train") -> tuple[str, Any]:
     """What rank 0 finds that has waited so long in ``phase``."""
-    found = Lateness(0, LIMITS, 0.0).judge(
+    found = StragglerMonitor(0, LIMITS, 0.0).judge(
         Collective("all_reduce", 7, "0", "", seconds), phase, [None, *(beat.text() for beat in others)]
     )
     return ("", None) if found is None else (found.code.removeprefix("runtime."), found)
 
 
 def test_the_rank_that_waits_for_nobody_is_late_by_the_limit_of_its_step() -> None:
-    waits, works = Beat(9, 3, "train", waits=11.0), Beat(9, 3, "train")
+    waits, works = HeartbeatRecord(9, 3, "train", waits=11.0), HeartbeatRecord(9, 3, "train")
     assert judged(9.9, waits, works)[0] == ""
     code, found = judged(10.1, waits, works)
     assert (code, found.where, found.evidence["late_ranks"]) == ("rank_late", "rank 2", [2])
@@ -43,7 +43,7 @@ def test_the_rank_that_waits_for_nobody_is_late_by_the_limit_of_its_step() -> No
 
 @pytest.mark.parametrize(("phase", "limit"), [("start", 60), ("evaluate", 100), ("save", 100)])
 def test_what_is_no_step_has_its_own_limit_though_the_others_wait_in_one(phase: str, limit: float) -> None:
-    other = Beat(9, 3, phase)
+    other = HeartbeatRecord(9, 3, phase)
     assert judged(limit - 1, other)[0] == ""
     code, found = judged(limit + 1, other)
     assert code == "rank_late" and found.evidence["phase"] == phase
@@ -56,10 +56,10 @@ def test_a_rank_that_has_never_been_heard_is_in_the_start() -> None:
 
 
 def test_where_all_wait_nobody_is_named() -> None:
-    waits = Beat(9, 3, "train", waits=11.0)
+    waits = HeartbeatRecord(9, 3, "train", waits=11.0)
     assert judged(11, waits)[0] == "collective_stuck" and "step_key" in judged(11, waits)[1].hint
     assert judged(11, waits, phase="save")[0] == ""
-    assert judged(11, Beat(9, 3, "train", done=True))[0] == "collective_stuck"
+    assert judged(11, HeartbeatRecord(9, 3, "train", done=True))[0] == "collective_stuck"
 
 
 def test_it_looks_often_enough_for_a_short_limit_and_seldom_otherwise(
@@ -67,7 +67,7 @@ def test_it_looks_often_enough_for_a_short_limit_and_seldom_otherwise(
 ) -> None:
     looks: list[float] = []
     for seconds in (1.0, 4.0, DEFAULT_SECONDS):
-        own = Lateness(0, WaitLimits.same(seconds), 0.0)
+        own = StragglerMonitor(0, WaitLimits.same(seconds), 0.0)
         monkeypatch.setattr(stragglers, "active", lambda: looks.append(0.0) or [])
         looks.clear()
         for tick in range(1, 41):
@@ -79,9 +79,11 @@ def test_a_wait_is_told_by_the_heartbeat_before_it_is_too_long(monkeypatch: pyte
     began = time.time_ns() - int(8e9)
     entry = {"profiling_name": "gloo:all_reduce", "time_created_ns": began, "state": "scheduled"}
     monkeypatch.setattr(stragglers, "dump_entries", lambda: json.dumps({"entries": [entry]}))
-    own = Lateness(0, LIMITS, 0.0)
+    own = StragglerMonitor(0, LIMITS, 0.0)
     assert own.look(10.0) is None and own.waits == pytest.approx(8, abs=1.5)
-    assert Beat.of(Beat(1, waits=own.waits).text()) == Beat(1, waits=own.waits)
+    assert HeartbeatRecord.of(HeartbeatRecord(1, waits=own.waits).text()) == HeartbeatRecord(
+        1, waits=own.waits
+    )
 
 
 def test_limits_that_are_not_set_are_those_of_ddp_timeout() -> None:
@@ -100,9 +102,9 @@ def test_limits_that_are_not_set_are_those_of_ddp_timeout() -> None:
 
 
 def test_a_silent_rank_has_the_limit_of_what_it_was_last_heard_to_do() -> None:
-    vigil = Vigil([1, 2, 3], 0.0, 5, limits=LIMITS)
-    vigil.hear(1, Beat(1, 3, "train").text(), 1)
-    vigil.hear(2, Beat(1, 3, "save").text(), 1)
+    vigil = LastHeardMonitor([1, 2, 3], 0.0, 5, limits=LIMITS)
+    vigil.hear(1, HeartbeatRecord(1, 3, "train").text(), 1)
+    vigil.hear(2, HeartbeatRecord(1, 3, "save").text(), 1)
     assert vigil.overdue(20, 4) == [1] and vigil.limit(1).key == "step_key"
     assert vigil.overdue(62, 4) == [1, 3] and vigil.overdue(102, 4) == [1, 2, 3]
     assert vigil.overdue(20, 30) == []

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.errors import PacelineError
 from paceline.launch.network import free_port
-from paceline.runtime.process_group.first_all_reduce import Timed, summary
+from paceline.runtime.process_group.first_all_reduce import AllReduceTiming, summary
 from paceline.runtime.process_group.rank_agreement import agree_on_devices, compare
 from paceline.runtime.process_group.rendezvous import connect_store
 from paceline.runtime.rank_env import RankEnv
@@ -104,15 +104,17 @@ def test_a_warning_lets_them_go_on() -> None:
 
 def test_bandwidth_and_the_slow_group() -> None:
     groups = [(0, 1), (2, 3), (4, 5), (6, 7)]
-    everyone = [Timed(0.1, 0.1 if group == (4, 5) else 0.001, group) for group in groups for _ in group]
+    everyone = [
+        AllReduceTiming(0.1, 0.1 if group == (4, 5) else 0.001, group) for group in groups for _ in group
+    ]
     [line], [warning] = summary("tp", everyone, 64 << 20)
     assert "tp: 4 groups of 2 ranks" in line and "64 MiB at 67 GB/s" in line
     assert (warning.code, warning.where) == ("runtime.link_slow", "rank 4, 5")
     assert "0.67 GB/s there, 67 GB/s in the middle" in warning.found
-    assert summary("tp", [Timed(0.1, 0.001, g) for g in groups for _ in g], 64 << 20)[1] == []
+    assert summary("tp", [AllReduceTiming(0.1, 0.001, g) for g in groups for _ in g], 64 << 20)[1] == []
 
 
 def test_a_late_rank_is_named() -> None:
-    everyone = [Timed(12.5 if rank != 3 else 0.01, 0.001, (0, 1, 2, 3)) for rank in range(4)]
+    everyone = [AllReduceTiming(12.5 if rank != 3 else 0.01, 0.001, (0, 1, 2, 3)) for rank in range(4)]
     _, [warning] = summary("all ranks", everyone, 1 << 20)
     assert warning.what == "rank 3 came 12 s after the first one"

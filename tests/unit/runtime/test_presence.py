@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.runtime.failures.liveness_socket import Presence, own_address
+from paceline.runtime.failures.liveness_socket import LivenessSocket, own_address
 
 SECRET = b"s" * 32
 Dead = queue.Queue[tuple[int, int]]  # (who noticed, who is gone)
@@ -23,7 +23,7 @@ class Ranks:
     def __init__(self) -> None:
         self.dead: Dead = queue.Queue()
         self.ends = [
-            Presence(rank, 3, SECRET, lambda gone, rank=rank: self.dead.put((rank, gone)))  # type: ignore[misc]
+            LivenessSocket(rank, 3, SECRET, lambda gone, rank=rank: self.dead.put((rank, gone)))  # type: ignore[misc]
             for rank in range(3)
         ]
         self.place = self.ends[0].listen("127.0.0.1")
@@ -93,8 +93,8 @@ def test_a_process_that_is_gone_when_the_network_is_back_is_dead(ranks: Ranks) -
 
 def test_the_kernel_waits_for_a_line_as_long_as_the_run_for_a_rank() -> None:
     ours, theirs = (
-        Presence(0, 2, SECRET, lambda gone: None, 77.0),
-        Presence(1, 2, SECRET, lambda gone: None, 77.0),
+        LivenessSocket(0, 2, SECRET, lambda gone: None, 77.0),
+        LivenessSocket(1, 2, SECRET, lambda gone: None, 77.0),
     )
     theirs.connect(ours.listen("127.0.0.1"))
     assert theirs.connections[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 77000
@@ -107,7 +107,7 @@ def test_who_does_not_know_the_secret_speaks_for_no_rank(ranks: Ranks) -> None:
     for hello in (b"", b"1         " + b"0" * 64, b"nonsense"):
         with socket.create_connection((host, int(port)), timeout=240) as stranger:
             stranger.sendall(hello)
-    other = Presence(1, 3, b"another secret" * 3, lambda gone: None)
+    other = LivenessSocket(1, 3, b"another secret" * 3, lambda gone: None)
     other.connect(ranks.place)
     other.stop()
     ranks.connect(2)

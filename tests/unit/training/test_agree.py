@@ -11,7 +11,7 @@ import pytest
 
 from paceline.config.load import load_config
 from paceline.core.errors import PacelineError
-from paceline.training.same_program import check_same, identity
+from paceline.training.rank_checks import check_same, identity
 
 Tiny = Callable[..., dict[str, Any]]
 
@@ -47,6 +47,6 @@ def test_the_key_and_both_values_are_named(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def flat(config: Any) -> dict[str, Any]:
-    from paceline.training.same_program import flat_keys
+    from paceline.training.rank_checks import flat_keys
 
     return dict(flat_keys(config.deciding()))

@@ -20,7 +20,7 @@ from paceline.core.rundir import RunDir
 from paceline.runlog.events import CheckpointSaved, Eval, Event, Finished, Notice, RunStarted, Step
 from paceline.runlog.redact import Redactor
 from paceline.training.reporting import callbacks as room
-from paceline.training.reporting.callbacks import Callbacks, OwnPart, check_callback
+from paceline.training.reporting.callbacks import Callbacks, UserCallback, check_callback
 from paceline.training.reporting.observers import Observers
 
 HOLD = threading.Event()
@@ -90,8 +90,8 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             thread.join(30)
 
 
-def parts(*names: str, **options: Any) -> list[OwnPart]:
-    return [OwnPart(f"my_callbacks:{name}", options) for name in names]
+def parts(*names: str, **options: Any) -> list[UserCallback]:
+    return [UserCallback(f"my_callbacks:{name}", options) for name in names]
 
 
 def test_each_gets_the_events_of_its_rank_in_order_and_can_change_none() -> None:
@@ -139,11 +139,11 @@ def test_one_that_cannot_be_made_ends_the_run_and_what_is_none_is_refused() -> N
     with pytest.raises(PacelineError, match="OSError: no file"):
         Callbacks(parts("Unmade", needed=1), 0, lambda finding: None)
     for part, words in (
-        (OwnPart("my_callbacks:NOT_ONE"), "is no callback"),
-        (OwnPart("my_callbacks:Unmade"), "missing a required argument: 'needed'"),
-        (OwnPart("my_callbacks:Watch", {"most": 1}), "unexpected keyword argument 'most'"),
-        (OwnPart("my_callbacks:each", {"most": 1}), "takes no options"),
-        (OwnPart("pathlib:Path"), "is no callback"),
+        (UserCallback("my_callbacks:NOT_ONE"), "is no callback"),
+        (UserCallback("my_callbacks:Unmade"), "missing a required argument: 'needed'"),
+        (UserCallback("my_callbacks:Watch", {"most": 1}), "unexpected keyword argument 'most'"),
+        (UserCallback("my_callbacks:each", {"most": 1}), "takes no options"),
+        (UserCallback("pathlib:Path"), "is no callback"),
     ):
         with pytest.raises(ConfigError, match=words):
             check_callback(part)
@@ -158,7 +158,7 @@ def test_the_observers_call_what_the_config_names(tmp_path: Path, monkeypatch: p
     run = RunDir.at(tmp_path)
     config = load_config(str(file)).config
     monkeypatch.setattr(room, "WAIT_SECONDS", 60.0)
-    made = Observers(run, 1, None, config, {}, None, Redactor(), leads=False)  # type: ignore[arg-type]
+    made = Observers(run, 1, config, {}, Redactor(), leads=False)  # type: ignore[arg-type]
     made.begin(RunStarted("d", 2, total_steps=3))
     assert not made.should_stop()
     made.hear(Step(1, 0.0, 1.0))

@@ -20,9 +20,9 @@ from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
-from paceline.training.checkpointing.resume import Damaged, Resumed, Resumes
+from paceline.training.checkpointing.resume import Damaged, ResumeCandidates, ResumePoint
 from paceline.training.loop.train_state import TrainState
-from paceline.training.run.session import Session
+from paceline.training.run.build import RunBuilder
 
 PLAN: Any = SimpleNamespace(name="plan")
 
@@ -45,14 +45,16 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-def newest(run: RunDir, plan: Any = PLAN) -> Callable[[Damaged], Resumed]:
+def newest(run: RunDir, plan: Any = PLAN) -> Callable[[Damaged], ResumePoint]:
     """As ``open_resume`` of one rank: the newest that is not known to be damaged."""
 
-    def opened(known: Damaged) -> Resumed:
+    def opened(known: Damaged) -> ResumePoint:
         left = [s for s in (3, 2, 1) if run.checkpoint(s) not in known]
         reader = CheckpointReader(run.checkpoint(left[0]), ranks=OneRank())
         note = Diagnostic("test.opened", str(left[0]))
-        return Resumed(reader, plan if left[0] == 3 or plan is PLAN else SimpleNamespace(other=1), (note,))
+        return ResumePoint(
+            reader, plan if left[0] == 3 or plan is PLAN else SimpleNamespace(other=1), (note,)
+        )
 
     return opened
 
@@ -64,8 +66,8 @@ def flip(run: RunDir, step: int) -> None:
     path.write_bytes(data)
 
 
-def restore(run: RunDir, resumes: Resumes) -> tuple[int, list[float]]:
-    """Restore through ``Session.restore`` with a strategy that reads one weight."""
+def restore(run: RunDir, resumes: ResumeCandidates) -> tuple[int, list[float]]:
+    """Restore through ``RunBuilder.restore`` with a strategy that reads one weight."""
     weight = torch.zeros(4)
 
     def load(handle: object, reader: CheckpointReader) -> None:
@@ -76,7 +78,7 @@ def restore(run: RunDir, resumes: Resumes) -> tuple[int, list[float]]:
     algorithm: Any = SimpleNamespace(trains=(role,), load_state=lambda state: None)
     handles: Any = {role: SimpleNamespace(root=SimpleNamespace(hf=object(), adapter=None))}
     session: Any = SimpleNamespace(reader=resumes.reader, former=resumes.former)
-    state = Session.restore(session, SimpleNamespace(import_state=load), handles, algorithm)  # type: ignore[arg-type]
+    state = RunBuilder.restore(session, SimpleNamespace(import_state=load), handles, algorithm)  # type: ignore[arg-type]
     assert session.reader is resumes.reader
     resumes.mark()
     return state.step, weight.tolist()
@@ -84,8 +86,8 @@ def restore(run: RunDir, resumes: Resumes) -> tuple[int, list[float]]:
 
 @pytest.fixture(autouse=True)
 def no_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.training.run.session.adapter_of", lambda root: None)
-    monkeypatch.setattr("paceline.training.run.session.same_base", lambda state, adapter, role: None)
+    monkeypatch.setattr("paceline.training.run.build.adapter_of", lambda root: None)
+    monkeypatch.setattr("paceline.training.run.build.same_base", lambda state, adapter, role: None)
 
 
 @pytest.mark.parametrize(("harmed", "taken"), [((), 3), ((3,), 2), ((3, 2), 1)])
@@ -93,7 +95,7 @@ def test_the_newest_sound_one_is_what_is_loaded(run: RunDir, harmed: tuple[int, 
     for step in harmed:
         flip(run, step)
     notes: list[Diagnostic] = []
-    resumes = Resumes(newest(run), notes.append)
+    resumes = ResumeCandidates(newest(run), notes.append)
     assert restore(run, resumes) == (taken, [float(taken)] * 4)
     assert [note.what for note in notes] == ["3", "2", "1"][: len(harmed) + 1]
     assert last_verified(run.checkpoints) == run.checkpoint(taken).name
@@ -103,7 +105,7 @@ def test_the_newest_sound_one_is_what_is_loaded(run: RunDir, harmed: tuple[int, 
 
 def test_one_of_another_plan_does_not_replace_it(run: RunDir) -> None:
     flip(run, 3)
-    resumes = Resumes(newest(run, plan=SimpleNamespace()), lambda note: None)
+    resumes = ResumeCandidates(newest(run, plan=SimpleNamespace()), lambda note: None)
     with pytest.raises(CheckpointError, match=r"checkpoint\.damaged"):
         restore(run, resumes)
     assert resumes.reader is not None
@@ -113,7 +115,7 @@ def test_one_of_another_plan_does_not_replace_it(run: RunDir) -> None:
 def test_one_with_other_tensors_does_not_replace_it(run: RunDir) -> None:
     """What it lacks would stay as the damaged one had it."""
     Checkpointer(run, OneRank()).save(2, [], {"train": {"step": 2}}, {})
-    resumes = Resumes(newest(run), lambda note: None)
+    resumes = ResumeCandidates(newest(run), lambda note: None)
     assert resumes.reader is not None
     with pytest.raises(CheckpointError, match="damage here"):
         resumes.former(damaged(run.checkpoint(3), "x", "damage here"))
@@ -123,11 +125,11 @@ def test_one_with_other_tensors_does_not_replace_it(run: RunDir) -> None:
 def test_a_run_whose_checkpoint_is_named_ends_with_its_error(run: RunDir) -> None:
     flip(run, 3)
 
-    def only(known: Damaged) -> Resumed:
+    def only(known: Damaged) -> ResumePoint:
         if run.checkpoint(3) in known:
             raise known[run.checkpoint(3)]
         return replace(newest(run)(known), notes=())
 
-    resumes = Resumes(only, lambda note: None)
+    resumes = ResumeCandidates(only, lambda note: None)
     with pytest.raises(CheckpointError, match=r"checkpoint\.damaged"):
         restore(run, resumes)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.core.errors import ConfigError
-from paceline.training.loop.lr_schedules import BUILDERS, learning_rate_schedule
+from paceline.training.loop.lr_schedules import DEEPSPEED, learning_rate_schedule
 
 STEPS = 130
 BASE = 1e-3
@@ -118,7 +118,7 @@ def test_the_range_test(theirs: Any, staircase: bool) -> None:
 def test_deepspeed_has_no_other_schedule() -> None:
     """A schedule that a new version brings is found here."""
     module = pytest.importorskip("deepspeed.runtime.lr_schedules")
-    assert len(module.VALID_LR_SCHEDULES) == len(BUILDERS)
+    assert len(module.VALID_LR_SCHEDULES) == len(DEEPSPEED)
 
 
 def test_no_warm_up_is_none_and_options_are_checked() -> None:

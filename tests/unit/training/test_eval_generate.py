@@ -22,7 +22,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.evaluation.scores.metrics import score
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.training.evaluation import AnswersMeasured, expected_answers
-from paceline.training.preflight.inputs import look
+from paceline.training.preflight.inputs import check_inputs
 
 ROWS = 23  # a prime
 
@@ -207,6 +207,6 @@ def test_before_the_start_data_without_answers_and_missing_packages_are_named(
         }
     )
     monkeypatch.setattr("paceline.evaluation.scores.metrics.find_spec", lambda name: None)
-    assert "evaluation.metric_package" in {one.code for one in look(config, {}).found}
+    assert "evaluation.metric_package" in {one.code for one in check_inputs(config, {}).found}
     monkeypatch.setattr("paceline.evaluation.scores.metrics.find_spec", lambda name: object())
-    assert "training.eval_generate" in {one.code for one in look(config, {}).found}
+    assert "training.eval_generate" in {one.code for one in check_inputs(config, {}).found}

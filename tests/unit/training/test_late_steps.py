@@ -15,7 +15,7 @@ from test_learning import result, trainer_of
 from paceline.core.errors import PacelineError
 from paceline.protocols.window import StepResult, UnreadResult
 from paceline.runlog import events
-from paceline.training.loop.trainer import Trainer
+from paceline.training.loop.trainer import Hooks, Trainer
 
 
 class OnItsWay:
@@ -61,7 +61,7 @@ def late(runner: OnItsWay, steps: int, **fields: Any) -> Trainer:
         if isinstance(event, events.Step):
             runner.done.append(f"record {event.step}")
 
-    return dataclasses.replace(made, late=True, observers=(hear,), **fields)
+    return dataclasses.replace(made, late=True, hooks=Hooks(hear), **fields)
 
 
 def losses(*values: float) -> list[StepResult]:
@@ -94,8 +94,8 @@ def test_the_records_are_the_same_either_way() -> None:
         heard: list[events.Step] = []
         trainer = late(OnItsWay(losses(3, 2, 1, 0.5)), 4, saves=Saved([]))
         keep: Callable[[events.Event], None] = heard.append  # type: ignore[assignment]
-        dataclasses.replace(trainer, late=is_late, observers=(keep,)).train()
-        timed = {"step_seconds": 0.0, "tokens_per_second": 0.0}
+        dataclasses.replace(trainer, late=is_late, hooks=Hooks(keep)).train()
+        timed = {"step_seconds": 0.0, "tokens_per_second": 0.0, "memory_bytes": 0}
         found.append([dataclasses.replace(event, **timed) for event in heard])
     assert found[0] == found[1] and [event.step for event in found[0]] == [1, 2, 3, 4]
 
@@ -124,7 +124,7 @@ def test_it_is_recorded_before_a_save_and_before_an_evaluation(
 def test_it_is_recorded_before_a_stop(saves: bool) -> None:
     runner = OnItsWay(losses(3, 2, 1))
     trainer = late(runner, 3, saves=Saved(runner.done) if saves else None)
-    trainer.stop_requested = lambda: trainer.state.step == 2
+    trainer.hooks.stop_requested = lambda: trainer.state.step == 2
     assert trainer.train() == "stopped"
     assert runner.done[-3 if saves else -2 :] == ["read 2", "record 2", "save 2"][: 3 if saves else 2]
 
@@ -157,12 +157,10 @@ def test_numbers_that_are_not_finite_are_named_by_their_own_step(fails_at: int) 
 
 def test_the_seconds_of_steps_add_up_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host enqueues each step in 1 s; the device needs 5, and is read when it is done."""
-    from paceline.training.loop import divergence_watch as unread_room
     from paceline.training.loop import trainer as trainer_room
 
     clock = [0.0]
-    for room in (trainer_room, unread_room):
-        monkeypatch.setattr(room.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(trainer_room.time, "perf_counter", lambda: clock[0])
     runner, ends = OnItsWay(losses(3, 2, 1)), []
     start = runner.start_window
 
@@ -179,10 +177,8 @@ def test_the_seconds_of_steps_add_up_to_the_time(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(runner, "start_window", enqueued)
     seconds: list[float] = []
-    made = late(runner, 3)
-    dataclasses.replace(
-        made, observers=(lambda e: seconds.append(e.step_seconds) if isinstance(e, events.Step) else None,)
-    ).train()
+    hooks = Hooks(lambda e: seconds.append(e.step_seconds) if isinstance(e, events.Step) else None)
+    dataclasses.replace(late(runner, 3), hooks=hooks).train()
     assert seconds == [6.0, 5.0, 5.0] and sum(seconds) == clock[0]
 
 
@@ -200,5 +196,5 @@ def test_a_host_that_is_late_tells_the_device_s_own_seconds() -> None:
     runner.start_window = enqueued  # type: ignore[method-assign]
     heard: list[events.Step] = []
     keep: Callable[[events.Event], None] = heard.append  # type: ignore[assignment]
-    dataclasses.replace(late(runner, 3), observers=(keep,)).train()
+    dataclasses.replace(late(runner, 3), hooks=Hooks(keep)).train()
     assert [event.step_seconds for event in heard if isinstance(event, events.Step)] == [0.25, 0.125, 0.5]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.core.diagnostics import Severity
 from paceline.core.plugins.tables import ALGORITHMS
@@ -17,11 +18,11 @@ from paceline.plan.algorithms.spec import algorithm_specs
 from paceline.protocols.window import StepResult, UnreadResult, Window
 from paceline.runlog import events
 from paceline.training.checkpointing.resume_compatibility import nothing_left
-from paceline.training.loop.divergence_watch import IN_A_ROW, Learning
+from paceline.training.loop.divergence_watch import IN_A_ROW, DivergenceWatch
 from paceline.training.loop.intervals import Cadence
 from paceline.training.loop.throughput import Throughput
 from paceline.training.loop.train_state import BestRule, TrainState
-from paceline.training.loop.trainer import Trainer
+from paceline.training.loop.trainer import Hooks, Trainer
 from paceline.training.loop.window_source import Epochs
 
 Steps = list[tuple[float, float | None]]  # loss and gradient norm
@@ -35,7 +36,7 @@ def codes(
     steps: Steps, *, falls: bool = True, state: TrainState | None = None
 ) -> tuple[list[str], list[str]]:
     """(said in the run, said at its end)."""
-    learning = Learning(state or TrainState(), falls)
+    learning = DivergenceWatch(state or TrainState(), falls)
     said = []
     for number, (loss, norm) in enumerate(steps, 1):
         learning.state.step = number
@@ -106,7 +107,7 @@ def test_losses_that_may_rise_are_only_looked_at_for_their_gradient() -> None:
 
 
 def test_skipped_steps_count_for_nothing() -> None:
-    learning = Learning(TrainState())
+    learning = DivergenceWatch(TrainState())
     for _ in range(10):
         assert learning.observe(result(0.0, None, "no_labels")) == []
         assert learning.observe(result(3.0, math.inf, "overflow")) == []
@@ -149,10 +150,9 @@ def trainer_of(runner: Any, steps: int, heard: list[Any]) -> Trainer:
         max_grad_norm=0.0,
         seed_for=lambda step, micro: 0,
         throughput=Throughput(0, 1, None),
-        memory_bytes=lambda: 0,
+        device=torch.device("cpu"),
         agree=lambda wish: wish,
-        stop_requested=lambda: False,
-        observers=(heard.append,),
+        hooks=Hooks(heard.append),
         best=BestRule(),
     )
 
@@ -191,8 +191,8 @@ def test_a_callback_that_asks_to_stop_ends_it_early_and_a_signal_stops_it() -> N
             trainer_of(Runner(SICK["no gradient for eleven of twelve steps"][0]), 12, []),
             Saved(),
         )
-        trainer.should_stop = lambda: trainer.state.step == 2  # noqa: B023
-        trainer.stop_requested = lambda: signalled and trainer.state.step == 2  # noqa: B023
+        trainer.hooks.should_stop = lambda: trainer.state.step == 2  # noqa: B023
+        trainer.hooks.stop_requested = lambda: signalled and trainer.state.step == 2  # noqa: B023
         trainer.saves = saves
         assert (trainer.train(), trainer.state.step, saves.steps) == (outcome, 2, [2])
         assert trainer.ended() == (None if signalled else outcome), "what a resume from there finds"

@@ -15,7 +15,7 @@ from paceline.data.data_order import epoch_bins
 from paceline.data.packed_source import PackedSource
 from paceline.protocols.batch import Batch
 from paceline.protocols.window import Window
-from paceline.training.loop.window_source import AHEAD, BatchLayout, Loading, WindowSource, count_epochs
+from paceline.training.loop.window_source import AHEAD, BatchLayout, Prefetcher, WindowSource, count_epochs
 
 CPU = torch.device("cpu")
 
@@ -37,7 +37,7 @@ class Table:
         return np.arange(self.lengths[document], dtype=np.int32) + document
 
 
-def windows(loading: Loading, start: int = 0, source: Any = None) -> WindowSource:
+def windows(loading: Prefetcher, start: int = 0, source: Any = None) -> WindowSource:
     source = source or PackedSource(Table(), seq_len=16, packing=True, seed=3, pad_token_id=0)  # type: ignore[arg-type]
     cut = BatchLayout(1, 2, 0, 1)
     return WindowSource(source, cut, count_epochs(source, cut.global_batch, 6.0, -1, False), start, loading)
@@ -56,15 +56,15 @@ def same(left: Window, right: Window) -> bool:
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("start", [0, 7])
 def test_the_windows_are_those_without_threads_in_the_same_order(workers: int, start: int) -> None:
-    plain = list(windows(Loading(), start))
-    ahead = list(windows(Loading(workers, 3), start))
+    plain = list(windows(Prefetcher(), start))
+    ahead = list(windows(Prefetcher(workers, 3), start))
     assert [w.step for w in ahead] == list(range(start, start + len(ahead))) and len(ahead) == len(plain) > 10
     assert all(map(same, plain, ahead))
 
 
 def test_items_are_made_ahead_and_no_more_than_asked_for() -> None:
     begun: list[int] = []
-    made = Loading(2, 3).in_order(lambda i: begun.append(i) or i, range(100))
+    made = Prefetcher(2, 3).in_order(lambda i: begun.append(i) or i, range(100))
     assert next(made) == 0
     made.close()
     assert begun == list(range(len(begun))) and 1 <= len(begun) <= 2 * 3 + 1
@@ -78,7 +78,7 @@ def test_a_step_does_not_wait_for_what_is_not_due() -> None:
             assert gate.wait(30)
         return item
 
-    made = Loading(1, 1).in_order(make, range(3))
+    made = Prefetcher(1, 1).in_order(make, range(3))
     assert next(made) == 0, "item 1 is being made meanwhile"
     assert any(t.name.startswith("paceline-loading") for t in threading.enumerate())
     gate.set()
@@ -92,7 +92,7 @@ def test_threads_work_at_the_same_time() -> None:
         both.wait()
         return item
 
-    assert list(Loading(2, 1).in_order(make, range(4))) == [0, 1, 2, 3]
+    assert list(Prefetcher(2, 1).in_order(make, range(4))) == [0, 1, 2, 3]
 
 
 def no_loading_threads() -> bool:
@@ -101,7 +101,7 @@ def no_loading_threads() -> bool:
 
 @pytest.mark.parametrize("taken", [1, 3])
 def test_stopping_early_leaves_no_thread(taken: int) -> None:
-    made = Loading(3, 4).in_order(lambda i: i, range(50))
+    made = Prefetcher(3, 4).in_order(lambda i: i, range(50))
     assert [next(made) for _ in range(taken)] == list(range(taken)) and not no_loading_threads()
     made.close()
     assert no_loading_threads()
@@ -119,7 +119,7 @@ def test_an_error_comes_by_its_own_name_at_its_own_item(workers: int, error: Exc
 
     seen = []
     with pytest.raises(type(error)) as raised:
-        for item in Loading(workers, 2).in_order(make, range(20)):
+        for item in Prefetcher(workers, 2).in_order(make, range(20)):
             seen.append(item)
     assert raised.value is error and seen == [0, 1, 2, 3, 4] and no_loading_threads()
 
@@ -133,7 +133,7 @@ def test_a_layout_is_made_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("paceline.data.packed_source.epoch_bins", counted)
     source = PackedSource(Table(), seq_len=16, packing=True, seed=3, pad_token_id=0)  # type: ignore[arg-type]
-    list(Loading(4, 4).in_order(lambda i: source.batch(i % 2, [0]), range(40)))
+    list(Prefetcher(4, 4).in_order(lambda i: source.batch(i % 2, [0]), range(40)))
     assert sorted(made) == [0, 1]
 
 
@@ -146,11 +146,11 @@ def training(**keys: Any) -> Any:
 
 def test_the_config_s_keys_are_what_loads() -> None:
     asked = training(dataloader_num_workers=3, dataloader_prefetch_factor=5)
-    assert Loading.of(asked, CPU) == Loading(3, 5, False, CPU)
-    assert Loading.of(training(), CPU) == Loading(0, AHEAD, False, CPU)
+    assert Prefetcher.of(asked, CPU) == Prefetcher(3, 5, False, CPU)
+    assert Prefetcher.of(training(), CPU) == Prefetcher(0, AHEAD, False, CPU)
     cuda = torch.device("cuda", 1)
-    assert Loading.of(training(dataloader_num_workers=2), cuda) == Loading(2, AHEAD, True, cuda)
-    assert not Loading.of(training(dataloader_pin_memory=False), cuda).pin
+    assert Prefetcher.of(training(dataloader_num_workers=2), cuda) == Prefetcher(2, AHEAD, True, cuda)
+    assert not Prefetcher.of(training(dataloader_pin_memory=False), cuda).pin
 
 
 class Recorded:
@@ -181,10 +181,12 @@ def test_what_is_said_of_cuda_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     the device is page-locked.
     """
     cuda, asked = Recorded(monkeypatch), torch.device("cuda", 3)
-    plain = list(windows(Loading()))
+    plain = list(windows(Prefetcher()))
     assert not cuda.pinned
     for workers in (0, 2):
-        for window, before in zip(windows(Loading(workers, 2, pin=True, device=asked)), plain, strict=True):
+        for window, before in zip(
+            windows(Prefetcher(workers, 2, pin=True, device=asked)), plain, strict=True
+        ):
             assert same(window, before)
             for batch in window.micro_batches:
                 assert all(
@@ -206,7 +208,7 @@ def copied(batch: Batch) -> list[str]:
 
 def test_extras_and_token_fields_are_page_locked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Recorded(monkeypatch)
-    [window] = [w for w in windows(Loading()) if w.step == 0]
+    [window] = [w for w in windows(Prefetcher()) if w.step == 0]
     batch = window.micro_batches[0]
     fields = {"extras": {"margin": torch.ones(2)}, "tokens": {"advantage": torch.ones(1, 4)}}
     pinned = Batch(**{**vars(batch), **fields}).pinned()

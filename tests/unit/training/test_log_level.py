@@ -37,7 +37,7 @@ def run(folder: Path, level: str) -> RunDir:
     """A run at ``level`` in which all this happens, steps logged every 2."""
     config = Config.from_json({"training": {"log_level": level, "logging_steps": 2, "report_to": []}})
     where = RunDir.at(folder / level)
-    observers = Observers(where, 0, None, config, {}, None, Redactor())  # type: ignore[arg-type]
+    observers = Observers(where, 0, config, {}, Redactor())  # type: ignore[arg-type]
     observers.begin(events.RunStarted("0" * 64, 1, total_steps=9))
     for event in HAPPENED:
         observers.hear(event)
@@ -72,7 +72,7 @@ def test_a_note_before_the_console_is_there_obeys_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = Config.from_json({"training": {"log_level": "error"}})
-    observers = Observers(RunDir.at(tmp_path), 0, None, config, {}, None, Redactor())  # type: ignore[arg-type]
+    observers = Observers(RunDir.at(tmp_path), 0, config, {}, Redactor())  # type: ignore[arg-type]
     observers.note(Diagnostic("x.warning", "a warning", severity=Severity.WARNING))
     observers.close()
     observers.log.close()
@@ -97,7 +97,7 @@ def test_console_and_log_tell_of_the_same_steps(
 ) -> None:
     config = Config.from_json({"training": {**keys, "report_to": []}})
     where = RunDir.at(tmp_path)
-    observers = Observers(where, 0, None, config, {}, None, Redactor())  # type: ignore[arg-type]
+    observers = Observers(where, 0, config, {}, Redactor())  # type: ignore[arg-type]
     observers.begin(events.RunStarted("0" * 64, 1, total_steps=9))
     for number in range(1, 5):
         observers.hear(events.Step(step=number, epoch=0.1, loss=2.5))

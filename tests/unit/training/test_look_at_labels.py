@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
-from paceline.training.preflight.inputs import look
+from paceline.training.preflight.inputs import check_inputs
 
 KTO = {"prompt": "q", "completion": "a"}
 
@@ -39,7 +39,7 @@ def looked(
     config = Config.model_validate(
         {"model": model, "data": {"train": str(file), **sections}, "training": training}
     )
-    return [(d.code, d.found) for d in look(config, {}).found if d.code in CODES]
+    return [(d.code, d.found) for d in check_inputs(config, {}).found if d.code in CODES]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from paceline.runlog.events import Step
-from paceline.training.reporting.callbacks import LossWatchdog, OwnPart, check_callback
+from paceline.training.reporting.callbacks import LossWatchdog, UserCallback, check_callback
 
 NAME = "paceline.extend:LossWatchdog"
 
@@ -33,8 +33,8 @@ def test_steps_in_a_row_count(losses: tuple[float, ...], patience: int, stops_at
 
 
 def test_it_is_a_callback_of_a_config_and_its_options_are_checked() -> None:
-    assert check_callback(OwnPart(NAME, {"threshold": 5.0, "patience": 2})) is LossWatchdog
+    assert check_callback(UserCallback(NAME, {"threshold": 5.0, "patience": 2})) is LossWatchdog
     with pytest.raises(Exception, match="threshold"):
-        check_callback(OwnPart(NAME, {}))
+        check_callback(UserCallback(NAME, {}))
     with pytest.raises(ValueError, match="1 or more"):
         LossWatchdog(1.0, 0)

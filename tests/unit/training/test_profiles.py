@@ -28,8 +28,7 @@ from paceline.training.profiling.breakdown import (
     sentence,
     text,
 )
-from paceline.training.profiling.module_scopes import ROOT, Scopes
-from paceline.training.profiling.recorder import operations, profile_of
+from paceline.training.profiling.recorder import ROOT, Scopes, operations, profile_of
 
 
 def test_time_is_computing_moving_or_waiting() -> None:

@@ -21,7 +21,7 @@ from paceline.generation.engine import Completion
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.training.preflight.named_models import check_reward_model
-from paceline.training.rollout.reward_model import RewardModel
+from paceline.training.rollout.generate import RewardModel
 
 OWN = {
     "no end token": "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}",

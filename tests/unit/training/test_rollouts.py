@@ -38,7 +38,7 @@ from paceline.training.loop.train_state import TrainState
 from paceline.training.loop.window_source import BatchLayout, count_epochs
 from paceline.training.rollout.build import sampling_exact
 from paceline.training.rollout.generate import Limits, RolloutGenerator
-from paceline.training.rollout.layout import AnswerRows, Draws, Prompt, RolloutLayout
+from paceline.training.rollout.layout import AnswerRows, Prompt, PromptSampler, RolloutLayout
 from paceline.training.rollout.rollout_windows import RolloutWindows
 
 PROMPTS = [(3, 4), (5,), (6, 7, 8), (9,), (10, 11)]
@@ -160,7 +160,7 @@ def windows(
         sampling=RolloutSampling(),
         limits=Limits(4, 16),
         layout=rollout,
-        draws=Draws(Prompts(), rollout.groups, again=redraws > 0, saved=drawn or {}),
+        draws=PromptSampler(Prompts(), rollout.groups, again=redraws > 0, saved=drawn or {}),
         max_redraws=redraws,  # type: ignore[arg-type]
         epochs=epochs,
         start=start,
@@ -246,24 +246,24 @@ def test_groups_of_equal_scores_are_left_out_on_every_rank_alike() -> None:
 
 
 def test_prompts_follow_from_the_step_or_from_how_many_were_taken() -> None:
-    plain = Draws(Prompts(), 3, again=False, saved={"next": [7, 7], "asked": [[7, 7]]})  # type: ignore[arg-type]
+    plain = PromptSampler(Prompts(), 3, again=False, saved={"next": [7, 7], "asked": [[7, 7]]})  # type: ignore[arg-type]
     plain.begin(1, 1)
     # beyond the epoch's end is nothing
     assert plain.prompts_of_groups == [Prompt(1, 2), Prompt(1, 4), Prompt(1, -1)] and plain.state() == {}
-    again = Draws(Prompts(), 3, again=True, saved={})  # type: ignore[arg-type]
+    again = PromptSampler(Prompts(), 3, again=True, saved={})  # type: ignore[arg-type]
     again.begin(0, 0)
     again.replace([0, 2])  # the next two of the order, in the order of the groups
     assert again.prompts_of_groups == [Prompt(0, 1), Prompt(0, 2), Prompt(0, 3)]
     again.begin(0, 1)  # goes on in the next epoch's order, not at 1 · 3
     assert again.prompts_of_groups == [Prompt(1, 1), Prompt(1, 3), Prompt(1, 0)]
-    other = Draws(Prompts(), 3, again=True, saved=json.loads(json.dumps(again.state())))  # type: ignore[arg-type]
+    other = PromptSampler(Prompts(), 3, again=True, saved=json.loads(json.dumps(again.state())))  # type: ignore[arg-type]
     assert other.prompts_of_groups == again.prompts_of_groups
     other.resume(0, 1)
     assert other.prompts_of_groups == again.prompts_of_groups
     for each in (other, again):
         each.begin(0, 2)
     assert other.prompts_of_groups == again.prompts_of_groups == [Prompt(1, 2), Prompt(1, 4), Prompt(2, 2)]
-    late = Draws(Prompts(), 3, again=True, saved={})  # type: ignore[arg-type]
+    late = PromptSampler(Prompts(), 3, again=True, saved={})  # type: ignore[arg-type]
     late.resume(0, 1)  # the option came with the resume: as it would have been without
     assert late.prompts_of_groups == [Prompt(0, 1), Prompt(0, 3), Prompt(1, 1)]
 

@@ -13,10 +13,10 @@ from paceline.checkpoint.async_checkpointer import SavedBeside
 from paceline.checkpoint.checkpointer import Saved
 from paceline.core.errors import CheckpointError
 from paceline.runlog import events
-from paceline.training.checkpointing.saver import RunSaves
+from paceline.training.checkpointing.saver import RunCheckpointer
 from paceline.training.loop.intervals import Cadence
 from paceline.training.loop.train_state import TrainState
-from paceline.training.loop.trainer import Trainer
+from paceline.training.loop.trainer import Hooks, Trainer
 
 FULL = codes.CHECKPOINT_DISK_FULL("the disk is full", "there")
 
@@ -66,7 +66,7 @@ def heard() -> list[events.Event]:
 def trainer(beside: Beside, heard: list[events.Event], monkeypatch: pytest.MonkeyPatch) -> Trainer:
     monkeypatch.setattr("paceline.training.checkpointing.saver.LateFlag", lambda world, before: bool)
     contents: Any = SimpleNamespace(parts=mock.Mock(), state=dict, shards=lambda step: [], files={})
-    saves = RunSaves(
+    saves = RunCheckpointer(
         contents,
         mock.Mock(),
         lambda event, notes: heard.append(event),
@@ -81,13 +81,10 @@ def trainer(beside: Beside, heard: list[events.Event], monkeypatch: pytest.Monke
         state=TrainState(),
         epochs=SimpleNamespace(is_epoch_end=lambda step: False),
         agree=bool,
-        stop_requested=lambda: False,
-        should_stop=lambda: False,
         evaluate=None,
         any_rank=bool,
-        observers=[heard.append],
+        hooks=Hooks(heard.append),
         failed_saves=0,
-        doing=lambda step, phase: None,
     )
     return made
 
@@ -129,7 +126,7 @@ def test_a_stop_ends_what_is_under_way_and_saves_its_own_step(
     trainer: Trainer, beside: Beside, heard: list[events.Event]
 ) -> None:
     go(trainer, 4)
-    trainer.stop_requested = lambda: True
+    trainer.hooks.stop_requested = lambda: True
     assert go(trainer, 5) == "stopped" and saved(heard) == [4, 5] and not beside.is_running
 
 

@@ -15,7 +15,7 @@ from paceline.checkpoint.checkpointer import Saved
 from paceline.checkpoint.object_store.background_upload import Deadline
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
-from paceline.training.checkpointing.saver import RunSaves
+from paceline.training.checkpointing.saver import RunCheckpointer
 
 UP = codes.OBJECTS_UPLOADED("s3://bucket/run", name="up", url="s3://bucket/run")
 DOWN = codes.OBJECTS_UNAVAILABLE("the store is down", "s3://bucket/run")
@@ -39,13 +39,13 @@ class Uploads:
         return any_rank(deadline.left() > 0)
 
 
-def saves(uploads: Uploads, heard: list[Diagnostic], *, keep_best: bool = False) -> RunSaves:
+def saves(uploads: Uploads, heard: list[Diagnostic], *, keep_best: bool = False) -> RunCheckpointer:
     world = SimpleNamespace(strategy=SimpleNamespace(world=SimpleNamespace(any=bool)))
     parts = SimpleNamespace(state=SimpleNamespace(best_step=3), runner=world)
     contents: Any = SimpleNamespace(parts=parts, state=dict, shards=lambda step: [], files={})
     checkpointer = mock.Mock(last=Saved(1.0, 10))
     checkpointer.save.side_effect = lambda step, *_: Path(f"/run/checkpoints/step-{step:08d}")
-    return RunSaves(
+    return RunCheckpointer(
         contents,
         checkpointer,
         lambda event, notes: None,

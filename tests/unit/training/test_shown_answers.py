@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from paceline.algorithms.rewards.builtin import Sample
 from paceline.algorithms.rewards.scoring import Scored
 from paceline.generation.engine import Completion
-from paceline.training.rollout.scored_rollout import Shown, token_ends
+from paceline.training.rollout.scored_rollout import LoggedCompletions, token_ends
 
 TEXTS = ("the answer is 12", "  naïve – 漢字 and 🙂🙃\n\tend ", "", "é")
 
@@ -49,7 +49,7 @@ def test_a_row_has_a_log_probability_for_each_token() -> None:
     own = tokenizer(metaspace=False)
     tokens = own(TEXTS[0])["input_ids"]
     logs = -torch.arange(len(tokens)) / 7
-    shown = Shown(
+    shown = LoggedCompletions(
         [Sample("q", TEXTS[0], {"answer": 12})] * 2,
         Scored([1.0, float("nan")], {"exact": [1.0, 0.0]}, []),
         [Completion(tuple(tokens), logs, True)] * 2,

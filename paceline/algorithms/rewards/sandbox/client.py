@@ -89,7 +89,7 @@ def readable_folders() -> list[str]:
     python |= {os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.base_exec_prefix)}
     outermost: list[str] = []
     for path in sorted(os.path.normpath(p) for p in (*_SYSTEM, *python) if p):
-        if not any(path == known or path.startswith(known + "/") for known in outermost):
+        if not any(path == folder or path.startswith(folder + "/") for folder in outermost):
             outermost.append(path)
     return outermost
 
@@ -112,6 +112,7 @@ class Sandbox:
         self._peer = mine
         with theirs:
             server = subprocess.Popen(
+                # no user site, no folder of the script on the path, no bytecode files
                 [sys.executable, "-s", "-P", "-B", "-c", _BOOT, str(theirs.fileno()), str(ROOT)],
                 cwd="/",
                 env=_ENVIRONMENT,
@@ -119,6 +120,7 @@ class Sandbox:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
+                # a Ctrl-C in the run's terminal must not reach it
                 start_new_session=True,
             )
         self.close = weakref.finalize(self, _end, server, mine)
@@ -148,17 +150,19 @@ class Sandbox:
         """
         limits = {"seconds": seconds, "memory": memory_bytes}
         reader, writer = _pipe()
-        one, other = socket.socketpair()
-        with reader, writer, one, other:
-            program_process = self._start("program", program, limits, {"channel": one})
-            with (
-                program_process,
-                self._start("judge", tests, limits, {"channel": other, "verdict": writer}) as judge,
-            ):
-                for end in (one, other, writer):  # only the child processes keep them
-                    end.close()
-                judge.wait()
-                verdict = json.loads(reader.read() or b"{}")
+        first, second = socket.socketpair()
+        with (
+            reader,
+            writer,
+            first,
+            second,
+            self._start("program", program, limits, {"channel": first}),
+            self._start("judge", tests, limits, {"channel": second, "verdict": writer}) as judge,
+        ):
+            for end in (first, second, writer):  # only the child processes keep them
+                end.close()
+            judge.wait()
+            verdict = json.loads(reader.read() or b"{}")
         if "unsuitable" in verdict:
             raise UnsuitableTests(str(verdict["unsuitable"]))
         return "passed" in verdict

@@ -40,13 +40,6 @@ class ProgramLimits(TypedDict):
     readable: list[str]
 
 
-def enter_namespaces() -> None:
-    """Enter new user, pid, mount, network, IPC and UTS namespaces; the next child is the first process
-    inside.
-    """
-    syscalls.unshare("user", "pid", "mount", "net", "ipc", "uts")
-
-
 def map_ids(pid: int) -> None:
     """Map ids in the user namespace of ``pid``. Raises OSError.
 
@@ -54,13 +47,13 @@ def map_ids(pid: int) -> None:
     """
     maps = {kind: _known_ids(kind) for kind in ("uid", "gid")}
     everybody = os.geteuid() == 0 and all(any(f <= NOBODY < f + n for f, n in ids) for ids in maps.values())
-    for kind, own in (("uid", os.geteuid()), ("gid", os.getegid())):
+    for kind, user_id in (("uid", os.geteuid()), ("gid", os.getegid())):
         if kind == "gid" and not everybody:
             _write(f"/proc/{pid}/setgroups", "deny")
         ids = (
             [f"{first} {first} {count}" for first, count in maps[kind]]
             if everybody
-            else [f"{NOBODY} {own} 1"]
+            else [f"{NOBODY} {user_id} 1"]
         )
         _write(f"/proc/{pid}/{kind}_map", "\n".join(ids) + "\n")
 
@@ -141,12 +134,17 @@ def private_files(readable: Sequence[str]) -> None:
     below = [
         path
         for path in readable
-        if path.startswith(tuple(f"{own}/" for own in WRITABLE)) and os.path.exists(path)
+        if path.startswith(tuple(f"{folder}/" for folder in WRITABLE)) and os.path.exists(path)
     ]
     copies = [syscalls.copy_of_mount(path) for path in below]
     for path in WRITABLE:
-        options = f"size={_OWN_BYTES},nr_inodes={_OWN_FILES},mode=0700,uid={NOBODY},gid={NOBODY}"
-        syscalls.mount("tmpfs", path, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
+        syscalls.mount(
+            "tmpfs",
+            path,
+            "tmpfs",
+            syscalls.MS_NOSUID | syscalls.MS_NODEV,
+            f"size={_OWN_BYTES},nr_inodes={_OWN_FILES},mode=0700,uid={NOBODY},gid={NOBODY}",
+        )
     for path, copy in zip(below, copies, strict=True):
         os.makedirs(path, exist_ok=True)
         syscalls.put_mount(copy, path)
@@ -210,11 +208,13 @@ def restrict(readable: Sequence[str], writable: Sequence[str]) -> bool:
     As far as this kernel's version can, it also opens no TCP connections and sends no signals outside.
     Returns False without Landlock. Needs no_new_privs. Raises OSError.
     """
-    known = version()
-    if not known:
+    supported = version()
+    if not supported:
         return False
-    handled = _RIGHTS[max(v for v in _RIGHTS if v <= known)]
-    attributes = struct.pack("=QQQ", handled, _TCP, _SCOPES)[: 24 if known >= 6 else 16 if known >= 4 else 8]
+    handled = _RIGHTS[max(v for v in _RIGHTS if v <= supported)]
+    attributes = struct.pack("=QQQ", handled, _TCP, _SCOPES)[
+        : 24 if supported >= 6 else 16 if supported >= 4 else 8
+    ]
     ruleset = checked(syscall(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0), "landlock")
     try:
         for path in readable:
@@ -229,12 +229,12 @@ def restrict(readable: Sequence[str], writable: Sequence[str]) -> bool:
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:
-        kept = rights if stat.S_ISDIR(os.fstat(place).st_mode) else rights & _OF_FILES
-        rule = ctypes.create_string_buffer(struct.pack("=Qi", kept, place), 12)
+        kept = rights if stat.S_ISDIR(os.fstat(descriptor).st_mode) else rights & _OF_FILES
+        rule = ctypes.create_string_buffer(struct.pack("=Qi", kept, descriptor), 12)
         checked(syscall(LANDLOCK_ADD_RULE, ruleset, 1, ctypes.byref(rule), 0), f"landlock {path}")
     finally:
-        os.close(place)
+        os.close(descriptor)

@@ -65,8 +65,7 @@ def run_tests(text: str, channel: socket.socket) -> dict[str, str]:
     """Run the tests. Returns the verdict: ``passed``, ``failed`` or ``unsuitable``, with the reason."""
     program = RemoteProgram(channel)
     try:
-        names = program.hello()
-        complete = _run(text, program, names)
+        complete = _run(text, program, program.hello())
     except Unsuitable as error:
         return {"unsuitable": str(error)}
     except BaseException as error:  # noqa: BLE001 - any error, an invalid reply or a dead program: not passed
@@ -108,11 +107,13 @@ def _run(text: str, program: RemoteProgram, names: list[str]) -> bool:
 def _run_class(kind: type) -> None:
     """Run a class of tests, unittest's or plain."""
     if issubclass(kind, unittest.TestCase):
-        found = unittest.TextTestRunner(stream=io.StringIO()).run(
+        result = unittest.TextTestRunner(stream=io.StringIO()).run(
             unittest.defaultTestLoader.loadTestsFromTestCase(kind)
         )
-        if not found.wasSuccessful() or found.skipped:
-            raise AssertionError(f"{kind.__name__}: {len(found.failures)} failed, {len(found.errors)} raised")
+        if not result.wasSuccessful() or result.skipped:
+            raise AssertionError(
+                f"{kind.__name__}: {len(result.failures)} failed, {len(result.errors)} raised"
+            )
     elif kind.__name__.startswith("Test"):
         for name, _ in inspect.getmembers(kind, inspect.isfunction):
             if name.startswith("test"):
@@ -158,9 +159,9 @@ class RemoteProgram:
         """
         data = self._reply("name", (name,))["value"]
         if isinstance(data, list) and data[:1] in (["module"], ["library"]):
-            found = _own(name, [str(part) for part in data[1:]])
-            self.used |= not isinstance(found, types.ModuleType)
-            return found
+            standard = _own(name, [str(part) for part in data[1:]])
+            self.used |= not isinstance(standard, types.ModuleType)
+            return standard
         value = decode(data, self._received)
         if isinstance(value, RemoteObject):
             value._become("class" if name[:1].isupper() else "definition")
@@ -216,26 +217,26 @@ def _own(name: str, claimed: list[str]) -> types.ModuleType | Function:
     """
     home, *inner = claimed
     if home.partition(".")[0] in (*sys.stdlib_module_names, *_USUAL_NAMES.values()):
-        found = importlib.import_module(home)
+        module = importlib.import_module(home)
         if not inner and name in (
             home.rpartition(".")[2],
             *(short for short, long in _USUAL_NAMES.items() if long == home),
         ):
-            return found
-        if inner == [name] and isinstance(part := getattr(found, name, None), (type, *_FUNCTIONS)):
+            return module
+        if inner == [name] and isinstance(part := getattr(module, name, None), (type, *_FUNCTIONS)):
             return part
     raise ProgramError(f"{name} claims to be {'.'.join(claimed)}")
 
 
-def _become(given: Value, after: Value) -> None:
-    if type(given) is list and type(after) is list:
-        given[:] = after
-    if type(given) is dict and type(after) is dict:
-        given.clear()
-        given.update(after)
-    if type(given) is set and type(after) is set:
-        given.clear()
-        given.update(after)
+def _become(value: Value, after: Value) -> None:
+    if type(value) is list and type(after) is list:
+        value[:] = after
+    if type(value) is dict and type(after) is dict:
+        value.clear()
+        value.update(after)
+    if type(value) is set and type(after) is set:
+        value.clear()
+        value.update(after)
 
 
 def _exception(reply: JsonObject, received: Callable[[list[Json]], RemoteObject | Function]) -> Exception:

@@ -187,6 +187,7 @@ _RARER: dict[str, Callable[..., Rarer]] = {
 def send(channel: socket.socket, message: Mapping[str, Json]) -> None:
     """Send a message. Raises OSError if the other side is gone, NotPlain if the message is too long."""
     data = json.dumps(message, separators=(",", ":")).encode()
+    # the other side would end the conversation over it
     if len(data) > MAX_BYTES:
         raise NotPlain(f"a value of more than {MAX_BYTES >> 20} MiB")
     channel.sendall(_HEAD.pack(len(data)) + data)

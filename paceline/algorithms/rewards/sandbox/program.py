@@ -58,8 +58,8 @@ def run_script(text: str) -> int:
     status = _status_of(lambda: _load("__main__", text))
     threading._shutdown()  # type: ignore[attr-defined]  # as Python exits: threads, then exit handlers
     atexit._run_exitfuncs()
-    own = sys.__stdout__
-    return status or _status_of(sys.stdout.flush) or (0 if own is None else _status_of(own.flush))
+    original = sys.__stdout__
+    return status or _status_of(sys.stdout.flush) or (0 if original is None else _status_of(original.flush))
 
 
 def _status_of(act: Callable[[], object]) -> int:
@@ -144,11 +144,11 @@ class Objects:
         if isinstance(value, types.ModuleType):
             return ["module", value.__name__]
         home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-        known = (
+        standard = (
             isinstance(home, str) and name == requested and home.partition(".")[0] in sys.stdlib_module_names
         )
-        found = known and getattr(sys.modules.get(str(home)), str(name), None) is value
-        return ["library", str(home), str(name)] if found else self._numbered(value)
+        unchanged = standard and getattr(sys.modules.get(str(home)), str(name), None) is value
+        return ["library", str(home), str(name)] if unchanged else self._numbered(value)
 
     def _known(self, data: list[Json]) -> object:
         """Return the object that a received reference means."""

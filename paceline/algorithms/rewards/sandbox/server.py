@@ -76,7 +76,8 @@ def _inside(peer: socket.socket, readable: list[str]) -> None:
 
 def _enter(peer: socket.socket, readable: list[str], entered: int, mapped: int) -> None:
     parent = os.getppid()
-    isolation.enter_namespaces()
+    # the next child is the first process inside the new pid namespace
+    syscalls.unshare("user", "pid", "mount", "net", "ipc", "uts")
     os.write(entered, b"1")
     if not os.read(mapped, 1):
         raise OSError("the user namespace could not map its users")
@@ -112,6 +113,7 @@ def _send(peer: socket.socket, message: JsonObject) -> None:
 def _serve(peer: socket.socket, *, namespaces: bool) -> None:
     """Fork a keeper for each request: JSON, with open files attached in the order of ``files``."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
+    # a child that collects would copy every page of the server
     gc.collect()
     gc.freeze()
     _send(peer, {"ready": True, "landlock": isolation.version()})

@@ -54,14 +54,12 @@ def checked(result: int, what: str) -> int:
 
 def syscall(number: int, *arguments: object) -> int:
     """Make a system call by number; returns -1 and sets ``ctypes.get_errno()`` on failure."""
-    result: int = libc.syscall(ctypes.c_long(number), *arguments)
-    return result
+    return libc.syscall(ctypes.c_long(number), *arguments)
 
 
 def prctl(option: int, *arguments: int) -> int:
     values = [ctypes.c_ulong(a) for a in (*arguments, 0, 0, 0, 0)[:4]]
-    result: int = libc.prctl(option, *values)
-    return result
+    return libc.prctl(option, *values)
 
 
 def unshare(*names: str) -> None:

@@ -36,9 +36,9 @@ def asked_names(tree: ast.Module) -> set[str]:
     say.
     """
     used = used_names(tree)
-    own = {name for name in used if not hasattr(builtins, name) and name != "__name__"}
-    if own or _imports_program(tree):
-        return own
+    names = {name for name in used if not hasattr(builtins, name) and name != "__name__"}
+    if names or _imports_program(tree):
+        return names
     called = [_called_first(node.test) for node in tree.body if isinstance(node, ast.Assert)]
     return {called[0]} & used if called and called[0] and len(set(called)) == 1 else set()
 

@@ -1,0 +1,119 @@
+"""Before the first step: the data, who may reach the store, and what the log says of the run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import ConfigError
+from paceline.core.package import cache_folder
+from paceline.core.security.file_permissions import written_for
+from paceline.core.units import human_bytes
+from paceline.data.prepare.main import Bar, summary
+from paceline.data.prepare.prepare import Prepared, prepare
+from paceline.data.rows.kinds.base import row_kind
+from paceline.launch.processes import MARK
+from paceline.launch.program import terminal
+from paceline.launch.run_secret import unsigned
+from paceline.models.attention.kernel_choice import activate_flash
+from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.plan.plan import Plan
+from paceline.runtime.process_group.rendezvous import refuse
+from paceline.runtime.process_group.world import World
+from paceline.training.loop.intervals import EVERY
+from paceline.training.loop.trainer import Trainer
+from paceline.training.reporting.observers import Observers
+from paceline.training.run.record import RunRecord
+
+
+def prepare_data(config: Config, plan: Plan, rank: int, environ: Mapping[str, str]) -> Prepared:
+    """Tokenize the rows to disk.
+
+    The first process does it, the others wait for its file lock; there is no process group yet that could
+    time out.
+    """
+    data, seed = config.data, config.training.seed
+    cache = Path(data.cache_dir).expanduser() if data.cache_dir else cache_folder(environ)
+    tokenized = partial(
+        prepare,
+        data,
+        config.model,
+        seed=seed if data.seed is None else data.seed,
+        cache_dir=cache,
+        kind=row_kind(algorithm_spec(plan.algorithm).rows),
+        max_positions=(plan.shape.max_position_embeddings or None) if plan.shape else None,
+    )
+    with written_for(cache, config.training.output_access):
+        if rank != 0:
+            return tokenized()
+        with Bar(Console(file=terminal(sys.stdout))) as bar:
+            return tokenized(report=bar)
+
+
+def _unsigned_store(run: RunRecord) -> Diagnostic | None:
+    """Return the finding that messages are not signed; None if our own launcher has reported it."""
+    if MARK in run.environ:
+        return None
+    env, allowed = run.env, run.config.launch.allow_unsigned_store
+    return unsigned(run.environ, env.num_nodes, env.world_size, ours=False, allowed=allowed)
+
+
+def refuse_unsigned(run: RunRecord) -> None:
+    """Raise ConfigError, before this rank waits for others, where the store must not be unsigned."""
+    finding = _unsigned_store(run)
+    if finding is not None and finding.severity is Severity.ERROR:
+        error = ConfigError(finding)
+        refuse(run.env, b"", error)  # another node may have a secret
+        raise error
+
+
+def log_start(
+    world: World, run: RunRecord, observers: Observers, settings: Mapping[str, tuple[str, str]]
+) -> None:
+    """Log what this rank finds: free memory, links, variables set (``settings``), kernels activated."""
+    flash = activate_flash(run.plan.flash)
+    if world.rank == 0:
+        free = world.free_bytes
+        for line in (
+            *([f"memory    {human_bytes(free)} of this device were free at the start"] if free else []),
+            *world.links,
+            *(f"set       {name}={value}: {why}" for name, (value, why) in settings.items()),
+            f"garbage   Python's is collected between steps, every {EVERY} steps",
+        ):
+            observers.message(line)
+    if world.bound:
+        observers.message(world.bound)
+    if flash and world.rank == 0:
+        observers.message(f"attention {flash}")
+    of_ranks = (*world.notes, *run.disks.notes(run.run_dir.root)) if world.rank == 0 else ()
+    for note in (*of_ranks, *run.start.notes, *run.prepared.notes, *filter(None, (_unsigned_store(run),))):
+        observers.note(note)
+
+
+def log_data(run: RunRecord, observers: Observers) -> None:
+    """Log a summary of the data before the first step."""
+    t = run.config.training
+    for line in summary(
+        run.prepared,
+        row_kind(algorithm_spec(run.plan.algorithm).rows),
+        seq_len=run.plan.seq_len,
+        packing=run.plan.packing,
+        seed=t.seed if t.data_seed is None else t.data_seed,
+        seconds=run.prepare_seconds,
+    ):
+        observers.message(line)
+
+
+def log_models(trainer: Trainer, observers: Observers, subjects: Sequence[str] = ()) -> None:
+    """Log the notes of the trained models, of the ``subjects`` alone if given."""
+    for role in trainer.algorithm.trains:
+        notes = trainer.handles[role].root.notes()
+        for subject in subjects or notes:
+            if subject in notes:
+                observers.message(f"{subject:<9} {notes[subject]}")
