@@ -130,7 +130,7 @@ class Console:
             self._stream.write(text.encode("ascii", "backslashreplace").decode() + "\n")
         self._stream.flush()
 
-    def _show(self, write: Callable[[], object]) -> None:
+    def _show(self, write: Callable[[], None]) -> None:
         try:
             write()
         except (OSError, ValueError):  # a closed pipe or stream
