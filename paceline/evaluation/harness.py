@@ -27,7 +27,7 @@ from paceline.evaluation.open_run import load_model
 from paceline.evaluation.processes.job import EvaluationJob
 from paceline.evaluation.processes.rank import own_device
 from paceline.launch.program import program
-from paceline.runtime.library_noise import quiet_libraries, import_without_torchao
+from paceline.runtime.library_noise import import_without_torchao, quiet_libraries
 
 _NAME = re.compile(r"^task:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
 _FACTS = ("name", "alias", "sample_len")
