@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -66,22 +66,62 @@ def _of_its_own(tensor: Tensor) -> Tensor:
     return tensor
 
 
-@contextmanager
-def standing_in(root: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Inside the context every floating parameter says that it is of ``dtype``, by a value without storage.
-
-    peft casts new adapters to the dtype of the layer under them: bf16 would round their first values.
+def tensors_of(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters, buffers, and tensors kept as plain attributes (some models keep rotary frequencies
+    so); tied parameters once.
     """
-    kept = [
-        (p, p.data) for p in root.parameters() if p.is_floating_point() and p.dtype != dtype and not p.is_meta
-    ]
+    yield from root.named_parameters()
+    yield from root.named_buffers()
+    for prefix, module in root.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield f"{prefix}.{name}", value
+
+
+def replace_tensors(root: nn.Module, made: Mapping[int, Tensor]) -> None:
+    """Replace each old tensor by the new one (keyed by the old one's id) wherever it is registered."""
+    for module in root.modules():
+        for table in (module._parameters, module._buffers, vars(module)):
+            for name, old in list(table.items()):
+                if isinstance(old, Tensor) and id(old) in made:
+                    table[name] = made[id(old)]  # type: ignore[assignment]
+
+
+@contextmanager
+def replaced(owner: object, **values: object) -> Iterator[None]:
+    """Inside the context these attributes of ``owner`` have these values."""
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+@contextmanager
+def _replaced_data(parameters: Iterable[nn.Parameter], change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Inside the context the data of ``parameters`` is what ``change`` returns of it."""
+    kept = [(parameter, parameter.data) for parameter in parameters]
     for parameter, data in kept:
-        parameter.data = torch.zeros((), dtype=dtype, device=data.device).expand(data.shape)
+        parameter.data = change(data)
     try:
         yield
     finally:
         for parameter, data in kept:
             parameter.data = data
+
+
+def standing_in(root: nn.Module, dtype: torch.dtype) -> AbstractContextManager[None]:
+    """Inside the context every floating parameter says that it is of ``dtype``, by a value without storage.
+
+    peft casts new adapters to the dtype of the layer under them: bf16 would round their first values.
+    """
+    others = (p for p in root.parameters() if p.is_floating_point() and p.dtype != dtype and not p.is_meta)
+    return _replaced_data(
+        others, lambda data: torch.zeros((), dtype=dtype, device=data.device).expand(data.shape)
+    )
 
 
 @contextmanager
@@ -111,19 +151,12 @@ def shapes_standing_in(root: nn.Module, on: bool) -> Iterator[None]:
             table[name] = parameter
 
 
-@contextmanager
-def widened(module: nn.Module) -> Iterator[None]:
+def widened(module: nn.Module) -> AbstractContextManager[None]:
     """Inside the context the parameters of ``module`` that are narrower than fp32 are fp32: probes compare to
     fp32's tolerance.
     """
-    kept = [(p, p.data) for p in module.parameters() if p.is_floating_point() and p.dtype.itemsize < 4]
-    for parameter, data in kept:
-        parameter.data = data.float()
-    try:
-        yield
-    finally:
-        for parameter, data in kept:
-            parameter.data = data
+    narrow = (p for p in module.parameters() if p.is_floating_point() and p.dtype.itemsize < 4)
+    return _replaced_data(narrow, torch.Tensor.float)
 
 
 def persistent_buffers(hf: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from paceline.config.sections.model import ModelSection
 from paceline.core.json_types import Json
 from paceline.models.factory import HFModelFactory
-from paceline.models.loading.materialize import kernels_of, replace_tensors, swap_kernel
+from paceline.models.loading.materialize import kernels_of, swap_kernel
+from paceline.models.module_tensors import replace_tensors
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.model.kernels import LEAST_CHUNK
 from paceline.plan.model.shrink import shrunk

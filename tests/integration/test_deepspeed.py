@@ -17,7 +17,7 @@ import torch
 from ranks import collect, free_port, rank_environment, start
 from safetensors.torch import load_file
 
-from paceline.models.factory import READ_IN_PARTS
+from paceline.models.loading.weights_source import READ_IN_PARTS
 
 pytestmark = [
     pytest.mark.integration,

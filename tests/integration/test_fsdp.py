@@ -18,7 +18,7 @@ from test_pipeline import tensors_of
 
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.rundir import RunDir
-from paceline.models.factory import FROM_CHECKPOINT, READ_IN_PARTS
+from paceline.models.loading.weights_source import FROM_CHECKPOINT, READ_IN_PARTS
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step
 

@@ -18,7 +18,7 @@ from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import CheckpointError
 from paceline.core.files import open_file, read_bytes
 from paceline.core.json_types import JsonObject, as_object
-from paceline.models.loading.stored_dtype import weights_folder
+from paceline.models.loading.model_source import weights_folder
 from paceline.plan.model.files.safetensors_headers import weights_of
 
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.models import codes
@@ -36,10 +35,9 @@ from paceline.models.attention.reference_attention import (
 )
 from paceline.models.attention.sequence_info import (
     PROJECTED,
+    RECORD,
     PackedSequenceInfo,
-    kernels_of,
-    record_of,
-    sequence_info_of,
+    slot_of,
 )
 from paceline.models.compute_dtype import product_dtype
 from paceline.plan.model.kernels import DOCUMENT_FLASH, FLEX, PADDED_SDPA, VARLEN_FLASH
@@ -77,22 +75,15 @@ def choose_attention(
             requested,
             f"{requested} was requested: Transformers' own function, one padded row per document",
         )
-    obstacle = _obstacle(hf_config, supports_backend)
-    if obstacle is not None:
-        if requested == PACKED_ATTENTION:
-            raise ConfigError(codes.MODELS_ATTENTION_NOT_PACKABLE("model.attn_implementation", obstacle))
-        return AttentionChoice("padded", "auto", f"{obstacle}: one padded row per document")
-    return AttentionChoice(
-        "packed", PACKED_ATTENTION, "packed: documents of a row do not attend to each other"
-    )
-
-
-def _obstacle(hf_config: Mapping[str, Json], supports_backend: bool) -> str | None:
-    """Return why per-document attention is not enough to keep this model's documents apart, or None."""
-    kind = hf_config.get("model_type")
-    if not supports_backend:
-        return f"model_type {kind} does not accept a registered attention function"
-    return obstacle(hf_config)
+    unregistered = f"model_type {hf_config.get('model_type')} does not accept a registered attention function"
+    why = obstacle(hf_config) if supports_backend else unregistered
+    if why is None:
+        return AttentionChoice(
+            "packed", PACKED_ATTENTION, "packed: documents of a row do not attend to each other"
+        )
+    if requested == PACKED_ATTENTION:
+        raise ConfigError(codes.MODELS_ATTENTION_NOT_PACKABLE("model.attn_implementation", why))
+    return AttentionChoice("padded", "auto", f"{why}: one padded row per document")
 
 
 def register() -> None:
@@ -124,14 +115,15 @@ def packed_attention(
     Outside of a root module's packed forward (generation with a cache) this is transformers' SDPA.
     """
     # ``qkv`` may be recording a probe; without a layout no packed forward is running (generation).
-    layout, record = sequence_info_of(module), record_of(module)
+    slot, record = slot_of(module), getattr(module, RECORD, None)
+    layout, kernels = (None, None) if slot is None else (slot.current, slot.kernels)
     if record is not None:
         record.update(scaling=scaling, dropout=dropout, **kwargs)
         record[PROJECTED] = (query, key, value)
     if layout is None:
         return _unpacked(module, query, key, value, attention_mask, scaling, dropout, kwargs)
     if kwargs.get("position_bias") is not None:
-        raise ConfigError(_no_position_bias(module))
+        raise ConfigError(codes.MODELS_POSITION_BIAS(type(module).__name__))
     if query.dtype != value.dtype:  # under autocast: rotated by an fp32 cosine
         query, key = query.to(value.dtype), key.to(value.dtype)
     # Options that a class passes to its attention function, or keeps on the module.
@@ -147,11 +139,11 @@ def packed_attention(
         "sinks": kwargs.get("s_aux"),
     }
     if torch.compiler.is_compiling():
-        return traced_attention(kernels_of(module), query, key, value, layout, **options), None
+        return traced_attention(kernels, query, key, value, layout, **options), None
     # Shared prompts: expand to whole documents for attention, then keep the computed tokens only.
     if layout.shared is not None:
         query, key, value = (layout.shared.full(x, 2) for x in (query, key, value))
-    attend: Callable[..., Tensor] = partial(document_attention, kernels=kernels_of(module))
+    attend: Callable[..., Tensor] = partial(document_attention, kernels=kernels)
     if layout.context is not None:
         attend = partial(context_attention, attend)
     out = attend(query, key, value, layout, **options)
@@ -233,7 +225,3 @@ def _unpacked(
 
     function: Callable[..., tuple[Tensor, None]] = sdpa_attention_forward
     return function(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
-
-
-def _no_position_bias(module: nn.Module) -> Diagnostic:
-    return codes.MODELS_POSITION_BIAS(type(module).__name__)

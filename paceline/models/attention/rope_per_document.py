@@ -14,10 +14,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models import codes
-from paceline.models.attention.sequence_info import rows_of, sequence_info_of
+from paceline.models.attention.sequence_info import slot_of
 from paceline.models.replace_forward import replace_forward
 from paceline.plan.model.read_config import BY_LENGTH
 
@@ -39,10 +38,8 @@ class DocumentRope(nn.Module):
         Raises ConfigError ``models.rope_by_length`` under context parallelism, where a rank has a part of the
         tokens only.
         """
-        layout, rows = sequence_info_of(self), rows_of(self)
-        own: Forward = super().forward
-        if layout is None and rows is None:
-            return own(x, position_ids, *kind, **named)
+        slot, own = slot_of(self), super().forward
+        layout, rows = (None, None) if slot is None else (slot.current, slot.rows)
         if rows is not None:  # padding repeats the last position, so a row counts as long as its document
             ends = rows.cu_seqlens.diff()
             parts = [
@@ -50,9 +47,12 @@ class DocumentRope(nn.Module):
                 for i, end in enumerate(ends.tolist())
             ]
             return _joined(parts, 0)
-        assert layout is not None
+        if layout is None:
+            return own(x, position_ids, *kind, **named)  # type: ignore[no-any-return]
         if position_ids.shape[-1] != layout.bounds[-1]:
-            raise ConfigError(_not_whole(self))
+            raise ConfigError(
+                codes.MODELS_ROPE_BY_LENGTH("training.parallelism.cp_size", type(self).__name__)
+            )
         parts = [
             _alone(self, own, x[:, a:b], position_ids[:, a:b], kind, named)
             for a, b in pairwise(layout.bounds)
@@ -105,7 +105,3 @@ def _joined(parts: list[Turns], dim: int) -> Turns:
     if tensors:
         return torch.cat(tensors, dim)
     return tuple(torch.cat(part, dim) for part in zip(*parts, strict=True))
-
-
-def _not_whole(module: nn.Module) -> Diagnostic:
-    return codes.MODELS_ROPE_BY_LENGTH("training.parallelism.cp_size", type(module).__name__)

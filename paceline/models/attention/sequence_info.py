@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,11 +18,12 @@ from paceline.models.attention.context_parallel import ContextBatch, ContextPara
 from paceline.models.attention.flex_attention import VisibleKeys
 from paceline.models.attention.kernel_choice import AttentionKernels, RowKernels
 from paceline.models.attention.padded_documents import DocumentsByLength, PaddedRows
+from paceline.models.module_tensors import replaced
 from paceline.models.shared_prefix import SharedPrompts
 from paceline.protocols.batch import Batch
 
 _ATTRIBUTE = "_paceline_layout"
-_RECORD = "_paceline_record"
+RECORD = "_paceline_record"  # where the options of an attention module are recorded
 
 
 @dataclass(frozen=True)
@@ -151,49 +152,32 @@ class AttentionContext:
         for module in trunk.modules():
             vars(module)[_ATTRIBUTE] = self
 
-    @contextmanager
-    def packed_sequences(self, layout: PackedSequenceInfo | None) -> Iterator[None]:
+    def packed_sequences(self, layout: PackedSequenceInfo | None) -> AbstractContextManager[None]:
         """Set ``current`` to ``layout`` inside the context."""
-        before, self.current = self.current, layout
-        try:
-            yield
-        finally:
-            self.current = before
+        return replaced(self, current=layout)
 
-    @contextmanager
-    def padded_rows(self, layout: PackedSequenceInfo) -> Iterator[None]:
+    def padded_rows(self, layout: PackedSequenceInfo) -> AbstractContextManager[None]:
         """Set ``rows`` to ``layout`` inside the context."""
-        before, self.rows = self.rows, layout
-        try:
-            yield
-        finally:
-            self.rows = before
+        return replaced(self, rows=layout)
+
+
+def slot_of(module: nn.Module) -> AttentionContext | None:
+    """Return the slot of the root module that ``module`` is part of; None if it is part of none."""
+    return getattr(module, _ATTRIBUTE, None)
 
 
 def sequence_info_of(module: nn.Module) -> PackedSequenceInfo | None:
     """Return the layout of the running packed forward, given one of its modules; None outside of one
     (generation).
     """
-    slot: AttentionContext | None = getattr(module, _ATTRIBUTE, None)
+    slot = slot_of(module)
     return None if slot is None else slot.current
-
-
-def kernels_of(module: nn.Module) -> AttentionKernels | None:
-    """Return the kernels of the root module that ``module`` is part of; None if it is part of none."""
-    slot: AttentionContext | None = getattr(module, _ATTRIBUTE, None)
-    return None if slot is None else slot.kernels
 
 
 def row_kernels_of(module: nn.Module) -> RowKernels | None:
     """Return the row-wise kernels of the root module that ``module`` is part of; None if of none."""
-    slot: AttentionContext | None = getattr(module, _ATTRIBUTE, None)
+    slot = slot_of(module)
     return None if slot is None else slot.row_kernels
-
-
-def rows_of(module: nn.Module) -> PackedSequenceInfo | None:
-    """Return the layout of the running padded forward, given one of its modules; None outside of one."""
-    slot: AttentionContext | None = getattr(module, _ATTRIBUTE, None)
-    return None if slot is None else slot.rows
 
 
 PROJECTED = "projected"
@@ -205,13 +189,8 @@ def recording(module: nn.Module) -> Iterator[dict[str, Any]]:
     dict, and query, key and value as ``PROJECTED``.
     """
     record: dict[str, Any] = {}
-    vars(module)[_RECORD] = record
+    vars(module)[RECORD] = record
     try:
         yield record
     finally:
-        del vars(module)[_RECORD]
-
-
-def record_of(module: nn.Module) -> dict[str, Any] | None:
-    """Return the dict that options of this attention module are being recorded in, or None."""
-    return getattr(module, _RECORD, None)
+        del vars(module)[RECORD]

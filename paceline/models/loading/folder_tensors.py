@@ -12,9 +12,9 @@ from paceline.core.errors import ConfigError
 from paceline.core.safetensors_header import StoredTensor, header_of
 from paceline.core.units import human_bytes
 from paceline.models.loading.loading_report import Account, account, listed, refusals
+from paceline.models.loading.model_source import weights_folder
 from paceline.models.loading.multimodal import WholeModel
 from paceline.models.loading.quantized_folder import QuantisedFolder
-from paceline.models.loading.stored_dtype import weights_folder
 from paceline.plan import codes as plan_codes
 from paceline.plan.model.files.safetensors_headers import weights_of
 

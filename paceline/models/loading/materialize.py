@@ -10,8 +10,8 @@ weights, so that none can be left wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict
@@ -28,6 +28,7 @@ from paceline.models import codes
 from paceline.models.fused_layers.qkv_rotary import FusedAttention
 from paceline.models.fused_layers.rms_norm import FusedRMSNorm
 from paceline.models.fused_layers.swiglu import FusedSwiGLU
+from paceline.models.module_tensors import replace_tensors, replaced, tensors_of
 from paceline.models.replace_forward import replace_forward
 from paceline.models.role_module import RoleModule
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule, Slices
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
 
 
+#: Kernel → the class that a module is swapped to, the attributes that a probe sets
+_KERNELS: Mapping[str, tuple[type[nn.Module], tuple[str, ...]]] = {
+    "norm": (FusedRMSNorm, ("paceline_eps", "paceline_offset")),
+    "attention": (FusedAttention, ("paceline_passes",)),
+    "mlp": (FusedSwiGLU, ("paceline_tanh",)),
+}
 Kernel = tuple[str, dict[str, Json]]  # norm, attention or mlp, and the attributes that a probe found
 Read = Callable[[Sequence[int], Sequence[int]], Tensor]  # offsets, shape -> that block of a tensor
 Place = Callable[[Tensor, Read, torch.device], Tensor]  # the tensor on meta -> this rank's part of it
@@ -152,23 +159,17 @@ def kernels_of(hf: nn.Module) -> dict[str, Kernel]:
     """Return, by module name, which of Paceline's kernels computes it, with the attributes that a probe
     found.
     """
-    kernels: dict[str, Kernel] = {}
-    for name, module in hf.named_modules():
-        if isinstance(module, FusedRMSNorm):
-            kernels[name] = (
-                "norm",
-                {"paceline_eps": module.paceline_eps, "paceline_offset": module.paceline_offset},
-            )
-        elif isinstance(module, FusedAttention):
-            kernels[name] = ("attention", {"paceline_passes": dict(module.paceline_passes)})
-        elif isinstance(module, FusedSwiGLU):
-            kernels[name] = ("mlp", {"paceline_tanh": module.paceline_tanh})
-    return kernels
+    return {
+        name: (kernel, {attribute: getattr(module, attribute) for attribute in attributes})
+        for name, module in hf.named_modules()
+        for kernel, (kind, attributes) in _KERNELS.items()
+        if isinstance(module, kind)
+    }
 
 
 def swap_kernel(module: nn.Module, kernel: str, values: Mapping[str, Json]) -> None:
     """Swap ``module`` to one of the kernels of ``kernels_of``."""
-    kind = {"norm": FusedRMSNorm, "attention": FusedAttention, "mlp": FusedSwiGLU}[kernel]
+    kind = _KERNELS[kernel][0]
     if not isinstance(module, kind):
         module.__class__ = replace_forward(kind, type(module))
     for name, value in values.items():
@@ -244,18 +245,6 @@ def _send_rows(slices: Slices | None, root: RootModule, world: World) -> None:
         root.slices.more[name] = rows.cpu()
 
 
-def tensors_of(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters, buffers, and tensors kept as plain attributes (some models keep rotary frequencies
-    so); tied parameters once.
-    """
-    yield from root.named_parameters()
-    yield from root.named_buffers()
-    for prefix, module in root.named_modules():
-        for name, value in vars(module).items():
-            if isinstance(value, Tensor):
-                yield f"{prefix}.{name}", value
-
-
 def _plain(name: str) -> str:
     return name.removeprefix("hf.")
 
@@ -279,15 +268,6 @@ def own_part(target: Tensor, read: Read, device: torch.device) -> Tensor:
     local = block.to(device=device, dtype=target.dtype, copy=True).contiguous()
     shared = DTensor(local, target._spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return nn.Parameter(shared, target.requires_grad)
-
-
-def replace_tensors(root: nn.Module, made: Mapping[int, Tensor]) -> None:
-    """Replace each old tensor by the new one (keyed by the old one's id) wherever it is registered."""
-    for module in root.modules():
-        for table in (module._parameters, module._buffers, vars(module)):
-            for name, old in list(table.items()):
-                if isinstance(old, Tensor) and id(old) in made:
-                    table[name] = made[id(old)]  # type: ignore[assignment]
 
 
 def empty_model(
@@ -341,8 +321,7 @@ def draw(hf: HFModel, names: Iterable[str], seed: int) -> None:
             hf._init_weights(module)  # type: ignore[no-untyped-call]
 
 
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def _parameters_on_meta() -> AbstractContextManager[None]:
     """Inside the context a module's parameters lose their storage when they are registered."""
     register = nn.Module.register_parameter
 
@@ -351,11 +330,7 @@ def _parameters_on_meta() -> Iterator[None]:
             parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+    return replaced(nn.Module, register_parameter=on_meta)
 
 
 @dataclass(frozen=True)

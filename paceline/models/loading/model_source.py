@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.core.diagnostics import Diagnostic
@@ -26,6 +27,8 @@ _STRIPPED = (
     "_name_or_path",
     "transformers_version",
 )
+
+_FILES = ["model*.safetensors", "model.safetensors.index.json"]
 
 
 class ModelSource(Protocol):
@@ -201,3 +204,12 @@ def _fields(kind: type) -> frozenset[str]:
 def _listed(names: Collection[str]) -> str:
     more = len(names) - SHOWN
     return ", ".join(list(names)[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def weights_folder(name: str, revision: str | None) -> Path:
+    """Return the local folder of ``name``; the hub's weights are downloaded if they are not there yet."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(name, revision=revision or "main", allow_patterns=_FILES))

@@ -21,9 +21,8 @@ from paceline.core.safetensors_header import StoredTensor, header_of
 from paceline.models import codes
 from paceline.models.loading.dequantize import formula_of, plain_shape
 from paceline.models.loading.loading_report import listed
-from paceline.models.loading.model_source import ModelSource, raw_config
+from paceline.models.loading.model_source import ModelSource, raw_config, weights_folder
 from paceline.models.loading.safetensors_files import OpenedFiles, StoredSlice, TensorFiles
-from paceline.models.loading.stored_dtype import weights_folder
 from paceline.plan.model.files.safetensors_headers import weights_of
 from paceline.plan.model.quantized_weights import PackedNames, packed_names, settings_of
 

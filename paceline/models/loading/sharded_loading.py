@@ -22,12 +22,11 @@ from paceline.core.errors import ConfigError
 from paceline.core.safetensors_header import FLOATS, StoredTensor, header_of
 from paceline.models.loading.folder_tensors import FolderTensors
 from paceline.models.loading.loading_report import Join, conversions
-from paceline.models.loading.materialize import replace_tensors
 from paceline.models.loading.model_source import cannot_load
 from paceline.models.loading.quantized_folder import QuantisedFiles, QuantisedFolder
 from paceline.models.loading.resize_embeddings import new_rows
 from paceline.models.loading.safetensors_files import OpenedFiles, TensorFiles
-from paceline.models.module_tensors import persistent_buffers
+from paceline.models.module_tensors import persistent_buffers, replace_tensors
 from paceline.plan.model.files.safetensors_headers import weights_of
 from paceline.protocols.model import Slices
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from paceline.models.attention.sequence_info import sequence_info_of
 from paceline.models.lora.expert_lora import Experts
+from paceline.models.module_tensors import replaced
 from paceline.models.parallel.tp_regions import (
     Group,
     block_of,
@@ -305,17 +306,6 @@ def experts_obstacle(module: nn.Module, size: int) -> str:
     return f"{count} experts cannot be split into {size} equal parts" if count % size else ""
 
 
-@contextmanager
-def _counting(module: nn.Module, mine: int) -> Iterator[None]:
-    """Inside the context the module has ``mine`` experts; outside its routers are counted over all."""
-    count = vars(module)["num_experts"]
-    vars(module)["num_experts"] = mine
-    try:
-        yield
-    finally:
-        vars(module)["num_experts"] = count
-
-
 def local_experts_forward(module: nn.Module, tensors: Tensors) -> Forward:
     """Forward of this rank's experts: replicated hidden states, choices and weights of all tokens; the sum
     over the group is every expert's.
@@ -329,7 +319,8 @@ def local_experts_forward(module: nn.Module, tensors: Tensors) -> Forward:
         hidden, weights = (copy_to_tp(x, group) for x in (hidden_states, top_k_weights))
         own = top_k_index - first
         others = (own < 0) | (own >= mine)
-        with local_parameters(module, group), _counting(module, mine):
+        # outside its routers are counted over all
+        with local_parameters(module, group), replaced(module, num_experts=mine):
             out: Tensor = forward(hidden, own.masked_fill(others, mine), weights.masked_fill(others, 0.0))
         return reduce_from_tp(out, group)
 

@@ -145,14 +145,6 @@ class SequenceGroups(Protocol):
     get_sequence_parallel_group: Callable[[], ProcessGroup]
 
 
-class AutoTPSettings(Protocol):
-    """The config's ``tensor_parallel``, as DeepSpeed has read it."""
-
-
-class ReplacedParameters(Protocol):
-    """What AutoTP has put in the place of which parameter."""
-
-
 class Engine(nn.Module):
     """``DeepSpeedEngine``."""
 
@@ -178,6 +170,4 @@ class Engine(nn.Module):
 
     def backward(self, loss: Tensor, scale_wrt_gas: bool) -> None: ...
 
-    def _configure_tensor_parallel(
-        self, model: RootModule, settings: AutoTPSettings
-    ) -> ReplacedParameters: ...
+    def _configure_tensor_parallel(self, model: RootModule, settings: object) -> object: ...

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.json_types import JsonObject
-from paceline.models.loading.materialize import Read, build_on_meta, fill, replace_tensors
+from paceline.models.loading.materialize import Read, build_on_meta, fill
+from paceline.models.module_tensors import replace_tensors
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
 from paceline.runtime.process_group.world import World
 from paceline.strategies.deepspeed.autotp import prepare_root

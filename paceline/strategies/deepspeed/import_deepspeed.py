@@ -7,14 +7,14 @@ import importlib.util
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.launch.environment.deepspeed_build_locks import await_build
 from paceline.launch.environment.guide_variables import set_defaults
+from paceline.models.module_tensors import replaced
 from paceline.runtime.process_group.world import World, environment
 from paceline.strategies import codes
 
@@ -62,8 +62,7 @@ def library(world: World) -> ModuleType:
     return package
 
 
-@contextmanager
-def without_shared_memory_op() -> Iterator[None]:
+def without_shared_memory_op() -> AbstractContextManager[None]:
     """Inside the context, DeepSpeed's start on a CPU compiles nothing.
 
     Its shared-memory op is used by ``inference_all_reduce`` only, but every start would build it (a C++
@@ -72,13 +71,7 @@ def without_shared_memory_op() -> Iterator[None]:
     """
     from deepspeed import comm  # noqa: F401 - brings the module below into sys.modules
 
-    module: Any = sys.modules["deepspeed.comm.torch"]
-    builder = module.build_shm_op
-    module.build_shm_op = lambda: None
-    try:
-        yield
-    finally:
-        module.build_shm_op = builder
+    return replaced(sys.modules["deepspeed.comm.torch"], build_shm_op=lambda: None)
 
 
 def need_async_io(world: World) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.models.module_tensors import replaced
 from paceline.plan.strategies.deepspeed.zero_block import whole
 from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
@@ -22,7 +23,7 @@ from paceline.strategies.deepspeed.zero3 import hooks_without_gathering
 
 if TYPE_CHECKING:
     from paceline.protocols.model import RootModule
-    from paceline.strategies.deepspeed.engine_types import AutoTPSettings, Engine, ReplacedParameters
+    from paceline.strategies.deepspeed.engine_types import Engine
 
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -73,25 +74,22 @@ def start_engine(
     return engine
 
 
-@contextmanager
-def _calling(deepspeed: ModuleType, after_sharding: Callable[[], None] | None) -> Iterator[None]:
+def _calling(
+    deepspeed: ModuleType, after_sharding: Callable[[], None] | None
+) -> AbstractContextManager[None]:
     """Inside the context an engine calls ``after_sharding`` between AutoTP and the move to its device, for
     which it has no hook.
     """
     kind: type[Engine] = deepspeed.DeepSpeedEngine
     configure = kind._configure_tensor_parallel
 
-    def and_call(engine: Engine, model: RootModule, settings: AutoTPSettings) -> ReplacedParameters:
+    def and_call(engine: Engine, model: RootModule, settings: object) -> object:
         replaced = configure(engine, model, settings)
         if after_sharding is not None:
             after_sharding()
         return replaced
 
-    kind._configure_tensor_parallel = and_call  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        kind._configure_tensor_parallel = configure  # type: ignore[method-assign]
+    return replaced(kind, _configure_tensor_parallel=and_call)
 
 
 def opened(world: World, config: JsonObject) -> ModuleType:

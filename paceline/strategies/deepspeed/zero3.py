@@ -5,9 +5,10 @@ decoding.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from paceline.models.module_tensors import replaced
 from paceline.protocols.model import RootModule
 from paceline.strategies.deepspeed.partition_views import is_managed, is_partitioned
 
@@ -32,8 +33,7 @@ def register_head(root: RootModule) -> None:
         register_external_parameter(root, parameter)
 
 
-@contextmanager
-def hooks_without_gathering() -> Iterator[None]:
+def hooks_without_gathering() -> AbstractContextManager[None]:
     """Inside the context a new engine registers the hooks of its gradients on partitioned parameters.
 
     DeepSpeed gathers each parameter first, so that every rank holds a whole embedding (with gloo twice) and
@@ -45,24 +45,12 @@ def hooks_without_gathering() -> Iterator[None]:
 
     def without(optimizer: PartitionedOptimizer) -> None:
         parameters = [parameter for group in optimizer.fp16_groups for parameter in group]
-        gathers = [parameter.all_gather for parameter in parameters]
-        for parameter in parameters:
-            parameter.all_gather = _nothing
-        try:
+        with ExitStack() as stack:
+            for parameter in parameters:  # gathers nothing: the parameter stays partitioned
+                stack.enter_context(replaced(parameter, all_gather=lambda: None))
             register(optimizer)
-        finally:
-            for parameter, gather in zip(parameters, gathers, strict=True):
-                parameter.all_gather = gather
 
-    setattr(DeepSpeedZeroOptimizer_Stage3, _REGISTER, without)
-    try:
-        yield
-    finally:
-        setattr(DeepSpeedZeroOptimizer_Stage3, _REGISTER, register)
-
-
-def _nothing() -> None:
-    """Gather nothing: the parameter stays partitioned."""
+    return replaced(DeepSpeedZeroOptimizer_Stage3, **{_REGISTER: without})
 
 
 @contextmanager

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
-from paceline.models.loading.materialize import build_on_meta, fill, tensors_of
+from paceline.models.loading.materialize import build_on_meta, fill
+from paceline.models.module_tensors import tensors_of
 from paceline.models.parallel.pipeline_stages import small_layers_pass_tuples, split, token_ids
 from paceline.models.parallel.tensor_parallel import apply_tensor_parallel
 from paceline.models.role_module import RoleModule

@@ -17,7 +17,7 @@ from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.data.chat_template.template_texts import templates_in
 from paceline.data.prepare.prepare import Prepared
-from paceline.models.loading.stored_dtype import weights_folder
+from paceline.models.loading.model_source import weights_folder
 from paceline.models.lora.lora import Adapter
 from paceline.models.special_tokens import align
 from paceline.plan.plan import Plan

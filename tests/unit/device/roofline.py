@@ -42,7 +42,7 @@ from roofline_flex import FLEX_WITHOUT_NUMBERS, flex_flops, visible_and_counted
 
 from paceline.algorithms.algorithm import algorithm_class
 from paceline.models.attention.flex_attention import VisibleKeys
-from paceline.models.loading.materialize import replace_tensors
+from paceline.models.module_tensors import replace_tensors
 from paceline.plan.model.kernels import head_chunk_bytes
 from paceline.plan.model.model_catalogue import named_config
 from paceline.protocols.batch import Batch

@@ -21,7 +21,7 @@ from paceline.config.schema import Config
 from paceline.models.compute_dtype import weight_owners
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.materialize import skeleton
-from paceline.models.loading.stored_dtype import buffers_keep_dtype
+from paceline.models.loading.weights_source import buffers_keep_dtype
 from paceline.plan.cost.memory.fits import MemoryNeeded, room_of
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.family import families
@@ -179,14 +179,14 @@ def test_a_folder_is_read_in_its_dtype_and_arrives_as_it_is_kept(
     largest = torch.float32.itemsize * WIDE["vocab_size"] * WIDE["hidden_size"]
     assert room.start_host - interpreter == largest  # the rest stays mapped
     factory = HFModelFactory(config.model)
-    assert factory._stored_dtype(None) == getattr(torch, dtype)
+    assert factory.weights.dtype(None) == getattr(torch, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_read_in_its_files_dtype_stays_mapped(folders: dict[str, Path], dtype: str) -> None:
     """Eight processes of a node then share these pages (``plan.cost.starts.mapped``)."""
     config, _, _ = job({"name_or_path": str(folders[dtype])}, "bf16", {})
-    hf = HFModelFactory(config.model)._from_weights(None)
+    hf = HFModelFactory(config.model).weights.from_files(None)
     lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     spans = [
         [int(end, 16) for end in parts[0].split("-")]

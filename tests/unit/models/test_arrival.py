@@ -11,10 +11,11 @@ from model_families import FAMILIES, Source
 from support import swept
 from torch import Tensor, nn
 
-from paceline.models import compute_dtype, factory
+from paceline.models import compute_dtype
 from paceline.models.factory import HFModelFactory
+from paceline.models.loading import weights_source
 from paceline.models.loading.materialize import kernels_of
-from paceline.models.loading.stored_dtype import stored_dtype
+from paceline.models.loading.weights_source import stored_dtype
 from paceline.models.module_tensors import arrive, standing_in
 from paceline.models.quantized_linear import scales_of
 from paceline.models.role_module import RoleModule
@@ -44,7 +45,7 @@ def both(monkeypatch: pytest.MonkeyPatch, name: str, **options: Any) -> tuple[Ro
     own = HFModelFactory(source, **options)
     narrow = own()
     with monkeypatch.context() as patch:
-        patch.setattr(factory, "stored_dtype", lambda *_: torch.float32)
+        patch.setattr(weights_source, "stored_dtype", lambda *_: torch.float32)
         other = HFModelFactory(source, **options)
         wide = other()
     assert own.fingerprint == other.fingerprint

@@ -12,7 +12,8 @@ from torch import nn
 
 from paceline.core.errors import PacelineError
 from paceline.models.factory import HFModelFactory
-from paceline.models.loading.materialize import fill, replace_tensors
+from paceline.models.loading.materialize import fill
+from paceline.models.module_tensors import replace_tensors
 from paceline.protocols.model import BuildOptions
 
 ALONE: Any = SimpleNamespace(is_main=True, device=torch.device("cpu"), broadcast_json=lambda value: value)

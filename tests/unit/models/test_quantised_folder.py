@@ -19,11 +19,12 @@ from torch import Tensor
 from paceline.checkpoint.export.hf_export import export_hf
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
-from paceline.models.factory import READ_IN_PARTS, HFModelFactory
+from paceline.models.factory import HFModelFactory
 from paceline.models.loading import dequantize, quantized_folder
 from paceline.models.loading.dequantize import by_blocks, mxfp4
 from paceline.models.loading.safetensors_files import OpenedFiles
 from paceline.models.loading.sharded_loading import FolderSlices
+from paceline.models.loading.weights_source import READ_IN_PARTS
 from paceline.plan.model.read_config import shape_of
 from paceline.plan.plan import AdapterSpec
 from paceline.plan.workload.startup_memory import UNPACKING
