@@ -80,7 +80,8 @@ class CompiledLayers:
             except torch._dynamo.exc.TorchDynamoException as error:
                 if isinstance(error, torch._dynamo.exc.BackendCompilerFailed):
                     raise
-                self.refused = _first_sentence(error)
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+                self.refused = " ".join(lines[:2])[:300]
                 return _own_forward(type(layer))(layer, *args, **kwargs)
 
         return forward
@@ -131,8 +132,3 @@ def _mark(tensor: Tensor, *dims: int) -> None:
     for dim in dims:
         if tensor.shape[dim] > 1:  # torch makes graphs of their own for sizes 0 and 1
             torch._dynamo.maybe_mark_dynamic(tensor, dim)
-
-
-def _first_sentence(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2])[:300]

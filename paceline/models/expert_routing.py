@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models import codes
 from paceline.models.attention.padded_documents import PaddedRows
@@ -28,8 +27,7 @@ def routers(hf: HFModel) -> Iterator[nn.Module]:
     # the classes whose outputs Transformers records as router logits
     recorded = (getattr(hf.base_model, "_can_record_outputs", None) or {}).get("router_logits")
     specs = recorded if isinstance(recorded, list) else [recorded]
-    found: list[type[nn.Module] | None] = [getattr(spec, "target_class", None) for spec in specs]
-    classes = tuple(one for one in found if one is not None)
+    classes = tuple(kind for spec in specs if (kind := getattr(spec, "target_class", None)) is not None)
     for module in hf.modules():
         name = type(module).__name__
         if isinstance(module, classes) and ("Router" in name or "Gat" in name):
@@ -40,13 +38,9 @@ def freeze_routers(hf: HFModel) -> None:
     """Leave the routers as they are in training. Raises ConfigError ``models.no_router`` if none is found."""
     found = list(routers(hf))
     if not found:
-        raise ConfigError(_no_router(type(hf).__name__))
+        raise ConfigError(codes.MODELS_NO_ROUTER("training.freeze_router", type(hf).__name__))
     for module in found:
         module.requires_grad_(False)
-
-
-def _no_router(kind: str) -> Diagnostic:
-    return codes.MODELS_NO_ROUTER("training.freeze_router", kind)
 
 
 _VISITED = ("num_experts_per_tok", "moe_k")
@@ -66,8 +60,11 @@ class RouterSums:
         counts = (getattr(config, name, None) for name in _VISITED)
         self.visited = next((count for count in counts if isinstance(count, int)), 0)
         self._kind = type(hf).__name__
-        if not self.visited:
-            raise ConfigError(_not_recorded(self._kind))
+        self._check(bool(self.visited))
+
+    def _check(self, recorded: bool) -> None:
+        if not recorded:
+            raise ConfigError(codes.MODELS_ROUTER_LOGITS("training.router_aux_loss_coef", self._kind))
 
     def __call__(
         self,
@@ -80,15 +77,14 @@ class RouterSums:
 
         ``shared``: the tokens are those that are computed once; ``rows``: they lie in padded rows.
         """
-        if not logits:
-            raise ConfigError(_not_recorded(self._kind))
+        self._check(bool(logits))
+        assert logits
         flat = [one.reshape(-1, one.shape[-1]) for one in logits]
         if shared is not None:
             flat = [shared.full(one, 0) for one in flat]
         if rows is not None:
             flat = [rows.unpad(one.view(*rows.index.shape, -1)) for one in flat]
-        bounds = batch.boundaries()
-        lengths = bounds[1:] - bounds[:-1]
+        lengths = batch.boundaries().diff()
         document = torch.repeat_interleave(lengths, output_size=flat[0].shape[0])
         return _DocumentSums.apply(self.visited, lengths, document, *flat)
 
@@ -134,10 +130,6 @@ def _softmax(logits: Tensor) -> Tensor:
     return torch.softmax(logits.to(_wide(logits)), dim=-1)
 
 
-def _not_recorded(kind: str) -> Diagnostic:
-    return codes.MODELS_ROUTER_LOGITS("training.router_aux_loss_coef", kind)
-
-
 class RouterLoad:
     """Counts the tokens of each expert of each layer, fillers left out, while ``counting``.
 
@@ -146,7 +138,8 @@ class RouterLoad:
     """
 
     def __init__(self, hf: HFModel) -> None:
-        self._layers = expert_layers(hf)
+        # called with (hidden states, chosen experts, their weights)
+        self._layers = [m for m in hf.modules() if hasattr(m, "_apply_gate") and hasattr(m, "num_experts")]
         self._real: Tensor | None = None  # int64 [tokens as the experts see them]: 0 for fillers and padding
         self._counts: Tensor | None = None  # int64 [layers, experts]
         self._hooks = [
@@ -159,9 +152,10 @@ class RouterLoad:
     ) -> Iterator[None]:
         """Count inside the context, not in a later recomputation; without gradients nothing is counted."""
         if self._layers and torch.is_grad_enabled():
-            lengths = (bounds := batch.boundaries())[1:] - bounds[:-1]
             real = (batch.document_ids >= 0).long()
-            real = torch.repeat_interleave(real, lengths, output_size=batch.input_ids.shape[1])
+            real = torch.repeat_interleave(
+                real, batch.boundaries().diff(), output_size=batch.input_ids.shape[1]
+            )
             if shared is not None:
                 real = shared.kept(real, 0)
             self._real = real if rows is None else (real[rows.index] * rows.real).flatten()
@@ -186,7 +180,7 @@ class RouterLoad:
             if self._real is None:
                 return
             with torch.no_grad():
-                self._add(index, _experts_of(layer), given[1])
+                self._add(index, vars(layer)["num_experts"], given[1])
 
         return count
 
@@ -196,15 +190,3 @@ class RouterLoad:
             self._counts = torch.zeros(len(self._layers), experts, dtype=torch.int64, device=chosen.device)
         weights = self._real[:, None].expand(chosen.shape).reshape(-1)
         self._counts[index].scatter_add_(0, chosen.reshape(-1), weights)
-
-
-def expert_layers(hf: HFModel) -> list[nn.Module]:
-    """Return the modules that hold all experts of a layer and are called with (hidden states, chosen experts,
-    their weights).
-    """
-    return [m for m in hf.modules() if hasattr(m, "_apply_gate") and hasattr(m, "num_experts")]
-
-
-def _experts_of(layer: nn.Module) -> int:
-    count: int = vars(layer)["num_experts"]
-    return count

@@ -29,7 +29,8 @@ from paceline.models.loading.model_source import ModelSource
 from paceline.models.loading.sharded_loading import FolderSlices, read_rest
 from paceline.models.loading.weights_source import WeightsSource
 from paceline.models.lora.expert_lora import compute_in_float64
-from paceline.models.lora.lora import Adapter, add_adapter, base_fingerprint, plain_name
+from paceline.models.lora.lora import Adapter, add_adapter, base_fingerprint
+from paceline.models.lora.names import plain_name
 from paceline.models.module_tensors import arrive, persistent_buffers, stand_in_values
 from paceline.models.quantized_linear import check_quantisable, convert_to_fp8, empty_layers, quantise
 from paceline.models.recurrent_layers import keep_documents_apart

@@ -199,3 +199,12 @@ def _values(like: Tensor) -> Tensor:
     steps = torch.arange(like.numel(), dtype=torch.int32).remainder_(_STEPS).to(torch.float32)
     inputs = like.shape[-1] if like.ndim > 1 else 1
     return steps.div_(_STEPS / 2).sub_(1.0).mul_(inputs**-0.5).view(like.shape).to(like.dtype)
+
+
+def ties(hf: nn.Module) -> dict[str, str]:
+    """Map the other names of tied parameters to their own (``lm_head.weight`` ->
+    ``model.embed_tokens.weight``).
+    """
+    own = {id(p): name for name, p in hf.named_parameters()}
+    every = hf.named_parameters(remove_duplicate=False)
+    return {name: own[id(p)] for name, p in every if own[id(p)] != name}

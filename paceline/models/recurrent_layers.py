@@ -45,7 +45,7 @@ class ByDocument(nn.Module):
             return super().forward(*args, **kwargs)
         given = inspect.signature(super().forward).bind(*args, **kwargs)
         given.arguments.update({name: None for name in _MASKS if name in given.arguments})
-        tokens = given.arguments[_hidden_of(given.arguments)].shape[1]
+        tokens = given.arguments[next(name for name in _HIDDEN if name in given.arguments)].shape[1]
         if self.ends is not None:
             return _whole(super().forward, given, tokens, layout, boundaries(self.ends, layout))
         groups = _split(given.arguments, tokens, layout)
@@ -135,10 +135,6 @@ def _carries_state(module: nn.Module, kinds: Any) -> bool:
     number = getattr(module, "layer_idx", None)
     typed = isinstance(number, int) and number < len(kinds) and kinds[number] in _OF_STATE
     return _STATE in names or (typed and not _CACHES.isdisjoint(names))
-
-
-def _hidden_of(arguments: Mapping[str, Any]) -> str:
-    return next(name for name in _HIDDEN if name in arguments)
 
 
 def _split(arguments: Mapping[str, Any], tokens: int, layout: PackedSequenceInfo) -> list[dict[str, Any]]:

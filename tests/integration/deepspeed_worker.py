@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from tiny_parts import MemoryReader, TinyObjective, make_batch
 
 from paceline.models.factory import HFModelFactory
-from paceline.models.lora.lora import plain_name
+from paceline.models.lora.names import plain_name
 from paceline.plan.mesh import Mesh, split_batch
 from paceline.plan.plan import AdapterSpec, DdpOptions, OptimizerSpec, Precision
 from paceline.plan.plan_json import from_json

@@ -15,7 +15,7 @@ from paceline.checkpoint.format.strict_json import parse_object
 from paceline.core.files import MAX_CONFIG_BYTES, open_file, read_bytes
 from paceline.core.json_types import JsonObject
 from paceline.models.heads.sequence_classification import HEAD
-from paceline.models.lora.lora import PEFT_PREFIX
+from paceline.models.lora.names import PEFT_PREFIX
 from paceline.models.module_tensors import persistent_buffers
 from paceline.protocols.roles import Role
 from paceline.strategies.optimizers.build import decays

@@ -45,7 +45,7 @@ from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.checkpoint.save.retention import being_read
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.json_types import as_object
-from paceline.models.lora.lora import WEIGHTS
+from paceline.models.lora.names import WEIGHTS
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import BUFFER, PARAM
 

@@ -22,7 +22,8 @@ from paceline.core.json_types import Json, as_number, as_object
 from paceline.models.factory import HFModelFactory
 from paceline.models.heads.sequence_classification import Classes
 from paceline.models.loading.sharded_loading import FolderSlices
-from paceline.models.lora.lora import Step, base_fingerprint, merging
+from paceline.models.lora.base_weights import Step, merging
+from paceline.models.lora.lora import base_fingerprint
 from paceline.models.module_tensors import persistent_buffers
 from paceline.models.quantized_linear import packed_weights, rounded
 from paceline.plan.plan import AdapterSpec, Quantization

@@ -26,7 +26,7 @@ from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import CheckpointError
 from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import JsonObject, as_object
-from paceline.models.lora.lora import WEIGHTS, adapted_modules, peft_key
+from paceline.models.lora.names import WEIGHTS, adapted_modules, peft_key
 from paceline.models.module_tensors import shapes_standing_in
 from paceline.plan.features.peft_settings import alpha_of, names_module, rank_of, spec_of
 

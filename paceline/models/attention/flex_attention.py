@@ -119,16 +119,15 @@ def documents_flex(
     Triton multiplies no heads below 16: smaller ones get zeros.
     """
     own = value.shape[-1]
-    query, key, value = (_at_least(x, FLEX_MIN_WIDTH) for x in (query, key, value))
+    query, key, value = (
+        F.pad(x, (0, short)) if (short := FLEX_MIN_WIDTH - x.shape[-1]) > 0 else x
+        for x in (query, key, value)
+    )
     out, sums = flex(query, key, value, seen.first, seen.last, seen.blocks, scale, softcap, sinks is not None)
     if sums is not None and sinks is not None:
         share = torch.sigmoid(sums - sinks.float()[None, :, None])
         out = (out * share.unsqueeze(-1)).to(query.dtype)
     return out[..., :own]
-
-
-def _at_least(x: Tensor, width: int) -> Tensor:
-    return x if x.shape[-1] >= width else F.pad(x, (0, width - x.shape[-1]))
 
 
 BLOCK = 128

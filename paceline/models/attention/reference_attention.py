@@ -236,7 +236,8 @@ def documents_padded(
     q, k, v = (rows.pad(x[0].transpose(0, 1)).transpose(1, 2) for x in (query, key, value))
     if sinks is not None:
         q, k, v = _before_all(q, k, v, sinks.float() / scale)
-    q, k, v = (_in_multiples(x) for x in (q, k, v))
+    # a pad of nothing would copy
+    q, k, v = (F.pad(x, (0, short)) if (short := -x.shape[-1] % FLASH_MULTIPLE) else x for x in (q, k, v))
     mask = None if window is None else causal_mask(q.shape[2], window, query.device)
     if mask is not None and sinks is not None:
         mask[:, 0] = True
@@ -266,8 +267,3 @@ def _before_all(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor,
     q = F.pad(F.pad(q, (0, 1), value=1.0), (0, 0, 1, 0))
     at_sink = F.pad(sinks.to(k.dtype)[:, None, None], (k.shape[-1], 0)).expand(k.shape[0], -1, -1, -1)
     return q, torch.cat([at_sink, F.pad(k, (0, 1))], dim=2), F.pad(v, (0, q.shape[-1] - v.shape[-1], 1, 0))
-
-
-def _in_multiples(x: Tensor) -> Tensor:
-    missing = -x.shape[-1] % FLASH_MULTIPLE
-    return F.pad(x, (0, missing)) if missing else x

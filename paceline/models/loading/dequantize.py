@@ -214,7 +214,8 @@ def plain_shape(shapes: Mapping[str, tuple[int, ...]], settings: Settings) -> tu
     return columns, rows * 32 // int(str(settings["bits"]))
 
 
-_FORMULAS: Mapping[str, Callable[[Parts, Settings], Tensor]] = {
+#: ``plan.model.quantised_base`` refuses other methods
+FORMULAS: Mapping[str, Callable[[Parts, Settings], Tensor]] = {
     FP8: fp8,
     FBGEMM: fp8,
     MXFP4: mxfp4,
@@ -222,8 +223,3 @@ _FORMULAS: Mapping[str, Callable[[Parts, Settings], Tensor]] = {
     AWQ: awq,
     COMPRESSED: compressed,
 }
-
-
-def formula_of(settings: Settings) -> Callable[[Parts, Settings], Tensor]:
-    """Return the formula of a folder with these settings (``plan.model.quantised_base`` refuses others)."""
-    return _FORMULAS[str(settings["quant_method"])]

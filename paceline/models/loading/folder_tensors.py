@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.safetensors_header import StoredTensor, header_of
 from paceline.core.units import human_bytes
@@ -109,20 +108,18 @@ def folder_tensors(
         return FolderTensors(folder, stored, found, leaves_out)
     packed = quantised.names
     if inside := [one for one in found.carried if one in packed.weights and not leaves_out]:
-        raise ConfigError(_quantised_tower(name, inside))
+        raise ConfigError(
+            plan_codes.PLAN_QUANTISED_BASE(
+                "weights beside the language model are stored quantized, and an export could not copy them: the"
+                " class with all parts would not read them without its quantization_config",
+                "model.name_or_path",
+                f"{name}: {listed(inside)}",
+                "use the release of this model in bfloat16",
+            )
+        )
     found = replace(found, carried=tuple(n for one in found.carried for n in packed.files_of(one)))
     size = human_bytes(packed.num_bytes)
     counted = f"{len(packed.weights)} quantized weights read as bfloat16 ({size})"
     if packed.idle:
         counted += f", {len(packed.idle)} scales of activations left out"
     return FolderTensors(folder, stored, found, leaves_out, counted)
-
-
-def _quantised_tower(where: str, names: list[str]) -> Diagnostic:
-    return plan_codes.PLAN_QUANTISED_BASE(
-        "weights beside the language model are stored quantized, and an export could not copy them: the class"
-        " with all parts would not read them without its quantization_config",
-        "model.name_or_path",
-        f"{where}: {listed(names)}",
-        "use the release of this model in bfloat16",
-    )

@@ -142,7 +142,9 @@ def parameter_kinds(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[str,
             kind = EMBEDDING
         elif leaf.endswith("bias") or len(shape) < 2:
             kind = OTHER
-        elif _ONE_EXPERT.search(name) or _is_stack(owner, shape, experts):
+        elif _ONE_EXPERT.search(name) or (  # or one matrix per expert, stacked
+            len(shape) == 3 and (shape[0] in experts or owner.endswith("experts"))
+        ):
             kind = EXPERTS
         elif isinstance(module, nn.Linear):
             above, _, own = owner.rpartition(".")
@@ -154,11 +156,6 @@ def parameter_kinds(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[str,
         elif leaf.endswith(("weight", "proj")):
             kind = MATRIX
         yield name, shape, kind
-
-
-def _is_stack(owner: str, shape: tuple[int, ...], experts: frozenset[int]) -> bool:
-    """Whether a tensor stacks one matrix per expert."""
-    return len(shape) == 3 and (shape[0] in experts or owner.endswith("experts"))
 
 
 #: Parameters by which a mixer with state is known: decays, gates of a recurrence, convolutions over time.

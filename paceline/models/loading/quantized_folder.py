@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject, as_object
 from paceline.core.safetensors_header import StoredTensor, header_of
 from paceline.models import codes
-from paceline.models.loading.dequantize import formula_of, plain_shape
+from paceline.models.loading.dequantize import FORMULAS, plain_shape
 from paceline.models.loading.loading_report import listed
 from paceline.models.loading.model_source import ModelSource, raw_config, weights_folder
 from paceline.models.loading.safetensors_files import OpenedFiles, StoredSlice, TensorFiles
@@ -47,7 +46,7 @@ class QuantisedFolder:
         with tensors of files.
         """
         opened = OpenedFiles()
-        return {name: _Unread(self, name, opened) for name in wanted}
+        return {name: _Plain(self, name, opened) for name in wanted}
 
     def plain(self) -> dict[str, StoredTensor]:
         """Return the tensors that the files would have if their weights were plain; the span of a weight is
@@ -90,7 +89,7 @@ class QuantisedFolder:
         cut = slice(first, end) if some else slice(None)
         stored = {what: self._stored(one, opened, cut) for what, one in parts.items()}
         with _fitting(name):
-            found = formula_of(self.settings)(stored, self.settings)
+            found = FORMULAS[str(self.settings["quant_method"])](stored, self.settings)
             found = found if some else found[first:end]
             if tuple(found.shape) != (
                 wanted := (len(range(*slice(first, end).indices(shape[0]))), *shape[1:])
@@ -110,7 +109,14 @@ def _fitting(name: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, RuntimeError, IndexError, KeyError, TypeError) as error:
-        raise ConfigError(_misfit(name, str(error) or repr(error))) from error
+        raise ConfigError(
+            codes.MODELS_CANNOT_LOAD(
+                "a quantized weight cannot be read as config.json says it is stored",
+                "model.name_or_path",
+                f"{name}: {(str(error) or repr(error)).splitlines()[0][:200]}",
+                "use the release of this model in bfloat16",
+            )
+        ) from error
 
 
 class QuantisedFiles(TensorFiles):
@@ -144,19 +150,11 @@ class _Plain(StoredSlice):
     def get_shape(self) -> list[int]:
         return list(self.folder.shape_of(self.name, self.opened))
 
-    def __getitem__(self, where: tuple[slice, ...]) -> Tensor:
+    def __getitem__(self, where: tuple[slice, ...] | EllipsisType) -> Tensor:
+        if where is ...:  # all of it, as Transformers' loader indexes a tensor of a file
+            return self.folder.read(self.name, self.opened)
         first, end, _ = where[0].indices(self.get_shape()[0])
         return self.folder.read(self.name, self.opened, first, end)[(slice(None), *where[1:])]
-
-
-@dataclass(frozen=True)
-class _Unread:
-    folder: QuantisedFolder
-    name: str
-    opened: TensorFiles
-
-    def __getitem__(self, _: EllipsisType) -> Tensor:
-        return self.folder.read(self.name, self.opened)
 
 
 def quantised_folder(model: ModelSource) -> QuantisedFolder | None:
@@ -174,7 +172,14 @@ def quantised_folder(model: ModelSource) -> QuantisedFolder | None:
     stored = {name: entry for found in headers.values() for name, entry in found.items()}
     names = packed_names(stored, settings)
     if names.lacking:
-        raise ConfigError(_lacking(model.name_or_path, names.lacking))
+        raise ConfigError(
+            codes.MODELS_MISSING_WEIGHTS(
+                "quantized weights of the checkpoint lack their scales",
+                "model.name_or_path",
+                f"{model.name_or_path}: {listed(names.lacking)}",
+                "use a complete checkpoint",
+            )
+        )
     files = {name: file for file, found in headers.items() for name in found}
     return QuantisedFolder(as_object(settings), names, stored, files, names.others(stored) <= {"BF16"})
 
@@ -201,21 +206,3 @@ def load_dequantised(
     with suppress(OSError):  # a folder may have none
         hf.generation_config = GenerationConfig.from_pretrained(name, revision=revision)
     return hf, info
-
-
-def _lacking(where: str, names: tuple[str, ...]) -> Diagnostic:
-    return codes.MODELS_MISSING_WEIGHTS(
-        "quantized weights of the checkpoint lack their scales",
-        "model.name_or_path",
-        f"{where}: {listed(names)}",
-        "use a complete checkpoint",
-    )
-
-
-def _misfit(name: str, error: str) -> Diagnostic:
-    return codes.MODELS_CANNOT_LOAD(
-        "a quantized weight cannot be read as config.json says it is stored",
-        "model.name_or_path",
-        f"{name}: {error.splitlines()[0][:200]}",
-        "use the release of this model in bfloat16",
-    )

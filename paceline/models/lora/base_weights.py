@@ -1,6 +1,6 @@
-"""Adapters that begin with a part of the base weights, which keep the remainder W - scale · B A: PiSSA
-(Meng et al. 2024, arXiv:2404.02948) with the largest singular values, OLoRA (Büyükakyüz 2024,
-arXiv:2406.01775) with the first columns of a QR decomposition.
+"""What adapters do to the weights under them: merged into them, or begun with a part of them, so that these
+keep the remainder W - scale · B A: PiSSA (Meng et al. 2024, arXiv:2404.02948) with the largest singular
+values, OLoRA (Büyükakyüz 2024, arXiv:2406.01775) with the first columns of a QR decomposition.
 
 peft computes them, in fp32 and on the host, so that the remainder is the one that ``PeftModel`` computes each
 time it loads such an adapter: a file of an adapter holds B and A alone.
@@ -9,6 +9,8 @@ time it loads such an adapter: a file of an adapter holds B and A alone.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +20,10 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.units import human_seconds
 from paceline.models import codes
-from paceline.models.lora.expert_lora import NAME
+from paceline.models.lora.expert_lora import experts_parameter, is_experts, is_transposed, merge_experts
+from paceline.models.lora.names import NAME, adapted_modules
+from paceline.plan.features.peft_settings import rank_of, scale_of
+from paceline.plan.plan_sections import AdapterSpec
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear
@@ -83,3 +88,72 @@ def _cannot(what: str, found: str, instead: str, started: bool) -> Diagnostic:
     where = "lora.adapter_name_or_path" if started else "lora.init_lora_weights"
     hint = f"init_lora_weights: {instead}; or target_modules without this layer"
     return codes.MODELS_ADAPTER_TARGET(what, where, found, MERGED if started else hint)
+
+
+_PIECE_BYTES = 16 * 2**20  # of a product that is added to a weight
+Step = Callable[[Tensor, Mapping[str, Tensor]], None]  # what the trained tensors do to a weight, in place
+
+
+def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[str, list[Step]]:
+    """Return by name how the weights of the plain model ``hf`` (they may be on meta) become those with the
+    adapters merged: W + scale · B A, in W's dtype, and what was trained in full copied in. From W is first
+    taken what the adapter began with, if it was (``init_lora_weights``). Call the steps of a weight in their
+    order, without gradients.
+
+    ``trained``: plain names. Raises KeyError for one that the model does not have.
+    """
+    own = {id(p): name for name, p in hf.named_parameters()}
+    places = {name: own[id(p)] for name, p in hf.named_parameters(remove_duplicate=False)}
+    steps: dict[str, list[Step]] = {}
+    for module in sorted(adapted_modules(iter(trained))):
+        if is_experts(hf, module):
+            name = experts_parameter(hf, spec.target_parameters, module)
+            step: Step = partial(merge_experts, is_transposed(hf, module), scale_of(spec, module), module)
+        else:
+            name = f"{module}.weight"
+            if spec.init_lora_weights:
+                taken = partial(
+                    _keep_remainder,
+                    _transposed(hf, module),
+                    spec.init_lora_weights,
+                    rank_of(spec, module),
+                    scale_of(spec, module),
+                )
+                steps.setdefault(places[name], []).append(taken)
+            step = partial(_add_product, _transposed(hf, module), scale_of(spec, module), module)
+        steps.setdefault(places[name], []).append(step)
+    for name in trained:
+        if ".lora_" not in name:
+            steps.setdefault(places[name], []).append(partial(_copy_in, name))
+    return steps
+
+
+def _keep_remainder(
+    transposed: bool, init: str, rank: int, scale: float, weight: Tensor, trained: Mapping[str, Tensor]
+) -> None:
+    """Take from ``weight`` what the adapter began with."""
+    left = remainder(weight.t() if transposed else weight, init, rank, scale)
+    weight.copy_(left.t() if transposed else left)
+
+
+def _add_product(
+    transposed: bool, factor: float, module: str, weight: Tensor, trained: Mapping[str, Tensor]
+) -> None:
+    """Add the adapter's product to ``weight``, some of its outputs at a time."""
+    a, b = (trained[f"{module}.lora_{letter}.weight"].to(weight) for letter in "AB")
+    some = max(1, _PIECE_BYTES // max(1, a.shape[1] * a.element_size()))
+    for first in range(0, b.shape[0], some):
+        delta = (b[first : first + some] @ a).mul_(factor)
+        if transposed:
+            weight[:, first : first + some].add_(delta.t())
+        else:
+            weight[first : first + some].add_(delta)
+
+
+def _copy_in(name: str, weight: Tensor, trained: Mapping[str, Tensor]) -> None:
+    weight.copy_(trained[name])
+
+
+def _transposed(hf: HFModel, module: str) -> bool:
+    """Return whether the layer stores its weight as [in, out] (``Conv1D``)."""
+    return not isinstance(hf.get_submodule(module), nn.Linear)

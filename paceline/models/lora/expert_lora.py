@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models import codes
+from paceline.models.lora.names import NAME
 
 if TYPE_CHECKING:
     from peft.tuners.lora.layer import ParamWrapper
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 IMPLEMENTATION = "paceline_adapters"
 _ADAPTERS = "_paceline_adapters"
 _ALIGNED = 16  # bytes: a row of a grouped product's operand is a multiple of these
-NAME = "default"  # peft's name of the one adapter
 
 
 class Experts(Protocol):
@@ -66,7 +65,14 @@ def route_adapters(hf: HFModel) -> int:
             wrappers, base = [*wrappers, base], base.base_layer
         flat = next((w for w in wrappers if w.num_experts == 1), None)
         if not hasattr(base, "_apply_gate") or flat is not None:
-            raise ConfigError(_no_experts(f"{name}.{(flat or outer).parameter_name}", base))
+            raise ConfigError(
+                codes.MODELS_ADAPTER_TARGET(
+                    "target_parameters can only name parameters of fused experts",
+                    "lora.target_parameters",
+                    f"{name}.{(flat or outer).parameter_name} ({type(base).__name__})",
+                    "target_parameters: [mlp.experts.gate_up_proj, mlp.experts.down_proj]",
+                )
+            )
         vars(base)[_ADAPTERS] = {w.parameter_name: w for w in wrappers}
         vars(outer)["forward"] = partial(_call, base)
         vars(base)["config"]._experts_implementation = IMPLEMENTATION
@@ -209,12 +215,3 @@ def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         found: Tensor = torch.ops.transformers.grouped_mm_fallback(x, weight, ends)
         return found
     return moe._grouped_mm(x, weight, ends)
-
-
-def _no_experts(name: str, module: nn.Module) -> Diagnostic:
-    return codes.MODELS_ADAPTER_TARGET(
-        "target_parameters can only name parameters of fused experts",
-        "lora.target_parameters",
-        f"{name} ({type(module).__name__})",
-        "target_parameters: [mlp.experts.gate_up_proj, mlp.experts.down_proj]",
-    )

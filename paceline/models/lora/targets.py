@@ -1,16 +1,31 @@
-"""Linear layers that an adapter cannot train: their parent reads the weight itself, without a call, or no
-gradient reaches them. What a parent reads cannot be packed in 4 bits either.
-"""
+"""Which layers get an adapter, which are trained in full, and which an adapter cannot train."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, TypeGuard
 
 from torch import nn
 
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.patterns import is_pattern
+from paceline.models import codes
 from paceline.models.attention.sparse_indexer import selectors
+from paceline.models.lora.base_weights import MERGED
+from paceline.models.lora.names import plain_name
+from paceline.models.module_tensors import ties
+from paceline.plan.features.peft_settings import names_module, no_adapter_in
+from paceline.plan.plan_sections import AdapterSpec
 
-#: Transformers' class -> its layers. Gemma 3n clamps the weight in training, LongCat's router widens it;
+if TYPE_CHECKING:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    from paceline.protocols.model import HFModel
+
+#: Transformers' class -> layers whose weight it reads without a call: neither adapters nor 4 bits would act
+#: there. Gemma 3n clamps the weight in training, LongCat's router widens it;
 #: state spaces hand weights to their kernels (``out_proj`` and ``x_proj`` only where such kernels are
 #: installed: an adapter would act on one machine and not on another).
 READ_BY_PARENT: Mapping[str, tuple[str, ...]] = {
@@ -46,3 +61,173 @@ def out_of_reach(hf: nn.Module) -> list[str]:
             if isinstance(module, nn.Linear):
                 found.add(".".join(f"{name}.{inner}".split(".")[-2:]))
     return sorted(found)
+
+
+def is_wrapped(module: nn.Module) -> TypeGuard[BaseTunerLayer]:
+    return hasattr(module, "_disable_adapters")
+
+
+def excluded_modules(spec: AdapterSpec, beyond: list[str]) -> str | list[str] | None:
+    """Return peft's ``exclude_modules``: the spec's own, what no adapter reaches, and what is trained in full
+    (named to peft as such, it would be copied).
+    """
+    own = list(spec.exclude_modules)
+    pattern = own.pop() if len(own) == 1 and is_pattern(own[0]) else None
+    if pattern is None and not spec.modules_to_save:
+        return list(dict.fromkeys([*own, *beyond])) or None
+    parts = [rf"(.*\.)?{re.escape(name)}" for name in (*own, *beyond)]
+    parts += map(no_adapter_in, spec.modules_to_save)
+    return "|".join([*([] if pattern is None else [f"(?:{pattern})"]), *parts])
+
+
+def check_parameters(hf: HFModel, spec: AdapterSpec) -> None:
+    """Raise ConfigError ``models.adapter_targets`` for a target parameter that the model does not have."""
+    names = [name for name, p in hf.named_parameters() if p.dim() == 3]
+    idle = [t for t in spec.target_parameters if not any(n == t or n.endswith(f".{t}") for n in names)]
+    if idle:
+        known = sorted({".".join(name.split(".")[-3:]) for name in names})
+        raise ConfigError(
+            codes.MODELS_ADAPTER_TARGETS(
+                "no tensor of fused experts has this name",
+                "lora.target_parameters",
+                ", ".join(idle),
+                f"use some of {', '.join(known)}" if known else "leave target_parameters out",
+            )
+        )
+
+
+def fused_experts(hf: HFModel) -> list[str]:
+    """Return the modules that keep all experts of a layer in one tensor: they have no linear layers for
+    adapters to wrap.
+    """
+    return [
+        name
+        for name, module in hf.named_modules()
+        if any(p is not None and p.dim() == 3 for p in module._parameters.values())
+    ]
+
+
+def trunk_linears(hf: HFModel) -> list[str]:
+    """Return the last name components of the trunk's linear layers (from the last word on: ``adapters.0``),
+    sorted; a router that is a linear layer of its own kind (Llama 4's gives scores and logits) is not among
+    them.
+    """
+    head, beyond = hf.get_output_embeddings(), out_of_reach(hf)
+    return sorted(
+        {
+            # from the last word on: ``adapters.0``
+            re.sub(r"^.*\.(?=[^.\d][^.]*(\.\d+)*$)", "", n)
+            for n, m in hf.base_model.named_modules()
+            if isinstance(m, nn.Linear)
+            and m is not head
+            and type(m).forward is nn.Linear.forward
+            and not any(n.endswith(f".{name}") for name in beyond)
+        }
+    )
+
+
+def check_layers(hf: HFModel, started: bool) -> None:
+    """Check that adapters wrap only linear layers (``nn.Linear``, GPT-2's ``Conv1D``) of the trunk; let them
+    compute in their input's dtype. ``started``: the adapter is a folder's.
+    """
+    from peft.tuners.lora import Linear, LoraLayer
+    from peft.tuners.lora.layer import ParamWrapper
+
+    head = hf.get_output_embeddings()
+    for name, module in hf.named_modules():
+        is_head = module is head
+        if not isinstance(module, LoraLayer) or isinstance(module, ParamWrapper):
+            continue
+        if is_head or not isinstance(module, Linear):
+            kind = "the head" if is_head else type(module.get_base_layer()).__name__
+            raise ConfigError(
+                codes.MODELS_ADAPTER_TARGET(
+                    "adapters can only be added to linear layers of the trunk",
+                    "lora.target_modules",
+                    f"{name} ({kind})",
+                    MERGED
+                    if started
+                    else f"target_modules: [{', '.join(_linear_names(hf))}]; modules_to_save trains"
+                    " embeddings and the head in full",
+                )
+            )
+        module.cast_input_dtype_enabled = False
+
+
+def _own_names(hf: HFModel) -> list[str]:
+    """Return the last parts of the names of modules with parameters, without those that peft has put in."""
+    modules = (n for n, m in hf.named_modules() if any(True for _ in m.parameters(recurse=False)))
+    names = {n.removesuffix(".base_layer").rpartition(".")[2] for n in modules if "lora_" not in n}
+    return sorted(names)[:12]
+
+
+def train_in_full(hf: HFModel, wanted: Iterable[str]) -> list[str]:
+    """Unfreeze the modules named in ``modules_to_save``, in place; return those names plus the names of
+    modules tied to them, sorted.
+    """
+    saved: set[str] = set()
+    own: set[int] = set()
+    selecting = {id(inner) for _, part in selectors(hf) for inner in part.modules()}
+    # Unfreeze what is named; remember the tensors, so that their tied names are found below.
+    for target in wanted:
+        named = [(n, m) for n, m in hf.named_modules() if names_module((target,), n)]
+        hits = [m for _, m in named]
+        if both := [n for n, m in named if any(map(is_wrapped, m.modules()))]:
+            raise ConfigError(
+                codes.MODELS_ADAPTER_MODULES_TO_SAVE(
+                    "a module is trained in full, or it has an adapter",
+                    "lora.modules_to_save",
+                    f"{target} names {both[0]}, which has an adapter",
+                    f"name {target} in full, or leave it out of target_modules",
+                )
+            )
+        if hits and all(id(m) in selecting for m in hits):
+            raise ConfigError(
+                codes.MODELS_ADAPTER_MODULES_TO_SAVE(
+                    "no gradient reaches what selects keys", "lora.modules_to_save", target, "leave it out"
+                )
+            )
+        parameters = [p for m in hits for p in m.parameters()]
+        if not parameters:
+            raise ConfigError(
+                codes.MODELS_ADAPTER_MODULES_TO_SAVE(
+                    "the model has no such module with parameters",
+                    "lora.modules_to_save",
+                    target,
+                    f"modules_to_save: [{', '.join(_own_names(hf))}] are there",
+                )
+            )
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+            own.add(id(parameter))
+        saved.add(target)
+    for name in ties(hf):  # the other name of a tied weight
+        module = name.rpartition(".")[0]
+        if id(hf.get_parameter(name)) in own and not names_module(saved, module):
+            saved.add(module.rpartition(".")[2])
+    return sorted(saved)
+
+
+def is_reached(hf: HFModel, target: str, beyond: list[str]) -> bool:
+    """Return whether ``target`` names a module other than those that end in one of ``beyond``."""
+    named = (f".{n}" for n, _ in hf.named_modules())
+    return any(n.endswith(f".{target}") and not any(n.endswith(f".{b}") for b in beyond) for n in named)
+
+
+def unfit_targets(
+    spec: AdapterSpec, hf: HFModel, message: str, what: str = "peft finds no layer to adapt"
+) -> Diagnostic:
+    return codes.MODELS_ADAPTER_TARGETS(
+        what,
+        "lora.target_modules",
+        f"{', '.join(spec.target_modules)}: {message.splitlines()[0][:200]}",
+        MERGED if spec.start else f"use all-linear, or some of {', '.join(_linear_names(hf)[:12])}",
+    )
+
+
+def _linear_names(hf: HFModel) -> list[str]:
+    """Return the last names of the trunk's linear layers, also where adapters wrap them already."""
+    head = hf.get_output_embeddings()
+    linear = (n for n, m in hf.named_modules() if isinstance(m, nn.Linear) and m is not head)
+    own = (name for name in linear if not any(part.startswith("lora_") for part in name.split(".")))
+    return sorted({plain_name(f"{name}.weight").split(".")[-2] for name in own} - {"default"})

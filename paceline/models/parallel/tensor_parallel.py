@@ -187,7 +187,8 @@ def how_cut(root: RootModule, size: int, *, sequence_parallel: bool = False) -> 
                 f"{name}: {type(module).__name__}",
                 "use fsdp without tp_size",
             )
-    blocks, stack = _blocks(trunk, styled), trunk.get_submodule(_stack_name(plan))
+    # the decoder layers: ``layers`` of ``layers.*.mlp.up_proj``
+    blocks, stack = _blocks(trunk, styled), trunk.get_submodule(next(iter(plan)).split(".*")[0])
     assert isinstance(stack, nn.ModuleList)
     # A layer that no pattern matches would be whole on every rank; plans of mixtures may share their experts
     # alone.
@@ -207,7 +208,8 @@ def _styled(trunk: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
     """Return the plan's styles by module; what latent attention computes before it has heads joins them,
     where the plan cuts its heads.
     """
-    found = {name: style for name, _ in trunk.named_modules() if (style := _style_of(name, plan)) is not None}
+    patterns = {name: re.sub(r"\.\d+(?=\.|$)", ".*", name) for name, _ in trunk.named_modules()}
+    found = {name: plan[pattern] for name, pattern in patterns.items() if pattern in plan}
     heads = {
         n.rpartition(".")[0] for n, style in found.items() if n.endswith("kv_b_proj") and style in COLWISE
     }
@@ -269,15 +271,6 @@ class _Shares:
             shared = DTensor.from_local(block, self.mesh, [placement], run_check=False)
             self._made[id(old)] = (old, nn.Parameter(shared, requires_grad=old.requires_grad))
         module._parameters[name] = self._made[id(old)][1]
-
-
-def _style_of(name: str, plan: Mapping[str, str]) -> str | None:
-    return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
-
-
-def _stack_name(plan: Mapping[str, str]) -> str:
-    """Return the name of the decoder layers: ``layers`` of ``layers.*.mlp.up_proj``."""
-    return next(iter(plan)).split(".*")[0]
 
 
 def _apply_style(module: nn.Module, name: str, style: str, tensors: Tensors, shares: _Shares) -> None:

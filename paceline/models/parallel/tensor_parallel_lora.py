@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeGuard
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.models.lora.expert_lora import NAME
+from paceline.models.lora.names import NAME
 from paceline.models.parallel import tensor_parallel_layers
 from paceline.models.parallel.tensor_parallel_layers import Forward, Tensors
 from paceline.models.parallel.tp_regions import Group, block_of

@@ -21,7 +21,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 from paceline.core.security.file_permissions import open_to_strangers
 from paceline.generation.remote import Server, ServerEngine
-from paceline.models.lora.lora import NAME, plain_name
+from paceline.models.lora.names import NAME, plain_name
 from paceline.models.module_tensors import persistent_buffers
 from paceline.protocols.model import RootModule
 from paceline.runtime.process_group.world import World, environment

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.models.lora.lora import merging
+from paceline.models.lora.base_weights import merging
 from paceline.models.quantized_linear import packed_weights, rounded
 from paceline.plan.plan import AdapterSpec, Quantization
 

@@ -13,8 +13,7 @@ from model_families import Source
 from tiny_families import tiny_config
 
 from paceline.models.factory import HFModelFactory
-from paceline.models.lora.lora import trunk_linears
-from paceline.models.lora.targets import READ_BY_PARENT, out_of_reach
+from paceline.models.lora.targets import READ_BY_PARENT, out_of_reach, trunk_linears
 from paceline.plan.model.family import families
 from paceline.plan.plan import AdapterSpec
 

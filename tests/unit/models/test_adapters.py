@@ -20,7 +20,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.fused_layers.qkv_rotary import FusedAttention
 from paceline.models.fused_layers.rms_norm import FusedRMSNorm
 from paceline.models.fused_layers.swiglu import FusedSwiGLU
-from paceline.models.lora.lora import adapted_modules, peft_key
+from paceline.models.lora.names import adapted_modules, peft_key
 from paceline.models.role_module import RoleModule
 from paceline.plan.plan import AdapterSpec, Quantization
 from paceline.protocols.model import BuildOptions

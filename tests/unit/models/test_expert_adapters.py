@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
-from paceline.models.lora.lora import adapted_modules, peft_key
+from paceline.models.lora.names import adapted_modules, peft_key
 from paceline.models.role_module import RoleModule
 from paceline.plan.features.lora import adapter_parameters
 from paceline.plan.model.read_config import shape_from_config

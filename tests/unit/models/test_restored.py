@@ -15,9 +15,10 @@ from model_families import FAMILIES, Source, build_family, make_batch
 from whole_models import whole_config
 
 from paceline.core.errors import ConfigError
-from paceline.models.factory import FROM_CHECKPOINT, HFModelFactory
+from paceline.models.factory import HFModelFactory
 from paceline.models.loading.materialize import choices_of
 from paceline.models.loading.multimodal import class_of_whole
+from paceline.models.loading.weights_source import FROM_CHECKPOINT
 from paceline.models.module_tensors import tensors_of
 from paceline.models.parallel.pipeline_stages import split
 from paceline.models.role_module import RoleModule

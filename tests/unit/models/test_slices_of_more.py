@@ -18,10 +18,11 @@ from torch import Tensor
 from whole_models import whole_config
 
 from paceline.config.sections.model import ModelSection
-from paceline.models.factory import PACKED, READ_IN_PARTS, HFModelFactory
+from paceline.models.factory import HFModelFactory
 from paceline.models.loading.materialize import choices_of
 from paceline.models.loading.multimodal import class_of_whole
 from paceline.models.loading.sharded_loading import FolderSlices
+from paceline.models.loading.weights_source import PACKED, READ_IN_PARTS
 from paceline.plan.model.family import composites, families
 from paceline.plan.model.read_config import shape_of
 from paceline.plan.plan import AdapterSpec, Quantization
