@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -27,7 +27,7 @@ from paceline.strategies import codes
 from paceline.strategies.model_handle import Handle, Handles
 from paceline.strategies.strategy import Strategy
 from paceline.strategies.window.runner import WindowRunner
-from paceline.strategies.window.weights import Scale
+from paceline.strategies.window.weights import WindowLosses
 
 
 @dataclass
@@ -52,26 +52,14 @@ class ReplicatedRunner(WindowRunner):
 
     strategy: DataParallel
 
-    def _micro_step(
-        self,
-        handle: Handle,
-        batch: Batch,
-        algorithm: Objective,
-        scales: Mapping[str, Scale],
-        sums: dict[str, Tensor],
-        *,
-        last: bool,
-    ) -> None:
+    def _micro_step(self, handle: Handle, batch: Batch, losses: WindowLosses, *, last: bool) -> None:
         """Run the forwards in parallel, then one backward through all of them."""
         if not _replicated(handle).replicas:
-            return super()._micro_step(handle, batch, algorithm, scales, sums, last=last)
+            return super()._micro_step(handle, batch, losses, last=last)
         total = torch.zeros((), device=self.world.device)
-        for part, outputs in self._forwards(
-            handle, batch, algorithm.required_outputs(handle.role, training=True)
-        ):
-            total = total + self._loss(handle.role, outputs, part, algorithm, scales, sums).to(
-                self.world.device
-            )
+        required = losses.algorithm.required_outputs(handle.role, training=True)
+        for part, outputs in self._forwards(handle, batch, required):
+            total = total + losses.add(handle.role, outputs, part).to(self.world.device)
         return self.strategy.backward(handle, total)
 
     def _evaluated(

@@ -19,8 +19,8 @@ from paceline.models.attention.context_parallel_attention import context_attenti
 from paceline.models.attention.packed_attention import document_attention
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.factory import HFModelFactory
-from paceline.models.heads.chunked_cross_entropy import HeadShape
-from paceline.models.heads.token_logprobs import Wanted
+from paceline.models.heads.chunked_cross_entropy import HeadInputs, HeadShape
+from paceline.models.heads.token_logprobs import RequiredStats
 from paceline.models.heads.vocab_parallel import VocabularyPart
 from paceline.models.parallel.tensor_parallel import apply_tensor_parallel
 from paceline.models.parallel.tp_regions import all_reduced, block_of
@@ -159,11 +159,11 @@ def head(world: World) -> dict[str, float]:
             part = VocabularyPart(group, world.rank * (28 // world.world_size))
             mine = [given[0].detach().clone(), *(block_of(x.detach(), group, 0).clone() for x in given[1:])]
             mine = [x.requires_grad_() for x in mine]
-            args = (mine[0], mine[1], mine[2] if bias is not None else None, labels, shape)
-            nll, hits = part.nll(*args, True)
-            stats = part.stats(*args, Wanted(True, True))
+            args = HeadInputs(mine[0], mine[1], mine[2] if bias is not None else None, labels, shape)
+            nll, hits = part.nll(args, True)
+            stats = part.stats(args, RequiredStats(True, True))
             with torch.no_grad():
-                again, more_hits = part.nll(*args, True)
+                again, more_hits = part.nll(args, True)
             nll_error = [(x + logp.sum()).detach().abs() for x in (nll, again)]
             worst = [float(x) for x in nll_error]
             worst += [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -166,13 +167,40 @@ def as_given(
     )
 
 
-class _NllContext(FunctionContext):
-    dtypes: tuple[torch.dtype, torch.dtype]  # of hidden and weight, whose gradients are saved
+class HeadInputs(NamedTuple):
+    """What a head's losses are computed from: hidden [L, H] at labelled positions, weight [V, H], bias [V] or
+    None, labels int64 [L].
+    """
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    labels: Tensor
+    shape: HeadShape
 
 
-class FusedNll(Function):
-    """(Σ -log p(label), number of correct argmaxes). The gradients are computed in the forward; the backward
-    multiplies them by a scalar.
+class GradientsContext(FunctionContext):
+    """``dtypes``: of hidden and weight, whose gradients are saved."""
+
+    dtypes: tuple[torch.dtype, torch.dtype]
+
+
+class GradientsInForward(Function):
+    """A scalar whose gradients of hidden, weight and bias, its first arguments, are computed in the forward.
+
+    The backward scales them in place: they belong to this node alone, and autograd refuses a second backward.
+    """
+
+    @staticmethod
+    def backward(ctx: GradientsContext, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        """Scale the saved gradients."""
+        hidden_dtype, weight_dtype = ctx.dtypes
+        others = (None for _ in ctx.needs_input_grad[3:])
+        return *as_given(ctx.saved_tensors, hidden_dtype, weight_dtype, grad), *others
+
+
+class FusedNll(GradientsInForward):
+    """(Σ -log p(label), number of correct argmaxes).
 
     Without labels the sum is 0 and the gradients are zeros, so that every parameter gets one. Under
     ``torch.no_grad`` use ``nll_sums``.
@@ -180,7 +208,7 @@ class FusedNll(Function):
 
     @staticmethod
     def forward(
-        ctx: _NllContext,
+        ctx: GradientsContext,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -213,14 +241,6 @@ class FusedNll(Function):
         ctx.dtypes = (hidden.dtype, weight.dtype)
         ctx.mark_non_differentiable(num_correct)
         return total, num_correct
-
-    @staticmethod
-    def backward(ctx: _NllContext, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale in place: the saved gradients belong to this node alone, and autograd refuses a second
-        backward.
-        """
-        hidden_dtype, weight_dtype = ctx.dtypes
-        return *as_given(ctx.saved_tensors, hidden_dtype, weight_dtype, grad), None, None, None
 
 
 def _to_gradient_(

@@ -18,7 +18,13 @@ from torch.utils.checkpoint import checkpoint
 from paceline.core.errors import ConfigError
 from paceline.models import codes
 from paceline.models.compute_dtype import compute_copy
-from paceline.models.heads.chunked_cross_entropy import ChunkedGrads, ChunkedLogits, HeadShape, as_given
+from paceline.models.heads.chunked_cross_entropy import (
+    ChunkedGrads,
+    ChunkedLogits,
+    GradientsContext,
+    GradientsInForward,
+    HeadShape,
+)
 from paceline.models.heads.lm_head import Head
 from paceline.models.typed_autograd import Function, FunctionContext
 from paceline.protocols.batch import Batch
@@ -115,13 +121,8 @@ class TeacherRows:
         return self._head.own_logits(self._hidden[rows])
 
 
-class _FusedContext(FunctionContext):
-    dtypes: tuple[torch.dtype, torch.dtype]  # of hidden and weight, whose gradients are saved
-
-
-class FusedDivergence(Function):
-    """Σ over positions of D. The gradients are computed in the forward, a chunk at a time; the backward
-    multiplies them by a scalar.
+class FusedDivergence(GradientsInForward):
+    """Σ over positions of D, a chunk at a time.
 
     Without positions the sum is 0 and the gradients are zeros, so that every parameter gets one. Under
     ``torch.no_grad`` use ``divergence_sum``.
@@ -129,7 +130,7 @@ class FusedDivergence(Function):
 
     @staticmethod
     def forward(
-        ctx: _FusedContext,
+        ctx: GradientsContext,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -144,12 +145,6 @@ class FusedDivergence(Function):
         ctx.save_for_backward(*gradients.all())
         ctx.dtypes = (hidden.dtype, weight.dtype)
         return total
-
-    @staticmethod
-    def backward(ctx: _FusedContext, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale in place: the saved gradients belong to this node alone."""
-        hidden_dtype, weight_dtype = ctx.dtypes
-        return *as_given(ctx.saved_tensors, hidden_dtype, weight_dtype, grad), None, None, None
 
 
 @torch.no_grad()

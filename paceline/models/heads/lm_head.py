@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.core.json_types import Json
 from paceline.models.attention.kernel_choice import RowKernels
-from paceline.models.heads.chunked_cross_entropy import CHUNK_BYTES, FusedNll, HeadShape, nll_sums
-from paceline.models.heads.token_logprobs import TokenStats, Wanted
+from paceline.models.heads.chunked_cross_entropy import CHUNK_BYTES, FusedNll, HeadInputs, HeadShape, nll_sums
+from paceline.models.heads.token_logprobs import RequiredStats, TokenStats
 from paceline.models.parallel.tp_regions import local
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output
@@ -91,55 +91,21 @@ class Vocabulary(Protocol):
     (``parallel_head.VocabularyPart``).
     """
 
-    def nll(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        shape: HeadShape,
-        correct: bool,
-    ) -> tuple[Tensor, Tensor]: ...
+    def nll(self, inputs: HeadInputs, correct: bool) -> tuple[Tensor, Tensor]: ...
 
-    def stats(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        shape: HeadShape,
-        wanted: Wanted,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def stats(self, inputs: HeadInputs, required: RequiredStats) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
 class WholeVocabulary:
     """The losses of ``head_kernels`` and ``token_stats``, on a rank that holds the whole head."""
 
-    def nll(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        shape: HeadShape,
-        correct: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def nll(self, inputs: HeadInputs, correct: bool) -> tuple[Tensor, Tensor]:
         """Return (Σ -log p(label), number of correct argmaxes)."""
-        if torch.is_grad_enabled():
-            return FusedNll.apply(hidden, weight, bias, labels, shape, correct)
-        return nll_sums(hidden, weight, bias, labels, shape, correct)
+        return (FusedNll.apply if torch.is_grad_enabled() else nll_sums)(*inputs, correct)
 
-    def stats(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        shape: HeadShape,
-        wanted: Wanted,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def stats(self, inputs: HeadInputs, required: RequiredStats) -> tuple[Tensor, Tensor, Tensor]:
         """Return (log p(label) [L], entropy [L], number of correct argmaxes)."""
-        return TokenStats.apply(hidden, weight, bias, labels, shape, wanted)
+        return TokenStats.apply(*inputs, required)
 
 
 class Head:
@@ -202,11 +168,10 @@ class Head:
 
     def __call__(self, hidden: Tensor, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
         """hidden [1, T, H] -> the required outputs (see ``Output``) at the batch's labelled positions."""
-        flat, wanted = hidden.flatten(0, 1), batch.labels.flatten()
-        places = batch.label_places()
-        if places.numel() != wanted.numel():
-            flat, wanted = flat.index_select(0, places), wanted.index_select(0, places)
-        return self._fused(flat, wanted, required) if self.fused else self._generic(flat, wanted, required)
+        flat, labels, places = hidden.flatten(0, 1), batch.labels.flatten(), batch.label_places()
+        if places.numel() != labels.numel():
+            flat, labels = flat.index_select(0, places), labels.index_select(0, places)
+        return (self._fused if self.fused else self._generic)(flat, labels, required)
 
     def weights(self) -> tuple[Tensor, Tensor | None]:
         """Return this rank's weight [V, H] and bias [V] of the linear layer as plain tensors; call inside a
@@ -226,12 +191,13 @@ class Head:
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def _fused(self, hidden: Tensor, labels: Tensor, required: frozenset[Output]) -> dict[str, Tensor]:
-        weight, bias = self.weights()
-        out: dict[str, Tensor] = {}
+        inputs = HeadInputs(hidden, *self.weights(), labels, self.shape)
         if Output.LOGPROBS in required or Output.ENTROPY in required:
-            wanted = Wanted(Output.ENTROPY in required, Output.CORRECT in required, torch.is_grad_enabled())
             logp, entropy, num_correct = self.vocabulary.stats(
-                hidden, weight, bias, labels, self.shape, wanted
+                inputs,
+                RequiredStats(
+                    Output.ENTROPY in required, Output.CORRECT in required, torch.is_grad_enabled()
+                ),
             )
             out = {
                 Output.LOGPROBS.value: logp,
@@ -240,11 +206,9 @@ class Head:
                 Output.CORRECT.value: num_correct,
             }
         else:
-            nll, num_correct = self.vocabulary.nll(
-                hidden, weight, bias, labels, self.shape, Output.CORRECT in required
-            )
+            nll, num_correct = self.vocabulary.nll(inputs, Output.CORRECT in required)
             out = {Output.NLL.value: nll, Output.CORRECT.value: num_correct}
-        return {one.value: out[one.value] for one in required}
+        return {output.value: out[output.value] for output in required}
 
     def _generic(self, hidden: Tensor, labels: Tensor, required: frozenset[Output]) -> dict[str, Tensor]:
         """Compute in chunks through the class's own head; each chunk is recomputed in the backward."""
@@ -272,7 +236,7 @@ class Head:
             Output.NLL: nll,
             Output.CORRECT: num_correct.sum(),
         }
-        return {one.value: out[one] for one in required}
+        return {output.value: out[output] for output in required}
 
     def _stats(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logs = torch.log_softmax(self.own_logits(hidden), dim=-1)

@@ -14,7 +14,7 @@ KEPT_CHUNKS = 3  # recomputing one in the backward takes as much memory: logits,
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequiredStats:
     """Which outputs are required besides log-probabilities, and whether a backward will follow."""
 
     entropy: bool = False
@@ -45,13 +45,13 @@ class TokenStats(Function):
         bias: Tensor | None,
         labels: Tensor,
         shape: HeadShape,
-        wanted: Wanted,
+        required: RequiredStats,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return fp32 [L] (fp64 for fp64 input), the same, and an int64 scalar."""
         head = ChunkedLogits(hidden, weight, bias, shape)
         logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.accum_dtype) for _ in range(3))
         num_correct = labels.new_zeros(())
-        chunks, room = _plan(head, wanted.backward)
+        chunks, room = _plan(head, required.backward)
         buffer = head.buffer() if len(chunks) > room else None
         kept = []
         # Chunks by product; within a chunk, blocks of rows that fit the cache.
@@ -59,11 +59,11 @@ class TokenStats(Function):
             raw = head.raw(rows, None if i < room else buffer)
             for part, block in head.blocks(rows, raw):
                 logits = head.finish(block)
-                sums[part], mean = _moments(logits, wanted.entropy)
+                sums[part], mean = _moments(logits, required.entropy)
                 logp[part] = logits.gather(1, labels[part, None]).squeeze(1) - sums[part]
                 if mean is not None:
                     spread[part] = sums[part] - mean
-                if wanted.correct:
+                if required.correct:
                     num_correct += (logits.argmax(-1) == labels[part]).sum()
             if i < room:
                 kept.append(raw)

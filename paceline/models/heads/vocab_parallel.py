@@ -15,8 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.models.heads.chunked_cross_entropy import ChunkedGrads, ChunkedLogits, HeadShape, as_given
-from paceline.models.heads.token_logprobs import Wanted
+from paceline.models.heads.chunked_cross_entropy import (
+    ChunkedGrads,
+    ChunkedLogits,
+    GradientsContext,
+    GradientsInForward,
+    HeadInputs,
+    HeadShape,
+    as_given,
+)
+from paceline.models.heads.token_logprobs import RequiredStats
 from paceline.models.parallel.tp_regions import Group, copy_to_tp
 from paceline.models.typed_autograd import Function, FunctionContext
 
@@ -44,16 +52,9 @@ class VocabularyPart:
     group: Group
     start: int
 
-    def nll(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        shape: HeadShape,
-        correct: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def nll(self, inputs: HeadInputs, correct: bool) -> tuple[Tensor, Tensor]:
         """Return (Σ -log p(label), number of correct argmaxes). Collective over the group."""
+        hidden, weight, bias, labels, shape = inputs
         if torch.is_grad_enabled():
             entered = copy_to_tp(hidden, self.group)
             return ParallelNll.apply(entered, weight, bias, labels, shape, correct, self)
@@ -65,18 +66,11 @@ class VocabularyPart:
             num_correct += found.num_correct
         return total, num_correct
 
-    def stats(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        shape: HeadShape,
-        wanted: Wanted,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def stats(self, inputs: HeadInputs, required: RequiredStats) -> tuple[Tensor, Tensor, Tensor]:
         """Return (log p(label) [L], entropy [L], number of correct argmaxes). Collective over the group."""
+        hidden, weight, bias, labels, shape = inputs
         entered = copy_to_tp(hidden, self.group)
-        return ParallelStats.apply(entered, weight, bias, labels, shape, wanted, self)
+        return ParallelStats.apply(entered, weight, bias, labels, shape, required, self)
 
     def rows(self, logits: Tensor, labels: Tensor, *, correct: bool, entropy: bool = False) -> _Rows:
         """Reduce a chunk of logits [r, V/n] over the whole vocabulary; among equal maxima the lowest column
@@ -111,16 +105,12 @@ def _minus_onehot_(p: Tensor, target: Tensor, inside: Tensor, by: Tensor) -> Non
     p.scatter_add_(1, target[:, None], by.to(p.dtype).neg().masked_fill(~inside, 0.0)[:, None])
 
 
-class _ParallelNllContext(FunctionContext):
-    dtypes: tuple[torch.dtype, torch.dtype]  # of hidden and weight, whose gradients are saved
-
-
-class ParallelNll(Function):
+class ParallelNll(GradientsInForward):
     """``head_kernels.FusedNll`` on a shard of the vocabulary: the gradients are computed in the forward."""
 
     @staticmethod
     def forward(
-        ctx: _ParallelNllContext,
+        ctx: GradientsContext,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -147,12 +137,6 @@ class ParallelNll(Function):
         ctx.mark_non_differentiable(num_correct)
         return total, num_correct
 
-    @staticmethod
-    def backward(ctx: _ParallelNllContext, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale in place: the saved gradients belong to this node alone."""
-        hidden_dtype, weight_dtype = ctx.dtypes
-        return *as_given(ctx.saved_tensors, hidden_dtype, weight_dtype, grad), None, None, None, None
-
 
 class _ParallelStatsContext(FunctionContext):
     saved_tensors: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor]
@@ -173,7 +157,7 @@ class ParallelStats(Function):
         bias: Tensor | None,
         labels: Tensor,
         shape: HeadShape,
-        wanted: Wanted,
+        required: RequiredStats,
         part: VocabularyPart,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return fp32 [L] (fp64 for fp64 input), the same, and an int64 scalar, equal on all ranks."""
@@ -181,7 +165,9 @@ class ParallelStats(Function):
         logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.accum_dtype) for _ in range(3))
         num_correct = labels.new_zeros(())
         for rows in head.chunks():
-            found = part.rows(head.logits(rows), labels[rows], correct=wanted.correct, entropy=wanted.entropy)
+            found = part.rows(
+                head.logits(rows), labels[rows], correct=required.correct, entropy=required.entropy
+            )
             sums[rows], logp[rows] = found.sums, found.picked - found.sums
             num_correct += found.num_correct
             if found.spread is not None:

@@ -110,8 +110,8 @@ def folder_tensors(
     if inside := [one for one in found.carried if one in packed.weights and not leaves_out]:
         raise ConfigError(
             plan_codes.PLAN_QUANTISED_BASE(
-                "weights beside the language model are stored quantized, and an export could not copy them: the"
-                " class with all parts would not read them without its quantization_config",
+                "weights beside the language model are stored quantized, and an export could not copy them:"
+                " the class with all parts would not read them without its quantization_config",
                 "model.name_or_path",
                 f"{name}: {listed(inside)}",
                 "use the release of this model in bfloat16",

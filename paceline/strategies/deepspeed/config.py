@@ -28,6 +28,9 @@ from paceline.plan.strategy_options import DeepSpeedOptions
 from paceline.strategies import codes
 
 _OWNED = ("optimizer", "scheduler", "gradient_clipping", "train_batch_size")
+_ULYSSES = ("sequence_parallel_size", "data_parallel_size")  # ZeRO would not reduce over Ulysses ranks
+_PRECISION = ("bf16", "bfloat16", "fp16", "torch_autocast", "data_types")
+_HEAD = ("vocab_parallel_lm_head", "vocab_parallel_ce_backend")  # of tensor_parallel: the loss is ours
 
 
 def options_of(plan: Plan) -> DeepSpeedOptions:
@@ -47,31 +50,18 @@ def engine_config(plan: Plan, role: str = "") -> JsonObject:
         raise ConfigError(codes.STRATEGY_DEEPSPEED_FLOAT64("model.dtype", "float64", stage=stage))
     # Drop what Paceline owns (see above), then set what its arithmetic relies on.
     config: JsonObject = copy.deepcopy(dict(options_of(plan).config or minimal(plan)))
-    for key in _OWNED:
+    for key in (*_OWNED, *_ULYSSES, *(() if stage else _PRECISION)):
         config.pop(key, None)
-    if not stage:
-        for key in ("bf16", "bfloat16", "fp16", "torch_autocast", "data_types"):
-            config.pop(key, None)
-    block = as_object(config.get("tensor_parallel"))
-    for key in (
-        "vocab_parallel_lm_head",
-        "vocab_parallel_ce_backend",
-    ):  # Paceline computes the loss, from the whole head
-        block.pop(key, None)
-    for key in (
-        "sequence_parallel_size",
-        "data_parallel_size",
-    ):  # with these, ZeRO would not reduce over Ulysses ranks
-        config.pop(key, None)
+    for key in _HEAD:
+        as_object(config.get("tensor_parallel")).pop(key, None)
     config["gradient_clipping"] = 0.0
     zero = as_object(config.get("zero_optimization"))
     if stage == 3 and plan.mesh.cp > 1:  # without it, the divisor is another number of ranks
         config["zero_optimization"] = zero = {**zero, "reduce_scatter": True}
     _own_drive_folders(zero, plan.run_dir, role)
     config["zero_allow_untested_optimizer"] = True  # ``check_optimizer`` refuses what cannot be partitioned
-    config["zero_force_ds_cpu_optimizer"] = (
-        False  # torch's fused AdamW runs on the CPU as well, and resumes bit for bit
-    )
+    # torch's fused AdamW runs on the CPU as well, and resumes bit for bit
+    config["zero_force_ds_cpu_optimizer"] = False
     return config
 
 

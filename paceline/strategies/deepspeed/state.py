@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from paceline.core.errors import CheckpointError
 from paceline.plan.mesh import Mesh
 from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
 from paceline.runtime.process_group.world import World
-from paceline.strategies import codes, replicated_state
+from paceline.strategies import replicated_state
 from paceline.strategies.deepspeed.partition_views import (
     ParameterSlice,
     Part,
@@ -109,12 +108,12 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
         return
     named = dict(handle.root.plain_named_parameters())
     names = {id(p): name for name, p in named.items()}
-    role = handle.role.value
+    role, tp_rank = handle.role.value, mesh.coordinates(world.rank).tp
     # Trained parameters: each partition reads its range of masters and moments.
     for part in local_parts(engine, writing=True):
         name = names[id(part.parameter)]
-        place = ParameterSlice.of(name, part.parameter, mesh.coordinates(world.rank).tp)
-        check_tensor(reader, role, name, place.shape)
+        place = ParameterSlice.of(name, part.parameter, tp_rank)
+        replicated_state.check(reader, role, name, PARAM, place.shape)
         for kind in reader.kinds(role, name):
             if kind == STEP:
                 part.set_step(reader.read(role, name, STEP))
@@ -123,14 +122,8 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
                 (part.master if kind == PARAM else part.moment(kind)).copy_(values)
     # Frozen parameters, buffers and the loss scale; then everything derived from the masters.
     for name, parameter in named.items():
-        if not parameter.requires_grad:
-            _read_frozen(
-                parameter,
-                reader,
-                role,
-                name,
-                ParameterSlice.of(name, parameter, mesh.coordinates(world.rank).tp),
-            )
+        if not parameter.requires_grad and reader.has(role, name, PARAM):  # an adapter's has no base model
+            _read_frozen(parameter, reader, role, name, ParameterSlice.of(name, parameter, tp_rank))
     for name, buffer in handle.root.plain_named_buffers():
         buffer.copy_(reader.read(role, name, BUFFER))
     _read_scaler(role, engine, reader)
@@ -144,26 +137,6 @@ def engine_of(handle: Handle) -> Engine | None:
         return None
     engine = cast("Engine", handle.module)
     return engine if engine.zero_optimization() else None
-
-
-def check_tensor(reader: ShardReader, role: str, name: str, shape: tuple[int, ...]) -> None:
-    """Raise CheckpointError unless the checkpoint has this parameter in this shape."""
-    if not reader.has(role, name, PARAM):
-        raise CheckpointError(
-            codes.CHECKPOINT_MISSING_TENSOR(
-                f"the checkpoint has no '{name}' ({PARAM}) for the {role}",
-                found=name,
-                hint="use the model that was saved",
-            )
-        )
-    if tuple(reader.shape(role, name, PARAM)) != shape:
-        raise CheckpointError(
-            codes.CHECKPOINT_SHAPE(
-                f"'{name}' has another shape in the checkpoint",
-                found=f"{tuple(reader.shape(role, name, PARAM))}, but the model has {shape}",
-                hint="use the model (and vocabulary) that was saved",
-            )
-        )
 
 
 def read_range(
@@ -246,8 +219,6 @@ def _read_frozen(
     parameter: nn.Parameter, reader: ShardReader, role: str, name: str, place: ParameterSlice
 ) -> None:
     """Read a frozen parameter whole; ZeRO-3 keeps this rank's partition of it."""
-    if not reader.has(role, name, PARAM):  # an adapter's checkpoint does not contain the base model
-        return
     with torch.no_grad():
         local = tuple(getattr(parameter, "ds_shape", parameter.shape))
         values = reader.read_block(role, name, PARAM, place.offsets, local)
@@ -300,14 +271,9 @@ def optimizer_bytes(engine: Engine) -> int:
 
 
 def _masters(optimizer: FlatOptimizer | PartitionedOptimizer) -> list[Tensor]:
-    for name in (
-        "fp32_partitioned_groups_flat",
-        "single_partition_of_fp32_groups",
-        "fp32_groups_flat_partition",
-    ):
-        if hasattr(optimizer, name):
-            return list(getattr(optimizer, name))
-    return []
+    # of stage 3, of stages 1 and 2, of ``BF16_Optimizer``
+    names = "fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"
+    return next((list(getattr(optimizer, name)) for name in names if hasattr(optimizer, name)), [])
 
 
 def _gradients(engine: Engine) -> Iterator[Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as TensorShard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from paceline.plan.mesh import Mesh
 from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
@@ -18,6 +18,8 @@ from paceline.strategies import replicated_state
 from paceline.strategies.fsdp.wrapping import Units
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.optimizers import quantized_state, schedule_free
+
+_CUTS = (TensorShard, _StridedShard)  # plain, or strided as FSDP2's under tensor parallelism
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Block:
             return False
         sizes = tensor.device_mesh.shape
         return any(
-            size > 1 and isinstance(p, (TensorShard, _StridedShard)) and p.dim >= tensor.ndim - 2
+            size > 1 and isinstance(p, _CUTS) and p.dim >= tensor.ndim - 2
             for p, size in zip(tensor.placements, sizes, strict=True)
         )
 
@@ -86,23 +88,29 @@ class ShardedHandle(Handle):
     blocks: list[Block] = field(default_factory=list)
     units: Units | None = None  # FSDP modules; None if nothing is sharded
 
+    @property
+    def shards(self) -> list[Block]:
+        """Every shard that is stepped here."""
+        return self.blocks
+
     def named(self) -> list[tuple[str, nn.Parameter]]:
         """Return every shard with its parameter's plain name, for the optimizer."""
-        return [(b.name, b.local) for b in self.blocks]
+        return [(b.name, b.local) for b in self.shards]
 
     def parameters(self) -> list[nn.Parameter]:
         """Return this rank's shards of the trained parameters."""
-        return [b.local for b in self.blocks if b.local.requires_grad]
+        return [b.local for b in self.shards if b.local.requires_grad]
 
     def take_gradients(self) -> None:
-        """Assign FSDP2's gradients to the local shards, without copying."""
-        for block in self.blocks:
-            grad = block.parameter.grad
-            block.local.grad = None if grad is None else _local(grad)
+        """Assign FSDP2's gradients to the local shards, without copying; a whole parameter has its own."""
+        for block in self.shards:
+            if block.local is not block.parameter:
+                grad = block.parameter.grad
+                block.local.grad = None if grad is None else local(grad)
 
     def drop_gradients(self) -> None:
         """Free the gradients."""
-        for block in self.blocks:
+        for block in self.shards:
             block.parameter.grad = block.local.grad = None
 
 
@@ -117,26 +125,24 @@ def _block(name: str, parameter: nn.Parameter, mesh: Mesh, rank: int) -> Block:
     shape, offsets = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
-    local = nn.Parameter(_local(tensor), requires_grad=parameter.requires_grad)
-    if tuple(local.shape) != tuple(shape):
-        raise AssertionError(f"{name}: a shard of {tuple(local.shape)} where {tuple(shape)} was expected")
+    part = nn.Parameter(local(tensor), requires_grad=parameter.requires_grad)
+    if tuple(part.shape) != tuple(shape):
+        raise AssertionError(f"{name}: a shard of {tuple(part.shape)} where {tuple(shape)} was expected")
     names = tensor.device_mesh.mesh_dim_names or ()
-    split_by_tp = any(n == "tp" and _splits(p) for n, p in zip(names, tensor.placements, strict=True))
+    split_by_tp = any(
+        n == "tp" and isinstance(p, _CUTS) for n, p in zip(names, tensor.placements, strict=True)
+    )
     at, keepers = mesh.coordinates(rank), 1 if split_by_tp else mesh.tp
     copy = at.dp_replicate * keepers + (0 if split_by_tp else at.tp)
     return Block(
-        name, parameter, local, tuple(tensor.shape), tuple(offsets), mesh.dp_replicate * keepers, copy
+        name, parameter, part, tuple(tensor.shape), tuple(offsets), mesh.dp_replicate * keepers, copy
     )
 
 
-def _splits(placement: Placement) -> bool:
-    """Return whether a DTensor placement shards (plain, or strided as FSDP2's under tensor parallelism)."""
-    return isinstance(placement, (TensorShard, _StridedShard))
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return the local shard, without a copy or a graph."""
-    assert isinstance(tensor, DTensor)
+def local(tensor: Tensor) -> Tensor:
+    """Return the local shard of a DTensor, without a copy or a graph; any other tensor as it is."""
+    if not isinstance(tensor, DTensor):
+        return tensor
     with torch.no_grad():
         return tensor.to_local().detach()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 
 import torch
@@ -28,8 +28,30 @@ class _Options:
     proj_type: str
     projected: bool
 
+    @staticmethod
+    def of(group: Mapping[str, object]) -> _Options:
+        return _Options(**{option.name: group[option.name] for option in fields(_Options)})  # type: ignore[arg-type]
 
-class GaLoreAdamW(torch.optim.Optimizer):
+
+class StepsOneByOne(torch.optim.Optimizer):
+    """An optimizer that steps its parameters one after the other."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Make one step over all parameters that have a gradient."""
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.step_one(parameter, group)
+        return loss
+
+    def step_one(self, parameter: nn.Parameter, group: Mapping[str, object]) -> None:
+        """Step one parameter that has a gradient."""
+        raise NotImplementedError
+
+
+class GaLoreAdamW(StepsOneByOne):
     """AdamW over all groups; in those with ``projected``, over the gradient's projection (Zhao et al. 2024,
     arXiv:2403.03507, algorithm 2).
 
@@ -67,38 +89,29 @@ class GaLoreAdamW(torch.optim.Optimizer):
         }
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Make one step over all parameters that have a gradient."""
-        loss = closure() if closure is not None else None
-        for group in self.param_groups:
-            options = _Options(**{option.name: group[option.name] for option in fields(_Options)})
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_one(parameter, parameter.grad, options)
-        return loss
-
-    def _step_one(self, parameter: nn.Parameter, gradient: Tensor, group: _Options) -> None:
-        state = self.state[parameter]
+    def step_one(self, parameter: nn.Parameter, group: Mapping[str, object]) -> None:
+        """Step one parameter that has a gradient."""
+        state, gradient, options = self.state[parameter], parameter.grad, _Options.of(group)
+        assert gradient is not None
         step = state.get(_STEP, 0)
-        if group.projected:
-            if step % group.update_proj_gap == 0:
-                state |= basis(gradient, group.rank, group.proj_type)
+        if options.projected:
+            if step % options.update_proj_gap == 0:
+                state |= basis(gradient, options.rank, options.proj_type)
             gradient = _projected(gradient, state)
         if not step:
             state |= {_MEAN: torch.zeros_like(gradient), _SQUARE: torch.zeros_like(gradient)}
         mean, square = state[_MEAN], state[_SQUARE]
         state[_STEP] = step + 1
-        first, second = group.betas
+        first, second = options.betas
         mean.mul_(first).add_(gradient, alpha=1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        update = mean / square.sqrt().add_(group.eps)
-        if group.projected:
-            update = _back(update, state).mul_(group.scale)
+        update = mean / square.sqrt().add_(options.eps)
+        if options.projected:
+            update = _back(update, state).mul_(options.scale)
         corrected = math.sqrt(1 - second ** (step + 1)) / (1 - first ** (step + 1))
-        parameter.add_(update, alpha=-group.lr * corrected)
-        if group.weight_decay:
-            parameter.mul_(1 - group.lr * group.weight_decay)
+        parameter.add_(update, alpha=-options.lr * corrected)
+        if options.weight_decay:
+            parameter.mul_(1 - options.lr * options.weight_decay)
 
 
 def basis(gradient: Tensor, rank: int, proj_type: str) -> dict[str, Tensor]:

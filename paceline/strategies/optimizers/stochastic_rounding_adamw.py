@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from paceline.models.attention import kernel_choice
 from paceline.models.triton_kernels import operators, reference
 from paceline.runtime.device.device import device_capability
+from paceline.strategies.optimizers.galore_adamw import StepsOneByOne
 
 if TYPE_CHECKING:
     from paceline.strategies.fsdp.state import Block
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _MASK = (1 << 64) - 1
 
 
-class RoundedAdamW(torch.optim.Optimizer):
+class RoundedAdamW(StepsOneByOne):
     """AdamW (Loshchilov and Hutter 2019) in fp32 with fp32 moments; the new weight is rounded to one of the
     two bfloat16 numbers beside it, to each with the probability that makes its expectation exact (Zamirai et
     al. 2020, arXiv:2010.06192). Rounded to the nearest, an update of less than 1/512 of a weight is lost.
@@ -47,17 +48,8 @@ class RoundedAdamW(torch.optim.Optimizer):
         """Take note of where each shard begins in its whole tensor."""
         self.first = {b.local: b.offsets[0] * math.prod(b.global_shape[1:]) for b in blocks if b.global_shape}
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Make one step over all parameters that have a gradient."""
-        loss = closure() if closure is not None else None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_one(parameter, group)
-        return loss
-
-    def _step_one(self, parameter: nn.Parameter, group: Mapping[str, object]) -> None:
+    def step_one(self, parameter: nn.Parameter, group: Mapping[str, object]) -> None:
+        """Step one parameter that has a gradient."""
         state = self.state[parameter]
         if "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32)
@@ -78,15 +70,13 @@ class RoundedAdamW(torch.optim.Optimizer):
         if not parameter.numel():  # a rank's empty shard
             return
         keys = noise_keys(self.seed, self._places[parameter], step)
-        kernel = operators if _has_kernel(parameter.device) else reference
+        device = parameter.device
+        on_device = device_capability(device) is not None and not kernel_choice.triton_missing(device)
+        kernel = operators if on_device else reference
         kernel.adamw_rounded(
             parameter.detach(), parameter.grad, state["exp_avg"], state["exp_avg_sq"], numbers, keys,
             self.first.get(parameter, 0),
         )  # fmt: skip
-
-
-def _has_kernel(device: torch.device) -> bool:
-    return device_capability(device) is not None and not kernel_choice.triton_missing(device)
 
 
 def noise_keys(seed: int, place: int, step: int) -> list[int]:

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from paceline.plan.mesh import Mesh
-from paceline.strategies.fsdp.state import Block, ShardedHandle
+from paceline.strategies.fsdp.state import Block, ShardedHandle, local
 from paceline.strategies.pipeline.stage_modules import PipelineRoot
 
 _BUCKET_BYTES = 50 * 2**20  # as DDP's on a CPU: few messages, without a second copy of all gradients
@@ -29,25 +28,10 @@ class PipelineHandle(ShardedHandle):
 
     copies: list[Block] = field(default_factory=list)
 
-    def named(self) -> list[tuple[str, nn.Parameter]]:
-        """Return every shard with its parameter's plain name, the copies last."""
-        return [(b.name, b.local) for b in (*self.blocks, *self.copies)]
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Return this rank's shards of the trained parameters, the copies last."""
-        return [b.local for b in (*self.blocks, *self.copies) if b.local.requires_grad]
-
-    def take_gradients(self) -> None:
-        """Assign FSDP2's gradients to the local shards; a whole parameter has its own."""
-        for block in (*self.blocks, *self.copies):
-            if block.local is not block.parameter:
-                grad = block.parameter.grad
-                block.local.grad = None if grad is None else local(grad)
-
-    def drop_gradients(self) -> None:
-        """Free the gradients."""
-        for block in (*self.blocks, *self.copies):
-            block.parameter.grad = block.local.grad = None
+    @property
+    def shards(self) -> list[Block]:
+        """Every shard that is stepped here, the copies last."""
+        return [*self.blocks, *self.copies]
 
 
 def whole_blocks(named: Iterable[tuple[str, nn.Parameter]], mesh: Mesh, rank: int) -> list[Block]:
@@ -83,11 +67,11 @@ def exchange(handle: PipelineHandle, row: dist.ProcessGroup, first: int, last: i
     """
     root = handle.root
     assert isinstance(root, PipelineRoot)
-    mine = [p.grad for p in (root.tied, root.tied_copy) if p is not None and p.requires_grad]
-    if not mine:
+    held = [p for p in (root.tied, root.tied_copy) if p is not None and p.requires_grad]
+    if not held:
         return
-    grads = [local(grad) for grad in mine if grad is not None]
-    assert len(grads) == len(mine), "a tied weight has no gradient"
+    grads = [local(p.grad) for p in held if p.grad is not None]
+    assert len(grads) == len(held), "a tied weight has no gradient"
     # One rank may hold both (zbv); else the two holders swap gradients, and add them in the same order.
     if len(grads) == 2:
         total = grads[0] + grads[1]
@@ -98,13 +82,8 @@ def exchange(handle: PipelineHandle, row: dist.ProcessGroup, first: int, last: i
         work = dist.batch_isend_irecv(
             [dist.P2POp(dist.isend, own, peer, row), dist.P2POp(dist.irecv, other, peer, row)]
         )
-        for one in work:
-            one.wait()
+        for transfer in work:
+            transfer.wait()
         total = own + other if here == first else other + own
     for grad in grads:
         grad.copy_(total)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return the local shard of a DTensor, or any other tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -4,8 +4,8 @@ it by one of torch's schedules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import torch
@@ -39,17 +39,9 @@ from paceline.strategies.pipeline.stage_modules import PipelineRoot, ScheduleInp
 from paceline.strategies.pipeline.state import PipelineHandle, exchange, sum_gradients, whole_blocks
 from paceline.strategies.strategy import Strategy
 from paceline.strategies.window.runner import WindowRunner
-from paceline.strategies.window.weights import Scale
+from paceline.strategies.window.weights import WindowLosses
 
 _EVAL_MICRO_BATCHES_A_RANK = 4  # in one run of the schedule: keeps the pipeline busy, and fits in memory
-
-
-@dataclass
-class _Kept:
-    """The last schedule, reused as the next window mostly has the same shape."""
-
-    key: tuple[FixedShape, int]
-    running: Running
 
 
 class PipelineRunner(WindowRunner):
@@ -59,26 +51,25 @@ class PipelineRunner(WindowRunner):
 
     def __init__(self, strategy: Strategy) -> None:
         super().__init__(strategy)
-        self._kept: dict[tuple[Role, bool], _Kept] = {}
+        # the last schedule of each role, for the next window, which mostly has its shape and number
+        self._schedules: dict[tuple[Role, bool], tuple[tuple[FixedShape, int], Running]] = {}
 
     def _accumulate(
         self,
         handles: Handles,
         micro_batches: Sequence[Batch],
-        algorithm: Objective,
-        scales: Mapping[str, Scale],
-        sums: dict[str, Tensor],
+        losses: WindowLosses,
         generator_seed: Callable[[int], int] | None,
     ) -> None:
         """Run the window through the schedule; afterwards every rank has the summed gradients of its
         parameters.
         """
-        strategy, stage_layout = self.strategy, self.strategy.stage_layout
+        strategy, stage_layout, algorithm = self.strategy, self.strategy.stage_layout, losses.algorithm
         for handle in (handles[role] for role in algorithm.trains):
             assert isinstance(handle, PipelineHandle)
 
             def finish(outputs: dict[str, Tensor], batch: Batch, role: Role = handle.role) -> Tensor:
-                return self._loss(role, outputs, batch, algorithm, scales, sums)
+                return losses.add(role, outputs, batch)
 
             required = algorithm.required_outputs(handle.role, training=True) | stage_layout.extra_outputs
             self._run(
@@ -115,16 +106,16 @@ class PipelineRunner(WindowRunner):
         self, role: Role, root: PipelineRoot, shape: FixedShape, number: int, training: bool
     ) -> Running:
         """Return the schedule for this shape: the last one, or a new one."""
-        kept = self._kept.get((role, training))
-        if kept is None or kept.key != (shape, number):
+        last, running = self._schedules.get((role, training), (None, None))
+        if running is None or last != (shape, number):
             stage, strategy = root.stages[0], self.strategy
             width = stage.hf.config.get_text_config().hidden_size
             wire = Wire(width, stage.boundary_dtype, self.mesh.tp if strategy.how.sequence_parallel else 1)
             running = Running(
                 strategy.stage_layout, root.by_index, shape, number, wire, strategy.row, self.world.device
             )
-            kept = self._kept[role, training] = _Kept((shape, number), running)
-        return kept.running
+            self._schedules[role, training] = (shape, number), running
+        return running
 
     def _evaluated(
         self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective, sums: dict[str, Tensor]
@@ -144,7 +135,7 @@ class PipelineRunner(WindowRunner):
                 self._run(handles[role], chunk, run_input, training=False)
             yield from chunk
         for role in algorithm.trains:
-            self._kept.pop((role, False), None)  # it holds buffers for its micro-batches' hidden states
+            self._schedules.pop((role, False), None)  # it holds buffers for its micro-batches' hidden states
         holder = stage_layout.rank_of(stage_layout.count - 1) * (self.world.world_size // stage_layout.ranks)
         for name in self.world.broadcast_json(sorted(sums), src=holder):
             sums.setdefault(
@@ -229,14 +220,10 @@ class Pipeline(FSDP):
         if units is not None:
             units.start()
         mesh, rank = self.plan.mesh, self.world.rank
-        if self.sharding:
-            copies, own = (
-                blocks_of(named, mesh, rank) for named in (_tied_copy(parts), parts.own_named_parameters())
-            )
-        else:
-            copies, own = (
-                whole_blocks(named, mesh, rank) for named in (_tied_copy(parts), parts.own_named_parameters())
-            )
+        blocks = blocks_of if self.sharding else whole_blocks
+        copies, own = (
+            blocks(named, mesh, rank) for named in (_tied_copy(parts), parts.own_named_parameters())
+        )
         # NCCL requires a collective on a group before point-to-point sends
         dist.all_reduce(torch.ones(1, device=self.world.device), group=self.row)
         return PipelineHandle(role, parts, parts, blocks=own, copies=copies, units=units)

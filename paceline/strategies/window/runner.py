@@ -25,10 +25,9 @@ from paceline.strategies.model_handle import Handle, Handles
 from paceline.strategies.strategy import Runner, Strategy
 from paceline.strategies.window.weights import (
     Means,
-    Scale,
+    WindowLosses,
     WindowSummary,
     WindowWeights,
-    scaled,
     tokens_by_expert,
 )
 
@@ -120,7 +119,6 @@ class WindowRunner:
             return UnreadResult(lambda: nothing)
         means = self.window_means(handles, micro_batches, algorithm)
         micro_batches = [batch.with_numbers(means) for batch in micro_batches]
-        scales = weights.scales(self.strategy.averaging_factor)
         # Forward and backward of all micro-batches, then one optimizer step per trained model.
         trained = [handles[role] for role in algorithm.trains]
         names = [*weights.terms, *algorithm.train_metrics]
@@ -131,7 +129,8 @@ class WindowRunner:
         for handle in trained:
             handle.module.train()
             self.strategy.zero_grad(handle)
-        self._accumulate(handles, micro_batches, algorithm, scales, sums, generator_seed)
+        losses = WindowLosses(algorithm, weights.scales(self.strategy.averaging_factor), sums)
+        self._accumulate(handles, micro_batches, losses, generator_seed)
         outcomes = {h.role: self.strategy.finish(h, lr=lr, max_grad_norm=max_grad_norm) for h in trained}
         # One all-reduce for everything that is reported; every rank reads the same numbers from it.
         numbers, tokens_of = _named(outcomes), tokens_by_expert(trained[0])
@@ -160,58 +159,24 @@ class WindowRunner:
         self,
         handles: Handles,
         micro_batches: Sequence[Batch],
-        algorithm: Objective,
-        scales: Mapping[str, Scale],
-        sums: dict[str, Tensor],
+        losses: WindowLosses,
         generator_seed: Callable[[int], int] | None,
     ) -> None:
         """Run forward and backward of every micro-batch; gradients are synchronized in the last."""
         for j, arrived in enumerate(self._ahead.each(micro_batches, self.strategy.shard_batch)):
             if generator_seed is not None:
                 torch.manual_seed(generator_seed(j))
-            local_batch = self._with_reference(handles, arrived, algorithm)
-            for role in algorithm.trains:
-                last = j == len(micro_batches) - 1
-                self._micro_step(handles[role], local_batch, algorithm, scales, sums, last=last)
+            local_batch = self._with_reference(handles, arrived, losses.algorithm)
+            for role in losses.algorithm.trains:
+                self._micro_step(handles[role], local_batch, losses, last=j == len(micro_batches) - 1)
 
-    def _micro_step(
-        self,
-        handle: Handle,
-        batch: Batch,
-        algorithm: Objective,
-        scales: Mapping[str, Scale],
-        sums: dict[str, Tensor],
-        *,
-        last: bool,
-    ) -> None:
+    def _micro_step(self, handle: Handle, batch: Batch, losses: WindowLosses, *, last: bool) -> None:
         """Run forward and backward of one micro-batch for one role; add each term's sum to ``sums``. Only the
         last one synchronizes.
         """
         with contextlib.nullcontext() if last else self.strategy.no_sync(handle):
-            outputs = handle.module(batch, algorithm.required_outputs(handle.role, training=True))
-            self.strategy.backward(handle, self._loss(handle.role, outputs, batch, algorithm, scales, sums))
-
-    def _loss(
-        self,
-        role: Role,
-        outputs: Outputs,
-        batch: Batch,
-        algorithm: Objective,
-        scales: Mapping[str, Scale],
-        sums: dict[str, Tensor],
-    ) -> Tensor:
-        """Return the scaled sum of all terms, for the backward; add every term, and the training metrics, to
-        ``sums``.
-        """
-        terms = algorithm.losses(role, outputs, batch)
-        for term, value in terms.items():
-            sums[term] += value.detach().to(self.world.device)
-        if algorithm.train_metrics:
-            found = algorithm.metrics(role, outputs, batch)
-            for name in algorithm.train_metrics:
-                if name in found:
-                    sums[name] += found[name].detach().to(self.world.device)
-        return torch.stack([scaled(value, scales[term]) for term, value in terms.items()]).sum()
+            required = losses.algorithm.required_outputs(handle.role, training=True)
+            self.strategy.backward(handle, losses.add(handle.role, handle.module(batch, required), batch))
 
     # --- without gradients
 

@@ -72,6 +72,26 @@ def scaled(value: Tensor, scale: Scale) -> Tensor:
     return value * (scale.to(value.dtype) if isinstance(scale, Tensor) else scale)
 
 
+@dataclass(frozen=True)
+class WindowLosses:
+    """The losses of a window: the scale of each term, and sums over its micro-batches so far, by name."""
+
+    algorithm: Objective
+    scales: Mapping[str, Scale]
+    sums: dict[str, Tensor]
+
+    def add(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """Add every term of a micro-batch, and the training metrics, to ``sums``; return the scaled sum of
+        all terms, for the backward.
+        """
+        terms = self.algorithm.losses(role, outputs, batch)
+        metrics = self.algorithm.metrics(role, outputs, batch) if self.algorithm.train_metrics else {}
+        reported = {name: metrics[name] for name in self.algorithm.train_metrics if name in metrics}
+        for name, value in [*terms.items(), *reported.items()]:
+            self.sums[name] += value.detach().to(self.sums[name].device)
+        return torch.stack([scaled(value, self.scales[term]) for term, value in terms.items()]).sum()
+
+
 @dataclass
 class Means:
     """Sums and weights by name, accumulated over micro-batches; every rank must add the same names."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.models.heads import chunked_cross_entropy
 from paceline.models.heads.chunked_cross_entropy import ChunkedLogits, FusedNll, HeadShape, nll_sums
 from paceline.models.heads.lm_head import Head
-from paceline.models.heads.token_logprobs import KEPT_CHUNKS, TokenStats, Wanted
+from paceline.models.heads.token_logprobs import KEPT_CHUNKS, RequiredStats, TokenStats
 from paceline.protocols.batch import IGNORE_INDEX
 from paceline.protocols.roles import Output
 
@@ -79,9 +79,9 @@ def test_a_chunk_in_blocks_and_a_loss_of_entropy_alone(
     monkeypatch.setattr(chunked_cross_entropy, "CACHE_BYTES", 2 * 4 * VOCAB)  # two rows at a time
     hidden, weight, _, labels = _inputs(False)
     logs = [torch.log_softmax(_plain(hidden, weight, None, shape), dim=-1) for _ in range(2)]
-    _, entropy, _ = TokenStats.apply(hidden, weight, None, labels, shape, Wanted(entropy=True))
+    _, entropy, _ = TokenStats.apply(hidden, weight, None, labels, shape, RequiredStats(entropy=True))
     _same_gradients(entropy.sum(), -(logs[0].exp() * logs[0]).sum(), [hidden, weight])
-    logp, _, _ = TokenStats.apply(hidden, weight, None, labels, shape, Wanted())
+    logp, _, _ = TokenStats.apply(hidden, weight, None, labels, shape, RequiredStats())
     _same_gradients(logp.sum(), logs[1].gather(1, labels[:, None]).sum(), [hidden, weight])
 
 
@@ -89,7 +89,7 @@ def test_a_chunk_in_blocks_and_a_loss_of_entropy_alone(
 @pytest.mark.parametrize("shape", SHAPES)
 def test_token_statistics_equal_autograd(shape: HeadShape, bias: bool) -> None:
     hidden, weight, b, labels = _inputs(bias)
-    logp, entropy, right = TokenStats.apply(hidden, weight, b, labels, shape, Wanted(True, True))
+    logp, entropy, right = TokenStats.apply(hidden, weight, b, labels, shape, RequiredStats(True, True))
     logs = torch.log_softmax(_plain(hidden, weight, b, shape), dim=-1)
     expected_logp = logs.gather(1, labels[:, None]).squeeze(1)
     expected_entropy = -(logs.exp() * logs).sum(-1)
@@ -114,7 +114,7 @@ def test_logits_are_kept_once_and_as_many_as_there_is_room_for(
     products: list[int] = []
     raw = ChunkedLogits.raw
     monkeypatch.setattr(ChunkedLogits, "raw", lambda self, *a: (products.append(1), raw(self, *a))[1])
-    logp, entropy, right = TokenStats.apply(hidden, weight, b, labels, shape, Wanted())
+    logp, entropy, right = TokenStats.apply(hidden, weight, b, labels, shape, RequiredStats())
     assert not entropy.any() and int(right) == 0  # not asked for
     assert len(products) == chunks
     kept = 1 if chunks == 1 else KEPT_CHUNKS - 1
