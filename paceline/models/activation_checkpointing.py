@@ -63,8 +63,8 @@ def _policy(kept: Collection[tuple[str, str]]) -> Callable[..., CheckpointPolicy
 
     def decide(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         schema = operator._schema
-        found = tuple(schema.name.split("::")) in kept and not schema.is_mutable
-        return CheckpointPolicy.MUST_SAVE if found else CheckpointPolicy.PREFER_RECOMPUTE
+        is_kept = tuple(schema.name.split("::")) in kept and not schema.is_mutable
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
     return decide
 

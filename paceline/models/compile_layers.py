@@ -112,8 +112,8 @@ _CHECKPOINTING = "forward_with_checkpointing"  # transformers.modeling_layers.Gr
 def _mark_lengths(args: tuple[Any, ...], kwargs: dict[str, Any], layout: PackedSequenceInfo | None) -> None:
     """Mark every dim that differs from batch to batch: graphs are made for any length of it."""
     turns = kwargs.get("position_embeddings")
-    given = [*args[:1], kwargs.get("hidden_states"), kwargs.get("position_ids")]
-    for value in (*given, *(turns if isinstance(turns, tuple) else (turns,))):
+    values = [*args[:1], kwargs.get("hidden_states"), kwargs.get("position_ids")]
+    for value in (*values, *(turns if isinstance(turns, tuple) else (turns,))):
         if isinstance(value, Tensor) and value.dim() > 1:
             _mark(value, 0, 1)
     mask = kwargs.get("attention_mask")

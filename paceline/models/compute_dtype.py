@@ -269,12 +269,12 @@ def _kept_wide(trunk: nn.Module) -> set[str]:
     Rounded copies would choose other experts (Flint's router).
     """
     strict: Sequence[str] = getattr(trunk, "_keep_in_fp32_modules_strict", None) or ()
-    found = set()
-    for place, module in trunk.named_modules():
-        names = [f"{place}.{name}" for name, _ in module.named_parameters(recurse=False)]
+    classes = set()
+    for prefix, module in trunk.named_modules():
+        names = [f"{prefix}.{name}" for name, _ in module.named_parameters(recurse=False)]
         if kept_forward(module) is not None and any(word in name for word in strict for name in names):
-            found.add(own_class(module).__name__)
-    return found
+            classes.add(own_class(module).__name__)
+    return classes
 
 
 def _widens(module: nn.Module) -> bool:

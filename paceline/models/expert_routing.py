@@ -36,10 +36,10 @@ def routers(hf: HFModel) -> Iterator[nn.Module]:
 
 def freeze_routers(hf: HFModel) -> None:
     """Leave the routers as they are in training. Raises ConfigError ``models.no_router`` if none is found."""
-    found = list(routers(hf))
-    if not found:
+    modules = list(routers(hf))
+    if not modules:
         raise ConfigError(codes.MODELS_NO_ROUTER("training.freeze_router", type(hf).__name__))
-    for module in found:
+    for module in modules:
         module.requires_grad_(False)
 
 
@@ -79,11 +79,11 @@ class RouterSums:
         """
         self._check(bool(logits))
         assert logits
-        flat = [one.reshape(-1, one.shape[-1]) for one in logits]
+        flat = [layer.reshape(-1, layer.shape[-1]) for layer in logits]
         if shared is not None:
-            flat = [shared.full(one, 0) for one in flat]
+            flat = [shared.full(layer, 0) for layer in flat]
         if rows is not None:
-            flat = [rows.unpad(one.view(*rows.index.shape, -1)) for one in flat]
+            flat = [rows.unpad(layer.view(*rows.index.shape, -1)) for layer in flat]
         lengths = batch.boundaries().diff()
         document = torch.repeat_interleave(lengths, output_size=flat[0].shape[0])
         return _DocumentSums.apply(self.visited, lengths, document, *flat)
@@ -103,10 +103,10 @@ class _DocumentSums(Function):
         ctx.save_for_backward(document, *logits)
         probabilities = torch.zeros_like(logits[0], dtype=_wide(logits[0]))
         choices = torch.zeros_like(probabilities)
-        for one in logits:
-            found = _softmax(one)
-            probabilities += found
-            choices.scatter_add_(1, found.topk(visited, dim=-1).indices, torch.ones_like(found))
+        for layer in logits:
+            p = _softmax(layer)
+            probabilities += p
+            choices.scatter_add_(1, p.topk(visited, dim=-1).indices, torch.ones_like(p))
         both = torch.cat([choices, probabilities], dim=1)
         sums = torch.segment_reduce(both, "sum", lengths=lengths, axis=0, unsafe=True)
         return sums.view(len(lengths), 2, -1).transpose(0, 1)
@@ -114,12 +114,12 @@ class _DocumentSums(Function):
     @staticmethod
     def backward(ctx: _SumsContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         document, *logits = ctx.saved_tensors
-        given = grad[1].index_select(0, document)
-        found = []
-        for one in logits:
-            p = _softmax(one)
-            found.append((p * (given - (p * given).sum(-1, keepdim=True))).to(one.dtype))
-        return None, None, None, *found
+        d_p = grad[1].index_select(0, document)
+        grads = []
+        for layer in logits:
+            p = _softmax(layer)
+            grads.append((p * (d_p - (p * d_p).sum(-1, keepdim=True))).to(layer.dtype))
+        return None, None, None, *grads
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
@@ -172,15 +172,15 @@ class RouterLoad:
 
     def taken(self) -> Tensor | None:
         """Return the counts since the last call, int64 [layers, experts] on the device; None: none."""
-        found, self._counts = self._counts, None
-        return found
+        counts, self._counts = self._counts, None
+        return counts
 
     def _hook(self, index: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def count(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+        def count(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
             if self._real is None:
                 return
             with torch.no_grad():
-                self._add(index, vars(layer)["num_experts"], given[1])
+                self._add(index, vars(layer)["num_experts"], args[1])
 
         return count
 

@@ -30,15 +30,15 @@ def multiply_adds(
     heads = {id(head) for part in root.parts if (head := part.get_output_embeddings()) is not None}
     labelled = int((batch.labels != IGNORE_INDEX).sum())
     lengths = document_lengths(batch)
-    found = dict[nn.Module, float]()
+    counts = dict[nn.Module, float]()
     for module in root.modules():
         # Linear layers: each weight is used once per token, labelled position (head) or document (score).
         rows = labelled if id(module) in heads else tokens
         rows = len(lengths) if id(module) in scores else rows
-        found[module] = _weights(module, config) * rows
+        counts[module] = _weights(module, config) * rows
     for module, count in attention_products(root, batch, sequence_ranks).items():
-        found[module] += count
-    return found
+        counts[module] += count
+    return counts
 
 
 def attention_products(root: RootModule, batch: Batch, sequence_ranks: int = 1) -> dict[nn.Module, float]:
@@ -63,15 +63,15 @@ def _weights(module: nn.Module, config: PretrainedConfig) -> float:
         return 0
     if (packed := getattr(module, "quant_state", None)) is not None:  # of 4 bits: bytes, in another shape
         return torch.Size(packed.shape).numel()
-    found = 0.0
+    total = 0.0
     for parameter in module.parameters(recurse=False):
         shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
         count = torch.Size(shape).numel()
         if len(shape) == 2:
-            found += count
+            total += count
         elif len(shape) == 3:
-            found += count * int(getattr(config, "num_experts_per_tok", None) or shape[0]) / shape[0]
-    return round(found)
+            total += count * int(getattr(config, "num_experts_per_tok", None) or shape[0]) / shape[0]
+    return round(total)
 
 
 def _attention_modules(hf: nn.Module) -> Sequence[nn.Module]:

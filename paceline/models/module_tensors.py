@@ -34,11 +34,11 @@ def arrive(
                 for name, tensor in table.items():
                     if tensor is not None:
                         places.setdefault(id(tensor), []).append((table, name))  # type: ignore[arg-type]
-    for key, found in places.items():
-        table, name = found[0]
-        made = _moved(table[name], device, compute_dtype if key in low else dtype)
-        for table, name in found:
-            table[name] = made
+    for key, entries in places.items():
+        table, name = entries[0]
+        moved = _moved(table[name], device, compute_dtype if key in low else dtype)
+        for table, name in entries:
+            table[name] = moved
 
 
 def _moved(tensor: Tensor | None, device: torch.device | None, dtype: torch.dtype) -> Tensor:
@@ -137,17 +137,17 @@ def shapes_standing_in(root: nn.Module, on: bool) -> Iterator[None]:
         for name, parameter in module._parameters.items()
         if on and parameter is not None and parameter.is_meta
     ]
-    made = {
+    stand_ins = {
         id(p): nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape), p.requires_grad)
         for _, _, p in kept
     }
     for table, name, parameter in kept:
-        table[name] = made[id(parameter)]
+        table[name] = stand_ins[id(parameter)]
     try:
         yield
     finally:
         for table, name, parameter in kept:
-            parameter.requires_grad = made[id(parameter)].requires_grad
+            parameter.requires_grad = stand_ins[id(parameter)].requires_grad
             table[name] = parameter
 
 
@@ -205,6 +205,6 @@ def ties(hf: nn.Module) -> dict[str, str]:
     """Map the other names of tied parameters to their own (``lm_head.weight`` ->
     ``model.embed_tokens.weight``).
     """
-    own = {id(p): name for name, p in hf.named_parameters()}
+    names = {id(p): name for name, p in hf.named_parameters()}
     every = hf.named_parameters(remove_duplicate=False)
-    return {name: own[id(p)] for name, p in every if own[id(p)] != name}
+    return {name: names[id(p)] for name, p in every if names[id(p)] != name}

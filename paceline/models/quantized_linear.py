@@ -143,10 +143,10 @@ def packing(root: RootModule, dtype: torch.dtype) -> Place:
         layer = layers.get(id(target))
         if layer is None:
             return own_part(target, read, device)
-        whole = read((0, 0), (layer.out_features, layer.in_features)).to(device=device, dtype=dtype)
-        made: Any = _packed(layer, whole, None, spec, layer.compute_dtype)[0]
-        layer.quant_state = made.quant_state
-        return own_part(target, partial(block_of, made.weight.data), device)
+        weight = read((0, 0), (layer.out_features, layer.in_features)).to(device=device, dtype=dtype)
+        packed: Any = _packed(layer, weight, None, spec, layer.compute_dtype)[0]
+        layer.quant_state = packed.quant_state
+        return own_part(target, partial(block_of, packed.weight.data), device)
 
     return place
 

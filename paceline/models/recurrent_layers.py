@@ -43,22 +43,22 @@ class ByDocument(nn.Module):
         layout = sequence_info_of(self)
         if layout is None:
             return super().forward(*args, **kwargs)
-        given = inspect.signature(super().forward).bind(*args, **kwargs)
-        given.arguments.update({name: None for name in _MASKS if name in given.arguments})
-        tokens = given.arguments[next(name for name in _HIDDEN if name in given.arguments)].shape[1]
+        bound = inspect.signature(super().forward).bind(*args, **kwargs)
+        bound.arguments.update({name: None for name in _MASKS if name in bound.arguments})
+        tokens = bound.arguments[next(name for name in _HIDDEN if name in bound.arguments)].shape[1]
         if self.ends is not None:
-            return _whole(super().forward, given, tokens, layout, boundaries(self.ends, layout))
-        groups = _split(given.arguments, tokens, layout)
+            return _whole(super().forward, bound, tokens, layout, boundaries(self.ends, layout))
+        groups = _split(bound.arguments, tokens, layout)
         outs = []
         for arguments in groups:
-            given.arguments.update(arguments)
-            outs.append(super().forward(*given.args, **given.kwargs))
+            bound.arguments.update(arguments)
+            outs.append(super().forward(*bound.args, **bound.kwargs))
         return _joined(outs, layout)
 
 
 def _whole(
     forward: Callable[..., Any],
-    given: inspect.BoundArguments,
+    bound: inspect.BoundArguments,
     tokens: int,
     layout: PackedSequenceInfo,
     taken: Mapping[str, Tensor],
@@ -66,10 +66,10 @@ def _whole(
     """Return what kernels that take boundaries make of the packed row, shared prompts written out."""
     shared = layout.shared
     if shared is not None:
-        for name, value in given.arguments.items():
+        for name, value in bound.arguments.items():
             if isinstance(value, Tensor) and value.dim() > 1 and value.shape[:2] == (1, tokens):
-                given.arguments[name] = shared.full(value, 1)
-    out = forward(*given.args, **{**given.kwargs, **taken})
+                bound.arguments[name] = shared.full(value, 1)
+    out = forward(*bound.args, **{**bound.kwargs, **taken})
     if shared is None:
         return out
     return (shared.kept(out[0], 1), *out[1:]) if isinstance(out, tuple) else shared.kept(out, 1)
@@ -139,27 +139,27 @@ def _carries_state(module: nn.Module, kinds: Any) -> bool:
 
 def _split(arguments: Mapping[str, Any], tokens: int, layout: PackedSequenceInfo) -> list[dict[str, Any]]:
     """Return, for each group of documents, the arguments that hold something of each token [1, T, …]."""
-    found: list[dict[str, Any]] = [{} for _ in layout.by_length.sizes]
+    groups: list[dict[str, Any]] = [{} for _ in layout.by_length.sizes]
     for name, value in arguments.items():
-        for own, part in zip(found, _parts(value, tokens, layout), strict=True):
+        for group, part in zip(groups, _parts(value, tokens, layout), strict=True):
             if part is not value:
-                own[name] = part
-    return found
+                group[name] = part
+    return groups
 
 
 def _parts(value: Any, tokens: int, layout: PackedSequenceInfo) -> Sequence[Any]:
     """Return ``value`` for each group: rows of documents, if it holds something of each token."""
     groups = layout.by_length
     if isinstance(value, tuple):
-        inner = [_parts(one, tokens, layout) for one in value]
+        inner = [_parts(item, tokens, layout) for item in value]
         return list(zip(*inner, strict=True)) if inner else [value] * len(groups.sizes)
     if isinstance(value, Mapping):
-        taken = {name: _parts(one, tokens, layout) for name, one in value.items()}
-        return [{name: one[i] for name, one in taken.items()} for i in range(len(groups.sizes))]
+        taken = {name: _parts(item, tokens, layout) for name, item in value.items()}
+        return [{name: item[i] for name, item in taken.items()} for i in range(len(groups.sizes))]
     if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[:2] != (1, tokens):
         return [value] * len(groups.sizes)
-    whole = value if layout.shared is None else layout.shared.full(value, 1)
-    return groups.rows(whole.squeeze(0))
+    full = value if layout.shared is None else layout.shared.full(value, 1)
+    return groups.rows(full.squeeze(0))
 
 
 def _joined(outs: Sequence[Any], layout: PackedSequenceInfo) -> Any:

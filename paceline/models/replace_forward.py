@@ -70,17 +70,17 @@ def kept_forward(module: nn.Module) -> KeptForward | None:
     reads.
     """
     if isinstance(module, ReadsCopies):
-        known: KeptForward = vars(module)[_KEPT]
-        return known
+        kept: KeptForward = vars(module)[_KEPT]
+        return kept
     if not type(module).__module__.startswith(_KNOWN):  # code from the hub may mean something else by a name
         return None
     name = type(module).__name__
-    own = {key for key, value in module.named_parameters(recurse=False) if value is not None}
+    names = {key for key, value in module.named_parameters(recurse=False) if value is not None}
     if hasattr(module, "_apply_gate") or name.endswith("Experts"):  # the former marks what has several forms
         return KeptForward()
-    if own == _SINKS:
+    if names == _SINKS:
         return KeptForward(input=False, output=False)
-    if not own <= _AFFINE:
+    if not names <= _AFFINE:
         return None
     if "Router" in name:
         return KeptForward(output=False)
@@ -92,24 +92,24 @@ def kept_forward(module: nn.Module) -> KeptForward | None:
 class ReadsCopies(nn.Module):
     """Put in front of a module's class (``keep_forward``): hands its forward the copies."""
 
-    def forward(self, *args: Tensor, **named: Tensor) -> object:
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> object:
         """The arguments and the result of the module's own forward."""
         kept: KeptForward = vars(self)[_KEPT]
         copied: Copied = vars(self)[_COPIED]
-        own = {name: p for name, p in self._parameters.items() if p is not None}
-        read = {name: copied(p) if kept.copies else p for name, p in own.items()}
+        parameters = {name: p for name, p in self._parameters.items() if p is not None}
+        read = {name: copied(p) if kept.copies else p for name, p in parameters.items()}
         came = args[0].dtype if args and isinstance(args[0], Tensor) else None
         if kept.input and came is not None and came.is_floating_point:
             args = (args[0].to(next(iter(read.values())).dtype), *args[1:])
         # An attribute of the instance is found before the parameter of that name
-        shadows = {name: value for name, value in read.items() if value is not own[name]}
+        shadows = {name: value for name, value in read.items() if value is not parameters[name]}
         vars(self).update(shadows)
         try:
-            found = super().forward(*args, **named)
+            out = super().forward(*args, **kwargs)
         finally:
             for name in shadows:
                 del vars(self)[name]
-        return found.to(came) if kept.output and came is not None and isinstance(found, Tensor) else found
+        return out.to(came) if kept.output and came is not None and isinstance(out, Tensor) else out
 
 
 def own_class(module: nn.Module) -> type[nn.Module]:

@@ -109,14 +109,14 @@ class RoleModule(RootModule):
             if Output.HIDDEN in required:
                 return self._lend(hidden)
             # The head's own outputs, then the divergence, which needs the teacher's head too.
-            own = required - {Output.DIVERGENCE, Output.ROUTER}
-            found = self.head(hidden, batch, own) if own else {}
+            of_head = required - {Output.DIVERGENCE, Output.ROUTER}
+            outputs = self.head(hidden, batch, of_head) if of_head else {}
             if sums is not None:
-                found[Output.ROUTER.value] = sums
+                outputs[Output.ROUTER.value] = sums
             if Output.DIVERGENCE in required:
                 assert self._comparison is not None, "there is no teacher to compare with"
-                found[Output.DIVERGENCE.value] = self._comparison(hidden, batch)
-            return found
+                outputs[Output.DIVERGENCE.value] = self._comparison(hidden, batch)
+            return outputs
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield parameters under their Hugging Face names, tied ones once; with an adapter only the trained

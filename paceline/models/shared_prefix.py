@@ -84,10 +84,10 @@ class _Full(Function):
     @staticmethod
     def backward(ctx: _FullContext, grad: Tensor) -> tuple[Tensor, None, None]:
         shared, dim = ctx.shared, ctx.dim
-        found = grad.index_select(dim, shared.keep)
-        for place, original, length in shared.copies:
-            found.narrow(dim, original, length).add_(grad.narrow(dim, place, length))
-        return found, None, None
+        kept_grad = grad.index_select(dim, shared.keep)
+        for start, original, length in shared.copies:
+            kept_grad.narrow(dim, original, length).add_(grad.narrow(dim, start, length))
+        return kept_grad, None, None
 
 
 def draws_at_random(trunk: nn.Module, config: PreTrainedConfig) -> bool:

@@ -22,13 +22,15 @@ IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
 
 def listed(ids: Json) -> list[int]:
     """Return what a config says of a token as a list: it may be an id, a list of ids or nothing."""
-    return [int(str(one)) for one in (ids if isinstance(ids, (list, tuple)) else [ids]) if one is not None]
+    return [
+        int(str(token)) for token in (ids if isinstance(ids, (list, tuple)) else [ids]) if token is not None
+    ]
 
 
 def end_tokens(hf: HFModel, also: Iterable[int | None] = ()) -> list[int]:
     """Return every token that ends an answer: those of the model's generation config, and ``also``."""
-    own = getattr(getattr(hf, "generation_config", None), "eos_token_id", None)
-    return sorted({*listed(own), *(one for one in also if one is not None)})
+    ends = getattr(getattr(hf, "generation_config", None), "eos_token_id", None)
+    return sorted({*listed(ends), *(token for token in also if token is not None)})
 
 
 def forget_defaults(hf: HFModel, stated: Mapping[str, Json]) -> None:
@@ -47,14 +49,14 @@ def align(config: JsonObject, read: PreTrainedConfig, generation: JsonObject, to
 
     ``read``: the config as Transformers reads it, with the defaults of its class.
     """
-    for name, own in zip(IDS, (tokens.eos, tokens.bos, tokens.pad), strict=True):
+    for name, token in zip(IDS, (tokens.eos, tokens.bos, tokens.pad), strict=True):
         held = config[name] if name in config else getattr(read, name, None)
-        several, made = isinstance(held, (list, tuple)), generation.get(name)
-        if own is not None and not (own in listed(held) and own in listed(made)):
-            rest = [one for one in listed(held) if one != own] if several else []
-            config[name] = [own, *rest] if several and name == "eos_token_id" else own
-            ends = [own, *(one for one in listed(made) if one != own)]
-            generation[name] = ends if name == "eos_token_id" else own
+        several, generated = isinstance(held, (list, tuple)), generation.get(name)
+        if token is not None and not (token in listed(held) and token in listed(generated)):
+            rest = [other for other in listed(held) if other != token] if several else []
+            config[name] = [token, *rest] if several and name == "eos_token_id" else token
+            ends = [token, *(other for other in listed(generated) if other != token)]
+            generation[name] = ends if name == "eos_token_id" else token
     ends = listed(generation.get("eos_token_id"))
-    if more := [one for one in tokens.ends if one not in ends]:
+    if more := [other for other in tokens.ends if other not in ends]:
         generation["eos_token_id"] = [*ends, *more]

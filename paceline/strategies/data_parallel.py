@@ -133,13 +133,13 @@ class DataParallel(Strategy):
 
     def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> ReplicatedHandle:
         """Build the model on the first device and replicas on the others."""
-        made = super().prepare(role, build, optimizer)
+        first = super().prepare(role, build, optimizer)
         replicas = [build(BuildOptions(device=device)).to(device) for device in self.devices[1:]]
         for replica in replicas:
-            replica.train(made.root.training)
+            replica.train(first.root.training)
             if optimizer is None:
                 replica.requires_grad_(False)
-        handle = ReplicatedHandle(role, made.root, made.module, made.optimizer, made.scaler, replicas)
+        handle = ReplicatedHandle(role, first.root, first.module, first.optimizer, first.scaler, replicas)
         send_weights(handle)
         return handle
 
@@ -161,11 +161,11 @@ class DataParallel(Strategy):
 def send_weights(handle: ReplicatedHandle) -> None:
     """Copy the root's parameters and buffers to every replica."""
     for replica in handle.replicas:
-        for own, its in (
+        for sources, targets in (
             (handle.root.parameters(), replica.parameters()),
             (handle.root.buffers(), replica.buffers()),
         ):
-            for source, target in zip(own, its, strict=True):
+            for source, target in zip(sources, targets, strict=True):
                 target.copy_(source, non_blocking=True)
         replica.refresh_compute_weights()
 
@@ -252,21 +252,21 @@ def scatter(batch: Batch, count: int) -> list[Batch]:
 
 
 def _documents(batch: Batch, bounds: list[int], first: int, last: int) -> Batch:
-    place = slice(bounds[first], bounds[last])
+    tokens = slice(bounds[first], bounds[last])
     edges = batch.cu_seqlens[first : last + 1] - bounds[first]
     return replace(
         batch,
-        input_ids=batch.input_ids[:, place],
-        labels=batch.labels[:, place],
+        input_ids=batch.input_ids[:, tokens],
+        labels=batch.labels[:, tokens],
         places=None,
-        position_ids=batch.position_ids[:, place],
+        position_ids=batch.position_ids[:, tokens],
         cu_seqlens=edges,
         max_seqlen=int((edges[1:] - edges[:-1]).max()),
         document_ids=batch.document_ids[first:last],
         num_rows=batch.num_rows if first == 0 else 0,
         shared=(),  # a document may be on another device than the one it shares a prefix with
         extras={name: value[first:last] for name, value in batch.extras.items()},
-        tokens={name: value[:, place] for name, value in batch.tokens.items()},
+        tokens={name: value[:, tokens] for name, value in batch.tokens.items()},
     )
 
 
@@ -290,23 +290,23 @@ class ParallelInference:
 
         Tensors, and tuples, lists and dicts of them, are moved to the device.
         """
-        given, found = list(inputs), []
+        items, outputs = list(inputs), []
         count = len(self.devices)
         with torch.no_grad():
-            for start in range(0, len(given), count):
-                part = given[start : start + count]
+            for start in range(0, len(items), count):
+                part = items[start : start + count]
                 calls = [
-                    self._call(model, device, one)
-                    for model, device, one in zip(self.copies, self.devices, part, strict=False)
+                    self._call(model, device, item)
+                    for model, device, item in zip(self.copies, self.devices, part, strict=False)
                 ]
-                found += side_by_side(calls, self.devices)
-        return found
+                outputs += side_by_side(calls, self.devices)
+        return outputs
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the module's current weights and buffers to all devices."""
-        for made in self.copies:
-            made.load_state_dict(self._module.state_dict())
+        for replica in self.copies:
+            replica.load_state_dict(self._module.state_dict())
 
     @staticmethod
     def _call(model: nn.Module, device: torch.device, given: Inputs) -> Callable[[], Any]:
@@ -317,7 +317,7 @@ def _moved(value: Inputs, device: torch.device) -> Inputs:
     if value is not None and hasattr(value, "to"):
         return value.to(device)
     if isinstance(value, dict):
-        return {key: _moved(one, device) for key, one in value.items()}
+        return {key: _moved(item, device) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_moved(one, device) for one in value)
+        return type(value)(_moved(item, device) for item in value)
     return value

@@ -42,20 +42,20 @@ def same_states(root: nn.Module) -> None:
     """
     sent: set[tuple[int, int]] = set()
     for tensor in (*root.parameters(), *root.buffers()):
-        place = (tensor.data_ptr(), tensor.nbytes)
-        if place not in sent and tensor.numel():
-            sent.add(place)
+        memory = (tensor.data_ptr(), tensor.nbytes)
+        if memory not in sent and tensor.numel():
+            sent.add(memory)
             plain = tensor.detach()
-            whole = plain.contiguous().view(-1).view(torch.uint8)
+            flat = plain.contiguous().view(-1).view(torch.uint8)
             differs = False
-            for piece in torch.split(whole, SENT_BYTES):
-                given = piece.clone()
-                dist.broadcast(given, 0)
-                if not torch.equal(given, piece):
+            for piece in torch.split(flat, SENT_BYTES):
+                received = piece.clone()
+                dist.broadcast(received, 0)
+                if not torch.equal(received, piece):
                     differs = True
-                    piece.copy_(given)
-            if differs and whole.data_ptr() != plain.data_ptr():
-                plain.copy_(whole.view(tensor.dtype).view_as(plain))
+                    piece.copy_(received)
+            if differs and flat.data_ptr() != plain.data_ptr():
+                plain.copy_(flat.view(tensor.dtype).view_as(plain))
 
 
 class DDP(Strategy):
@@ -152,14 +152,16 @@ class ZeroRedundancy(DDP):
         if self.world.world_size == 1:
             return super()._make_optimizer(spec, root)
         recipe = recipe_of(spec, root.plain_named_parameters())
-        made = ZeroRedundancyOptimizer(
+        optimizer = ZeroRedundancyOptimizer(
             recipe.groups,
             optimizer_class=recipe.cls,
             parameters_as_bucket_view=self.ddp_options.parameters_as_bucket_view,
             **recipe.kwargs,
         )
-        made.state = made.optim.state  # its own state stays empty; moments are in the local optimizer
-        return made
+        optimizer.state = (
+            optimizer.optim.state
+        )  # its own state stays empty; moments are in the local optimizer
+        return optimizer
 
     def export_state(self, handle: Handle) -> Iterator[Shard]:
         """Yield this rank's parameters with their moments, and its part of the frozen ones."""
@@ -176,6 +178,6 @@ def _keepers(handle: Handle) -> dict[str, int]:
     optimizer = handle.optimizer
     if not isinstance(optimizer, ZeroRedundancyOptimizer):
         return {}
-    named = handle.root.plain_named_parameters()
+    parameters = handle.root.plain_named_parameters()
     ranks: dict[nn.Parameter, int] = optimizer._param_to_rank  # type: ignore[attr-defined]
-    return {name: ranks[p] for name, p in named if p.requires_grad}
+    return {name: ranks[p] for name, p in parameters if p.requires_grad}

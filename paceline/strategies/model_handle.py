@@ -101,5 +101,5 @@ def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         # a quantised moment has a tensor for its codes, its scales and its lookup table
         names = local.__tensor_flatten__()[0] if is_traceable_wrapper_subclass(local) else None
-        for one in [local] if names is None else [getattr(local, name) for name in names]:
-            yield one.untyped_storage()
+        for plain in [local] if names is None else [getattr(local, name) for name in names]:
+            yield plain.untyped_storage()

@@ -110,32 +110,32 @@ def import_beside_parameters(handle: Handle, reader: ShardReader) -> None:
 
 def _states(handle: Handle) -> dict[str, dict[str, Tensor]]:
     """Return name → kind → tensor of this model's whole state."""
-    found: dict[str, dict[str, Tensor]] = {}
+    states: dict[str, dict[str, Tensor]] = {}
     for name, parameter in handle.root.plain_named_parameters():
-        found[name] = {PARAM: parameter.data}
+        states[name] = {PARAM: parameter.data}
         if handle.optimizer is not None:
-            found[name] |= saved_moments(handle.optimizer, parameter, (0,) * parameter.ndim)
-    return found | beside_parameters(handle)
+            states[name] |= saved_moments(handle.optimizer, parameter, (0,) * parameter.ndim)
+    return states | beside_parameters(handle)
 
 
 def beside_parameters(handle: Handle) -> dict[str, dict[str, Tensor]]:
     """Return name → kind → tensor of buffers and the scaler."""
-    found: dict[str, dict[str, Tensor]] = {
+    states: dict[str, dict[str, Tensor]] = {
         name: {BUFFER: buffer} for name, buffer in handle.root.plain_named_buffers()
     }
     if handle.scaler is not None:
         scaler = handle.scaler.state_dict()
-        found[SCALER] = {
+        states[SCALER] = {
             "scale": torch.tensor(scaler["scale"], dtype=torch.float32),
             "growth_tracker": torch.tensor(scaler["_growth_tracker"]),
         }
-    return found
+    return states
 
 
 def weights_of(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) -> Tensor:
     """Return the weights that a checkpoint holds as ``param``: the averaged ones where there are any."""
-    found = schedule_free.average_of(optimizer, parameter)
-    return parameter.detach() if found is None else found
+    average = schedule_free.average_of(optimizer, parameter)
+    return parameter.detach() if average is None else average
 
 
 def saved_moments(
@@ -158,14 +158,14 @@ def moments(state: Mapping[str, object]) -> dict[str, Tensor]:
     """Return an optimizer's state of one parameter as tensors; Python numbers become scalars with a suffix in
     their kind (``step.int``).
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for kind, value in state.items():
         if isinstance(value, Tensor):
-            found[kind] = value
+            tensors[kind] = value
         for suffix, (of, dtype) in _NUMBERS.items():
             if type(value) is of:
-                found[kind + suffix] = torch.tensor(value, dtype=dtype)
-    return found
+                tensors[kind + suffix] = torch.tensor(value, dtype=dtype)
+    return tensors
 
 
 def import_moments(
@@ -194,8 +194,8 @@ def import_quantised(
     read = quantized_state.read_state(codec, parameter, offsets, reader, role, name)
     if read is not None:
         steps = [k for k in reader.kinds(role, name) if k.partition(".")[0] == "step"]
-        given = {kind: reader.read(role, name, kind) for kind in steps}
-        optimizer.state[parameter] = {**read, **moments_from(optimizer, parameter, given)}
+        counters = {kind: reader.read(role, name, kind) for kind in steps}
+        optimizer.state[parameter] = {**read, **moments_from(optimizer, parameter, counters)}
     return True
 
 
@@ -213,8 +213,8 @@ def moments_from(
             state[kind.removesuffix(suffix)] = _NUMBERS[suffix][0](value)
             continue
         on_device = kind != "step" or counts_on_device(optimizer, parameter)
-        own = dtype if value.ndim and value.is_floating_point() else None
-        state[kind] = value.to(parameter.device if on_device else "cpu", own or value.dtype, copy=True)
+        kept_dtype = dtype if value.ndim and value.is_floating_point() else None
+        state[kind] = value.to(parameter.device if on_device else "cpu", kept_dtype or value.dtype, copy=True)
     schedule_free.take_numbers(optimizer, parameter, state)
     return state
 
@@ -224,9 +224,9 @@ def counts_on_device(optimizer: torch.optim.Optimizer, parameter: Tensor) -> boo
     it, and not on the host.
     """
     groups = optimizer.param_groups
-    own = [g for g in groups if any(p is parameter for p in g["params"])]
+    holding = [g for g in groups if any(p is parameter for p in g["params"])]
     return any(
-        g.get("fused") or g.get("capturable") for g in own or groups
+        g.get("fused") or g.get("capturable") for g in holding or groups
     )  # ZeRO-3 has its own outside them
 
 

@@ -157,10 +157,10 @@ class Strategy(ABC):
         if handle.scaler is not None:
             handle.scaler.unscale_(handle.stepper)
         grads = [p.grad for p in handle.parameters() if p.grad is not None]
-        own = torch.zeros((), dtype=sum_dtype(self.world.device), device=self.world.device)
+        norm = torch.zeros((), dtype=sum_dtype(self.world.device), device=self.world.device)
         if grads and self.world.is_main:
-            own = squares(grads).sum().sqrt().to(own)
-        return self.world.all_reduce_tensor(own)
+            norm = squares(grads).sum().sqrt().to(norm)
+        return self.world.all_reduce_tensor(norm)
 
     def _step(self, handle: Handle) -> None:
         handle.stepper.step()

@@ -115,10 +115,10 @@ def document_scores(
     """
     edges = tuple(bounds.tolist())
     layout = PackedSequenceInfo(edges, bounds, max(b - a for a, b in pairwise(edges)))
-    found = documents_generic(
+    out = documents_generic(
         query, key, value, layout, scale=scale, window=window, softcap=softcap, sinks=sinks
     )
-    return found.transpose(1, 2).contiguous().transpose(1, 2)
+    return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 @document_scores.register_fake
@@ -140,16 +140,16 @@ def document_scores_backward(
     softcap: float | None,
 ) -> list[Tensor]:
     """Return the gradients of query, key and value, and of the sinks if there are any."""
-    found = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)]
+    totals = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)]
     of_sinks = None if sinks is None else torch.zeros_like(sinks)
     for start, end in pairwise(bounds.tolist()):
         g, q, k, v = (x[:, :, start:end] for x in (grad, query, key, value))
         grads = scores_gradients(g, q, k, v, sinks, scale, window, softcap)
-        for whole, piece in zip(found, grads, strict=False):
-            whole[:, :, start:end] = piece
+        for total, piece in zip(totals, grads, strict=False):
+            total[:, :, start:end] = piece
         if of_sinks is not None:
             of_sinks += grads[3]
-    return found if of_sinks is None else [*found, of_sinks]
+    return totals if of_sinks is None else [*totals, of_sinks]
 
 
 @document_scores_backward.register_fake

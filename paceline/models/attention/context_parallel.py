@@ -44,12 +44,12 @@ class ContextParallel:
         """Return this rank's block of ``batch``; document boundaries, ids and extras stay those of the whole
         batch.
         """
-        whole = padded(batch, self.group.size() * self.multiple)
+        full = padded(batch, self.group.size() * self.multiple)
         cut = {
-            name: block_of(getattr(whole, name), self.group, 1)
+            name: block_of(getattr(full, name), self.group, 1)
             for name in ("input_ids", "labels", "position_ids")
         }
-        values: dict[str, Any] = {f.name: getattr(whole, f.name) for f in fields(Batch)}
+        values: dict[str, Any] = {f.name: getattr(full, f.name) for f in fields(Batch)}
         return ContextBatch(**{**values, **cut, "places": None}, context=self)
 
 

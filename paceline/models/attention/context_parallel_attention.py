@@ -93,10 +93,10 @@ def _allgather(
     fetched, width = gather(torch.cat([key, value], dim=-1), group, _TOKENS, partial=True), key.shape[-1]
     size = query.shape[_TOKENS]
     start = group.rank() * size
-    own = layout.block(start, start + size)
+    block = layout.block(start, start + size)
     # from the first token of the document that this block begins in, to the block's end
-    seen = fetched[:, :, start + size - (own.keys or own).bounds[-1] : start + size]
-    return inner(query, seen[..., :width], seen[..., width:], own, sinks=sinks, **options)
+    seen = fetched[:, :, start + size - (block.keys or block).bounds[-1] : start + size]
+    return inner(query, seen[..., :width], seen[..., width:], block, sinks=sinks, **options)
 
 
 def tail_and_rest(
@@ -160,10 +160,10 @@ def attend_tail(
 
 def tail_mask(rows: int, seen: int, window: int | None, device: torch.device) -> Tensor:
     """Return bool [rows, seen]: True where one of the last ``rows`` of ``seen`` tokens attends."""
-    at = torch.arange(seen - rows, seen, device=device)[:, None]
+    queries = torch.arange(seen - rows, seen, device=device)[:, None]
     to = torch.arange(seen, device=device)[None, :]
-    mask = to <= at
-    return mask if window is None else mask & (to > at - window)
+    mask = to <= queries
+    return mask if window is None else mask & (to > queries - window)
 
 
 def _masked(

@@ -37,14 +37,14 @@ def documents_varlen(
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    own = value.shape[-1]
-    width = flash_width(query.shape[-1], own)
+    value_width = value.shape[-1]
+    width = flash_width(query.shape[-1], value_width)
     q, k, v = (_widened(x, width)[0].transpose(0, 1) for x in (query, key, value))
     if sinks is not None:
         out = FlashWithSinks.apply(q, k, v, sinks, layout, scale, _window(window))
     else:
         keys = layout.keys or layout
-        found = varlen_attn(
+        attended = varlen_attn(
             q,
             k,
             v,
@@ -56,9 +56,9 @@ def documents_varlen(
             window_size=_window(window),
             enable_gqa=q.shape[1] != k.shape[1],
         )
-        assert isinstance(found, Tensor)
-        out = found
-    return out[..., :own].transpose(0, 1).unsqueeze(0)
+        assert isinstance(attended, Tensor)
+        out = attended
+    return out[..., :value_width].transpose(0, 1).unsqueeze(0)
 
 
 def _window(window: int | None) -> tuple[int, int]:
@@ -106,16 +106,16 @@ class FlashWithSinks(Function):
             list(window),
             q.shape[1] != k.shape[1],
         )
-        whole = torch.logaddexp(sums, sinks.detach().float()[:, None])
-        out = (out * (sums - whole).exp().t().unsqueeze(-1)).to(q.dtype)
-        ctx.save_for_backward(q, k, v, sinks, out, whole, state)
+        total = torch.logaddexp(sums, sinks.detach().float()[:, None])
+        out = (out * (sums - total).exp().t().unsqueeze(-1)).to(q.dtype)
+        ctx.save_for_backward(q, k, v, sinks, out, total, state)
         ctx.layout, ctx.scale, ctx.window = layout, scale, window
         return out
 
     @staticmethod
     def backward(ctx: _SinksContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Run the kernel's backward with the scaled output and the whole log-sum-exps."""
-        q, k, v, sinks, out, whole, state = ctx.saved_tensors
+        q, k, v, sinks, out, total, state = ctx.saved_tensors
         layout = ctx.layout
         keys = layout.keys or layout
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
@@ -125,7 +125,7 @@ class FlashWithSinks(Function):
             k,
             v,
             out,
-            whole,
+            total,
             layout.cu_seqlens,
             keys.cu_seqlens,
             layout.max_seqlen,
@@ -137,5 +137,5 @@ class FlashWithSinks(Function):
         )
         # the sink's probability times the gradient of its logit: nothing for its value, less the row's mean
         moved = torch.linalg.vecdot(grad.float(), out.float()).t()
-        of_sinks = -((sinks.detach().float()[:, None] - whole).exp() * moved).sum(1)
+        of_sinks = -((sinks.detach().float()[:, None] - total).exp() * moved).sum(1)
         return *grads, of_sinks.to(sinks.dtype), None, None, None

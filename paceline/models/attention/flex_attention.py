@@ -49,10 +49,10 @@ def flex_call(
     """
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-    def seen(batch: Tensor, head: Tensor, at: Tensor, to: Tensor) -> Tensor:
-        return (to >= first[at]) & (to <= last[at])
+    def seen(batch: Tensor, head: Tensor, query_index: Tensor, to: Tensor) -> Tensor:
+        return (to >= first[query_index]) & (to <= last[query_index])
 
-    def capped(score: Tensor, batch: Tensor, head: Tensor, at: Tensor, to: Tensor) -> Tensor:
+    def capped(score: Tensor, batch: Tensor, head: Tensor, query_index: Tensor, to: Tensor) -> Tensor:
         assert softcap is not None
         return torch.tanh(score / softcap) * softcap
 
@@ -118,7 +118,7 @@ def documents_flex(
 
     Triton multiplies no heads below 16: smaller ones get zeros.
     """
-    own = value.shape[-1]
+    value_width = value.shape[-1]
     query, key, value = (
         F.pad(x, (0, short)) if (short := FLEX_MIN_WIDTH - x.shape[-1]) > 0 else x
         for x in (query, key, value)
@@ -127,7 +127,7 @@ def documents_flex(
     if sums is not None and sinks is not None:
         share = torch.sigmoid(sums - sinks.float()[None, :, None])
         out = (out * share.unsqueeze(-1)).to(query.dtype)
-    return out[..., :own]
+    return out[..., :value_width]
 
 
 BLOCK = 128
@@ -153,9 +153,9 @@ class VisibleKeys:
 
         A document's queries are the last of as many as it has keys.
         """
-        place = torch.arange(queries, device=cu_queries.device)
-        document = torch.searchsorted(cu_queries[1:], place, right=True)
-        last = place - cu_queries[1:][document] + cu_keys[1:][document]
+        position = torch.arange(queries, device=cu_queries.device)
+        document = torch.searchsorted(cu_queries[1:], position, right=True)
+        last = position - cu_queries[1:][document] + cu_keys[1:][document]
         first = cu_keys[:-1][document].long()
         if window is not None:
             first = torch.maximum(first, last - (window - 1))
@@ -181,12 +181,12 @@ def _blocks(first: Tensor, last: Tensor, rows: int, columns: int) -> tuple[Tenso
     low, inner, outer = (torch.where(added, high, x) for x in (low, inner, outer))
     column = torch.arange(columns, device=first.device)
     touching, touched = _rows_over(column, low, high)
-    whole, wholly = _rows_over(column, inner, outer)
+    covered, wholly = _rows_over(column, inner, outer)
     return (
         *_outside(low, inner, outer, high, columns),
         *_outside(inner, outer, outer, outer, columns),
-        *_outside(touching, whole, wholly, touched, rows),
-        *_outside(whole, wholly, wholly, wholly, rows),
+        *_outside(touching, covered, wholly, touched, rows),
+        *_outside(covered, wholly, wholly, wholly, rows),
     )
 
 
@@ -200,8 +200,8 @@ def _outside(low: Tensor, inner: Tensor, outer: Tensor, high: Tensor, width: int
     [1, 1, N, width].
     """
     before = inner - low
-    place = torch.arange(width, device=low.device)[None, :]
-    after = (outer - before)[:, None] + place
-    places = torch.where(place < before[:, None], low[:, None] + place, after)
+    offset = torch.arange(width, device=low.device)[None, :]
+    after = (outer - before)[:, None] + offset
+    places = torch.where(offset < before[:, None], low[:, None] + offset, after)
     count = before + high - outer
     return count.int()[None, None], places.clamp(max=width - 1).int()[None, None]

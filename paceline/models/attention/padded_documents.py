@@ -117,8 +117,8 @@ class DocumentsByLength:
                 first[number] = row
                 row += longest
         widths = [longest for count, longest in sizes for _ in range(count)]
-        known = torch.tensor([starts, ends, widths, first, list(bounds[:-1]), lengths])
-        start, end, width, offset, begin, length = known.to(device, non_blocking=True)
+        table = torch.tensor([starts, ends, widths, first, list(bounds[:-1]), lengths])
+        start, end, width, offset, begin, length = table.to(device, non_blocking=True)
         of_place = torch.repeat_interleave(start - (width.cumsum(0) - width), width, output_size=row)
         index = torch.arange(row, device=device) + of_place
         real = index < torch.repeat_interleave(end, width, output_size=row)
@@ -146,9 +146,9 @@ def grouped(lengths: Sequence[int]) -> list[list[int]]:
     groups: list[list[int]] = []
     least = 0.0
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        whole = -(-lengths[number] // CHUNK) * CHUNK
-        if not groups or whole < least:
+        padded = -(-lengths[number] // CHUNK) * CHUNK
+        if not groups or padded < least:
             groups.append([])
-            least = SHORTEST * whole
+            least = SHORTEST * padded
         groups[-1].append(number)
     return groups

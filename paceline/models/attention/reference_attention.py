@@ -95,8 +95,8 @@ def flash_backward(
         for (start, end), lse in zip(pairwise(bounds), sums, strict=True):
             part = (x[:, :, start:end] for x in all_of_them)
             pieces = _flash_backward(*part, lse, 0.0, True, scale=scale)
-            for whole, piece in zip(grads, pieces, strict=True):
-                whole[:, :, start:end] = piece
+            for total, piece in zip(grads, pieces, strict=True):
+                total[:, :, start:end] = piece
     return grads[0].to(query.dtype), grads[1].to(key.dtype), grads[2].to(value.dtype)
 
 
@@ -232,7 +232,7 @@ def documents_padded(
     ``documents_generic``. A sink is a key before the document that all see: its score is the sink, its value
     0. Heads get zeros up to a multiple of 8, as kernels of other sizes keep all scores.
     """
-    rows, own = layout.padded, value.shape[-1]
+    rows, value_width = layout.padded, value.shape[-1]
     q, k, v = (rows.pad(x[0].transpose(0, 1)).transpose(1, 2) for x in (query, key, value))
     if sinks is not None:
         q, k, v = _before_all(q, k, v, sinks.float() / scale)
@@ -253,7 +253,7 @@ def documents_padded(
     )
     if sinks is not None:
         out = out[:, :, 1:]
-    return rows.unpad(out[..., :own].transpose(1, 2)).transpose(0, 1).unsqueeze(0)
+    return rows.unpad(out[..., :value_width].transpose(1, 2)).transpose(0, 1).unsqueeze(0)
 
 
 def _before_all(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -31,30 +31,30 @@ class DocumentRope(nn.Module):
     """
 
     @torch.compiler.disable
-    def forward(self, x: Tensor, position_ids: Tensor, *kind: str | None, **named: str | None) -> Turns:
+    def forward(self, x: Tensor, position_ids: Tensor, *kind: str | None, **options: str | None) -> Turns:
         """position_ids int64 [1, T] of a flat batch, or [rows, longest] -> the module's own tensors, [..,
         tokens, width] along dim 1.
 
         Raises ConfigError ``models.rope_by_length`` under context parallelism, where a rank has a part of the
         tokens only.
         """
-        slot, own = slot_of(self), super().forward
+        slot, forward = slot_of(self), super().forward
         layout, rows = (None, None) if slot is None else (slot.current, slot.rows)
         if rows is not None:  # padding repeats the last position, so a row counts as long as its document
             ends = rows.cu_seqlens.diff()
             parts = [
-                _alone(self, own, x[:1], position_ids[i : i + 1].clamp(max=int(end) - 1), kind, named)
+                _alone(self, forward, x[:1], position_ids[i : i + 1].clamp(max=int(end) - 1), kind, options)
                 for i, end in enumerate(ends.tolist())
             ]
             return _joined(parts, 0)
         if layout is None:
-            return own(x, position_ids, *kind, **named)  # type: ignore[no-any-return]
+            return forward(x, position_ids, *kind, **options)  # type: ignore[no-any-return]
         if position_ids.shape[-1] != layout.bounds[-1]:
             raise ConfigError(
                 codes.MODELS_ROPE_BY_LENGTH("training.parallelism.cp_size", type(self).__name__)
             )
         parts = [
-            _alone(self, own, x[:, a:b], position_ids[:, a:b], kind, named)
+            _alone(self, forward, x[:, a:b], position_ids[:, a:b], kind, options)
             for a, b in pairwise(layout.bounds)
         ]
         return _joined(parts, 1)
@@ -75,17 +75,17 @@ def depends_on_length(module: nn.Module) -> bool:
     types).
     """
     kinds = getattr(module, "rope_type", None)
-    named = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
-    return bool(named & BY_LENGTH)
+    types = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
+    return bool(types & BY_LENGTH)
 
 
 def _alone(
     module: nn.Module,
-    own: Forward,
+    forward: Forward,
     x: Tensor,
     positions: Tensor,
     kind: Sequence[str | None],
-    named: Mapping[str, str | None],
+    options: Mapping[str, str | None],
 ) -> Turns:
     """Return the module's output for one document, as if it were the first it sees."""
     for name in [n for n in vars(module) | module._buffers if n.endswith(_FRESH)]:
@@ -97,7 +97,7 @@ def _alone(
             )
         if hasattr(module, f"{prefix}max_seq_len_cached"):
             setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
-    return own(x, positions, *kind, **named)
+    return forward(x, positions, *kind, **options)
 
 
 def _joined(parts: list[Turns], dim: int) -> Turns:

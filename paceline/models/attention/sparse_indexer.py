@@ -34,10 +34,10 @@ def selects_keys(hf: nn.Module) -> bool:
 
 def freeze_selectors(hf: HFModel) -> int:
     """Leave the parts that select keys as they are in training; return how many there are."""
-    found = [module for _, module in selectors(hf)]
-    for module in found:
+    modules = [module for _, module in selectors(hf)]
+    for module in modules:
         module.requires_grad_(False)
-    return len(found)
+    return len(modules)
 
 
 def use_compressors(hf: HFModel) -> None:

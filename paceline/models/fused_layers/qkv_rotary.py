@@ -107,10 +107,10 @@ class RotaryQkv(Function):
         total: Tensor | None = None
         weight_grads: list[Tensor | None] = []
         bias_grads: list[Tensor | None] = []
-        given = [grad.transpose(1, 2).to(product) for grad in grads]
+        head_grads = [grad.transpose(1, 2).to(product) for grad in grads]
         if ctx.kernel:
-            given[:2] = _rotated(given[0], given[1], cos, sin, -1.0)
-        for i, heads in enumerate(given):
+            head_grads[:2] = _rotated(head_grads[0], head_grads[1], cos, sin, -1.0)
+        for i, heads in enumerate(head_grads):
             turned = rotate(heads, cos, sin, -1.0) if i < 2 and not ctx.kernel else heads
             g = turned.reshape(rows.shape[0], -1)
             weight_grads.append(weight_gradient(g, rows, ctx.wanted[i]) if need_weights[i] else None)

@@ -221,8 +221,8 @@ def _offset(module: nn.Module, eps: float) -> float | None:
     try:
         expected = module(x)
         for offset in (0.0, 1.0):
-            found = RmsNorm.apply(x, weight, eps, offset)
-            if torch.allclose(found, expected, rtol=1e-5, atol=1e-6):
+            fused = RmsNorm.apply(x, weight, eps, offset)
+            if torch.allclose(fused, expected, rtol=1e-5, atol=1e-6):
                 return offset
     except (RuntimeError, TypeError):  # other arguments (gated norms): not swapped
         return None

@@ -139,11 +139,11 @@ class ChunkedGrads:
             if head.product == self.weight.dtype:
                 torch.addmm(self.weight, low.t(), head.hidden[rows], beta=0 if first else 1, out=self.weight)
             elif keeps_fp32_sums(low):
-                given, wide = (low.t(), head.hidden[rows]), torch.float32
+                factors, wide = (low.t(), head.hidden[rows]), torch.float32
                 if first:
-                    torch.mm(*given, out_dtype=wide, out=self.weight)
+                    torch.mm(*factors, out_dtype=wide, out=self.weight)
                 else:
-                    torch.addmm(self.weight, *given, out_dtype=wide, out=self.weight)
+                    torch.addmm(self.weight, *factors, out_dtype=wide, out=self.weight)
             else:
                 piece = low.t().mm(head.hidden[rows])
                 self.weight.copy_(piece) if first else self.weight.add_(piece)
@@ -279,9 +279,9 @@ def _softmax_(head: ChunkedLogits, rows: slice, logits: Tensor, target: Tensor) 
     lost = (p < _TINY).nonzero().squeeze(1)
     if lost.numel():
         index = torch.arange(rows.start, rows.stop, device=logits.device)[lost]
-        for one in index.tolist():
-            again = head.logits(slice(one, one + 1))[0]
-            nll[one - rows.start] = torch.logsumexp(again, 0) - again[target[one - rows.start, 0]]
+        for row in index.tolist():
+            again = head.logits(slice(row, row + 1))[0]
+            nll[row - rows.start] = torch.logsumexp(again, 0) - again[target[row - rows.start, 0]]
     return nll.sum()
 
 

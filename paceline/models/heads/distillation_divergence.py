@@ -47,20 +47,20 @@ def divergence_rows(student: Tensor, teacher: Tensor, how: Divergence) -> tuple[
     # Forward KL, reverse KL, and the generalised Jensen-Shannon divergence between them.
     if beta == 0.0:
         q = log_q.exp()
-        found = (q * (log_q - log_p)).sum(-1)
+        divergence = (q * (log_q - log_p)).sum(-1)
         dlogits = p.sub_(q)
     elif beta == 1.0:
         gap = log_p.sub_(log_q)
-        found = (p * gap).sum(-1)
-        dlogits = p.mul_(gap.sub_(found[:, None]))
+        divergence = (p * gap).sum(-1)
+        dlogits = p.mul_(gap.sub_(divergence[:, None]))
     else:
         log_m = torch.logaddexp(log_p + math.log1p(-beta), log_q + math.log(beta))
         of_teacher = (log_q.exp() * log_q.sub_(log_m)).sum(-1)
         gap = log_p.sub_(log_m)
         of_student = (p * gap).sum(-1)
-        found = beta * of_teacher + (1.0 - beta) * of_student
+        divergence = beta * of_teacher + (1.0 - beta) * of_student
         dlogits = p.mul_(gap.sub_(of_student[:, None])).mul_(1.0 - beta)
-    return found, dlogits.div_(how.temperature)
+    return divergence, dlogits.div_(how.temperature)
 
 
 class LentHead:
@@ -168,8 +168,8 @@ def _sum(
     for rows in head.chunks():
         logits, other = head.logits(rows), teacher.logits(rows)
         common = min(logits.shape[1], other.shape[1])
-        found, dlogits = divergence_rows(logits[:, :common], other[:, :common], how)
-        total += found.sum()
+        divergence, dlogits = divergence_rows(logits[:, :common], other[:, :common], how)
+        total += divergence.sum()
         if gradients is not None:
             dlogits_draw = head.dlogits_draw(logits)
             logits[:, :common], logits[:, common:] = dlogits, 0.0
@@ -188,9 +188,9 @@ class _OfLogits(Function):
     def forward(ctx: _LogitsContext, student: Tensor, teacher: Tensor, how: Divergence) -> Tensor:
         """Return an fp32 scalar."""
         common = min(student.shape[1], teacher.shape[1])
-        found, dlogits = divergence_rows(student[:, :common], teacher[:, :common], how)
+        divergence, dlogits = divergence_rows(student[:, :common], teacher[:, :common], how)
         ctx.save_for_backward(torch.nn.functional.pad(dlogits, (0, student.shape[1] - common)))
-        return found.sum()
+        return divergence.sum()
 
     @staticmethod
     def backward(ctx: _LogitsContext, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -210,9 +210,9 @@ class Comparison:
         places = batch.label_places()
         # Labelled positions of both models, in the same order.
         flat = hidden.flatten(0, 1).index_select(0, places)
-        known = batch.tokens.get(TEACHER)
-        assert known is not None or not places.numel(), "the teacher's outputs are missing"
-        states = flat.new_zeros(0, 1) if known is None else known.flatten(0, 1).index_select(0, places)
+        outputs = batch.tokens.get(TEACHER)
+        assert outputs is not None or not places.numel(), "the teacher's outputs are missing"
+        states = flat.new_zeros(0, 1) if outputs is None else outputs.flatten(0, 1).index_select(0, places)
         if not self._student.fused:
             return self._of_own_head(flat, states)
         teacher = self._teacher.rows(states) if places.numel() else TeacherRows(self._student, states, None)

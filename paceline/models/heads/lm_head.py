@@ -158,13 +158,13 @@ class Head:
         probe = torch.randn(3, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
         probe *= torch.tensor([[4.0], [4.0], [400.0]]).to(probe)
         try:
-            own = self._own(probe)
+            expected = self._own(probe)
         except (TypeError, RuntimeError, AttributeError, ValueError):
             return False
         raw = nn.functional.linear(probe, weight, bias) * self._scale
         if self.shape.softcap is not None:
             raw = torch.tanh(raw / self.shape.softcap) * self.shape.softcap
-        return own.shape == raw.shape and torch.allclose(own, raw, rtol=1e-4, atol=1e-5)
+        return expected.shape == raw.shape and torch.allclose(expected, raw, rtol=1e-4, atol=1e-5)
 
     def __call__(self, hidden: Tensor, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
         """hidden [1, T, H] -> the required outputs (see ``Output``) at the batch's labelled positions."""

@@ -96,8 +96,8 @@ def auto_class(role: Role) -> AutoClass:
     """Return the Hugging Face auto class that builds the model of ``role``."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    found = AutoModelForSequenceClassification if role in SCALAR_ROLES else AutoModelForCausalLM
-    return cast(AutoClass, found)  # whose methods have no types of their own
+    kind = AutoModelForSequenceClassification if role in SCALAR_ROLES else AutoModelForCausalLM
+    return cast(AutoClass, kind)  # whose methods have no types of their own
 
 
 class ScalarHead:
@@ -142,10 +142,10 @@ class ScalarHead:
             places.append(batch.boundaries()[1:] - 1)
         if Output.VALUES in required:
             places.append(batch.label_places())
-        sizes = [len(place) for place in places]
+        sizes = [len(index) for index in places]
         with torch.autocast(hidden.device.type, enabled=False):
-            found = layer(hidden[0].index_select(0, torch.cat(places)).to(layer.weight.dtype))
-        found = found if found.dtype == torch.float64 else found.float()
+            scores = layer(hidden[0].index_select(0, torch.cat(places)).to(layer.weight.dtype))
+        scores = scores if scores.dtype == torch.float64 else scores.float()
         kinds = [kind for kind in (Output.SCORES, Output.CLASSES, Output.VALUES) if kind in required]
-        parts = zip(kinds, found.split(sizes), strict=True)
+        parts = zip(kinds, scores.split(sizes), strict=True)
         return {kind.value: part if kind is Output.CLASSES else part.squeeze(-1) for kind, part in parts}

@@ -61,9 +61,9 @@ class VocabularyPart:
         head = ChunkedLogits(hidden, weight, bias, shape)
         total, num_correct = hidden.new_zeros((), dtype=head.accum_dtype), labels.new_zeros(())
         for rows in head.chunks():
-            found = self.rows(head.logits(rows), labels[rows], correct=correct)
-            total += (found.sums - found.picked).sum()
-            num_correct += found.num_correct
+            chunk = self.rows(head.logits(rows), labels[rows], correct=correct)
+            total += (chunk.sums - chunk.picked).sum()
+            num_correct += chunk.num_correct
         return total, num_correct
 
     def stats(self, inputs: HeadInputs, required: RequiredStats) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,7 +81,7 @@ class VocabularyPart:
         inside = (local >= 0) & (local < width)
         target = local.clamp(0, width - 1)
         # Softmax over all ranks' columns: the maximum first, then one sum of all partial results.
-        top, place = logits.max(dim=-1)
+        top, column = logits.max(dim=-1)
         peak = top.clone()
         dist.all_reduce(peak, dist.ReduceOp.MAX, group=self.group)
         weights = (logits - peak[:, None]).exp_()
@@ -93,7 +93,7 @@ class VocabularyPart:
         num_correct = labels.new_zeros(())
         # The argmax: the lowest column among the ranks that hold the maximum.
         if correct:
-            first = (place + self.start).masked_fill(top != peak, torch.iinfo(place.dtype).max)
+            first = (column + self.start).masked_fill(top != peak, torch.iinfo(column.dtype).max)
             dist.all_reduce(first, dist.ReduceOp.MIN, group=self.group)
             num_correct = (first == labels).sum()
         spread = joint[2] / joint[0] if entropy else None
@@ -125,12 +125,12 @@ class ParallelNll(GradientsInForward):
         total, num_correct = hidden.new_zeros((), dtype=head.accum_dtype), labels.new_zeros(())
         for rows in head.chunks():
             logits = head.logits(rows)
-            found = part.rows(logits, labels[rows], correct=correct)
-            total += (found.sums - found.picked).sum()
-            num_correct += found.num_correct
+            chunk = part.rows(logits, labels[rows], correct=correct)
+            total += (chunk.sums - chunk.picked).sum()
+            num_correct += chunk.num_correct
             dlogits_draw = head.dlogits_draw(logits)
-            p = logits.sub_(found.sums[:, None]).exp_()
-            _minus_onehot_(p, found.target, found.inside, torch.ones_like(found.sums))
+            p = logits.sub_(chunk.sums[:, None]).exp_()
+            _minus_onehot_(p, chunk.target, chunk.inside, torch.ones_like(chunk.sums))
             gradients.add(rows, p.mul_(dlogits_draw))
         ctx.save_for_backward(*gradients.all())
         ctx.dtypes = (hidden.dtype, weight.dtype)
@@ -165,13 +165,13 @@ class ParallelStats(Function):
         logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.accum_dtype) for _ in range(3))
         num_correct = labels.new_zeros(())
         for rows in head.chunks():
-            found = part.rows(
+            chunk = part.rows(
                 head.logits(rows), labels[rows], correct=required.correct, entropy=required.entropy
             )
-            sums[rows], logp[rows] = found.sums, found.picked - found.sums
-            num_correct += found.num_correct
-            if found.spread is not None:
-                spread[rows] = found.sums - found.spread
+            sums[rows], logp[rows] = chunk.sums, chunk.picked - chunk.sums
+            num_correct += chunk.num_correct
+            if chunk.spread is not None:
+                spread[rows] = chunk.sums - chunk.spread
         ctx.save_for_backward(hidden, weight, bias, labels, sums, spread)
         ctx.shape, ctx.start = shape, part.start
         ctx.mark_non_differentiable(num_correct)

@@ -66,12 +66,12 @@ def mxfp4(parts: Parts, settings: Settings) -> Tensor:
     """
     table = torch.tensor([*_E2M1, *(-x for x in _E2M1)])
     experts, out, groups, half = parts["blocks"].shape
-    made = torch.empty(experts, 2 * half * groups, out)
-    for expert, blocks, scales in zip(made, parts["blocks"], parts["scales"], strict=True):
+    plain = torch.empty(experts, 2 * half * groups, out)
+    for expert, blocks, scales in zip(plain, parts["blocks"], parts["scales"], strict=True):
         pairs = torch.stack((blocks & 15, blocks >> 4), dim=-1)  # [out, in / 32, 16, 2]
         numbers = table.index_select(0, pairs.flatten().to(torch.int32)).view(out, groups, -1)
         expert.copy_(numbers.mul_(_scales(scales)[..., None]).flatten(1).t())
-    return made
+    return plain
 
 
 def unpacked(words: Tensor, bits: int, dim: int) -> Tensor:
@@ -118,19 +118,19 @@ def _by_inputs(numbers: Callable[[int, int], Tensor], zeros: Tensor, parts: Part
     group = parts["g_idx"].long() if "g_idx" in parts else _groups(num_inputs, len(scales))
     if len(group) != num_inputs:
         raise ValueError(f"groups of {len(group)} inputs do not fit a weight of {num_inputs}")
-    made = torch.empty(scales.shape[1], num_inputs)
+    plain = torch.empty(scales.shape[1], num_inputs)
     for first in range(0, num_inputs, AT_ONCE):
         end = min(first + AT_ONCE, num_inputs)
         of = group[first:end]
-        made[:, first:end] = ((numbers(first, end) - zeros[of]) * scales[of]).t()
-    return made
+        plain[:, first:end] = ((numbers(first, end) - zeros[of]) * scales[of]).t()
+    return plain
 
 
 def _in_order(numbers: Tensor) -> Tensor:
     eights = numbers.reshape(len(numbers), -1, 8)
-    made = torch.empty_like(eights)
-    made[..., list(_AWQ_ORDER)] = eights
-    return made.flatten(1)
+    ordered = torch.empty_like(eights)
+    ordered[..., list(_AWQ_ORDER)] = eights
+    return ordered.flatten(1)
 
 
 def _groups(rows: int, groups: int) -> Tensor:
@@ -151,11 +151,11 @@ def compressed(parts: Parts, settings: Settings) -> Tensor:
     if stored.ndim != 2 or not each or (each > 1 and "packed" in parts and "zero_point" in parts):
         return _compressed(parts, settings)
     bits = int(str(settings.get("num_bits", 8)))
-    made = torch.empty(rows, int(parts["shape"][1]) if "packed" in parts else stored.shape[1])
+    plain = torch.empty(rows, int(parts["shape"][1]) if "packed" in parts else stored.shape[1])
     for first in range(0, rows, step := -(-AT_ONCE // each) * each):
         end = min(first + step, rows)
-        made[first:end] = _compressed(_of_rows(parts, first, end, bits, rows, each), settings)
-    return made
+        plain[first:end] = _compressed(_of_rows(parts, first, end, bits, rows, each), settings)
+    return plain
 
 
 def _block_of(settings: Settings, dim: int) -> int:

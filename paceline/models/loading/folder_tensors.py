@@ -56,13 +56,13 @@ class FolderTensors:
             parts.append(f"{len(self.found.tied)} tied")
         if self.found.carried:
             size = sum(s.span[1] - s.span[0] for n in self.found.carried for s in (self.stored[n],))
-            what = (
+            fate = (
                 "left out by the score head's class"
                 if self.leaves_out
                 else "not trained, copied unchanged into an export"
             )
             parts.append(
-                f"{len(self.found.carried)} {what} ({human_bytes(size)}): {listed(self.found.carried)}"
+                f"{len(self.found.carried)} {fate} ({human_bytes(size)}): {listed(self.found.carried)}"
             )
         return ", ".join(parts)
 
@@ -100,14 +100,14 @@ def folder_tensors(
     if not stored:
         return None
     names = stored if quantised is None else quantised.names.plain(stored)
-    found = account(model, names) if whole is None else whole.account(model, names)
-    found = replace(found, missing=tuple(n for n in found.missing if n not in fresh))
-    if wrong := refusals(replace(found, refused=() if leaves_out else found.refused), name):
+    report = account(model, names) if whole is None else whole.account(model, names)
+    report = replace(report, missing=tuple(n for n in report.missing if n not in fresh))
+    if wrong := refusals(replace(report, refused=() if leaves_out else report.refused), name):
         raise ConfigError(*wrong)
     if quantised is None:
-        return FolderTensors(folder, stored, found, leaves_out)
+        return FolderTensors(folder, stored, report, leaves_out)
     packed = quantised.names
-    if inside := [one for one in found.carried if one in packed.weights and not leaves_out]:
+    if inside := [tensor for tensor in report.carried if tensor in packed.weights and not leaves_out]:
         raise ConfigError(
             plan_codes.PLAN_QUANTISED_BASE(
                 "weights beside the language model are stored quantized, and an export could not copy them:"
@@ -117,9 +117,9 @@ def folder_tensors(
                 "use the release of this model in bfloat16",
             )
         )
-    found = replace(found, carried=tuple(n for one in found.carried for n in packed.files_of(one)))
+    report = replace(report, carried=tuple(n for tensor in report.carried for n in packed.files_of(tensor)))
     size = human_bytes(packed.num_bytes)
     counted = f"{len(packed.weights)} quantized weights read as bfloat16 ({size})"
     if packed.idle:
         counted += f", {len(packed.idle)} scales of activations left out"
-    return FolderTensors(folder, stored, found, leaves_out, counted)
+    return FolderTensors(folder, stored, report, leaves_out, counted)

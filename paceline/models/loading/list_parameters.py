@@ -116,18 +116,18 @@ def _examples(tables: Mapping[tuple[Listed, ...], int], runs: Sequence[LayerRun]
 
 def _by_layer(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[int, tuple[Listed, ...]]]:
     """Yield (layer, its tensors) in the order of ``named_parameters()``; -1: tensors outside of layers."""
-    place, gathered = ("", -1), list[Listed]()
+    layer, gathered = ("", -1), list[Listed]()
     for name, shape, kind in parameter_kinds(hf, experts):
         stack = _STACK.match(name)
         here = (stack[1], int(stack[2])) if stack else ("", -1)
-        if here != place and gathered:
-            yield place[1], tuple(gathered)
+        if here != layer and gathered:
+            yield layer[1], tuple(gathered)
             gathered = []
-        place = here
+        layer = here
         pattern = f"{stack[1]}.{LAYER}.{name[stack.end() :]}" if stack else name
         gathered.append(Listed(pattern, shape, kind))
     if gathered:
-        yield place[1], tuple(gathered)
+        yield layer[1], tuple(gathered)
 
 
 def parameter_kinds(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -147,8 +147,8 @@ def parameter_kinds(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[str,
         ):
             kind = EXPERTS
         elif isinstance(module, nn.Linear):
-            above, _, own = owner.rpartition(".")
-            kind = MATRIX if own in read_by_parent(modules[above]) else LINEAR
+            above, _, child = owner.rpartition(".")
+            kind = MATRIX if child in read_by_parent(modules[above]) else LINEAR
         elif type(module).__name__ == "Conv1D":
             kind = TRANSPOSED
         elif isinstance(module, (nn.Conv1d, nn.Conv2d)):
@@ -181,17 +181,17 @@ def saved_bytes(hf: HFModel, layer: str) -> float:
     mixers = [child for child in block.children() if _carries_state(child)]
     if not mixers:
         return 0.0
-    width, found = hf.config.get_text_config().hidden_size, 0.0
+    width, total = hf.config.get_text_config().hidden_size, 0.0
     for mixer in mixers:
         measured = _measured(mixer, width)
-        found += UNKNOWN * _moved(mixer) if measured is None else measured
-    return found + PLAIN * (_moved(block) - sum(_moved(mixer) for mixer in mixers))
+        total += UNKNOWN * _moved(mixer) if measured is None else measured
+    return total + PLAIN * (_moved(block) - sum(_moved(mixer) for mixer in mixers))
 
 
 def _carries_state(module: nn.Module) -> bool:
     """Whether a mixer carries state from token to token; lightning attention has no parameter to tell."""
-    named = any(_STATE.search(name) for name, _ in module.named_parameters())
-    return named or "Lightning" in type(module).__name__
+    has_state = any(_STATE.search(name) for name, _ in module.named_parameters())
+    return has_state or "Lightning" in type(module).__name__
 
 
 def _moved(module: nn.Module) -> float:
@@ -208,8 +208,8 @@ def _measured(mixer: nn.Module, width: int) -> float | None:
         kept: dict[int, Tensor] = {}
 
         def keep(tensor: Tensor, kept: dict[int, Tensor] = kept) -> Tensor:
-            if (place := tensor.untyped_storage()._cdata) not in weights:
-                kept[place] = tensor
+            if (storage := tensor.untyped_storage()._cdata) not in weights:
+                kept[storage] = tensor
             return tensor
 
         with (

@@ -65,17 +65,17 @@ def account(model: PreTrainedModel, names: Iterable[str]) -> Account:
     used: dict[str, list[str]] = defaultdict(list)
     others: list[tuple[str, str]] = []
     for name in sorted(names):
-        found = find(name)
-        if found in held:
-            used[found].append(name)
+        target = find(name)
+        if target in held:
+            used[target].append(name)
         else:
-            others.append((name, found))
-    acting = set(_acts(model, [found for _, found in others]))
+            others.append((name, target))
+    acting = set(_acts(model, [target for _, target in others]))
     return Account(
         used={name: tuple(some) for name, some in used.items()},
-        ties={n: own for n, own in _ties(model).items() if n in used and own in used},
-        carried=tuple(name for name, found in others if found not in acting),
-        refused=tuple(name for name, found in others if found in acting),
+        ties={n: parameter for n, parameter in _ties(model).items() if n in used and parameter in used},
+        carried=tuple(name for name, target in others if target not in acting),
+        refused=tuple(name for name, target in others if target in acting),
         missing=(*_missing(model, used), *_gaps(used, held)),
     )
 
@@ -109,10 +109,14 @@ def _join(converters: list[WeightConverter], pattern: str) -> Join | None:
     """Return what the converter of ``pattern`` does, if it only stacks and joins, or swaps dimensions."""
     from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose
 
-    found = [one for one in converters if pattern in one.source_patterns]
-    if len(found) != 1 or len(found[0].target_patterns) != 1 or found[0].quantization_operation is not None:
+    matching = [one for one in converters if pattern in one.source_patterns]
+    if (
+        len(matching) != 1
+        or len(matching[0].target_patterns) != 1
+        or matching[0].quantization_operation is not None
+    ):
         return None
-    (converter,) = found
+    (converter,) = matching
     only = converter.operations[0] if len(converter.operations) == 1 else None
     if type(only) is Transpose and len(converter.source_patterns) == 1:
         return Join(0, False, None, (only.dim0, only.dim1), only.check_dims)
@@ -133,10 +137,10 @@ def _transforms(model: PreTrainedModel) -> _Transforms:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming
 
-    found = get_model_conversion_mapping(model)
+    mapping = get_model_conversion_mapping(model)
     return (
-        [one for one in found if isinstance(one, WeightRenaming)],
-        [one for one in found if isinstance(one, WeightConverter)],
+        [transform for transform in mapping if isinstance(transform, WeightRenaming)],
+        [transform for transform in mapping if isinstance(transform, WeightConverter)],
     )
 
 
@@ -147,10 +151,10 @@ def _name_in(model: PreTrainedModel, held: dict[str, Tensor], transforms: _Trans
     from transformers.core_model_loading import rename_source_key
 
     prefix = model.base_model_prefix
-    found: str = rename_source_key(name, *transforms, prefix, held)[0]
-    if found not in held and name in held:
-        found = rename_source_key(name, [], [], prefix, held)[0]
-    return found
+    target: str = rename_source_key(name, *transforms, prefix, held)[0]
+    if target not in held and name in held:
+        target = rename_source_key(name, [], [], prefix, held)[0]
+    return target
 
 
 def _ties(model: PreTrainedModel) -> dict[str, str]:
@@ -163,9 +167,9 @@ def _missing(model: PreTrainedModel, used: Collection[str]) -> list[str]:
     converter makes together with one that is filled.
     """
     aliases: dict[str, set[str]] = defaultdict(set)
-    for name, own in _ties(model).items():
-        aliases[own] |= {name, own}
-        aliases[name] |= {name, own}
+    for name, parameter in _ties(model).items():
+        aliases[parameter] |= {name, parameter}
+        aliases[name] |= {name, parameter}
     needed = (n for n, _ in (*model.named_parameters(), *persistent_buffers(model)))
     filled = {*used, *_made_together(model, used)}
     return [n for n in needed if n not in filled and not aliases[n] & filled]
@@ -206,11 +210,11 @@ def _part(name: str, target: str) -> tuple[str, int]:
 
 def _made_together(model: PreTrainedModel, used: Collection[str]) -> set[str]:
     """Return what converters make beside the names in ``used`` (a fused projection is split)."""
-    made = set()
+    names = set()
     for converter in _transforms(model)[1]:
         first, *others = (p.replace("\\", "") for p in converter.target_patterns)
-        made |= {name.replace(first, other, 1) for name in used if first in name for other in others}
-    return made
+        names |= {name.replace(first, other, 1) for name in used if first in name for other in others}
+    return names
 
 
 def _acts(model: PreTrainedModel, others: Iterable[str]) -> list[str]:
@@ -240,35 +244,35 @@ def _parents(name: str) -> list[str]:
     return [".".join(parts[:length]) for length in range(1, len(parts))]
 
 
-def refusals(found: Account, where: str) -> list[Diagnostic]:
+def refusals(report: Account, where: str) -> list[Diagnostic]:
     """Return what of a folder cannot be trained: missing tensors, and those that another class computes
     with.
     """
     wrong = []
-    if found.missing:
+    if report.missing:
         wrong.append(
             codes.MODELS_MISSING_WEIGHTS(
                 "the checkpoint lacks weights of this model",
                 "model.name_or_path",
-                f"{where}: {listed(found.missing)}",
+                f"{where}: {listed(report.missing)}",
                 "use a complete checkpoint, or model.config to start from scratch",
             )
         )
-    if found.refused:
+    if report.refused:
         wrong.append(
             codes.MODELS_LOST_WEIGHTS(
-                "model.name_or_path", f"{where}: {listed(found.refused)}", refused=len(found.refused)
+                "model.name_or_path", f"{where}: {listed(report.refused)}", refused=len(report.refused)
             )
         )
     return wrong
 
 
-def untied(model: PreTrainedModel, found: Account, where: str) -> list[Diagnostic]:
+def untied(model: PreTrainedModel, report: Account, where: str) -> list[Diagnostic]:
     """Return weights that the config ties, but that Transformers loaded apart: their values differ."""
     apart = [
-        f"{name} and {own}"
-        for name, own in found.ties.items()
-        if model.get_parameter(name) is not model.get_parameter(own)
+        f"{name} and {parameter}"
+        for name, parameter in report.ties.items()
+        if model.get_parameter(name) is not model.get_parameter(parameter)
     ]
     if not apart:
         return []

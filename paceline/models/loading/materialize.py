@@ -95,9 +95,9 @@ def name_trunk(hf: HFModel) -> None:
     if not hasattr(hf, hf.base_model_prefix):
         from transformers import PreTrainedModel
 
-        found = [name for name, module in hf.named_children() if isinstance(module, PreTrainedModel)]
-        if len(found) == 1:
-            hf.base_model_prefix = found[0]
+        trunks = [name for name, module in hf.named_children() if isinstance(module, PreTrainedModel)]
+        if len(trunks) == 1:
+            hf.base_model_prefix = trunks[0]
 
 
 def from_config(
@@ -112,8 +112,8 @@ def from_config(
     Transformers would pass the option on to its own classes, and to a class from the hub that an earlier
     model of this process has registered; neither accepts it.
     """
-    known = auto._model_mapping.get(type(config), None)
-    registered = known is not None and not getattr(known, "__module__", "transformers.").startswith(
+    kind = auto._model_mapping.get(type(config), None)
+    registered = kind is not None and not getattr(kind, "__module__", "transformers.").startswith(
         "transformers."
     )
     brings_code = auto.__name__ in (getattr(config, "auto_map", None) or {}) and not registered
@@ -206,23 +206,23 @@ def fill(
     mine: dict[str, list[Tensor]] = {}
     for name, tensor in tensors_of(root) if tensors is None else tensors:
         mine.setdefault(name, []).append(tensor)
-    made: dict[int, Tensor] = {}
+    new: dict[int, Tensor] = {}
     # Rank 0 has the list; all ranks broadcast the tensors in its order.
     for name, shape, dtype, in_files in world.broadcast_json(listed):
         if in_files:
             assert root.slices is not None
             for target in mine.get(name, ()):
-                made[id(target)] = place(target, partial(root.slices.read, _plain(name)), device)
+                new[id(target)] = place(target, partial(root.slices.read, _plain(name)), device)
             continue
-        whole = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=world.device)
+        full = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=world.device)
         if real is not None:
-            whole.copy_(real.pop(name))
-        dist.broadcast(whole, 0)
+            full.copy_(real.pop(name))
+        dist.broadcast(full, 0)
         for target in mine.get(name, ()):
-            made[id(target)] = place(target, partial(block_of, whole), device)
-        del whole  # before the next is allocated beside it
-    replace_tensors(root, made)
-    filled = {id(tensor) for tensor in made.values()}
+            new[id(target)] = place(target, partial(block_of, full), device)
+        del full  # before the next is allocated beside it
+    replace_tensors(root, new)
+    filled = {id(tensor) for tensor in new.values()}
     left = [
         name
         for name, tensor in tensors_of(root)
@@ -249,8 +249,8 @@ def _plain(name: str) -> str:
     return name.removeprefix("hf.")
 
 
-def block_of(whole: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
-    return whole[tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))]
+def block_of(full: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
+    return full[tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))]
 
 
 def own_part(target: Tensor, read: Read, device: torch.device) -> Tensor:
@@ -258,9 +258,9 @@ def own_part(target: Tensor, read: Read, device: torch.device) -> Tensor:
     the block of a shape at offsets.
     """
     if not isinstance(target, DTensor):
-        whole = read((0,) * target.ndim, target.shape)
-        made = whole.to(device=device, dtype=target.dtype, copy=True)
-        return nn.Parameter(made, target.requires_grad) if isinstance(target, nn.Parameter) else made
+        full = read((0,) * target.ndim, target.shape)
+        values = full.to(device=device, dtype=target.dtype, copy=True)
+        return nn.Parameter(values, target.requires_grad) if isinstance(target, nn.Parameter) else values
     shape, offsets = compute_local_shape_and_global_offset(
         target.shape, target.device_mesh, target.placements
     )
@@ -362,10 +362,10 @@ def unread(hf: nn.Module, restored: Collection[str]) -> Unread | None:
 @torch.no_grad()
 def give_storage(hf: nn.Module, device: torch.device) -> None:
     """Put parameters that are on meta on ``device``, as NaN, and all buffers with them. Ties hold."""
-    made: dict[int, Tensor] = {}
+    new: dict[int, Tensor] = {}
     for parameter in hf.parameters():
         if parameter.is_meta:
             values = torch.full(parameter.shape, math.nan, dtype=parameter.dtype, device=device)
-            made[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
-    replace_tensors(hf, made)
+            new[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
+    replace_tensors(hf, new)
     hf.to(device)

@@ -100,8 +100,8 @@ def raw_config(model: ModelSource) -> JsonObject:
     from transformers import PreTrainedConfig
 
     read: Any = PreTrainedConfig.get_config_dict
-    found, _ = read(model.name_or_path, revision=model.revision or "main")
-    return {key: _json(value) for key, value in found.items() if not key.startswith("_")}
+    values, _ = read(model.name_or_path, revision=model.revision or "main")
+    return {key: _json(value) for key, value in values.items() if not key.startswith("_")}
 
 
 def _json(value: Json) -> Json:
@@ -111,7 +111,7 @@ def _json(value: Json) -> Json:
     if isinstance(value, float) and not math.isfinite(value):
         return {"__float__": {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")}
     if isinstance(value, (list, tuple)):
-        return [_json(one) for one in value]
+        return [_json(item) for item in value]
     return {k: _json(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
@@ -127,9 +127,9 @@ def code_options(model: ModelSource) -> dict[str, bool | str | None]:
 
 
 def cannot_load(name: str, error: Exception) -> Diagnostic:
-    hint = "use a folder with config.json and *.safetensors, or a hub name that has them"
+    remedy = "use a folder with config.json and *.safetensors, or a hub name that has them"
     if "trust_remote_code" in str(error):
-        hint = (
+        remedy = (
             "the model needs its own code: set trust_remote_code: true, and revision to the"
             " 40-digit commit that you have reviewed"
         )
@@ -137,7 +137,7 @@ def cannot_load(name: str, error: Exception) -> Diagnostic:
         what="this model cannot be loaded (safetensors only)",
         where="model.name_or_path",
         found=f"{name}: {first_lines(error)}",
-        hint=hint,
+        hint=remedy,
     )
 
 
@@ -150,22 +150,22 @@ def refuse_hub_attention(config: PreTrainedConfig | None, name: str) -> None:
     """Raise ConfigError ``sec.attention_kernel`` if the Hugging Face ``config`` of model ``name`` names an
     attention as ``org/repository``, which Transformers would download and run.
     """
-    found = [name for name in _kernel_names(config) if "/" in name]
-    if found:
-        what = "the model's config.json requests an attention implementation that is code from the hub"
-        hint = (
+    kernels = [name for name in _kernel_names(config) if "/" in name]
+    if kernels:
+        reason = "the model's config.json requests an attention implementation that is code from the hub"
+        remedy = (
             "remove attn_implementation from its config.json; model.attn_implementation sets the"
             " implementation for this run"
         )
         raise ConfigError(
-            rules_codes.SEC_ATTENTION_KERNEL(what, "model.name_or_path", f"{name}: {found[0]}", hint)
+            rules_codes.SEC_ATTENTION_KERNEL(reason, "model.name_or_path", f"{name}: {kernels[0]}", remedy)
         )
 
 
 def _kernel_names(config: PreTrainedConfig | None) -> Iterator[str]:
     """Yield the attention implementations of a config and of its sub-configs (text, vision, …)."""
-    named = getattr(config, "_attn_implementation", None)
-    yield from map(str, named.values() if isinstance(named, Mapping) else [named])
+    kernel = getattr(config, "_attn_implementation", None)
+    yield from map(str, kernel.values() if isinstance(kernel, Mapping) else [kernel])
     for inner in getattr(config, "sub_configs", None) or ():
         if getattr(config, inner, None) is not None:
             yield from _kernel_names(getattr(config, inner))
@@ -180,13 +180,13 @@ def config_keys(raw: Mapping[str, Json], config: PreTrainedConfig) -> str:
     """
     from transformers import PreTrainedConfig
 
-    general, own = _fields(PreTrainedConfig), _fields(type(config))
+    general, declared = _fields(PreTrainedConfig), _fields(type(config))
     names = dict(getattr(config, "attribute_map", None) or {})
-    given = {names.get(key, key) for key in raw if not key.startswith("_")}
-    given |= {"rope_parameters"} if given & {"rope_theta", "rope_scaling"} else set()
+    keys = {names.get(key, key) for key in raw if not key.startswith("_")}
+    keys |= {"rope_parameters"} if keys & {"rope_theta", "rope_scaling"} else set()
     words = family_words(str(config.model_type))
-    known = (words.words if words else frozenset()) | own | {"torch_dtype", "auto_map"}
-    out, unread = sorted(own - general - given), sorted(given - known)
+    readable = (words.words if words else frozenset()) | declared | {"torch_dtype", "auto_map"}
+    out, unread = sorted(declared - general - keys), sorted(keys - readable)
     parts = [f"{len(raw)} keys"]
     if out:
         parts.append(f"{len(out)} left out, at the defaults of {type(config).__name__}: {_listed(out)}")
@@ -197,8 +197,8 @@ def config_keys(raw: Mapping[str, Json], config: PreTrainedConfig) -> str:
 
 def _fields(kind: type) -> frozenset[str]:
     """Return the names of a config class's fields; none if it is not a dataclass."""
-    found = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    return frozenset(field.name for field in found)
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return frozenset(field.name for field in fields)
 
 
 def _listed(names: Collection[str]) -> str:

@@ -42,30 +42,34 @@ class WholeModel:
         else:
             places = {trunk: f"{path}."}
             head, my_head = whole.get_output_embeddings(), of_text.get_output_embeddings()
-            found = [n for n, m in whole.named_modules() if m is head and head is not None]
-            own = [n for n, m in of_text.named_modules() if m is my_head and my_head is not None]
-            places |= {f"{n}.": f"{found[0]}." for n in own if found}
+            head_names = [n for n, m in whole.named_modules() if m is head and head is not None]
+            my_head_names = [n for n, m in of_text.named_modules() if m is my_head and my_head is not None]
+            places |= {f"{n}.": f"{head_names[0]}." for n in my_head_names if head_names}
         held = self.skeleton.state_dict()
-        made = {
+        renamed = {
             name: there + name.removeprefix(here)
             for here, there in places.items()
             for name in text.state_dict()
             if name.startswith(here)
         }
-        return {name: other for name, other in made.items() if other in held}
+        return {name: other for name, other in renamed.items() if other in held}
 
     def account(self, text: PreTrainedModel, stored: Iterable[str]) -> Account:
         """Account for the names of a folder: what ``text`` does not have is carried, its further names are
         ``text``'s own.
         """
-        found, names = account(self.skeleton, stored), self.names(text)
+        report, names = account(self.skeleton, stored), self.names(text)
         mine = {other: name for name, other in names.items()}
-        beside = [name for target, some in found.used.items() if target not in mine for name in some]
+        beside = [name for target, some in report.used.items() if target not in mine for name in some]
         return replace(
-            found,
-            used={mine[target]: some for target, some in found.used.items() if target in mine},
-            ties={mine[n]: mine[own] for n, own in found.ties.items() if n in mine and own in mine},
-            carried=tuple(sorted((*found.carried, *beside))),
+            report,
+            used={mine[target]: some for target, some in report.used.items() if target in mine},
+            ties={
+                mine[n]: mine[parameter]
+                for n, parameter in report.ties.items()
+                if n in mine and parameter in mine
+            },
+            carried=tuple(sorted((*report.carried, *beside))),
         )
 
 
@@ -73,18 +77,18 @@ def whole_model(config: PreTrainedConfig) -> WholeModel | None:
     """Return the whole of which a folder's ``config`` tells, on meta; None for a language model's own."""
     from transformers import AutoConfig
 
-    known = composites().get(str(config.model_type))
+    composite = composites().get(str(config.model_type))
     text = config.get_text_config()
-    if known is None or text is config:
+    if composite is None or text is config:
         return None
     with torch.device("meta"):
         skeleton = class_of_whole(config)(config)
     values = {
         key: value for key, value in text.to_dict().items() if key not in ("model_type", "architectures")
     }
-    values |= known.values
+    values |= composite.values
     values["tie_word_embeddings"] = bool(skeleton.all_tied_weights_keys)
-    return WholeModel(skeleton, AutoConfig.for_model(known.text or text.model_type, **values))
+    return WholeModel(skeleton, AutoConfig.for_model(composite.text or text.model_type, **values))
 
 
 def class_of_whole(config: PreTrainedConfig) -> Any:

@@ -75,7 +75,9 @@ class QuantisedFolder:
             if "packed" in parts:
                 rows, columns = self._stored(parts["shape"], opened).tolist()
                 return int(rows), int(columns)
-            return plain_shape({what: self.stored[one].shape for what, one in parts.items()}, self.settings)
+            return plain_shape(
+                {part: self.stored[tensor].shape for part, tensor in parts.items()}, self.settings
+            )
 
     def read(self, name: str, opened: TensorFiles, first: int = 0, end: int | None = None) -> Tensor:
         """Return a tensor under its plain name; a quantized weight in bfloat16, and of a stacked one the
@@ -85,17 +87,17 @@ class QuantisedFolder:
         if parts is None:
             return self._stored(name, opened)
         shape = self.shape_of(name, opened)
-        some = len(shape) > 2 and all(self.stored[one].shape[:1] == shape[:1] for one in parts.values())
+        some = len(shape) > 2 and all(self.stored[tensor].shape[:1] == shape[:1] for tensor in parts.values())
         cut = slice(first, end) if some else slice(None)
-        stored = {what: self._stored(one, opened, cut) for what, one in parts.items()}
+        stored = {part: self._stored(tensor, opened, cut) for part, tensor in parts.items()}
         with _fitting(name):
-            found = FORMULAS[str(self.settings["quant_method"])](stored, self.settings)
-            found = found if some else found[first:end]
-            if tuple(found.shape) != (
+            plain = FORMULAS[str(self.settings["quant_method"])](stored, self.settings)
+            plain = plain if some else plain[first:end]
+            if tuple(plain.shape) != (
                 wanted := (len(range(*slice(first, end).indices(shape[0]))), *shape[1:])
             ):
-                raise ValueError(f"{list(found.shape)} in place of {list(wanted)}")
-        return found.to(torch.bfloat16)
+                raise ValueError(f"{list(plain.shape)} in place of {list(wanted)}")
+        return plain.to(torch.bfloat16)
 
     def _stored(self, name: str, opened: TensorFiles, cut: slice = slice(None)) -> Tensor:
         stored = opened.slice_of(self.files[name], name)
@@ -169,7 +171,7 @@ def quantised_folder(model: ModelSource) -> QuantisedFolder | None:
         headers = {file: header_of(file) for file in weights_of(folder, [])}
     except (OSError, ValueError):  # the load says why
         return None
-    stored = {name: entry for found in headers.values() for name, entry in found.items()}
+    stored = {name: entry for header in headers.values() for name, entry in header.items()}
     names = packed_names(stored, settings)
     if names.lacking:
         raise ConfigError(
@@ -180,7 +182,7 @@ def quantised_folder(model: ModelSource) -> QuantisedFolder | None:
                 "use a complete checkpoint",
             )
         )
-    files = {name: file for file, found in headers.items() for name in found}
+    files = {name: file for file, header in headers.items() for name in header}
     return QuantisedFolder(as_object(settings), names, stored, files, names.others(stored) <= {"BF16"})
 
 

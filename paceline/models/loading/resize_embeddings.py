@@ -60,12 +60,12 @@ def vocabulary_names(hf: HFModel) -> list[str]:
     """Return the names of the parameters with a row a token: the embedding's weight, then the head's weight
     and bias, a tied one once.
     """
-    found: list[str] = []
+    vocabulary: list[str] = []
     names = {id(parameter): name for name, parameter in hf.named_parameters()}
     for module in (hf.get_input_embeddings(), hf.get_output_embeddings()):
         for leaf in ("weight", "bias"):
             parameter = getattr(module, leaf, None)
             name = names.get(id(parameter)) if isinstance(parameter, nn.Parameter) else None
-            if name is not None and name not in found:
-                found.append(name)
-    return found
+            if name is not None and name not in vocabulary:
+                vocabulary.append(name)
+    return vocabulary

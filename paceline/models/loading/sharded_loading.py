@@ -53,8 +53,8 @@ class FileBlock:
         """Return what is given a dimension of the parameter in the order of the file's dimensions."""
         order = [*dims]
         if self.transposed is not None:
-            one, other = self.transposed
-            order[one], order[other] = order[other], order[one]
+            dim, other = self.transposed
+            order[dim], order[other] = order[other], order[dim]
         return tuple(order)
 
 
@@ -105,16 +105,16 @@ class FolderSlices:
         index = torch.arange(0, math.prod(shape), step)[:count]
         if name in self.grown:
             return self.read(name, (0,) * len(shape), shape).flatten()[index].float()
-        where, found = torch.unravel_index(index, shape), torch.empty(len(index))
+        where, values = torch.unravel_index(index, shape), torch.empty(len(index))
         for block in self.places[name]:
             inside, flat = torch.ones(len(index), dtype=torch.bool), torch.zeros_like(index)
             dims = block.as_stored([*zip(where, block.offsets, block.shape, strict=True)])
-            for at, first, number in dims:
-                inside &= (at >= first) & (at < first + number)
-                flat = flat * number + (at - first)
+            for index_in_dim, first, number in dims:
+                inside &= (index_in_dim >= first) & (index_in_dim < first + number)
+                flat = flat * number + (index_in_dim - first)
             with _named(block.file):
-                found[inside] = self.opened.values_of(block.file, block.name, flat[inside]).float()
-        return found
+                values[inside] = self.opened.values_of(block.file, block.name, flat[inside]).float()
+        return values
 
     def read_by(self, opened: TensorFiles) -> FolderSlices:
         """Return the same, read by ``opened``."""
@@ -136,7 +136,7 @@ class FolderSlices:
         blocks = self.places[name]
         if len(blocks) == 1:
             return self._part(blocks[0], offsets, shape)
-        found: Tensor | None = None
+        out: Tensor | None = None
         for block in blocks:
             first = [max(o, b) for o, b in zip(offsets, block.offsets, strict=True)]
             last = [
@@ -147,20 +147,22 @@ class FolderSlices:
             if min(size) <= 0:
                 continue
             part = self._part(block, [f - b for f, b in zip(first, block.offsets, strict=True)], size)
-            found = torch.empty(tuple(shape), dtype=part.dtype) if found is None else found
-            found[tuple(slice(f - o, e - o) for f, e, o in zip(first, last, offsets, strict=True))] = part
-        assert found is not None, f"{name} has no values at {offsets}"
-        return found
+            out = torch.empty(tuple(shape), dtype=part.dtype) if out is None else out
+            out[tuple(slice(f - o, e - o) for f, e, o in zip(first, last, offsets, strict=True))] = part
+        assert out is not None, f"{name} has no values at {offsets}"
+        return out
 
     def _part(self, block: FileBlock, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
         """Return a part of one of the files' tensors, in ``shape``."""
         with _named(block.file):
-            whole = self.opened.slice_of(block.file, block.name)
-            stored = len(whole.get_shape())
+            stored_slice = self.opened.slice_of(block.file, block.name)
+            stored = len(stored_slice.get_shape())
             where = tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))
             if block.transposed is not None:
-                return whole[block.as_stored(where)].transpose(*block.transposed).contiguous()
-            return (whole[where[len(shape) - stored :]] if shape else whole[()]).reshape(tuple(shape))
+                return stored_slice[block.as_stored(where)].transpose(*block.transposed).contiguous()
+            return (stored_slice[where[len(shape) - stored :]] if shape else stored_slice[()]).reshape(
+                tuple(shape)
+            )
 
 
 @contextmanager
@@ -197,7 +199,7 @@ def folder_slices(
         files = {name: quantised.file_of(name) for name in stored}
     converted = conversions(model if converting is None else converting, stored)
     ties = dict(model.all_tied_weights_keys or {})
-    aliases = {own: name for name, own in ties.items()}
+    aliases = {parameter: name for name, parameter in ties.items()}
     places: dict[str, tuple[FileBlock, ...]] = {}
     grown: dict[str, tuple[Shape, Shape]] = {}
     for name, tensor in (*model.named_parameters(), *persistent_buffers(model)):
@@ -212,14 +214,18 @@ def folder_slices(
         if name in growing and have[:1] < shape[:1]:
             grown[name] = (have, shape)
             shape = (have[0], *shape[1:])
-        found = _blocks(shape, names, stored, converted)
-        if not found:
+        blocks = _blocks(shape, names, stored, converted)
+        if not blocks:
             return f"{name} is made from other tensors of the files"
         places[name] = tuple(
             FileBlock(
-                files[one], one, at, size, _transposed_dims(converted.get(one), stored[one].shape, shape)
+                files[source],
+                source,
+                offsets,
+                size,
+                _transposed_dims(converted.get(source), stored[source].shape, shape),
             )
-            for one, at, size in found
+            for source, offsets, size in blocks
         )
     opened = OpenedFiles() if quantised is None else QuantisedFiles(quantised)
     return FolderSlices(places, {n: grown[n] for n in growing if n in grown}, opened=opened)
@@ -254,12 +260,13 @@ def _blocks(
         block = FileBlock(Path(), name, (0,) * len(shape), shape, _transposed_dims(how, have, shape))
         alike = len(have) == len(shape) > max(how.transposed) and block.as_stored(shape) == have
         return [] if more or not alike else [(name, block.offsets, shape)]
-    found = list(_joined(names, stored, converted, how, shape))
+    blocks = list(_joined(names, stored, converted, how, shape))
     dims = range(len(shape))
     fits = all(
-        len(size) == len(shape) and all(at[d] + size[d] <= shape[d] for d in dims) for _, at, size in found
+        len(size) == len(shape) and all(offsets[d] + size[d] <= shape[d] for d in dims)
+        for _, offsets, size in blocks
     )
-    return found if fits and sum(math.prod(size) for _, _, size in found) == math.prod(shape) else []
+    return blocks if fits and sum(math.prod(size) for _, _, size in blocks) == math.prod(shape) else []
 
 
 def _joined(
@@ -282,12 +289,12 @@ def _joined(
     for _, some in sorted(parts.items()):
         for number, name in enumerate(some):
             size = ((1,) if how.stacked else ()) + stored[name].shape
-            at = [0] * len(size)
+            offsets = [0] * len(size)
             if how.stacked:
-                at[0] = number
+                offsets[0] = number
             if how.dim is not None:
-                at[how.dim] = along
-            yield name, tuple(at), size
+                offsets[how.dim] = along
+            yield name, tuple(offsets), size
             if how.dim is not None and not how.stacked:
                 along += size[how.dim]
         if how.dim is not None and how.stacked:
@@ -299,7 +306,7 @@ def read_rest(hf: PreTrainedModel, slices: Slices) -> None:
     """Give the parameters of ``hf`` that are on meta, and its persistent buffers, their values on the host:
     in the files' dtype, but for what is trained.
     """
-    made: dict[int, Tensor] = {}
+    new: dict[int, Tensor] = {}
     for name, tensor in (*hf.named_parameters(), *persistent_buffers(hf)):
         parameter = isinstance(tensor, nn.Parameter)
         if not slices.has(name) or (parameter and not tensor.is_meta):
@@ -307,5 +314,5 @@ def read_rest(hf: PreTrainedModel, slices: Slices) -> None:
         values = slices.read(name, (0,) * tensor.ndim, tensor.shape)
         if tensor.requires_grad or not parameter:
             values = values.to(tensor.dtype)
-        made[id(tensor)] = nn.Parameter(values, tensor.requires_grad) if parameter else values
-    replace_tensors(hf, made)
+        new[id(tensor)] = nn.Parameter(values, tensor.requires_grad) if parameter else values
+    replace_tensors(hf, new)

@@ -73,21 +73,21 @@ def remainder(weight: Tensor, init: str, rank: int, scale: float) -> Tensor:
 
 def _check(name: str, layer: Linear, init: str, started: bool) -> None:
     base = layer.get_base_layer()
-    found, shape = f"{name} ({type(base).__name__})", base.get_parameter("weight").shape
+    layer_name, shape = f"{name} ({type(base).__name__})", base.get_parameter("weight").shape
     if layer.fan_in_fan_out and init == "olora":
         raise ConfigError(
-            _cannot("peft decomposes a weight of [in, out] the wrong way round", found, "pissa", started)
+            _cannot("peft decomposes a weight of [in, out] the wrong way round", layer_name, "pissa", started)
         )
     if (rank := layer.r[NAME]) > min(shape):
-        found += f" of {' x '.join(map(str, shape))}, r {rank}, init_lora_weights {init}"
-        what = "a weight has no more parts than its smaller side"
-        raise ConfigError(_cannot(what, found, "true", started))
+        layer_name += f" of {' x '.join(map(str, shape))}, r {rank}, init_lora_weights {init}"
+        reason = "a weight has no more parts than its smaller side"
+        raise ConfigError(_cannot(reason, layer_name, "true", started))
 
 
-def _cannot(what: str, found: str, instead: str, started: bool) -> Diagnostic:
+def _cannot(reason: str, layer_name: str, instead: str, started: bool) -> Diagnostic:
     where = "lora.adapter_name_or_path" if started else "lora.init_lora_weights"
-    hint = f"init_lora_weights: {instead}; or target_modules without this layer"
-    return codes.MODELS_ADAPTER_TARGET(what, where, found, MERGED if started else hint)
+    remedy = f"init_lora_weights: {instead}; or target_modules without this layer"
+    return codes.MODELS_ADAPTER_TARGET(reason, where, layer_name, MERGED if started else remedy)
 
 
 _PIECE_BYTES = 16 * 2**20  # of a product that is added to a weight
@@ -102,8 +102,8 @@ def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[st
 
     ``trained``: plain names. Raises KeyError for one that the model does not have.
     """
-    own = {id(p): name for name, p in hf.named_parameters()}
-    places = {name: own[id(p)] for name, p in hf.named_parameters(remove_duplicate=False)}
+    names = {id(p): name for name, p in hf.named_parameters()}
+    places = {name: names[id(p)] for name, p in hf.named_parameters(remove_duplicate=False)}
     steps: dict[str, list[Step]] = {}
     for module in sorted(adapted_modules(iter(trained))):
         if is_experts(hf, module):

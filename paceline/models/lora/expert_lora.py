@@ -102,30 +102,30 @@ def experts_forward(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Te
     experts, order = torch.sort(chosen.reshape(-1))
     ends = torch.searchsorted(experts, torch.arange(layer.num_experts, device=experts.device), right=True)
     ends = ends.to(torch.int32)
-    found = hidden[order // chosen.shape[-1]]
+    states = hidden[order // chosen.shape[-1]]
     first = "gate_up_proj" if layer.has_gate else "up_proj"
-    found = _linear(self, first, found, experts, ends)
-    found = layer._apply_gate(found) if layer.has_gate else layer.act_fn(found)
-    found = _linear(self, "down_proj", found, experts, ends)
+    states = _linear(self, first, states, experts, ends)
+    states = layer._apply_gate(states) if layer.has_gate else layer.act_fn(states)
+    states = _linear(self, "down_proj", states, experts, ends)
     if layer.has_post_expert_norm:
-        found = layer.post_expert_norm(found)
-    found = found * weights.reshape(-1)[order].unsqueeze(-1)
+        states = layer.post_expert_norm(states)
+    states = states * weights.reshape(-1)[order].unsqueeze(-1)
     back = torch.empty_like(order)
     back[order] = torch.arange(order.numel(), device=order.device)
-    return found[back].view(*chosen.shape, -1).sum(dim=1).to(hidden.dtype)
+    return states[back].view(*chosen.shape, -1).sum(dim=1).to(hidden.dtype)
 
 
 def _of_some(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """One expert at a time: float64 alone comes here, adapters are not shared."""
     layer, out = cast(Experts, self), torch.zeros_like(hidden)
     for expert in range(layer.num_experts):
-        token, place = torch.where(chosen == expert)
-        found = _one(self, "gate_up_proj" if layer.has_gate else "up_proj", hidden[token], expert)
-        found = layer._apply_gate(found) if layer.has_gate else layer.act_fn(found)
-        found = _one(self, "down_proj", found, expert)
+        token, choice = torch.where(chosen == expert)
+        states = _one(self, "gate_up_proj" if layer.has_gate else "up_proj", hidden[token], expert)
+        states = layer._apply_gate(states) if layer.has_gate else layer.act_fn(states)
+        states = _one(self, "down_proj", states, expert)
         if layer.has_post_expert_norm:
-            found = layer.post_expert_norm(found)
-        out = out.index_add(0, token, found * weights[token, place, None])
+            states = layer.post_expert_norm(states)
+        out = out.index_add(0, token, states * weights[token, choice, None])
     return out
 
 
@@ -144,8 +144,10 @@ def wrapped_parameters(hf: HFModel, module: str, targets: Sequence[str]) -> list
     """Return the parameters of ``module`` that ``targets`` name, in the order in which peft wraps them: the
     last is the outermost wrapper.
     """
-    own = [name for name, _ in hf.get_submodule(module).named_parameters(recurse=False)]
-    return [n for n in own if any(f"{module}.{n}" == t or f"{module}.{n}".endswith(f".{t}") for t in targets)]
+    names = [name for name, _ in hf.get_submodule(module).named_parameters(recurse=False)]
+    return [
+        n for n in names if any(f"{module}.{n}" == t or f"{module}.{n}".endswith(f".{t}") for t in targets)
+    ]
 
 
 def experts_parameter(hf: HFModel, targets: Sequence[str], adapted: str) -> str:
@@ -177,10 +179,10 @@ def is_experts(hf: HFModel, adapted: str) -> bool:
     return hasattr(hf.get_submodule(adapted.replace(".base_layer", "")), "_apply_gate")
 
 
-def _call(base: nn.Module, *given: Tensor, **named: Tensor) -> Tensor:
+def _call(base: nn.Module, *args: Tensor, **kwargs: Tensor) -> Tensor:
     """Call the experts themselves (hooks of engines lie there), past peft's wrappers."""
-    found: Tensor = base(*given, **named)
-    return found
+    out: Tensor = base(*args, **kwargs)
+    return out
 
 
 def _linear(layer: nn.Module, name: str, x: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
@@ -212,6 +214,6 @@ def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     from transformers.integrations import moe
 
     if x.dtype == torch.float64:  # torch's grouped product has none
-        found: Tensor = torch.ops.transformers.grouped_mm_fallback(x, weight, ends)
-        return found
+        out: Tensor = torch.ops.transformers.grouped_mm_fallback(x, weight, ends)
+        return out
     return moe._grouped_mm(x, weight, ends)

@@ -187,8 +187,8 @@ def load_adapter(hf: HFModel, folder: Path, trained: Mapping[str, str]) -> None:
     from safetensors import SafetensorError, safe_open
 
     file = folder / WEIGHTS
-    named = hf.named_parameters()
-    places = {plain: p for name, p in named if (plain := trained.get(name)) is not None}
+    parameters = hf.named_parameters()
+    places = {plain: p for name, p in parameters if (plain := trained.get(name)) is not None}
     try:
         with safe_open(file, "pt") as stored:
             # The names and shapes must match exactly: peft itself would load a part without an error.
@@ -205,11 +205,11 @@ def load_adapter(hf: HFModel, folder: Path, trained: Mapping[str, str]) -> None:
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def _compare(file: Path, needed: Shapes, found: Shapes, other_names: Collection[str]) -> None:
+def _compare(file: Path, needed: Shapes, stored: Shapes, other_names: Collection[str]) -> None:
     wrong = {
-        "missing": sorted(set(needed) - set(found)),
-        "unknown": sorted(set(found) - set(needed) - set(other_names)),
-        "have another shape": sorted(n for n in set(needed) & set(found) if needed[n] != found[n]),
+        "missing": sorted(set(needed) - set(stored)),
+        "unknown": sorted(set(stored) - set(needed) - set(other_names)),
+        "have another shape": sorted(n for n in set(needed) & set(stored) if needed[n] != stored[n]),
     }
     if any(wrong.values()):
         reports = (f"{w}: {', '.join(n[:4])}{' …' if len(n) > 4 else ''}" for w, n in wrong.items() if n)
@@ -232,12 +232,12 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig:
         else [t for t in targets if not any(n == t or n.endswith(f".{t}") for n, _ in hf.named_modules())]
     )
     if idle:  # peft would silently adapt only those it finds
-        what = f"{'some' if len(idle) < len(targets) else 'the'} targets match no layer"
-        raise ConfigError(unfit_targets(spec, hf, f"no layer is named {' or '.join(idle)}", what))
+        reason = f"{'some' if len(idle) < len(targets) else 'the'} targets match no layer"
+        raise ConfigError(unfit_targets(spec, hf, f"no layer is named {' or '.join(idle)}", reason))
     beyond = out_of_reach(hf)
-    if not alone and (named := [t for t in targets if not is_reached(hf, t, beyond)]):
-        what = "no adapter trains a layer whose weight the class reads itself, or that no gradient reaches"
-        raise ConfigError(unfit_targets(spec, hf, f"{', '.join(named)} ({', '.join(beyond)})", what))
+    if not alone and (unreached := [t for t in targets if not is_reached(hf, t, beyond)]):
+        reason = "no adapter trains a layer whose weight the class reads itself, or that no gradient reaches"
+        raise ConfigError(unfit_targets(spec, hf, f"{', '.join(unreached)} ({', '.join(beyond)})", reason))
     check_parameters(hf, spec)
     config = LoraConfig(
         r=spec.r,
@@ -276,8 +276,8 @@ def _task(hf: HFModel) -> str:
 
 def _peft_config(config: LoraConfig, saved: list[str], base: Mapping[str, Any], tied: bool) -> JsonObject:
     """Return the contents of ``adapter_config.json``: what peft writes, with its sets as sorted lists."""
-    given: dict[str, Json | set[str]] = config.to_dict()  # type: ignore[no-untyped-call]
-    values: JsonObject = {k: sorted(v) if isinstance(v, (set, frozenset)) else v for k, v in given.items()}
+    written: dict[str, Json | set[str]] = config.to_dict()  # type: ignore[no-untyped-call]
+    values: JsonObject = {k: sorted(v) if isinstance(v, (set, frozenset)) else v for k, v in written.items()}
     ours = {
         "peft_type": "LORA",
         "task_type": config.task_type,
@@ -290,5 +290,5 @@ def _peft_config(config: LoraConfig, saved: list[str], base: Mapping[str, Any], 
     return values | ours
 
 
-def _no_weights(file: Path, found: str) -> Diagnostic:
-    return codes.MODELS_ADAPTER_WEIGHTS("lora.adapter_name_or_path", f"{file}: {found}")
+def _no_weights(file: Path, problem: str) -> Diagnostic:
+    return codes.MODELS_ADAPTER_WEIGHTS("lora.adapter_name_or_path", f"{file}: {problem}")

@@ -53,14 +53,14 @@ def out_of_reach(hf: nn.Module) -> list[str]:
     """Return the last two name components of the layers that no adapter reaches, sorted:
     ``router.classifier``.
     """
-    found = set[str]()
+    names = set[str]()
     for name, module in hf.named_modules():
-        found |= {f"{name.rpartition('.')[2]}.{child}" for child in read_by_parent(module)}
+        names |= {f"{name.rpartition('.')[2]}.{child}" for child in read_by_parent(module)}
     for name, part in selectors(hf):
         for inner, module in part.named_modules():
             if isinstance(module, nn.Linear):
-                found.add(".".join(f"{name}.{inner}".split(".")[-2:]))
-    return sorted(found)
+                names.add(".".join(f"{name}.{inner}".split(".")[-2:]))
+    return sorted(names)
 
 
 def is_wrapped(module: nn.Module) -> TypeGuard[BaseTunerLayer]:
@@ -71,11 +71,11 @@ def excluded_modules(spec: AdapterSpec, beyond: list[str]) -> str | list[str] | 
     """Return peft's ``exclude_modules``: the spec's own, what no adapter reaches, and what is trained in full
     (named to peft as such, it would be copied).
     """
-    own = list(spec.exclude_modules)
-    pattern = own.pop() if len(own) == 1 and is_pattern(own[0]) else None
+    names = list(spec.exclude_modules)
+    pattern = names.pop() if len(names) == 1 and is_pattern(names[0]) else None
     if pattern is None and not spec.modules_to_save:
-        return list(dict.fromkeys([*own, *beyond])) or None
-    parts = [rf"(.*\.)?{re.escape(name)}" for name in (*own, *beyond)]
+        return list(dict.fromkeys([*names, *beyond])) or None
+    parts = [rf"(.*\.)?{re.escape(name)}" for name in (*names, *beyond)]
     parts += map(no_adapter_in, spec.modules_to_save)
     return "|".join([*([] if pattern is None else [f"(?:{pattern})"]), *parts])
 
@@ -85,13 +85,13 @@ def check_parameters(hf: HFModel, spec: AdapterSpec) -> None:
     names = [name for name, p in hf.named_parameters() if p.dim() == 3]
     idle = [t for t in spec.target_parameters if not any(n == t or n.endswith(f".{t}") for n in names)]
     if idle:
-        known = sorted({".".join(name.split(".")[-3:]) for name in names})
+        leaves = sorted({".".join(name.split(".")[-3:]) for name in names})
         raise ConfigError(
             codes.MODELS_ADAPTER_TARGETS(
                 "no tensor of fused experts has this name",
                 "lora.target_parameters",
                 ", ".join(idle),
-                f"use some of {', '.join(known)}" if known else "leave target_parameters out",
+                f"use some of {', '.join(leaves)}" if leaves else "leave target_parameters out",
             )
         )
 
@@ -166,13 +166,13 @@ def train_in_full(hf: HFModel, wanted: Iterable[str]) -> list[str]:
     modules tied to them, sorted.
     """
     saved: set[str] = set()
-    own: set[int] = set()
+    trained: set[int] = set()
     selecting = {id(inner) for _, part in selectors(hf) for inner in part.modules()}
     # Unfreeze what is named; remember the tensors, so that their tied names are found below.
     for target in wanted:
-        named = [(n, m) for n, m in hf.named_modules() if names_module((target,), n)]
-        hits = [m for _, m in named]
-        if both := [n for n, m in named if any(map(is_wrapped, m.modules()))]:
+        matches = [(n, m) for n, m in hf.named_modules() if names_module((target,), n)]
+        hits = [m for _, m in matches]
+        if both := [n for n, m in matches if any(map(is_wrapped, m.modules()))]:
             raise ConfigError(
                 codes.MODELS_ADAPTER_MODULES_TO_SAVE(
                     "a module is trained in full, or it has an adapter",
@@ -199,26 +199,26 @@ def train_in_full(hf: HFModel, wanted: Iterable[str]) -> list[str]:
             )
         for parameter in parameters:
             parameter.requires_grad_(True)
-            own.add(id(parameter))
+            trained.add(id(parameter))
         saved.add(target)
     for name in ties(hf):  # the other name of a tied weight
         module = name.rpartition(".")[0]
-        if id(hf.get_parameter(name)) in own and not names_module(saved, module):
+        if id(hf.get_parameter(name)) in trained and not names_module(saved, module):
             saved.add(module.rpartition(".")[2])
     return sorted(saved)
 
 
 def is_reached(hf: HFModel, target: str, beyond: list[str]) -> bool:
     """Return whether ``target`` names a module other than those that end in one of ``beyond``."""
-    named = (f".{n}" for n, _ in hf.named_modules())
-    return any(n.endswith(f".{target}") and not any(n.endswith(f".{b}") for b in beyond) for n in named)
+    paths = (f".{n}" for n, _ in hf.named_modules())
+    return any(n.endswith(f".{target}") and not any(n.endswith(f".{b}") for b in beyond) for n in paths)
 
 
 def unfit_targets(
-    spec: AdapterSpec, hf: HFModel, message: str, what: str = "peft finds no layer to adapt"
+    spec: AdapterSpec, hf: HFModel, message: str, reason: str = "peft finds no layer to adapt"
 ) -> Diagnostic:
     return codes.MODELS_ADAPTER_TARGETS(
-        what,
+        reason,
         "lora.target_modules",
         f"{', '.join(spec.target_modules)}: {message.splitlines()[0][:200]}",
         MERGED if spec.start else f"use all-linear, or some of {', '.join(_linear_names(hf)[:12])}",
@@ -229,5 +229,5 @@ def _linear_names(hf: HFModel) -> list[str]:
     """Return the last names of the trunk's linear layers, also where adapters wrap them already."""
     head = hf.get_output_embeddings()
     linear = (n for n, m in hf.named_modules() if isinstance(m, nn.Linear) and m is not head)
-    own = (name for name in linear if not any(part.startswith("lora_") for part in name.split(".")))
-    return sorted({plain_name(f"{name}.weight").split(".")[-2] for name in own} - {"default"})
+    names = (name for name in linear if not any(part.startswith("lora_") for part in name.split(".")))
+    return sorted({plain_name(f"{name}.weight").split(".")[-2] for name in names} - {"default"})

@@ -96,14 +96,14 @@ class StageModule(nn.Module):
         ``batch`` (see ``token_ids``).
         """
         packed = self.attention.layout == "packed"
-        given = {"input_ids": states} if self.first else {"inputs_embeds": states}
+        inputs = {"input_ids": states} if self.first else {"inputs_embeds": states}
         about = (
             self.slot.packed_sequences(PackedSequenceInfo.of(batch))
             if packed
             else self.slot.padded_rows(PackedSequenceInfo.of(batch))
         )
         with self._autocast(states), about:
-            hidden: Tensor = self.hf.base_model(**given, **positions(batch, packed)).last_hidden_state
+            hidden: Tensor = self.hf.base_model(**inputs, **positions(batch, packed)).last_hidden_state
         return hidden if self.last else hidden.to(self.boundary_dtype)
 
     def answer(self, hidden: Tensor, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
@@ -238,7 +238,7 @@ def _layers(hf: HFModel) -> nn.ModuleList:
     raise ConfigError(_refusal(hf, "its list of layers was not found"))
 
 
-def _shell(hf: HFModel, own: range, first: bool, last: bool, as_tuple: bool) -> HFModel:
+def _shell(hf: HFModel, kept_layers: range, first: bool, last: bool, as_tuple: bool) -> HFModel:
     """Return ``hf`` without the parts of other stages; modules that stay are the same objects."""
     trunk, layers, embedding = hf.base_model, _layers(hf), hf.get_input_embeddings()
     # What comes before the layers belongs to the first stage, what comes after them to the last.
@@ -247,7 +247,9 @@ def _shell(hf: HFModel, own: range, first: bool, last: bool, as_tuple: bool) -> 
     for name, child in trunk._modules.items():
         if child is layers:
             before = False
-            kept[name] = nn.ModuleList(x if i in own else Absent(x, as_tuple) for i, x in enumerate(layers))
+            kept[name] = nn.ModuleList(
+                x if i in kept_layers else Absent(x, as_tuple) for i, x in enumerate(layers)
+            )
         elif child is embedding:
             kept[name] = child if first else _placeholder(embedding)
         elif isinstance(child, nn.Dropout) or (before and _has_parameters(child)):
@@ -347,11 +349,11 @@ def _small(whole: RoleModule) -> RoleModule:
     hf = whole.hf
     config = hf.config
     layers = config.get_text_config().num_hidden_layers
-    made = type(config).from_dict(shrunk(config.to_dict(), layers=layers))
+    small_config = type(config).from_dict(shrunk(config.to_dict(), layers=layers))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         build, attention = type(hf)._from_config, config._attn_implementation
-        small: HFModel = build(made, attn_implementation=attention)  # type: ignore[no-untyped-call]
+        small: HFModel = build(small_config, attn_implementation=attention)  # type: ignore[no-untyped-call]
     name_trunk(small)
     small.config.use_cache = False
     module = RoleModule(whole.role, small.eval(), whole.attention)

@@ -209,15 +209,15 @@ def _styled(trunk: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
     where the plan cuts its heads.
     """
     patterns = {name: re.sub(r"\.\d+(?=\.|$)", ".*", name) for name, _ in trunk.named_modules()}
-    found = {name: plan[pattern] for name, pattern in patterns.items() if pattern in plan}
+    styles = {name: plan[pattern] for name, pattern in patterns.items() if pattern in plan}
     heads = {
-        n.rpartition(".")[0] for n, style in found.items() if n.endswith("kv_b_proj") and style in COLWISE
+        n.rpartition(".")[0] for n, style in styles.items() if n.endswith("kv_b_proj") and style in COLWISE
     }
     for parent in heads:
         for child, _ in trunk.get_submodule(parent).named_children():
-            if child in _BEFORE_HEADS and found.get(f"{parent}.{child}", LATENT) == LATENT:
-                found[f"{parent}.{child}"] = OWN_HEADS
-    return found
+            if child in _BEFORE_HEADS and styles.get(f"{parent}.{child}", LATENT) == LATENT:
+                styles[f"{parent}.{child}"] = OWN_HEADS
+    return styles
 
 
 def _check_experts(trunk: nn.Module, styled: Mapping[str, str], size: int, sequence_parallel: bool) -> None:
@@ -309,15 +309,15 @@ def _adapt_style(layer: Linear, name: str, style: str, tensors: Tensors, shares:
         for module in tensor_parallel_lora.inside(layer):
             for parameter in module._parameters:
                 shares.take(module, parameter, None, name)
-        made = tensor_parallel_lora.own_heads(layer, tensors)
+        forwards = tensor_parallel_lora.own_heads(layer, tensors)
     else:
         _take_linear(layer.base_layer, name, style, shares)
         tensor_parallel_lora.share_factors(layer, name, 0 if style in COLWISE else 1, shares.take)
         if style in COLWISE:
-            made = tensor_parallel_lora.colwise(layer, tensors, gathers=style == "colwise_gather_output")
+            forwards = tensor_parallel_lora.colwise(layer, tensors, gathers=style == "colwise_gather_output")
         else:
-            made = tensor_parallel_lora.rowwise(layer, tensors, splits=style == "rowwise_split_input")
-    for module, forward in made.items():
+            forwards = tensor_parallel_lora.rowwise(layer, tensors, splits=style == "rowwise_split_input")
+    for module, forward in forwards.items():
         _set_forward(module, forward)
 
 
@@ -333,10 +333,10 @@ def _blocks(trunk: nn.Module, styled: Mapping[str, str]) -> dict[str, bool]:
         parent = name.rpartition(".")[0]
         blocks[parent] = blocks.get(parent, False) or style == "colwise"
     within = {
-        id(one)
+        id(inner)
         for name in styled
         if tensor_parallel_lora.is_adapted(layer := trunk.get_submodule(name))
-        for one in tensor_parallel_lora.inside(layer)
+        for inner in tensor_parallel_lora.inside(layer)
     }
     for parent, sharded in blocks.items():
         for name, module in trunk.get_submodule(parent).named_modules(prefix=parent):
@@ -355,8 +355,8 @@ def _read_by_block(block: nn.Module, name: str, styled: Mapping[str, str]) -> li
     """Return the convolutions of a block that all ranks compute whole, whose weights it may read itself."""
     return [
         child
-        for place, child in block.named_modules(prefix=name)
-        if isinstance(child, nn.Conv1d) and place not in styled
+        for path, child in block.named_modules(prefix=name)
+        if isinstance(child, nn.Conv1d) and path not in styled
     ]
 
 
@@ -411,20 +411,20 @@ def _final_norm(hf: HFModel, trunk: nn.Module, stack: nn.Module) -> nn.Module:
     ``models.sp_final_norm``.
     """
     others = {id(m) for m in (*stack.modules(), hf.get_input_embeddings())}
-    found = [
+    norms = [
         m
         for m in trunk.modules()
         if id(m) not in others and any(p is not None for p in m._parameters.values())
     ]
-    if len(found) != 1:
+    if len(norms) != 1:
         raise _refused(
             codes.MODELS_SP_FINAL_NORM,
             "sequence parallelism ends at the norm after the layers, but this model does not have"
             " exactly one such module",
-            f"{type(trunk).__name__}: {', '.join(type(m).__name__ for m in found) or 'none'}",
+            f"{type(trunk).__name__}: {', '.join(type(m).__name__ for m in norms) or 'none'}",
             "sequence_parallel: false",
         )
-    return found[0]
+    return norms[0]
 
 
 def _check_heads(config: PreTrainedConfig, plan: Mapping[str, str], size: int) -> None:

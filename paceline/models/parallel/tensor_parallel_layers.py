@@ -296,8 +296,8 @@ def plan_without_experts(plan: Mapping[str, str]) -> dict[str, str]:
 def experts_obstacle(module: nn.Module, size: int) -> str:
     """Return why a module of experts cannot be shared over ``size`` ranks; empty if it can."""
     kind = own_class(module)
-    named = tuple(inspect.signature(inspect.unwrap(kind.forward)).parameters)[1:4]
-    if not hasattr(kind, "_apply_gate") or named != _ARGUMENTS:
+    arguments = tuple(inspect.signature(inspect.unwrap(kind.forward)).parameters)[1:4]
+    if not hasattr(kind, "_apply_gate") or arguments != _ARGUMENTS:
         return f"{kind.__name__} does not take the experts of each token"
     count = cast(Experts, module).num_experts
     held = list(module.parameters())
@@ -317,11 +317,13 @@ def local_experts_forward(module: nn.Module, tensors: Tensors) -> Forward:
 
     def run(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         hidden, weights = (copy_to_tp(x, group) for x in (hidden_states, top_k_weights))
-        own = top_k_index - first
-        others = (own < 0) | (own >= mine)
+        local_index = top_k_index - first
+        others = (local_index < 0) | (local_index >= mine)
         # outside its routers are counted over all
         with local_parameters(module, group), replaced(module, num_experts=mine):
-            out: Tensor = forward(hidden, own.masked_fill(others, mine), weights.masked_fill(others, 0.0))
+            out: Tensor = forward(
+                hidden, local_index.masked_fill(others, mine), weights.masked_fill(others, 0.0)
+            )
         return reduce_from_tp(out, group)
 
     return run

@@ -101,13 +101,13 @@ def adapted_plan(trunk: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
     for name, module in trunk.named_modules():
         if (pattern := _NUMBER.sub(".*", name)) in plan:
             (adapted if is_adapted(module) else plain).setdefault(pattern, []).append(name)
-    found: dict[str, str] = {}
+    styles: dict[str, str] = {}
     for pattern, style in plan.items():
         mixed = pattern in adapted and pattern in plain
-        found |= dict.fromkeys(plain[pattern] if mixed else () if pattern in adapted else (pattern,), style)
+        styles |= dict.fromkeys(plain[pattern] if mixed else () if pattern in adapted else (pattern,), style)
         for layer in adapted[pattern] if mixed else (pattern,) if pattern in adapted else ():
             factor = {"colwise": "lora_B", "rowwise": "lora_A"}.get(style.partition("_")[0])
-            found |= dict.fromkeys(
+            styles |= dict.fromkeys(
                 (f"{layer}.base_layer", *([f"{layer}.{factor}.{NAME}"] if factor else ())), style
             )
-    return found
+    return styles

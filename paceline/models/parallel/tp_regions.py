@@ -67,9 +67,9 @@ def gathered(x: Tensor, group: Group, dim: int) -> Tensor:
 
 def reduce_scattered(x: Tensor, group: Group, dim: int) -> Tensor:
     """Return this rank's block along ``dim`` of the sum over the group. Collective."""
-    whole = x.detach().movedim(dim, 0).contiguous()
-    out = whole.new_empty(whole.shape[0] // group.size(), *whole.shape[1:])
-    dist.reduce_scatter_single(out, whole, group=group)
+    full = x.detach().movedim(dim, 0).contiguous()
+    out = full.new_empty(full.shape[0] // group.size(), *full.shape[1:])
+    dist.reduce_scatter_single(out, full, group=group)
     return out.movedim(0, dim).contiguous()
 
 

@@ -25,12 +25,12 @@ def rms_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float, programs: int
 ) -> tuple[Tensor, Tensor]:
     """Return (d x like x, d weight as [programs, H] sums of rows)."""
-    rows, given = (_wide(t).reshape(-1, x.shape[-1]) for t in (x, grad))
+    rows, g = (_wide(t).reshape(-1, x.shape[-1]) for t in (x, grad))
     normed = rows * rstd[:, None]
     partial = rstd.new_zeros(programs, x.shape[-1])
-    partial[0] = (given * normed).sum(0)
-    given = given * (_wide(weight) + offset)
-    grad_x = (given - normed * (given * normed).mean(-1, keepdim=True)) * rstd[:, None]
+    partial[0] = (g * normed).sum(0)
+    g = g * (_wide(weight) + offset)
+    grad_x = (g - normed * (g * normed).mean(-1, keepdim=True)) * rstd[:, None]
     return grad_x.to(x.dtype).view(x.shape), partial
 
 
@@ -94,9 +94,9 @@ def adamw_rounded(
     rounded stochastically. ``numbers``: decay factor, rate over 1 - beta1^t, 1/sqrt(1 - beta2^t), betas, eps.
     """
     decay, rate, root, beta1, beta2, eps = numbers
-    given = _wide(grad)
-    mean.add_(given - mean, alpha=1 - beta1)
-    square.mul_(beta2).addcmul_(given, given, value=1 - beta2)
+    g = _wide(grad)
+    mean.add_(g - mean, alpha=1 - beta1)
+    square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
     exact = _wide(weight) * decay - rate * mean / (square.sqrt() * root + eps)
     weight.copy_(rounded(exact, keys, first))
 

@@ -96,14 +96,14 @@ def unsharded(root: RootModule) -> list[str]:
     replaced = [m for m in root.modules() if type(m).__module__.startswith("deepspeed.module_inject")]
     if not replaced:
         return ["AutoTP has replaced no layer: every rank computes the complete model"]
-    whole = [
+    full = [
         name
         for name, p in root.named_parameters()
         if (cut := getattr(p, "ds_autotp_universal_checkpoint_meta", None)) is not None
         and cut["partition_dim"] is not None
         and tuple(getattr(p, "ds_shape", p.shape)) == tuple(cut["original_shape"])
     ]
-    wrong = [f"AutoTP has left {len(whole)} weights unsharded ({whole[0]}, …)"] if whole else []
+    wrong = [f"AutoTP has left {len(full)} weights unsharded ({full[0]}, …)"] if full else []
     head = root.hf.get_output_embeddings()
     if head is not None and type(head).__module__.startswith("deepspeed"):
         wrong.append("AutoTP has sharded the head, whose complete weight the loss needs")

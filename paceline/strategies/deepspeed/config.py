@@ -78,12 +78,14 @@ def _own_drive_folders(zero: JsonObject, run_dir: str, role: str) -> None:
     DeepSpeed names its files by rank and parameter only, and empties the folder at the start, so two runs
     (and two models of a run) would overwrite each other's files.
     """
-    own = f"paceline-{hashlib.sha256(run_dir.encode()).hexdigest()[:12]}"
+    run_folder = f"paceline-{hashlib.sha256(run_dir.encode()).hexdigest()[:12]}"
     for name in ("offload_optimizer", "offload_param"):
         block = as_object(zero.get(name))
         if block.get("device") == "nvme":
-            given = block.get("nvme_path")
-            block["nvme_path"] = str((Path(str(given)) / own if given else Path(run_dir) / "nvme") / role)
+            nvme_path = block.get("nvme_path")
+            block["nvme_path"] = str(
+                (Path(str(nvme_path)) / run_folder if nvme_path else Path(run_dir) / "nvme") / role
+            )
 
 
 def minimal(plan: Plan) -> JsonObject:

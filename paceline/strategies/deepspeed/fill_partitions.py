@@ -47,12 +47,12 @@ def without_storage(root: RootModule, device: torch.device, low: torch.dtype | N
 
     They stay the same objects when they are filled, with shapes by which an optimizer groups them.
     """
-    made: dict[int, Tensor] = {}
+    new: dict[int, Tensor] = {}
     for parameter in root.parameters():
         dtype = low if low is not None and parameter.is_floating_point() else parameter.dtype
         values = torch.full((), math.nan, dtype=dtype, device=device).expand(parameter.shape)
-        made[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
-    replace_tensors(root, made)
+        new[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
+    replace_tensors(root, new)
 
 
 def fill_partitions(
@@ -69,16 +69,16 @@ def fill_partitions(
     """
     deepspeed = opened(world, config)
     with refusals():
-        made = _partitioner(deepspeed, config, sequence_parallel)
+        partitioner = _partitioner(deepspeed, config, sequence_parallel)
 
     def place(target: Tensor, read: Read, device: torch.device) -> Tensor:
         if not isinstance(target, nn.Parameter):
             return _whole(target, read, device)
-        _partition(made, target, read)
+        _partition(partitioner, target, read)
         return target
 
     fill(root, source, world, world.device, place)
-    made._keep_in_fp32(root)
+    partitioner._keep_in_fp32(root)
 
 
 def fill_whole(root: RootModule, source: RootModule | None, world: World) -> None:
@@ -121,13 +121,13 @@ def _partitioner(deepspeed: ModuleType, config: JsonObject, sequence_parallel: i
     """
     from deepspeed.utils import groups
 
-    made: Partitioner = deepspeed.zero.Init(
+    partitioner: Partitioner = deepspeed.zero.Init(
         module=nn.Module(),
         config_dict_or_path=copy.deepcopy(config),
         mpu=sequence_groups(sequence_parallel),
         zero_param_parallel_group=groups._get_zero_param_intra_parallel_group(),
     )
-    return made
+    return partitioner
 
 
 def _on_host(shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -136,26 +136,29 @@ def _on_host(shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 
 @torch.no_grad()
-def _partition(made: Partitioner, parameter: nn.Parameter, read: Read) -> None:
+def _partition(partitioner: Partitioner, parameter: nn.Parameter, read: Read) -> None:
     """Make ``parameter`` one of ZeRO-3 that has this rank's partition."""
     shape = parameter.shape
     parameter.data = _on_host(shape, parameter.dtype)
-    made._convert_to_deepspeed_param(parameter)
+    partitioner._convert_to_deepspeed_param(parameter)
     assert is_managed(parameter)
     flat = parameter.data.view(-1)
-    for start, count in element_ranges(made, parameter.ds_numel):
+    for start, count in element_ranges(partitioner, parameter.ds_numel):
         flat[start : start + count] = flat_block(read, shape, start, count)
     del flat
     parameter.partition()
-    parameter.data = parameter.data.to(made.local_device)
+    parameter.data = parameter.data.to(partitioner.local_device)
 
 
-def element_ranges(made: Partitioner, numel: int) -> Iterator[tuple[int, int]]:
+def element_ranges(partitioner: Partitioner, numel: int) -> Iterator[tuple[int, int]]:
     """Yield (start, count) of what this rank keeps of a flattened parameter: its partition, and with ZeRO++'s
     hierarchical partitioning that within its group.
     """
-    parts = {(made.rank, made.dp_world_size), (made.rank_in_group, made.num_ranks_in_param_group)}
-    padded = -(-numel // made.dp_world_size) * made.dp_world_size
+    parts = {
+        (partitioner.rank, partitioner.dp_world_size),
+        (partitioner.rank_in_group, partitioner.num_ranks_in_param_group),
+    }
+    padded = -(-numel // partitioner.dp_world_size) * partitioner.dp_world_size
     for rank, ranks in sorted(parts):
         size = padded // ranks
         if count := max(0, min(size, numel - size * rank)):

@@ -46,7 +46,7 @@ def profiled(engine: Engine, root: RootModule, batch: Batch, sequence_ranks: int
     profiler.start_profile = _nothing  # a second call would wrap everything twice
     seen: list[int] = []
     trunk = root.hf.base_model
-    hook = trunk.register_forward_hook(lambda module, given, out: seen.append(out[0].shape[:-1].numel()))
+    hook = trunk.register_forward_hook(lambda module, args, out: seen.append(out[0].shape[:-1].numel()))
     try:
         yield
     finally:

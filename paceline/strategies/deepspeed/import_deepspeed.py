@@ -119,8 +119,8 @@ def _check_accelerator(deepspeed: ModuleType, world: World) -> None:
     """Check the device type that DeepSpeed chose at its first import, which may have happened before ours.
     Raises ConfigError.
     """
-    found = deepspeed.accelerator.get_accelerator().device_name()
-    if found != world.device.type:
+    device_type = deepspeed.accelerator.get_accelerator().device_name()
+    if device_type != world.device.type:
         raise ConfigError(
-            codes.STRATEGY_DEEPSPEED_ACCELERATOR("DS_ACCELERATOR", str(found), type=world.device.type)
+            codes.STRATEGY_DEEPSPEED_ACCELERATOR("DS_ACCELERATOR", str(device_type), type=world.device.type)
         )

@@ -47,12 +47,17 @@ class ParameterSlice:
         cut = getattr(parameter, "ds_autotp_universal_checkpoint_meta", None)
         if cut is None or cut["replicated"] or cut["partition_dim"] is None:
             return ParameterSlice(local, (0,) * len(local), tp_rank == 0)
-        sizes, whole = cut["partition_sizes"], cut["original_shape"]
-        if not sizes or not whole or cut["conversion"].get("unsupported_reason") or cut["sub_param_sizes"]:
+        sizes, full_shape = cut["partition_sizes"], cut["original_shape"]
+        if (
+            not sizes
+            or not full_shape
+            or cut["conversion"].get("unsupported_reason")
+            or cut["sub_param_sizes"]
+        ):
             raise PacelineError(codes.STRATEGY_DEEPSPEED_LAYOUT(name, str(cut["partition_type"])))
         dim = cut["partition_dim"]
-        offsets = tuple(sum(sizes[:tp_rank]) if d == dim else 0 for d in range(len(whole)))
-        return ParameterSlice(tuple(whole), offsets, True)
+        offsets = tuple(sum(sizes[:tp_rank]) if d == dim else 0 for d in range(len(full_shape)))
+        return ParameterSlice(tuple(full_shape), offsets, True)
 
 
 @dataclass
@@ -223,13 +228,13 @@ def _copied(part: Part) -> Part:
 
 def _state(optimizer: torch.optim.Optimizer, flat: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
     """Return the moments of ``flat``, and the step counter."""
-    found = optimizer.state.get(flat, {})
+    state = optimizer.state.get(flat, {})
     moments = {
         k: v
-        for k, v in found.items()
+        for k, v in state.items()
         if isinstance(v, Tensor) and v.numel() == flat.numel() and v.ndim and k != "step"
     }
-    step = found.get("step")
+    step = state.get("step")
     if step is not None:
         step = torch.as_tensor(step, dtype=torch.float32).detach().cpu().reshape(())
     return moments, step

@@ -217,5 +217,5 @@ def _whole_parameters(engine: Engine, world: World) -> list[str]:
     """Return a problem if ZeRO-3 has left parameters unpartitioned."""
     if world.world_size == 1:
         return []
-    whole = [n for n, p in engine.module.named_parameters() if not hasattr(p, "ds_tensor")]
-    return [f"{len(whole)} parameters are not partitioned ({whole[0]}, …)"] if whole else []
+    full = [n for n, p in engine.module.named_parameters() if not hasattr(p, "ds_tensor")]
+    return [f"{len(full)} parameters are not partitioned ({full[0]}, …)"] if full else []

@@ -75,8 +75,8 @@ def export_state(handle: Handle, world: World, mesh: Mesh) -> Iterator[Shard]:
         yield from replicated_state.export_state(handle, world.rank, world.world_size)
         return
     # All ranks exchange their ranges, to take the same decision for each parameter.
-    named = dict(handle.root.plain_named_parameters())
-    trained = {name: p for name, p in named.items() if p.requires_grad}
+    parameters = dict(handle.root.plain_named_parameters())
+    trained = {name: p for name, p in parameters.items() if p.requires_grad}
     parts = {id(part.parameter): part for part in local_parts(engine)}
     tp_rank = mesh.coordinates(world.rank).tp
     spreads = _spreads(trained, parts, world, mesh)
@@ -91,7 +91,7 @@ def export_state(handle: Handle, world: World, mesh: Mesh) -> Iterator[Shard]:
         elif part is not None and spread.place.first:
             for kind, values in part.tensors().items():  # views, not copies
                 yield spread.shard(role, name, kind, values, part.start)
-    yield from _frozen(role, {n: p for n, p in named.items() if not p.requires_grad}, world, mesh)
+    yield from _frozen(role, {n: p for n, p in parameters.items() if not p.requires_grad}, world, mesh)
     if world.rank == 0:
         for name, buffer in handle.root.plain_named_buffers():
             yield Shard(role, name, BUFFER, tuple(buffer.shape), (0,) * buffer.ndim, buffer.detach())
@@ -106,8 +106,8 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
     if engine is None:
         replicated_state.import_state(handle, ReadOnce(reader, world))
         return
-    named = dict(handle.root.plain_named_parameters())
-    names = {id(p): name for name, p in named.items()}
+    parameters = dict(handle.root.plain_named_parameters())
+    names = {id(p): name for name, p in parameters.items()}
     role, tp_rank = handle.role.value, mesh.coordinates(world.rank).tp
     # Trained parameters: each partition reads its range of masters and moments.
     for part in local_parts(engine, writing=True):
@@ -121,7 +121,7 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
                 values = read_range(reader, role, name, kind, place, part)
                 (part.master if kind == PARAM else part.moment(kind)).copy_(values)
     # Frozen parameters, buffers and the loss scale; then everything derived from the masters.
-    for name, parameter in named.items():
+    for name, parameter in parameters.items():
         if not parameter.requires_grad and reader.has(role, name, PARAM):  # an adapter's has no base model
             _read_frozen(parameter, reader, role, name, ParameterSlice.of(name, parameter, tp_rank))
     for name, buffer in handle.root.plain_named_buffers():
@@ -167,7 +167,7 @@ def _spreads(
         name: Spread(
             tuple(getattr(parameter, "ds_shape", parameter.shape)),
             ParameterSlice.of(name, parameter, tp_rank),
-            tuple((found[0], found[1]) for rows in alike if (found := rows[i]) is not None),
+            tuple((bounds[0], bounds[1]) for rows in alike if (bounds := rows[i]) is not None),
         )
         for i, (name, parameter) in enumerate(trained.items())
     }
@@ -184,10 +184,10 @@ def _gathered(
     kinds = sorted(
         {kind for each in world.all_gather_json(sorted(part.moments) if part else []) for kind in each}
     )
-    whole = {PARAM: safe_get_full_fp32_param(parameter)}
-    whole |= {kind: safe_get_full_optimizer_state(parameter, kind) for kind in kinds}
+    full = {PARAM: safe_get_full_fp32_param(parameter)}
+    full |= {kind: safe_get_full_optimizer_state(parameter, kind) for kind in kinds}
     if part is not None and part.start == 0 and spread.place.first:
-        for kind, values in whole.items():
+        for kind, values in full.items():
             yield spread.shard(role, name, kind, values.detach().cpu().contiguous(), 0)
 
 

@@ -61,9 +61,9 @@ class EngineHandle(Handle):
     def start_profiles(self, sequence_ranks: int) -> None:
         """Start a profile before each forward of the engine for which one is due; ``backward`` ends it."""
 
-        def begin(_: nn.Module, given: tuple[Batch, ...]) -> None:
+        def begin(_: nn.Module, args: tuple[Batch, ...]) -> None:
             self.profile.enter_context(
-                flops_profiler.profiled(self.engine, self.root, given[0], sequence_ranks)
+                flops_profiler.profiled(self.engine, self.root, args[0], sequence_ranks)
             )
 
         self.module.register_forward_pre_hook(begin)
@@ -161,11 +161,11 @@ class DeepSpeed(Strategy):
         """Yield the whole model. Under ZeRO-3 every rank gathers it, or all ranks run it together; collective
         on entry and exit then.
         """
-        whole: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        gathering: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.stage == 3 and handle.trained:
             taken = zero3.gathered_by_layer if self.collective_decoding else zero3.gathered
-            whole = taken(_engine(handle))
-        with evaluating(handle.root), whole:
+            gathering = taken(_engine(handle))
+        with evaluating(handle.root), gathering:
             yield handle.root
 
     def export_state(self, handle: Handle) -> Iterator[Shard]:

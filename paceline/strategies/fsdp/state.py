@@ -132,8 +132,8 @@ def _block(name: str, parameter: nn.Parameter, mesh: Mesh, rank: int) -> Block:
     split_by_tp = any(
         n == "tp" and isinstance(p, _CUTS) for n, p in zip(names, tensor.placements, strict=True)
     )
-    at, keepers = mesh.coordinates(rank), 1 if split_by_tp else mesh.tp
-    copy = at.dp_replicate * keepers + (0 if split_by_tp else at.tp)
+    coordinates, keepers = mesh.coordinates(rank), 1 if split_by_tp else mesh.tp
+    copy = coordinates.dp_replicate * keepers + (0 if split_by_tp else coordinates.tp)
     return Block(
         name, parameter, part, tuple(tensor.shape), tuple(offsets), mesh.dp_replicate * keepers, copy
     )

@@ -197,13 +197,13 @@ class FSDP(Strategy):
         """
         # Small models keep whole gradients until the last micro-batch, which saves communication.
         units = _units(handle).all()
-        whole = sum(
+        num_bytes = sum(
             b.parameter.numel() * b.parameter.itemsize
             for b in _sharded(handle).blocks
             if b.local.requires_grad
         )
         for unit in units:
-            if whole <= self.how.whole_gradient_bytes:
+            if num_bytes <= self.how.whole_gradient_bytes:
                 unit.set_requires_gradient_sync(False, recurse=False)
             unit.set_requires_all_reduce(False, recurse=False)
             unit.set_reshard_after_backward(self.how.reshard_after_forward, recurse=False)
@@ -233,8 +233,8 @@ class FSDP(Strategy):
             total = (squares([g for g, _ in held]).to(copies.device) / copies).sum()
         square = self.world.all_reduce_tensor(total)
         if scaler is not None:
-            for found in scaler._found_inf_per_device(handle.stepper).values():
-                found.copy_(~torch.isfinite(square))
+            for found_inf in scaler._found_inf_per_device(handle.stepper).values():
+                found_inf.copy_(~torch.isfinite(square))
         return square.sqrt()
 
     # --- without gradients

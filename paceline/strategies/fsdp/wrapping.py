@@ -123,14 +123,14 @@ def shard(root: nn.Module, trunk: nn.Module, mesh: DeviceMesh, how: FsdpOptions,
         for unit in units_of(trunk, how)
     ]
     # the root's parameters (embedding, last norm, head) are needed first in the backward: keep them
-    whole = fully_shard(
+    root_unit = fully_shard(
         root,
         mesh=mesh,
         reshard_after_forward=False,
         mp_policy=_precision(dtypes, cast_inputs=False),
         offload_policy=offload,
     )
-    units = Units(whole, inner)
+    units = Units(root_unit, inner)
     for unit in units.all():
         unit.set_gradient_divide_factor(1.0)
         # else a factor of 1 becomes PREMUL_SUM, which gloo lacks
@@ -165,22 +165,22 @@ def units_of(trunk: nn.Module, how: FsdpOptions) -> list[nn.Module]:
         return []
     if how.wrap.policy == "size":
         return _by_size(trunk, how.wrap.min_num_params)
-    found = (
+    modules = (
         wrapped_classes(trunk, how.wrap.classes)
         if how.wrap.classes
         else [m for m in trunk.modules() if _is_one_of(m, layer_classes(trunk))]
     )
-    inside = {id(child) for m in found for child in m.modules() if child is not m}
-    return [m for m in found if id(m) not in inside]
+    inside = {id(child) for m in modules for child in m.modules() if child is not m}
+    return [m for m in modules if id(m) not in inside]
 
 
 def wrapped_classes(trunk: nn.Module, classes: Sequence[str]) -> list[nn.Module]:
     """Return the modules of these classes. Raises ConfigError for a class of which there are none."""
-    found = [m for m in trunk.modules() if _is_one_of(m, classes)]
-    missing = set(classes) - {name for m in found for name in _names(m)}
+    modules = [m for m in trunk.modules() if _is_one_of(m, classes)]
+    missing = set(classes) - {name for m in modules for name in _names(m)}
     if missing:
         raise ConfigError(_no_such_class(sorted(missing), trunk))
-    return found
+    return modules
 
 
 def layer_classes(trunk: nn.Module) -> tuple[str, ...]:
@@ -212,7 +212,7 @@ def _by_size(trunk: nn.Module, least: int) -> list[nn.Module]:
         if (m := _call(trunk, name)) is not None
     }
     # Children first: what is in an inner unit does not count for the modules around it.
-    found: list[nn.Module] = []
+    units: list[nn.Module] = []
 
     def visit(module: nn.Module) -> int:
         """Return how many parameters of ``module`` are in no unit."""
@@ -229,19 +229,19 @@ def _by_size(trunk: nn.Module, least: int) -> list[nn.Module]:
             and rest >= max(least, 1)
             and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
         ):
-            found.append(module)
+            units.append(module)
             return 0
         return rest
 
     visit(trunk)
     # Inner units are sharded before those around them.
     order = {id(m): i for i, m in enumerate(trunk.modules())}
-    return sorted(found, key=lambda m: (-_depth_inside(m, found), order[id(m)]))
+    return sorted(units, key=lambda m: (-_depth_inside(m, units), order[id(m)]))
 
 
-def _depth_inside(module: nn.Module, found: Sequence[nn.Module]) -> int:
-    """Return how many of ``found`` contain ``module``: inner units must be sharded before outer ones."""
-    return sum(any(child is module for child in other.modules()) for other in found) - 1
+def _depth_inside(module: nn.Module, units: Sequence[nn.Module]) -> int:
+    """Return how many of ``units`` contain ``module``: inner units must be sharded before outer ones."""
+    return sum(any(child is module for child in other.modules()) for other in units) - 1
 
 
 def _call(module: nn.Module, name: str) -> nn.Module | None:

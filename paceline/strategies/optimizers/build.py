@@ -54,12 +54,12 @@ def build_optimizer(
     ``blocks``: what of each parameter this rank has, where it is not the whole.
     """
     recipe = recipe_of(spec, named)
-    made = recipe.cls(recipe.groups, **recipe.kwargs)
-    if isinstance(made, KnowsBlocks):
-        made.take_blocks(blocks)
-    if averages(made):
-        made.train()  # the weights in place are those that it steps
-    return made
+    optimizer = recipe.cls(recipe.groups, **recipe.kwargs)
+    if isinstance(optimizer, KnowsBlocks):
+        optimizer.take_blocks(blocks)
+    if averages(optimizer):
+        optimizer.train()  # the weights in place are those that it steps
+    return optimizer
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -81,37 +81,37 @@ def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) ->
     trained = trained_parameters(named)
     if spec.name not in BUILT:
         raise _refusal(spec.name)
-    known = BUILT[spec.name]
-    cls = load_attr(known.made_by)
+    entry = BUILT[spec.name]
+    cls = load_attr(entry.made_by)
     rate: float | torch.Tensor = spec.learning_rate
-    if known.compiles:
+    if entry.compiles:
         rate = torch.tensor(rate, dtype=torch.float32)
         cls = cls if trained[0][1].device.type == CUDA.name else _eager(cls)
     # others use torch's defaults, as transformers.Trainer does
-    of_config = {name: value for name, value in _of_config(spec).items() if name in known.takes}
-    kwargs = {"lr": rate, **of_config, **known.fixed, **_checked_args(spec)}
+    of_config = {name: value for name, value in _of_config(spec).items() if name in entry.takes}
+    kwargs = {"lr": rate, **of_config, **entry.fixed, **_checked_args(spec)}
     return Recipe(cls, _groups(spec, trained), kwargs)
 
 
 def _groups(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]]) -> list[Group]:
     """Return the groups that are not empty: Muon's or GaLore's matrices, others with and without decay."""
-    known = BUILT[spec.name]
+    entry = BUILT[spec.name]
     apart = {
         id(p)
         for name, p in trained
-        if (known.orthogonalises and orthogonalised(name, p.ndim))
-        or (known.projects and projected(name, p.ndim, spec.target_modules))
+        if (entry.orthogonalises and orthogonalised(name, p.ndim))
+        or (entry.projects and projected(name, p.ndim, spec.target_modules))
     }
-    if known.projects and spec.target_modules and not apart:  # the sizes were unknown to the plan
-        text, named = f"{spec.name} finds no matrix in these modules", ", ".join(spec.target_modules)
-        where, hint = "training.optim_target_modules", "parts of names such as attn, mlp or q_proj"
-        raise ConfigError(codes.STRATEGY_OPTIMIZER_ARGS(text, where, named, hint))
+    if entry.projects and spec.target_modules and not apart:  # the sizes were unknown to the plan
+        text, modules = f"{spec.name} finds no matrix in these modules", ", ".join(spec.target_modules)
+        where, remedy = "training.optim_target_modules", "parts of names such as attn, mlp or q_proj"
+        raise ConfigError(codes.STRATEGY_OPTIMIZER_ARGS(text, where, modules, remedy))
     others = [(name, p) for name, p in trained if id(p) not in apart]
     groups: list[Group] = [
         {
             "params": [p for _, p in trained if id(p) in apart],
             "weight_decay": spec.weight_decay,
-            ORTHOGONAL if known.orthogonalises else PROJECTED: True,
+            ORTHOGONAL if entry.orthogonalises else PROJECTED: True,
         },
         {"params": [p for name, p in others if decays(name, p)], "weight_decay": spec.weight_decay},
         {"params": [p for name, p in others if not decays(name, p)], "weight_decay": 0.0},
@@ -152,9 +152,9 @@ def _of_config(spec: OptimizerSpec) -> JsonObject:
 
 
 def _checked_args(spec: OptimizerSpec) -> JsonObject:
-    for what, found, hint in misfits(spec.args, BUILT[spec.name].options):
+    for reason, found, remedy in misfits(spec.args, BUILT[spec.name].options):
         raise ConfigError(
-            codes.STRATEGY_OPTIMIZER_ARGS(f"{spec.name} {what}", "training.optim_args", found, hint)
+            codes.STRATEGY_OPTIMIZER_ARGS(f"{spec.name} {reason}", "training.optim_args", found, remedy)
         )
     return {name: _value(value) for name, value in spec.args.items() if value is not None}
 

@@ -129,8 +129,8 @@ def basis(gradient: Tensor, rank: int, proj_type: str) -> dict[str, Tensor]:
     left, _, right = torch.linalg.svd(gradient.float() if low else gradient, full_matrices=False)
     left, right = left[:, :rank], right[:rank]
     signs = left.gather(0, left.abs().argmax(0, keepdim=True)).sign()
-    found = {_LEFT: left * signs, _RIGHT: right * signs.T}
-    return {side: found[side].to(gradient.dtype).contiguous() for side in sorted(chosen)}
+    vectors = {_LEFT: left * signs, _RIGHT: right * signs.T}
+    return {side: vectors[side].to(gradient.dtype).contiguous() for side in sorted(chosen)}
 
 
 def _projected(gradient: Tensor, state: dict[str, Tensor]) -> Tensor:

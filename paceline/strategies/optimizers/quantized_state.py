@@ -86,9 +86,9 @@ def read_state(
         return None
     shape = tuple(parameter.shape)
     here = shard_suffix(offsets, shape)
-    own = {k.removesuffix(here): reader.read(role, name, k) for k in of_shards if k.endswith(here)}
-    if own or not parameter.numel():
-        return codec.fill(parameter, own)
+    parts_here = {k.removesuffix(here): reader.read(role, name, k) for k in of_shards if k.endswith(here)}
+    if parts_here or not parameter.numel():
+        return codec.fill(parameter, parts_here)
     joined: dict[str, Tensor] = {}
     for suffix in sorted({_AT + k.partition(_AT)[2] for k in of_shards}):
         saved_at, saved_shape = _parsed(suffix)
@@ -108,14 +108,16 @@ def _parsed(suffix: str) -> tuple[Shape, Shape]:
     return numbers[0], numbers[1]
 
 
-def _overlap(at: Shape, shape: Shape, saved_at: Shape, saved_shape: Shape) -> tuple[Slices, Slices] | None:
+def _overlap(
+    offsets: Shape, shape: Shape, saved_at: Shape, saved_shape: Shape
+) -> tuple[Slices, Slices] | None:
     """Return the common block of two shards, as slices of each; None if there is none."""
-    low = [max(a, b) for a, b in zip(at, saved_at, strict=True)]
-    high = [min(a + n, b + m) for a, n, b, m in zip(at, shape, saved_at, saved_shape, strict=True)]
+    low = [max(a, b) for a, b in zip(offsets, saved_at, strict=True)]
+    high = [min(a + n, b + m) for a, n, b, m in zip(offsets, shape, saved_at, saved_shape, strict=True)]
     if any(lo >= hi for lo, hi in zip(low, high, strict=True)):
         return None
     return (
-        tuple(slice(lo - a, hi - a) for lo, hi, a in zip(low, high, at, strict=True)),
+        tuple(slice(lo - a, hi - a) for lo, hi, a in zip(low, high, offsets, strict=True)),
         tuple(slice(lo - b, hi - b) for lo, hi, b in zip(low, high, saved_at, strict=True)),
     )
 
@@ -150,27 +152,27 @@ class TorchAO:
         self.optimizer = optimizer
 
     def parts(self, state: Mapping[str, object]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        parts: dict[str, Tensor] = {}
         for name, value in state.items():
             if hasattr(value, "codes") and hasattr(value, "scale"):
-                found |= {name + _CODES: value.codes, name + _SCALE: value.scale}
+                parts |= {name + _CODES: value.codes, name + _SCALE: value.scale}
             elif isinstance(value, Tensor) and name != "step":
-                found[name] = value
-        return found
+                parts[name] = value
+        return parts
 
     def values(self, parts: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
-        found = {}
+        moments = {}
         for name, value in parts.items():
             if name.endswith(_CODES):
                 moment, scale = name.removesuffix(_CODES), parts[name.removesuffix(_CODES) + _SCALE]
                 block = torch.Size(shape).numel() // scale.numel()
-                made = self.optimizer._subclass_zeros(torch.empty(shape), moment == _SIGNED, block)
-                made.codes.copy_(value)
-                made.scale.copy_(scale)
-                found[moment] = made.dequantize(torch.float32).view(shape)
+                packed = self.optimizer._subclass_zeros(torch.empty(shape), moment == _SIGNED, block)
+                packed.codes.copy_(value)
+                packed.scale.copy_(scale)
+                moments[moment] = packed.dequantize(torch.float32).view(shape)
             elif not name.endswith(_SCALE):
-                found[name] = value.float()
-        return found
+                moments[name] = value.float()
+        return moments
 
     def fill(self, parameter: nn.Parameter, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         state = self._empty(parameter)
@@ -224,16 +226,16 @@ class BitsAndBytes:
     def values(self, parts: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
         from bitsandbytes.functional import dequantize_blockwise
 
-        found = {}
+        moments = {}
         for moment, (scales, _, table) in _MOMENTS.items():
             codes = parts.get(moment)
             if codes is not None and codes.dtype == torch.uint8:
-                found[moment] = dequantize_blockwise(
+                moments[moment] = dequantize_blockwise(
                     codes, absmax=parts[scales], code=self._table(table, codes.device), blocksize=_BLOCK
                 ).view(shape)
             elif codes is not None:
-                found[moment] = codes
-        return found
+                moments[moment] = codes
+        return moments
 
     def fill(self, parameter: nn.Parameter, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         state = self._empty(parameter)
@@ -250,22 +252,24 @@ class BitsAndBytes:
             if state[moment].dtype != torch.uint8:
                 state[moment].copy_(value)
                 continue
-            codes, made = quantize_blockwise(value.to(parameter.device), code=state[table], blocksize=_BLOCK)
+            codes, statistics = quantize_blockwise(
+                value.to(parameter.device), code=state[table], blocksize=_BLOCK
+            )
             state[moment].copy_(codes.view_as(state[moment]))
-            state[scales].copy_(made.absmax)
+            state[scales].copy_(statistics.absmax)
         return state
 
     def _empty(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """Return the state that the library itself makes before the first step."""
-        at = [
+        indices = [
             (g, i) for g, group in enumerate(self.optimizer.param_groups)
             for i, p in enumerate(group["params"]) if p is parameter
         ]  # fmt: skip
-        (group, index), groups = at[0], self.optimizer.param_groups
+        (group, index), groups = indices[0], self.optimizer.param_groups
         self.optimizer.state[parameter] = {}
         self.optimizer.init_state(groups[group], parameter, group, index)
-        found = self.optimizer.state.pop(parameter)
-        return {name: value for name, value in found.items() if name != "step"}
+        state = self.optimizer.state.pop(parameter)
+        return {name: value for name, value in state.items() if name != "step"}
 
     def _table(self, name: str, device: torch.device) -> Tensor:
         return self.optimizer.name2qmap[name].to(device)

@@ -42,7 +42,7 @@ class RoundedAdamW(StepsOneByOne):
         self.seed = seed
         self.first: Mapping[nn.Parameter, int] = {}
         every = [p for group in self.param_groups for p in group["params"]]
-        self._places = {p: place for place, p in enumerate(every)}
+        self._places = {p: index for index, p in enumerate(every)}
 
     def take_blocks(self, blocks: Iterable[Block]) -> None:
         """Take note of where each shard begins in its whole tensor."""
@@ -79,10 +79,10 @@ class RoundedAdamW(StepsOneByOne):
         )  # fmt: skip
 
 
-def noise_keys(seed: int, place: int, step: int) -> list[int]:
+def noise_keys(seed: int, index: int, step: int) -> list[int]:
     """Return two numbers of 32 bits, as signed ones (SplitMix64 of Steele et al. 2014)."""
     value = 0
-    for part in (seed, place, step):
+    for part in (seed, index, step):
         value = (value + part + 0x9E3779B97F4A7C15) & _MASK
         value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -49,9 +49,9 @@ class StageLayout:
     each: int
 
     def __post_init__(self) -> None:
-        known, single = self.schedule in _SINGLE or self.schedule in _MULTI, self.schedule in _SINGLE
+        exists, single = self.schedule in _SINGLE or self.schedule in _MULTI, self.schedule in _SINGLE
         if (
-            not known
+            not exists
             or (single and self.each != 1)
             or (self.schedule == "zbv" and self.each != 2)
             or self.ranks < 2
@@ -151,7 +151,7 @@ class Running:
     ) -> None:
         self.number = number
         self._first = 0 in stages
-        made: list[_PipelineStageBase] = [
+        pipeline_stages: list[_PipelineStageBase] = [
             _Stage(
                 module,
                 index,
@@ -166,9 +166,9 @@ class Running:
         kind = layout.kind(number)
         # losses are already sums divided by the window's weight, so gradients need no scaling
         self._schedule = (
-            kind(made, number, loss_fn=_as_it_is, scale_grads=False)
+            kind(pipeline_stages, number, loss_fn=_as_it_is, scale_grads=False)
             if issubclass(kind, PipelineScheduleMulti)
-            else kind(made[0], number, loss_fn=_as_it_is, scale_grads=False)
+            else kind(pipeline_stages[0], number, loss_fn=_as_it_is, scale_grads=False)
         )
 
     def run(self, ids: Tensor, *, training: bool) -> None:

@@ -36,9 +36,9 @@ class PipelineHandle(ShardedHandle):
 
 def whole_blocks(named: Iterable[tuple[str, nn.Parameter]], mesh: Mesh, rank: int) -> list[Block]:
     """Return blocks for parameters that every rank of a stage holds whole."""
-    at = mesh.coordinates(rank)
+    coordinates = mesh.coordinates(rank)
     return [
-        Block(name, p, p, tuple(p.shape), (0,) * p.ndim, mesh.dp_replicate, at.dp_replicate)
+        Block(name, p, p, tuple(p.shape), (0,) * p.ndim, mesh.dp_replicate, coordinates.dp_replicate)
         for name, p in named
     ]
 
@@ -78,12 +78,15 @@ def exchange(handle: PipelineHandle, row: dist.ProcessGroup, first: int, last: i
     else:
         here = dist.get_rank(row)
         peer = dist.get_global_rank(row, last if here == first else first)
-        own, other = grads[0].contiguous(), torch.empty_like(grads[0], memory_format=torch.contiguous_format)
+        sent, received = (
+            grads[0].contiguous(),
+            torch.empty_like(grads[0], memory_format=torch.contiguous_format),
+        )
         work = dist.batch_isend_irecv(
-            [dist.P2POp(dist.isend, own, peer, row), dist.P2POp(dist.irecv, other, peer, row)]
+            [dist.P2POp(dist.isend, sent, peer, row), dist.P2POp(dist.irecv, received, peer, row)]
         )
         for transfer in work:
             transfer.wait()
-        total = own + other if here == first else other + own
+        total = sent + received if here == first else received + sent
     for grad in grads:
         grad.copy_(total)

@@ -188,10 +188,10 @@ class Pipeline(FSDP):
             if self._as_tuple is not None:
                 return root
             self._source, why = None, "its class could not be tried at a small size"
-        whole = build(options)
+        full = build(options)
         if why:
-            whole.note("start", f"every rank reads the whole model: {why}")
-        return whole
+            full.note("start", f"every rank reads the whole model: {why}")
+        return full
 
     def _shard(self, role: Role, root: RootModule) -> PipelineHandle:
         """Keep this rank's stages of ``root``; free the rest."""
@@ -221,12 +221,12 @@ class Pipeline(FSDP):
             units.start()
         mesh, rank = self.plan.mesh, self.world.rank
         blocks = blocks_of if self.sharding else whole_blocks
-        copies, own = (
-            blocks(named, mesh, rank) for named in (_tied_copy(parts), parts.own_named_parameters())
+        copies, shards = (
+            blocks(parameters, mesh, rank) for parameters in (_tied_copy(parts), parts.own_named_parameters())
         )
         # NCCL requires a collective on a group before point-to-point sends
         dist.all_reduce(torch.ones(1, device=self.world.device), group=self.row)
-        return PipelineHandle(role, parts, parts, blocks=own, copies=copies, units=units)
+        return PipelineHandle(role, parts, parts, blocks=shards, copies=copies, units=units)
 
     @property
     def row(self) -> dist.ProcessGroup:
@@ -242,11 +242,11 @@ class Pipeline(FSDP):
     def _shard_stages(self, parts: PipelineRoot) -> Units:
         """Apply FSDP2 inside every stage."""
         over = sharding_mesh(self.mesh)
-        made = [
+        stage_units = [
             shard(scheduled, stage.hf.base_model, over, self.how, self.dtypes)
             for scheduled, stage in zip(parts.scheduled, parts.stages, strict=True)
         ]
-        return Units(made[0].root, [unit for units in made for unit in units.all()][1:])
+        return Units(stage_units[0].root, [unit for units in stage_units for unit in units.all()][1:])
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
         """Load this rank's shards; both holders of a tied weight load the same ones."""

@@ -134,8 +134,8 @@ class WindowRunner:
         outcomes = {h.role: self.strategy.finish(h, lr=lr, max_grad_norm=max_grad_norm) for h in trained}
         # One all-reduce for everything that is reported; every rank reads the same numbers from it.
         numbers, tokens_of = _named(outcomes), tokens_by_expert(trained[0])
-        own = [n if self.world.is_main else torch.zeros_like(n) for n in numbers.values()]
-        results = torch.stack([*sums.values(), *own])
+        reported = [n if self.world.is_main else torch.zeros_like(n) for n in numbers.values()]
+        results = torch.stack([*sums.values(), *reported])
         more = results.new_zeros(0) if tokens_of is None else tokens_of.flatten().to(results)
         reduced = self.world.all_reduce_tensor(torch.cat([results, more]))
         copied = CopiedToHost([reduced, *weights.on_device()])
@@ -207,7 +207,7 @@ class WindowRunner:
         """Return the algorithm's ``window_means`` by name, over these micro-batches of all ranks; empty if it
         has none. Collective, with the same requirements as ``eval_window``.
         """
-        needed, found = algorithm.window_means, Means()
+        needed, means = algorithm.window_means, Means()
         if needed is None:
             return {}
         for batch in self._given(micro_batches):
@@ -218,8 +218,8 @@ class WindowRunner:
                 )
                 for role in needed.roles
             }
-            found.add(algorithm.window_sums(answers, local_batch))
-        return found.over(self.world.all_reduce_sum_float, self._count, self.strategy.loss_copies)
+            means.add(algorithm.window_sums(answers, local_batch))
+        return means.over(self.world.all_reduce_sum_float, self._count, self.strategy.loss_copies)
 
     def eval_window(self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective) -> EvalSums:
         """Return sums over all ranks of the losses and metrics of these micro-batches, without gradients.
@@ -280,8 +280,8 @@ class WindowRunner:
         self, algorithm: Objective, role: Role, outputs: Outputs, batch: Batch, sums: dict[str, Tensor]
     ) -> None:
         """Add one micro-batch's losses and metrics to ``sums`` (float64)."""
-        found = {**algorithm.losses(role, outputs, batch), **algorithm.metrics(role, outputs, batch)}
-        for name, value in found.items():
+        terms = {**algorithm.losses(role, outputs, batch), **algorithm.metrics(role, outputs, batch)}
+        for name, value in terms.items():
             sums[name] = sums.get(name, 0.0) + value.detach().to(
                 self.world.device, sum_dtype(self.world.device)
             )
@@ -298,8 +298,8 @@ class WindowRunner:
 def _named(outcomes: Mapping[Role, StepOutcome]) -> dict[str, Tensor]:
     """Return every number of the outcomes under its name and role."""
     norms = {f"grad_norm/{role.value}": outcome.grad_norm for role, outcome in outcomes.items()}
-    given = {f"loss_scale/{role.value}": outcome.loss_scale for role, outcome in outcomes.items()}
-    return {**{name: scale for name, scale in given.items() if scale is not None}, **norms}
+    loss_scales = {f"loss_scale/{role.value}": outcome.loss_scale for role, outcome in outcomes.items()}
+    return {**{name: scale for name, scale in loss_scales.items() if scale is not None}, **norms}
 
 
 def blank_batch(batch: Batch) -> Batch:

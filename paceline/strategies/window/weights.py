@@ -39,8 +39,8 @@ class WindowWeights:
         self._own = [*(local[t] for t in self.terms), sum(b.num_tokens for b in micro_batches)]
         self._sums: Tensor | None = None
         if world.world_size > 1:
-            own = torch.tensor(self._own, dtype=torch.int64).to(world.device, non_blocking=True)
-            self._sums = world.all_reduce_tensor(own)
+            counts = torch.tensor(self._own, dtype=torch.int64).to(world.device, non_blocking=True)
+            self._sums = world.all_reduce_tensor(counts)
 
     def any(self) -> bool:
         """Whether any rank has something to learn. The host waits for the others only if this one has not."""
