@@ -17,6 +17,7 @@ from paceline.core.errors import ConfigError
 from paceline.models.attention.context_parallel import ContextParallel, check_context_parallel
 from paceline.models.attention.context_parallel_attention import context_attention
 from paceline.models.attention.packed_attention import document_attention
+from paceline.models.attention.reference_attention import AttentionOptions
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.factory import HFModelFactory
 from paceline.models.heads.chunked_cross_entropy import HeadInputs, HeadShape
@@ -214,16 +215,17 @@ def attention(world: World) -> dict[str, float]:
                 weight = torch.randn(1, heads, 24, 8, generator=generator, dtype=torch.float64)
                 given = [x.clone().requires_grad_() for x in whole]
                 layout = PackedSequenceInfo.over(bounds, torch.device("cpu"))
-                out = document_attention(*given[:3], layout, scale=0.3, sinks=(*given, None)[3], **options)
+                out = document_attention(
+                    *given[:3], layout, AttentionOptions(0.3, sinks=(*given, None)[3], **options)
+                )
                 expected = torch.autograd.grad((out * weight).sum(), given)
                 for method in ("ulysses", "allgather"):
                     context = ContextParallel(mesh, method)
                     mine = [block_of(x, context.group, 2).clone().requires_grad_() for x in whole[:3]]
                     mine += [x.clone().requires_grad_() for x in whole[3:]]
                     cut = replace(layout, context=context)
-                    ours = context_attention(
-                        document_attention, *mine[:3], cut, scale=0.3, sinks=(*mine, None)[3], **options
-                    )
+                    given_here = AttentionOptions(0.3, sinks=(*mine, None)[3], **options)
+                    ours = context_attention(document_attention, *mine[:3], cut, given_here)
                     worst = [float((ours - block_of(out, context.group, 2)).detach().abs().max())]
                     grads = torch.autograd.grad((ours * block_of(weight, context.group, 2)).sum(), mine)
                     for i, (a, b) in enumerate(zip(grads, expected, strict=True)):

@@ -18,6 +18,7 @@ from paceline.models.attention.flash_varlen import documents_varlen
 from paceline.models.attention.kernel_choice import AttentionKernels, traced_kernel
 from paceline.models.attention.padded_documents import PaddedRows
 from paceline.models.attention.reference_attention import (
+    AttentionOptions,
     causal_mask,
     documents_generic,
     documents_padded,
@@ -115,9 +116,8 @@ def document_scores(
     """
     edges = tuple(bounds.tolist())
     layout = PackedSequenceInfo(edges, bounds, max(b - a for a, b in pairwise(edges)))
-    out = documents_generic(
-        query, key, value, layout, scale=scale, window=window, softcap=softcap, sinks=sinks
-    )
+    options = AttentionOptions(scale, window=window, softcap=softcap, sinks=sinks)
+    out = documents_generic(query, key, value, layout, options)
     return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -236,12 +236,7 @@ def traced_attention(
     key: Tensor,
     value: Tensor,
     layout: PackedSequenceInfo,
-    *,
-    scale: float,
-    dropout: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
+    options: AttentionOptions,
 ) -> Tensor:
     """``packed_attention`` inside a compiled layer: [1, H, T, D], [1, K, T, D] -> [1, T, H, D].
 
@@ -251,6 +246,7 @@ def traced_attention(
     assert layout.context is None, "context parallelism is refused before the start"
     if layout.shared is not None:
         query, key, value = (x.index_select(2, layout.shared.expand) for x in (query, key, value))
+    scale, dropout, window, softcap, sinks = options
     kernel = traced_kernel(
         query.device.type,
         str(query.dtype),
@@ -265,12 +261,10 @@ def traced_attention(
         kernels.traced = kernel
     if kernel == VARLEN_FLASH:
         edges = _any_layout(layout, query.shape[2], rows=False)
-        out = documents_varlen(query, key, value, edges, scale=scale, window=window, sinks=sinks)
+        out = documents_varlen(query, key, value, edges, options)
     elif kernel == PADDED_SDPA:
         edges = _any_layout(layout, query.shape[2], rows=True)
-        out = documents_padded(
-            query, key, value, edges, scale=scale, dropout=dropout, window=window, sinks=sinks
-        )
+        out = documents_padded(query, key, value, edges, options)
     elif kernel == DOCUMENT_FLASH:
         out, _ = document_flash(query, key, value, layout.on_host, scale)
     elif kernel == FLEX or dropout:

@@ -10,31 +10,26 @@ their log-sum-exps (as in Liu et al. 2023, ring attention).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Required, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.models.attention.context_parallel import ULYSSES, shared_heads
-from paceline.models.attention.reference_attention import _flash, _flash_backward, scores_attention
+from paceline.models.attention.reference_attention import (
+    AttentionOptions,
+    _flash,
+    _flash_backward,
+    scores_attention,
+)
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.compute_dtype import product_dtype
-from paceline.models.parallel.tp_regions import Group, block_of, exchange, gather
+from paceline.models.parallel.tp_regions import block_of, exchange, gather
 from paceline.models.typed_autograd import Function, FunctionContext
 
 _HEADS, _TOKENS = 1, 2
 ROWS = 1024  # queries per masked call
 Inner = Callable[..., Tensor]
-
-
-class AttentionOptions(TypedDict, total=False):
-    """Options of attention that are the same on every rank."""
-
-    scale: Required[float]
-    dropout: float
-    window: int | None
-    softcap: float | None
 
 
 @torch.compiler.disable
@@ -44,9 +39,7 @@ def context_attention(
     key: Tensor,
     value: Tensor,
     layout: PackedSequenceInfo,
-    *,
-    sinks: Tensor | None = None,
-    **options: Unpack[AttentionOptions],
+    options: AttentionOptions,
 ) -> Tensor:
     """query [1, H, T/n, D], key and value [1, K, T/n, D] -> [1, H, T/n, D]; ``inner`` is attention on whole
     documents, ``options`` its options.
@@ -56,47 +49,19 @@ def context_attention(
     assert layout.context is not None
     group = layout.context.group
     if layout.context.method == ULYSSES:
-        return _ulysses(inner, query, key, value, layout, group, sinks=sinks, **options)
-    return _allgather(inner, query, key, value, layout, group, sinks=sinks, **options)
-
-
-def _ulysses(
-    inner: Inner,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layout: PackedSequenceInfo,
-    group: Group,
-    *,
-    sinks: Tensor | None,
-    **options: Unpack[AttentionOptions],
-) -> Tensor:
-    heads, ranks = query.shape[_HEADS], group.size()
-    key, value = (shared_heads(x, heads, ranks) for x in (key, value))
-    q, k, v = (exchange(x, group, split=_HEADS, join=_TOKENS) for x in (query, key, value))
-    sinks = None if sinks is None else block_of(sinks, group, 0)
-    out = inner(q, k, v, layout.whole(), sinks=sinks, **options)
-    return exchange(out, group, split=_TOKENS, join=_HEADS)
-
-
-def _allgather(
-    inner: Inner,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layout: PackedSequenceInfo,
-    group: Group,
-    *,
-    sinks: Tensor | None,
-    **options: Unpack[AttentionOptions],
-) -> Tensor:
+        heads, ranks = query.shape[_HEADS], group.size()
+        key, value = (shared_heads(x, heads, ranks) for x in (key, value))
+        q, k, v = (exchange(x, group, split=_HEADS, join=_TOKENS) for x in (query, key, value))
+        sinks = None if options.sinks is None else block_of(options.sinks, group, 0)
+        out = inner(q, k, v, layout.whole(), options._replace(sinks=sinks))
+        return exchange(out, group, split=_TOKENS, join=_HEADS)
     fetched, width = gather(torch.cat([key, value], dim=-1), group, _TOKENS, partial=True), key.shape[-1]
     size = query.shape[_TOKENS]
     start = group.rank() * size
     block = layout.block(start, start + size)
     # from the first token of the document that this block begins in, to the block's end
     seen = fetched[:, :, start + size - (block.keys or block).bounds[-1] : start + size]
-    return inner(query, seen[..., :width], seen[..., width:], block, sinks=sinks, **options)
+    return inner(query, seen[..., :width], seen[..., width:], block, options)
 
 
 def tail_and_rest(
@@ -105,9 +70,7 @@ def tail_and_rest(
     key: Tensor,
     value: Tensor,
     layout: PackedSequenceInfo,
-    *,
-    sinks: Tensor | None,
-    **options: Unpack[AttentionOptions],
+    options: AttentionOptions,
 ) -> Tensor:
     """Attention for kernels that want as many keys as queries: the tail of the document that began earlier
     (the first of ``layout``, which has ``keys``), then ``inner`` on the others. Shapes as in
@@ -115,28 +78,19 @@ def tail_and_rest(
     """
     assert layout.keys is not None
     tail, seen, end = layout.bounds[1], layout.keys.bounds[1], layout.bounds[-1]
-    out = attend_tail(query[:, :, :tail], key[:, :, :seen], value[:, :, :seen], sinks=sinks, **options)
+    out = attend_tail(query[:, :, :tail], key[:, :, :seen], value[:, :, :seen], options)
     if tail == end:
         return out
     rest = layout.block(tail, end)
     others = [x[:, :, n:] for x, n in ((query, tail), (key, seen), (value, seen))]
-    return torch.cat([out, inner(*others, rest, sinks=sinks, **options)], dim=_TOKENS)
+    return torch.cat([out, inner(*others, rest, options)], dim=_TOKENS)
 
 
-def attend_tail(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    scale: float,
-    dropout: float = 0.0,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attend_tail(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
     """The last q queries of one document over its first k tokens, causal with aligned ends; shapes as in
     ``context_attention``.
     """
+    scale, dropout, window, softcap, sinks = options
     # Keys before the first query's window are never read.
     if window is not None:
         reach = query.shape[_TOKENS] + window - 1
@@ -147,13 +101,19 @@ def attend_tail(
         return CpuTail.apply(query, key, value, scale, dtype)
     pieces: list[Tensor] = []
     before = key.shape[_TOKENS] - query.shape[_TOKENS]
-    for rows in torch.split(
-        query, ROWS, dim=_TOKENS
-    ):  # a mask of q · k booleans for a long document would be gigabytes
+    # a mask of q · k booleans for a long document would be gigabytes
+    for rows in torch.split(query, ROWS, dim=_TOKENS):
         seen = before + sum(p.shape[_TOKENS] for p in pieces) + rows.shape[_TOKENS]
         mask = tail_mask(rows.shape[_TOKENS], seen, window, query.device)
+        k, v = key[:, :, :seen], value[:, :, :seen]
+        if softcap is not None or sinks is not None:
+            pieces.append(scores_attention(rows, k, v, mask, options))
+            continue
+        grouped = rows.shape[_HEADS] != k.shape[_HEADS]
         pieces.append(
-            _masked(rows, key[:, :, :seen], value[:, :, :seen], mask, scale, dropout, softcap, sinks)
+            F.scaled_dot_product_attention(
+                rows, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
+            )
         )
     return torch.cat(pieces, dim=_TOKENS)
 
@@ -164,26 +124,6 @@ def tail_mask(rows: int, seen: int, window: int | None, device: torch.device) ->
     to = torch.arange(seen, device=device)[None, :]
     mask = to <= queries
     return mask if window is None else mask & (to > queries - window)
-
-
-def _masked(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    scale: float,
-    dropout: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    if softcap is not None or sinks is not None:
-        return scores_attention(
-            query, key, value, mask, scale=scale, dropout=dropout, softcap=softcap, sinks=sinks
-        )
-    grouped = query.shape[_HEADS] != key.shape[_HEADS]
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
-    )
 
 
 class _TailContext(FunctionContext):

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.models.attention.reference_attention import AttentionOptions
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.typed_autograd import Function, FunctionContext
 from paceline.plan.model.kernels import flash_width
@@ -23,20 +24,17 @@ def documents_varlen(
     key: Tensor,
     value: Tensor,
     layout: PackedSequenceInfo,
-    *,
-    scale: float,
-    window: int | None = None,
-    sinks: Tensor | None = None,
+    options: AttentionOptions,
 ) -> Tensor:
     """Causal attention per document: query [1, H, T, D], key [1, K, S, D] and value [1, K, S, E] -> [1, H, T,
     E].
 
-    S is T but under ``layout.keys``: then a document's queries are its last ones. A query sees ``window``
-    keys, its own included. ``sinks``: [H]. The kernel knows heads of one size, a multiple of 8: others get
-    zeros.
+    S is T but under ``layout.keys``: then a document's queries are its last ones. The kernel knows heads of
+    one size, a multiple of 8: others get zeros. It knows neither dropout nor capped scores.
     """
     from torch.nn.attention.varlen import varlen_attn
 
+    scale, _, window, _, sinks = options
     value_width = value.shape[-1]
     width = flash_width(query.shape[-1], value_width)
     q, k, v = (_widened(x, width)[0].transpose(0, 1) for x in (query, key, value))

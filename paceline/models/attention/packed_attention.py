@@ -20,7 +20,6 @@ from paceline.core.json_types import Json
 from paceline.models import codes
 from paceline.models.attention.compiled_attention import traced_attention
 from paceline.models.attention.context_parallel_attention import (
-    AttentionOptions,
     context_attention,
     tail_and_rest,
 )
@@ -28,6 +27,7 @@ from paceline.models.attention.flash_varlen import documents_varlen
 from paceline.models.attention.flex_attention import documents_flex
 from paceline.models.attention.kernel_choice import AttentionKernels
 from paceline.models.attention.reference_attention import (
+    AttentionOptions,
     CpuDocuments,
     documents_generic,
     documents_padded,
@@ -127,26 +127,22 @@ def packed_attention(
     if query.dtype != value.dtype:  # under autocast: rotated by an fp32 cosine
         query, key = query.to(value.dtype), key.to(value.dtype)
     # Options that a class passes to its attention function, or keeps on the module.
-    options: dict[str, Any] = {
-        "scale": scaling if scaling is not None else query.shape[-1] ** -0.5,
-        "dropout": dropout,
-        "window": (
-            kwargs["sliding_window"]
-            if "sliding_window" in kwargs
-            else getattr(module, "sliding_window", None)
-        ),
-        "softcap": kwargs.get("softcap"),
-        "sinks": kwargs.get("s_aux"),
-    }
+    options = AttentionOptions(
+        scaling if scaling is not None else query.shape[-1] ** -0.5,
+        dropout,
+        kwargs["sliding_window"] if "sliding_window" in kwargs else getattr(module, "sliding_window", None),
+        kwargs.get("softcap"),
+        kwargs.get("s_aux"),
+    )
     if torch.compiler.is_compiling():
-        return traced_attention(kernels, query, key, value, layout, **options), None
+        return traced_attention(kernels, query, key, value, layout, options), None
     # Shared prompts: expand to whole documents for attention, then keep the computed tokens only.
     if layout.shared is not None:
         query, key, value = (layout.shared.full(x, 2) for x in (query, key, value))
     attend: Callable[..., Tensor] = partial(document_attention, kernels=kernels)
     if layout.context is not None:
         attend = partial(context_attention, attend)
-    out = attend(query, key, value, layout, **options)
+    out = attend(query, key, value, layout, options)
     if layout.shared is not None:
         out = layout.shared.kept(out, 2)
     return out.transpose(1, 2).contiguous(), None  # a no-op after CPU kernels; some classes call view()
@@ -158,12 +154,8 @@ def document_attention(
     key: Tensor,
     value: Tensor,
     layout: PackedSequenceInfo,
+    options: AttentionOptions,
     *,
-    scale: float,
-    dropout: float = 0.0,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
     kernels: AttentionKernels | None = None,
 ) -> Tensor:
     """Dispatch to the kernel that fits the device, dtype and options: [1, H, T, D] in, [1, H, T, D] out.
@@ -171,7 +163,9 @@ def document_attention(
     ``kernels`` chooses, and keeps the kernel's name.
     """
     # A window that covers the longest document is none.
-    window = window if window is not None and window < layout.longest_keys else None
+    if options.window is not None and options.window >= layout.longest_keys:
+        options = options._replace(window=None)
+    scale, dropout, window, softcap, sinks = options
     kernels = kernels or AttentionKernels()
     kernel = kernels.choose(
         query,
@@ -183,25 +177,20 @@ def document_attention(
     )
     if layout.keys is not None and kernel not in (VARLEN_FLASH, FLEX):
         inner = partial(document_attention, kernels=kernels)
-        options: AttentionOptions = {"scale": scale, "dropout": dropout, "window": window, "softcap": softcap}
-        return tail_and_rest(inner, query, key, value, layout, sinks=sinks, **options)
+        return tail_and_rest(inner, query, key, value, layout, options)
     if kernel == DOCUMENT_FLASH:
         product = product_dtype(query.dtype, query.device)
         return CpuDocuments.apply(query, key, value, layout.bounds, scale, product)
     if kernel == VARLEN_FLASH:
-        return documents_varlen(query, key, value, layout, scale=scale, window=window, sinks=sinks)
+        return documents_varlen(query, key, value, layout, options)
     if kernel == FLEX:
         seen = layout.visible(window)
         return documents_flex(
             kernels.flex(), query, key, value, seen, scale=scale, softcap=softcap, sinks=sinks
         )
     if kernel == PADDED_SDPA:
-        return documents_padded(
-            query, key, value, layout, scale=scale, dropout=dropout, window=window, sinks=sinks
-        )
-    return documents_generic(
-        query, key, value, layout, scale=scale, dropout=dropout, window=window, softcap=softcap, sinks=sinks
-    )
+        return documents_padded(query, key, value, layout, options)
+    return documents_generic(query, key, value, layout, options)
 
 
 def _unpacked(
@@ -217,9 +206,8 @@ def _unpacked(
     softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
     if softcap is not None or sinks is not None:  # SDPA knows neither
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-        out = scores_attention(
-            query, key, value, mask, scale=scale, dropout=dropout, softcap=softcap, sinks=sinks
-        )
+        options = AttentionOptions(scale, dropout, softcap=softcap, sinks=sinks)
+        out = scores_attention(query, key, value, mask, options)
         return out.transpose(1, 2).contiguous(), None
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

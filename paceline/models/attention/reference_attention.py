@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,24 @@ from torch import Tensor
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.typed_autograd import Function, FunctionContext
 from paceline.plan.model.kernels import FLASH_MULTIPLE
+
+
+class AttentionOptions(NamedTuple):
+    """Options of one attention call.
+
+    scale    of the scores
+    dropout  of the weights
+    window   how many keys a query sees, its own included: position i attends to (i - window, i]; None: all
+    softcap  scores become softcap · tanh(score / softcap) (Gemma 2)
+    sinks    [H], each one more logit of the softmax, without a value (GPT-OSS)
+    """
+
+    scale: float
+    dropout: float = 0.0
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -135,32 +154,20 @@ def _joined(x: Tensor) -> Tensor:
 
 
 def documents_generic(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layout: PackedSequenceInfo,
-    *,
-    scale: float,
-    dropout: float = 0.0,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInfo, options: AttentionOptions
 ) -> Tensor:
-    """Any causal variant, one document at a time: sliding window, softcapped scores (Gemma 2), attention
-    sinks (GPT-OSS), dropout.
+    """Any causal variant, one document at a time.
 
-    Shapes as in ``CpuDocuments``; value may have another head dim. Sliding window: position i attends to (i -
-    window, i].
+    Shapes as in ``CpuDocuments``; value may have another head dim.
     """
+    scale, dropout, window, softcap, sinks = options
     groups = query.shape[1] // key.shape[1]
     pieces = []
     for start, end in zip(layout.bounds, layout.bounds[1:], strict=False):
         q, k, v = (x[:, :, start:end] for x in (query, key, value))
         mask = None if window is None or window >= end - start else causal_mask(end - start, window, q.device)
         if softcap is not None or sinks is not None:
-            pieces.append(
-                scores_attention(q, k, v, mask, scale=scale, dropout=dropout, softcap=softcap, sinks=sinks)
-            )
+            pieces.append(scores_attention(q, k, v, mask, options))
             continue
         if groups > 1:
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -179,21 +186,13 @@ def causal_mask(length: int, window: int | None, device: torch.device) -> Tensor
 
 
 def scores_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    *,
-    scale: float,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: AttentionOptions
 ) -> Tensor:
     """Attention with explicit scores [B, H, Q, K] and softmax in fp32 (as Hugging Face's eager functions).
 
-    ``mask`` is bool, or added to the scores; None: causal, with aligned ends. ``sinks`` [H] are extra logits
-    of the softmax that have no value.
+    ``mask`` is bool, or added to the scores, and holds the window too; None: causal, with aligned ends.
     """
+    scale, dropout, _, softcap, sinks = options
     groups, last = q.shape[1] // k.shape[1], k.shape[2]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -215,23 +214,16 @@ def scores_attention(
 
 
 def documents_padded(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layout: PackedSequenceInfo,
-    *,
-    scale: float,
-    dropout: float = 0.0,
-    window: int | None = None,
-    sinks: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInfo, options: AttentionOptions
 ) -> Tensor:
     """One causal SDPA call on [D, heads, longest, width]: for accelerators, where one call per document would
     be bound by kernel launches.
 
-    Padding is at the end of each row, so no real position attends to it. Shapes and window as in
-    ``documents_generic``. A sink is a key before the document that all see: its score is the sink, its value
-    0. Heads get zeros up to a multiple of 8, as kernels of other sizes keep all scores.
+    Padding is at the end of each row, so no real position attends to it. Shapes as in ``documents_generic``,
+    but for scores that are capped. A sink is a key before the document that all see: its score is the sink,
+    its value 0. Heads get zeros up to a multiple of 8, as kernels of other sizes keep all scores.
     """
+    scale, dropout, window, _, sinks = options
     rows, value_width = layout.padded, value.shape[-1]
     q, k, v = (rows.pad(x[0].transpose(0, 1)).transpose(1, 2) for x in (query, key, value))
     if sinks is not None:

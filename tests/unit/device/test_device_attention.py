@@ -21,7 +21,11 @@ from torch import Tensor
 
 from paceline.models.attention.flash_varlen import documents_varlen
 from paceline.models.attention.flex_attention import documents_flex
-from paceline.models.attention.reference_attention import documents_generic, documents_padded
+from paceline.models.attention.reference_attention import (
+    AttentionOptions,
+    documents_generic,
+    documents_padded,
+)
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.plan.model.kernels import DOCUMENT_SCORES, FLEX, SCORE_BYTES, VARLEN_FLASH
 
@@ -31,16 +35,14 @@ from model_families import FAMILIES  # noqa: E402
 LENGTHS = (1, 1, 2, 7, 64, 129, 150)
 
 
-def _flash(*qkv: Tensor, layout: PackedSequenceInfo, softcap: None, **options: object) -> Tensor:
-    return documents_varlen(*qkv, layout, **options)  # type: ignore[arg-type]
-
-
-def _flex(*qkv: Tensor, layout: PackedSequenceInfo, window: int | None, **options: object) -> Tensor:
-    return documents_flex(emulated_flex.call, *qkv, layout.visible(window), **options)  # type: ignore[arg-type]
-
-
-def _padded(*qkv: Tensor, layout: PackedSequenceInfo, softcap: None, **options: object) -> Tensor:
-    return documents_padded(*qkv, layout, **options)  # type: ignore[arg-type]
+def _flex(
+    query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInfo, options: AttentionOptions
+) -> Tensor:
+    scale, _, window, softcap, sinks = options
+    seen = layout.visible(window)
+    return documents_flex(
+        emulated_flex.call, query, key, value, seen, scale=scale, softcap=softcap, sinks=sinks
+    )
 
 
 def _given(
@@ -63,11 +65,11 @@ def _given(
 @pytest.mark.parametrize(
     ("attend", "softcap", "widths", "sinks"),
     [
-        (_flash, None, (8, 8), True),
-        (_flash, None, (24, 16), False),
-        (_flash, None, (12, 20), True),
-        (_padded, None, (8, 8), True),
-        (_padded, None, (12, 12), True),
+        (documents_varlen, None, (8, 8), True),
+        (documents_varlen, None, (24, 16), False),
+        (documents_varlen, None, (12, 20), True),
+        (documents_padded, None, (8, 8), True),
+        (documents_padded, None, (12, 12), True),
         (_flex, 1.5, (16, 16), False),
         (_flex, 1.5, (8, 24), True),
     ],
@@ -84,7 +86,8 @@ def test_a_devices_attention_has_the_numbers_and_gradients_of_float64(
     def computed(attend: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
         layout = PackedSequenceInfo.over(bounds, inputs[0].device)
         own = inputs[3] if sinks else None
-        out = attend(*inputs[:3], layout=layout, scale=0.4, window=window, softcap=softcap, sinks=own)
+        options = AttentionOptions(0.4, window=window, softcap=softcap, sinks=own)
+        out = attend(*inputs[:3], layout, options)
         weight = torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(out.device, out.dtype)
         (out * weight).sum().backward()
         return [out.detach().cpu(), *(x.grad.cpu() for x in inputs)]
@@ -156,7 +159,7 @@ def test_scores_take_the_planned_bytes(dtype: torch.dtype) -> None:
         layout = PackedSequenceInfo.over((0, tokens), machine.device)
         machine.forget()
         before = machine.live
-        out = documents_generic(*qkv, layout, scale=0.3, softcap=2.0)
+        out = documents_generic(*qkv, layout, AttentionOptions(0.3, softcap=2.0))
         kept = machine.live - before
         out.sum().backward()
         whole = machine.peak - before

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paceline.models.attention import kernel_choice
 from paceline.models.attention.packed_attention import document_attention
-from paceline.models.attention.reference_attention import documents_generic
+from paceline.models.attention.reference_attention import AttentionOptions, documents_generic
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.plan.model.kernels import DOCUMENT_SCORES, FLEX, PADDED_SDPA, VARLEN_FLASH
 
@@ -28,7 +28,7 @@ RANKS = 3
 
 
 def _in_blocks(
-    query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInfo, **options: object
+    query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInfo, options: AttentionOptions
 ) -> Tensor:
     """What the ranks of a group compute, side by side."""
     size = query.shape[2] // RANKS
@@ -37,7 +37,7 @@ def _in_blocks(
         own = layout.block(start, end)
         seen = slice(end - (own.keys or own).bounds[-1], end)
         given = query[:, :, start:end], key[:, :, seen], value[:, :, seen]
-        parts.append(document_attention(*given, own, **options))  # type: ignore[arg-type]
+        parts.append(document_attention(*given, own, options))
     return torch.cat(parts, dim=2)
 
 
@@ -69,7 +69,8 @@ def test_blocks_of_a_batch_give_the_gradients_of_the_whole(
     def computed(attend: object, inputs: list[Tensor]) -> list[Tensor]:
         layout = PackedSequenceInfo.over(bounds, inputs[0].device)
         own = inputs[3] if sinks else None
-        out = attend(*inputs[:3], layout, scale=0.4, window=window, softcap=softcap, sinks=own)  # type: ignore[operator]
+        options = AttentionOptions(0.4, window=window, softcap=softcap, sinks=own)
+        out = attend(*inputs[:3], layout, options)  # type: ignore[operator]
         (out * weight.to(out.device, out.dtype)).sum().backward()
         return [out.detach().cpu(), *(x.grad.cpu() for x in inputs)]
 
@@ -101,7 +102,9 @@ def test_a_long_document_costs_its_causal_half(softcap: float | None) -> None:
                 counted.numbers.block_count = _blocks(start, end)  # type: ignore[attr-defined]
             inputs = [x.requires_grad_() for x in (key[:, :, start:end].detach(), key[:, :, :end].detach())]
             with counting_kernels(Roofline()) as found:
-                out = document_attention(inputs[0], inputs[1], inputs[1], own, scale=1.0, softcap=softcap)
+                out = document_attention(
+                    inputs[0], inputs[1], inputs[1], own, AttentionOptions(1.0, softcap=softcap)
+                )
                 costs.append(found.flops)
                 out.sum().backward()
     half = 4 * heads * width * tokens**2 / 2

@@ -14,6 +14,7 @@ from support import swept
 
 from paceline.models.attention.kernel_choice import AttentionKernels
 from paceline.models.attention.packed_attention import document_attention
+from paceline.models.attention.reference_attention import AttentionOptions
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.plan.model.kernels import (
     DOCUMENT_SCORES,
@@ -131,7 +132,7 @@ def test_padded_rows_give_the_gradients_of_a_call_a_document(window: int | None)
             inputs = [x.detach().to(device).requires_grad_() for x in given]
             layout = PackedSequenceInfo.over(bounds, inputs[0].device)
             machine.forget()
-            out = document_attention(*inputs, layout, scale=0.3, window=window)
+            out = document_attention(*inputs, layout, AttentionOptions(0.3, window=window))
             (out * weight.to(device, non_blocking=True)).sum().backward()
             assert not machine.waits
             found.append([out.detach().cpu(), *(x.grad.cpu() for x in inputs)])

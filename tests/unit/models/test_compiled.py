@@ -15,7 +15,7 @@ from torch._inductor import config as inductor_config
 
 from paceline.models.attention import compiled_attention
 from paceline.models.attention.compiled_attention import document_flash, document_scores
-from paceline.models.attention.reference_attention import CpuDocuments, documents_generic
+from paceline.models.attention.reference_attention import AttentionOptions, CpuDocuments, documents_generic
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.role_module import RoleModule
 from paceline.plan.model.kernels import PADDED_SDPA
@@ -197,7 +197,9 @@ def test_scores_and_their_gradients_are_those_of_autograd(
     given = [q, k, v, *([own] if own is not None else [])]
     bounds = torch.tensor(BOUNDS)
     layout = PackedSequenceInfo.over(BOUNDS, q.device)
-    expected = documents_generic(q, k, v, layout, scale=0.3, window=window, softcap=softcap, sinks=own)
+    expected = documents_generic(
+        q, k, v, layout, AttentionOptions(0.3, window=window, softcap=softcap, sinks=own)
+    )
     found = document_scores(q, k, v, own, bounds, 0.3, window, softcap)
     torch.testing.assert_close(found, expected)
     upstream = _draw(1, 4, 11, 6).detach()

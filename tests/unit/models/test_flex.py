@@ -18,7 +18,11 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from paceline.models.attention.context_parallel_attention import tail_mask
 from paceline.models.attention.flex_attention import BLOCK, VisibleKeys, compiled_flex, documents_flex
-from paceline.models.attention.reference_attention import documents_generic, scores_attention
+from paceline.models.attention.reference_attention import (
+    AttentionOptions,
+    documents_generic,
+    scores_attention,
+)
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 
 WINDOWS = (None, 1, 2, 40, 127, 128, 129, 300)
@@ -119,12 +123,11 @@ def test_one_graph_gives_every_packing_the_numbers_of_a_call_a_document(
             inputs = inputs if sinks else qkv
             out = documents_flex(flex, *qkv, layout.visible(window), scale=0.3, softcap=softcap, sinks=own)
             if layout.keys is None:
-                expected = documents_generic(
-                    *qkv, layout, scale=0.3, window=window, softcap=softcap, sinks=own
-                )
+                options = AttentionOptions(0.3, window=window, softcap=softcap, sinks=own)
+                expected = documents_generic(*qkv, layout, options)
             else:
                 mask = _visible(layout, window)
-                expected = scores_attention(*qkv, mask, scale=0.3, softcap=softcap, sinks=own)
+                expected = scores_attention(*qkv, mask, AttentionOptions(0.3, softcap=softcap, sinks=own))
             assert torch.allclose(out, expected, rtol=1e-6 if sinks else 1e-10, atol=1e-6 if sinks else 1e-10)
             found, wanted = (_gradients(x, inputs, seed) for x in (out, expected))
             for ours, theirs in zip(found, wanted, strict=True):

@@ -11,7 +11,7 @@ from model_families import FAMILIES, Source, make_batch
 from paceline.core.errors import ConfigError
 from paceline.models.attention.context_parallel import padded, shared_heads
 from paceline.models.attention.context_parallel_attention import CpuTail, attend_tail
-from paceline.models.attention.reference_attention import scores_attention
+from paceline.models.attention.reference_attention import AttentionOptions, scores_attention
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.loading.model_source import load_hf_config
 from paceline.models.parallel.tensor_parallel import tensor_parallel_plan
@@ -97,10 +97,10 @@ def test_the_tail_of_a_document_over_all_of_it(
     k, v = (
         torch.randn(1, 2, 19, 8, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)
     )
-    out = attend_tail(q, k, v, scale=0.4, **options)
+    out = attend_tail(q, k, v, AttentionOptions(0.4, **options))
     at, to = torch.arange(12, 19)[:, None], torch.arange(19)[None]
     mask = (to <= at) & (to > at - options.get("window", 100))
-    expected = scores_attention(q, k, v, mask, scale=0.4, softcap=options.get("softcap"))
+    expected = scores_attention(q, k, v, mask, AttentionOptions(0.4, softcap=options.get("softcap")))
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
     weight = torch.randn(out.shape, generator=generator, dtype=torch.float64)
     for a, b in zip(

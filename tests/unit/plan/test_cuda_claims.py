@@ -15,6 +15,7 @@ from machines import A100
 from paceline.config.schema import Config
 from paceline.generation.decoding import step_graph
 from paceline.models.attention import packed_attention
+from paceline.models.attention.reference_attention import AttentionOptions
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.fused_layers import rms_norm
 from paceline.plan.hardware.probe import Hardware
@@ -74,7 +75,11 @@ def varlen_kernel(monkeypatch: pytest.MonkeyPatch) -> bool:
     q = torch.zeros(1, 2, 7, 8, dtype=torch.bfloat16).as_subclass(OnCuda)
     bounds = (0, 3, 7)
     packed_attention.document_attention(
-        q, q, q, PackedSequenceInfo(bounds, torch.tensor(bounds, dtype=torch.int32), 4), scale=1.0
+        q,
+        q,
+        q,
+        PackedSequenceInfo(bounds, torch.tensor(bounds, dtype=torch.int32), 4),
+        AttentionOptions(1.0),
     )
     return asked == [([0, 3, 7], (4, 4), (-1, 0))]
 
