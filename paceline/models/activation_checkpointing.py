@@ -46,6 +46,7 @@ def enable_recompute(hf: HFModel, slot: AttentionContext, keep: Collection[str] 
     kept = frozenset().union(*(_OPERATORS[kind] for kind in keep))
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        # the layout of this forward: by the backward another micro-batch's may be set
         layout = slot.packed_sequences(slot.current)
         if not kept:
             return nullcontext(), layout

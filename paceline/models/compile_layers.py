@@ -47,6 +47,7 @@ class CompiledLayers:
             if has_state(layer):
                 self.stateful += 1
                 continue
+            # on the instance, so that hooks of engines stay around it
             vars(layer)["forward"] = self._forward_of(layer)
             self.count += 1
         if not self.count and not self.stateful:

@@ -107,6 +107,7 @@ class _DocumentSums(Function):
             p = _softmax(layer)
             probabilities += p
             choices.scatter_add_(1, p.topk(visited, dim=-1).indices, torch.ones_like(p))
+        # one reduction over documents for both
         both = torch.cat([choices, probabilities], dim=1)
         sums = torch.segment_reduce(both, "sum", lengths=lengths, axis=0, unsafe=True)
         return sums.view(len(lengths), 2, -1).transpose(0, 1)

@@ -131,6 +131,7 @@ def shapes_standing_in(root: nn.Module, on: bool) -> Iterator[None]:
 
     peft puts new adapters where the layer under them is: on meta they would have no values.
     """
+    # by table, not by ``named_parameters``: a tied parameter lies in several
     kept = [
         (module._parameters, name, parameter)
         for module in root.modules()

@@ -50,6 +50,7 @@ def quantise(
         assert slices is not None
         return slices.read(names[id(parameter)], (0,) * parameter.ndim, parameter.shape)
 
+    # listed first: the modules are replaced on the way
     for parent, name in [(parent, name) for parent, name, _ in frozen_linears(hf)]:
         linear = getattr(parent, name)
         weight = value(linear.weight).to(device=device, dtype=dtype)

@@ -84,6 +84,7 @@ class _Full(Function):
     @staticmethod
     def backward(ctx: _FullContext, grad: Tensor) -> tuple[Tensor, None, None]:
         shared, dim = ctx.shared, ctx.dim
+        # then whole slices are added: ``index_add`` has no fixed order on a device
         kept_grad = grad.index_select(dim, shared.keep)
         for start, original, length in shared.copies:
             kept_grad.narrow(dim, original, length).add_(grad.narrow(dim, start, length))

@@ -92,6 +92,7 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of the storages behind ``tensors``, with padding, shared ones once; for a DTensor
     those of its local shard.
     """
+    # by address: views of one storage count once
     return sum({storage.data_ptr(): storage.nbytes() for storage in _storages(tensors)}.values())
 
 

@@ -64,6 +64,7 @@ def assign(sizes: dict[str, int], world_size: int, given: Mapping[str, int] = _E
     owner = dict(given)
     for name, rank in given.items():
         load[rank] += sizes[name]
+    # the name breaks ties: every rank must come to the same assignment
     for name in sorted(sizes.keys() - given.keys(), key=lambda n: (-sizes[n], n)):
         rank = load.index(min(load))
         owner[name] = rank

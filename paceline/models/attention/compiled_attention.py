@@ -47,6 +47,7 @@ def document_flash(
     out, sums = flash_forward(query, key, value, edges, scale, product_dtype(query.dtype, query.device))
     if equal_rows(edges, query.shape[2]):
         return out, sums[0].transpose(0, 1).flatten(1).unsqueeze(0)
+    # an operator returns a fixed number of tensors: the documents' sums in one
     return out, torch.cat(sums, 2)
 
 
@@ -225,6 +226,7 @@ class TracedLayout(NamedTuple):
 
 
 def _any_layout(layout: PackedSequenceInfo, tokens: int, *, rows: bool) -> Any:
+    # a dim, which torch.compile keeps as a symbol; a number would be a constant of the graph
     longest = layout.span.shape[0]
     padded = PaddedRows.of(layout.cu_seqlens, longest, tokens) if rows else None
     return TracedLayout(layout.cu_seqlens, longest, padded)

@@ -56,6 +56,7 @@ def flex_call(
         assert softcap is not None
         return torch.tanh(score / softcap) * softcap
 
+    # in the order of BlockMask's fields
     a, b, c, d, e, f, g, h = blocks
     mask = BlockMask((query.shape[2], key.shape[2]), a, b, c, d, e, f, g, h, (BLOCK, BLOCK), seen)
     out, aux = flex_attention(

@@ -118,6 +118,7 @@ class DocumentsByLength:
                 row += longest
         widths = [longest for count, longest in sizes for _ in range(count)]
         table = torch.tensor([starts, ends, widths, first, list(bounds[:-1]), lengths])
+        # one copy to the device for all six
         start, end, width, offset, begin, length = table.to(device, non_blocking=True)
         of_place = torch.repeat_interleave(start - (width.cumsum(0) - width), width, output_size=row)
         index = torch.arange(row, device=device) + of_place

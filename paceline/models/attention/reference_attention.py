@@ -32,6 +32,7 @@ class AttentionOptions(NamedTuple):
     sinks: Tensor | None = None
 
 
+# called directly: ``F.scaled_dot_product_attention`` returns no log-sum-exps
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -232,6 +233,7 @@ def documents_padded(
     q, k, v = (F.pad(x, (0, short)) if (short := -x.shape[-1] % FLASH_MULTIPLE) else x for x in (q, k, v))
     mask = None if window is None else causal_mask(q.shape[2], window, query.device)
     if mask is not None and sinks is not None:
+        # the sink's key is in every window
         mask[:, 0] = True
     out = F.scaled_dot_product_attention(
         q,

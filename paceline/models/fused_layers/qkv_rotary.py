@@ -251,6 +251,7 @@ def _passes(module: PlainAttention) -> dict[str, Any] | None:
         return None
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(1, 5, weight.shape[1], generator=generator).to(weight)
+    # equal halves, as Llama's rotary embedding makes them
     angles = torch.rand(1, 5, module.head_dim // 2, generator=generator).repeat(1, 1, 2).to(weight)
     turn = angles.cos(), angles.sin()
     try:

@@ -209,6 +209,7 @@ def _tanh(module: GatedMlp) -> bool | None:
         expected = module(probe)
     except (RuntimeError, TypeError):  # another signature: not swapped
         return None
+    # by row: the large one would hide what differs in the others
     scale = expected.abs().amax(-1, keepdim=True)
     gate, up = (F.linear(probe, weight) for weight in weights[:2])
     for tanh in (False, True):

@@ -172,6 +172,7 @@ def _sum(
         total += divergence.sum()
         if gradients is not None:
             dlogits_draw = head.dlogits_draw(logits)
+            # rows of the embedding that the other model lacks are padding: no gradient
             logits[:, :common], logits[:, common:] = dlogits, 0.0
             gradients.add(rows, logits.mul_(dlogits_draw))
     return total

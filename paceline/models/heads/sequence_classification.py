@@ -143,6 +143,7 @@ class ScalarHead:
         if Output.VALUES in required:
             places.append(batch.label_places())
         sizes = [len(index) for index in places]
+        # the score is computed in the dtype of its own weight
         with torch.autocast(hidden.device.type, enabled=False):
             scores = layer(hidden[0].index_select(0, torch.cat(places)).to(layer.weight.dtype))
         scores = scores if scores.dtype == torch.float64 else scores.float()

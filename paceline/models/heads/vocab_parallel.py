@@ -93,6 +93,7 @@ class VocabularyPart:
         num_correct = labels.new_zeros(())
         # The argmax: the lowest column among the ranks that hold the maximum.
         if correct:
+            # a rank without the maximum must not win the minimum of columns
             first = (column + self.start).masked_fill(top != peak, torch.iinfo(column.dtype).max)
             dist.all_reduce(first, dist.ReduceOp.MIN, group=self.group)
             num_correct = (first == labels).sum()

@@ -224,6 +224,7 @@ def _acts(model: PreTrainedModel, others: Iterable[str]) -> list[str]:
 
     What the class lists as ignorable was left out by its authors.
     """
+    # older files hold rotary frequencies, which every class computes
     patterns = {r"rotary_emb\.inv_freq", *(model._keys_to_ignore_on_load_unexpected or ())}
     computes = {
         path

@@ -20,6 +20,7 @@ from paceline.rules import codes as rules_codes
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+# keys that name code, or an attention function that may be code
 _STRIPPED = (
     "_attn_implementation",
     "_attn_implementation_internal",

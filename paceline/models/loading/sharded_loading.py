@@ -245,6 +245,7 @@ def _blocks(
     """Return (name, offsets, shape) of the blocks that fill a tensor of ``shape`` one beside the other;
     nothing if these tensors of the files do not.
     """
+    # blocks of one parameter are read into one tensor, in the files' dtype
     if len({stored[name].dtype for name in names}) > 1 or stored[next(iter(names))].dtype not in FLOATS:
         return []
     joins = [converted.get(name) for name in names if name in converted]

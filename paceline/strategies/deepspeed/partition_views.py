@@ -133,6 +133,7 @@ def finish_import(engine: Engine) -> None:
     """
     optimizer = engine.optimizer
     if is_partitioned(optimizer):
+        # an argument of ``_post_step`` that only names what to log
         timers: set[str] = set()
         optimizer._partition_all_parameters()
         for index in range(len(optimizer.fp16_groups)):

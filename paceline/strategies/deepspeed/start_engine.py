@@ -101,6 +101,7 @@ def opened(world: World, config: JsonObject) -> ModuleType:
     if "nvme" in offload_devices(config).values():
         need_async_io(world)
     with without_shared_memory_op():
+        # None: torch's process group is there already, and is taken
         deepspeed.init_distributed(dist_init_required=None)
     return deepspeed
 

@@ -213,6 +213,7 @@ class DeepSpeed(Strategy):
         engine = handle.engine
         for group in handle.stepper.param_groups:
             group["lr"] = lr
+        # what DeepSpeed's own step reads; 0 is no clipping
         engine.optimizer.clip_grad = float(max_grad_norm or 0.0)
         if handle.gradient_bytes is None:
             handle.gradient_bytes = state.gradient_bytes(engine)

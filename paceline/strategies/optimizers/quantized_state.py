@@ -87,6 +87,7 @@ def read_state(
     shape = tuple(parameter.shape)
     here = shard_suffix(offsets, shape)
     parts_here = {k.removesuffix(here): reader.read(role, name, k) for k in of_shards if k.endswith(here)}
+    # an empty shard has nothing to join
     if parts_here or not parameter.numel():
         return codec.fill(parameter, parts_here)
     joined: dict[str, Tensor] = {}

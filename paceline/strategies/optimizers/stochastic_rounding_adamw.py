@@ -87,4 +87,5 @@ def noise_keys(seed: int, index: int, step: int) -> list[int]:
         value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
         value ^= value >> 31
+    # signed, as the kernels take int32
     return [half - (1 << 32) if half >> 31 else half for half in (value >> 32, value & 0xFFFFFFFF)]

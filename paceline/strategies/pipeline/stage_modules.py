@@ -55,6 +55,7 @@ class ScheduledStage(nn.Module):
         number = int(index)
         batch = self.run_input.batches[number]
         if self.run_input.seed is not None:
+            # neighboring stages must not draw the same masks
             torch.manual_seed((self.run_input.seed(number) + self.stage.index * _STAGE_STRIDE) % _SEEDS)
         hidden: Tensor = self.stage(states, batch)
         if not self.stage.last:

@@ -51,6 +51,7 @@ def sum_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) 
         assert parameter.grad is not None
         bucket.append(parameter.grad)
         if index + 1 == len(parameters) or sum(g.nbytes for g in bucket) >= _BUCKET_BYTES:
+            # few messages instead of one a parameter
             flat = torch.cat([g.flatten() for g in bucket])
             dist.all_reduce(flat, group=group)
             for grad, summed in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):

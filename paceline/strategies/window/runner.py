@@ -118,6 +118,7 @@ class WindowRunner:
             nothing = StepResult(dict.fromkeys(counts, 0.0), counts, None, "no_labels", tokens)
             return UnreadResult(lambda: nothing)
         means = self.window_means(handles, micro_batches, algorithm)
+        # means of the whole window are known only now, before any loss needs them
         micro_batches = [batch.with_numbers(means) for batch in micro_batches]
         # Forward and backward of all micro-batches, then one optimizer step per trained model.
         trained = [handles[role] for role in algorithm.trains]

@@ -36,6 +36,7 @@ class WindowWeights:
                 local[term] = local.get(term, 0) + int(weight)
         self.terms = sorted(local)
         self._copies, self._world = copies, world
+        # tokens ride along: one all-reduce for all counts
         self._own = [*(local[t] for t in self.terms), sum(b.num_tokens for b in micro_batches)]
         self._sums: Tensor | None = None
         if world.world_size > 1:
