@@ -13,6 +13,7 @@ itself and rounded (``product_dtype``): the same numbers to bf16's tolerance, at
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -354,9 +355,13 @@ class LowPrecisionCopies:
             if swap is not None:
                 swap(module)
 
+    def autocast(self, device_type: str) -> torch.autocast | nullcontext[None]:
+        """Return the context of a forward: autocast where a class has no low-precision form."""
+        return nullcontext() if self.cached else torch.autocast(device_type, dtype=self.dtype)
+
     @torch.no_grad()
     def refresh(self) -> None:
-        """Cast the masters into their copies, in place."""
+        """Cast the masters into their copies, in place; a model under autocast has none."""
         for master in self.masters:
             copy = getattr(master, _COPY, None)
             if copy is None or copy.device != master.device:

@@ -24,14 +24,14 @@ from paceline.models.fused_layers.rms_norm import fuse_norms
 from paceline.models.fused_layers.swiglu import fuse_mlps
 from paceline.models.heads.sequence_classification import HEAD, SCALAR_ROLES, Classes
 from paceline.models.loading.folder_tensors import FolderTensors
-from paceline.models.loading.materialize import give_storage, name_trunk
+from paceline.models.loading.materialize import allocate, name_trunk
 from paceline.models.loading.model_source import ModelSource
 from paceline.models.loading.sharded_loading import FolderSlices, read_rest
 from paceline.models.loading.weights_source import WeightsSource
 from paceline.models.lora.expert_lora import compute_in_float64
 from paceline.models.lora.lora import Adapter, add_adapter, base_fingerprint
 from paceline.models.lora.names import plain_name
-from paceline.models.module_tensors import arrive, persistent_buffers, stand_in_values
+from paceline.models.module_tensors import move_tensor_by_tensor, persistent_buffers, stand_in_values
 from paceline.models.quantized_linear import check_quantisable, convert_to_fp8, empty_layers, quantise
 from paceline.models.recurrent_layers import keep_documents_apart
 from paceline.models.role_module import RoleModule
@@ -151,7 +151,7 @@ class HFModelFactory:
         self._move(hf, None if empty else device, options)
         held = empty and not options.by_slices  # by the strategy as they are, for a checkpoint to fill
         if held:
-            give_storage(hf, device)
+            allocate(hf, device)
         # 4. The root module, and what needs it: the head's probe, notes, recomputation, compiled layers.
         module = RoleModule(
             self.role,
@@ -226,16 +226,18 @@ class HFModelFactory:
         low = self.compute_dtype in (torch.bfloat16, torch.float16) and not options.engine_casts
         frozen = low and (self.frozen or self.adapter is not None)
         if self.master_dtype == torch.bfloat16:  # the weights alone: buffers, such as frequencies, stay fp32
-            arrive(hf, device, torch.float32, frozenset(id(p) for p in hf.parameters()), torch.bfloat16)
+            move_tensor_by_tensor(
+                hf, device, torch.float32, frozenset(id(p) for p in hf.parameters()), torch.bfloat16
+            )
         elif device is None or device.type == "meta" or not frozen:
-            arrive(hf, device, self.master_dtype)
+            move_tensor_by_tensor(hf, device, self.master_dtype)
         else:
             for tensor in (*hf.parameters(), *hf.buffers()):
                 if tensor.dim() < 2 and tensor.is_floating_point():  # norms are probed too, and stay fp32
                     tensor.data = tensor.data.to(self.master_dtype)
             self.swap_kernels(hf, options)
             kept = low_alone(hf.base_model, head_of(hf), self.compute_dtype, device)
-            arrive(hf, device, self.master_dtype, kept, self.compute_dtype)
+            move_tensor_by_tensor(hf, device, self.master_dtype, kept, self.compute_dtype)
             return
         self.swap_kernels(hf, options, stand_in=device is None)
 

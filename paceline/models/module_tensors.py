@@ -12,7 +12,7 @@ Table = dict[str, Tensor | None]
 
 
 @torch.no_grad()
-def arrive(
+def move_tensor_by_tensor(
     root: nn.Module,
     device: torch.device | None,
     dtype: torch.dtype,

@@ -29,7 +29,7 @@ _OF_STATE = frozenset({"linear_attention", "conv"})  # layer types
 _CACHES = frozenset({"cache_params", "past_key_values"})
 
 
-class ByDocument(nn.Module):
+class PerDocumentLayer(nn.Module):
     """The class that a layer with state is swapped to; keeps the layer's parameters, attributes and names.
 
     ends  the argument by which the layer's kernels take the ends of documents; None: they take none
@@ -79,33 +79,33 @@ def keep_documents_apart(hf: nn.Module) -> int:
     """Swap every layer with state of a model; return how many there are."""
     layers = list(state_layers(hf))
     for layer in layers:
-        if not isinstance(layer, ByDocument):
+        if not isinstance(layer, PerDocumentLayer):
             vars(layer)["ends"] = name_of_ends(type(layer))
-            layer.__class__ = replace_forward(ByDocument, type(layer))
+            layer.__class__ = replace_forward(PerDocumentLayer, type(layer))
     return len(layers)
 
 
 def how_kept_apart(hf: nn.Module) -> str:
     """Return, for the log, how the swapped layers see one document at a time."""
     by_kernels = {
-        class_of(module) for module in hf.modules() if isinstance(module, ByDocument) and module.ends
+        class_of(module) for module in hf.modules() if isinstance(module, PerDocumentLayer) and module.ends
     }
     rows = "each document by itself: padded rows in groups of about one length"
     if not by_kernels:
         return rows
     taken = f"the kernels of {', '.join(sorted(by_kernels))} take the documents' boundaries"
-    others = any(isinstance(module, ByDocument) and not module.ends for module in hf.modules())
+    others = any(isinstance(module, PerDocumentLayer) and not module.ends for module in hf.modules())
     return f"{taken}; other layers: {rows}" if others else taken
 
 
 def class_of(layer: nn.Module) -> str:
     """Return the name of a layer's own class, also of a swapped one."""
-    return class_behind(type(layer), ByDocument).__name__
+    return class_behind(type(layer), PerDocumentLayer).__name__
 
 
 def has_state(module: nn.Module) -> bool:
     """Whether a module is, or holds, a swapped layer with state."""
-    return any(isinstance(inner, ByDocument) for inner in module.modules())
+    return any(isinstance(inner, PerDocumentLayer) for inner in module.modules())
 
 
 def state_layers(hf: nn.Module) -> Iterator[nn.Module]:
@@ -125,7 +125,7 @@ def state_layers(hf: nn.Module) -> Iterator[nn.Module]:
 
 
 def _carries_state(module: nn.Module, kinds: Any) -> bool:
-    if isinstance(module, ByDocument):
+    if isinstance(module, PerDocumentLayer):
         return True
     names = inspect.signature(type(module).forward).parameters
     if not any(name in names for name in _HIDDEN):

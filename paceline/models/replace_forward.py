@@ -1,7 +1,7 @@
 """Change a module's class: its parameters, submodules and names stay, its forward changes, or reads others.
 
-``ReadsCopies`` keeps a module's own forward (fused experts, routers, norms, attention with sinks) and hands
-it low-precision copies of its parameters, and its input in their dtype, as in a model that was loaded in it.
+``ComputeCopiesMixin`` keeps a module's own forward (fused experts, routers, norms, attention with sinks) and
+hands it low-precision copies of its parameters, and its input in their dtype, as in a model loaded in it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Copied = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class KeptForward:
+class LowPrecisionForward:
     """How a module's own forward computes in low precision.
 
     copies   it reads low-precision copies; else its fp32 parameters
@@ -65,36 +65,36 @@ _SINKS = frozenset({"sinks"})
 _AFFINE = frozenset({"weight", "bias"})
 
 
-def kept_forward(module: nn.Module) -> KeptForward | None:
+def kept_forward(module: nn.Module) -> LowPrecisionForward | None:
     """Return how a module's forward is kept; None where it is not known to compute in the dtype of what it
     reads.
     """
-    if isinstance(module, ReadsCopies):
-        kept: KeptForward = vars(module)[_KEPT]
+    if isinstance(module, ComputeCopiesMixin):
+        kept: LowPrecisionForward = vars(module)[_KEPT]
         return kept
     if not type(module).__module__.startswith(_KNOWN):  # code from the hub may mean something else by a name
         return None
     name = type(module).__name__
     names = {key for key, value in module.named_parameters(recurse=False) if value is not None}
     if hasattr(module, "_apply_gate") or name.endswith("Experts"):  # the former marks what has several forms
-        return KeptForward()
+        return LowPrecisionForward()
     if names == _SINKS:
-        return KeptForward(input=False, output=False)
+        return LowPrecisionForward(input=False, output=False)
     if not names <= _AFFINE:
         return None
     if "Router" in name:
-        return KeptForward(output=False)
+        return LowPrecisionForward(output=False)
     if "Norm" in name and "Gated" not in name:
-        return KeptForward(copies=False)
-    return KeptForward() if isinstance(module, nn.Linear) else None
+        return LowPrecisionForward(copies=False)
+    return LowPrecisionForward() if isinstance(module, nn.Linear) else None
 
 
-class ReadsCopies(nn.Module):
+class ComputeCopiesMixin(nn.Module):
     """Put in front of a module's class (``keep_forward``): hands its forward the copies."""
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> object:
         """The arguments and the result of the module's own forward."""
-        kept: KeptForward = vars(self)[_KEPT]
+        kept: LowPrecisionForward = vars(self)[_KEPT]
         copied: Copied = vars(self)[_COPIED]
         parameters = {name: p for name, p in self._parameters.items() if p is not None}
         read = {name: copied(p) if kept.copies else p for name, p in parameters.items()}
@@ -114,12 +114,12 @@ class ReadsCopies(nn.Module):
 
 def own_class(module: nn.Module) -> type[nn.Module]:
     """Return the class whose forward a module computes: its own, also where it was swapped."""
-    return class_behind(type(module), ReadsCopies)
+    return class_behind(type(module), ComputeCopiesMixin)
 
 
-def keep_forward(module: nn.Module, kept: KeptForward, copied: Copied) -> list[nn.Parameter]:
+def keep_forward(module: nn.Module, kept: LowPrecisionForward, copied: Copied) -> list[nn.Parameter]:
     """Have the forward of ``module`` read ``copied`` of its parameters; return those that need a copy."""
-    if not isinstance(module, ReadsCopies):
-        module.__class__ = replace_forward(ReadsCopies, type(module))
+    if not isinstance(module, ComputeCopiesMixin):
+        module.__class__ = replace_forward(ComputeCopiesMixin, type(module))
     vars(module).update({_KEPT: kept, _COPIED: copied})
     return list(module.parameters(recurse=False)) if kept.copies else []

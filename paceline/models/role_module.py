@@ -19,7 +19,7 @@ from paceline.models.compile_layers import CompiledLayers
 from paceline.models.compute_dtype import LowPrecisionCopies, head_of
 from paceline.models.expert_routing import RouterLoad, RouterSums
 from paceline.models.heads.chunked_cross_entropy import CHUNK_BYTES
-from paceline.models.heads.distillation_divergence import Comparison, LentHead
+from paceline.models.heads.distillation_divergence import Comparison, TeacherHead
 from paceline.models.heads.lm_head import Head, Vocabulary
 from paceline.models.heads.sequence_classification import SCALAR_ROLES, ScalarHead
 from paceline.models.lora.lora import Adapter, switched_off
@@ -84,16 +84,18 @@ class RoleModule(RootModule):
             if role in SCALAR_ROLES
             else Head(hf, chunk_bytes, temperature, self.slot.row_kernels)
         )
-        self._lent: LentHead | None = None
+        self._lent: TeacherHead | None = None
         self._comparison: Comparison | None = None
         self.low_precision: LowPrecisionCopies | None = None
         if compute_dtype in (torch.bfloat16, torch.float16):
             self.low_precision = LowPrecisionCopies(
-                self._trunk(), head_of(hf), compute_dtype, copies=not engine_casts
+                self.hf.base_model, head_of(hf), compute_dtype, copies=not engine_casts
             )
         by_length = any(isinstance(module, DocumentRope) for module in hf.modules())  # reads whole documents
         self._shares = (
-            attention.layout == "packed" and not by_length and not draws_at_random(self._trunk(), hf.config)
+            attention.layout == "packed"
+            and not by_length
+            and not draws_at_random(self.hf.base_model, hf.config)
         )
         self.carries_state = has_state(hf)
         self._compiled: CompiledLayers | None = None
@@ -107,7 +109,9 @@ class RoleModule(RootModule):
         with self.computing(batch.input_ids.device.type):
             hidden, sums = self._states(batch, Output.ROUTER in required)
             if Output.HIDDEN in required:
-                return self._lend(hidden)
+                if self._lent is not None:  # a teacher's, whose weights are gathered now
+                    self._lent.copy_head()
+                return {Output.HIDDEN.value: hidden}
             # The head's own outputs, then the divergence, which needs the teacher's head too.
             of_head = required - {Output.DIVERGENCE, Output.ROUTER}
             outputs = self.head(hidden, batch, of_head) if of_head else {}
@@ -142,16 +146,14 @@ class RoleModule(RootModule):
 
     def refresh_compute_weights(self) -> None:
         """Cast the masters into the low-precision copies again (a no-op in fp32)."""
-        if self.low_precision is not None and self.low_precision.cached:
+        if self.low_precision is not None:
             self.low_precision.refresh()
 
     def computing(self, device_type: str) -> torch.autocast | nullcontext[None]:
         """Return the context for calling ``hf`` directly (decoding), so that it computes in the same dtype as
         ``forward``.
         """
-        if self.low_precision is None or self.low_precision.cached:
-            return nullcontext()
-        return torch.autocast(device_type, dtype=self.compute_dtype)
+        return nullcontext() if self.low_precision is None else self.low_precision.autocast(device_type)
 
     def without_adapter(self) -> AbstractContextManager[None]:
         """Inside the context the model computes as its base does; parameters and ``requires_grad`` do not
@@ -175,14 +177,8 @@ class RoleModule(RootModule):
         assert isinstance(teacher, RoleModule)
         assert isinstance(teacher.head, Head)
         assert isinstance(self.head, Head)
-        teacher._lent = teacher._lent or LentHead(teacher.head)
+        teacher._lent = teacher._lent or TeacherHead(teacher.head)
         self._comparison = Comparison(self.head, teacher._lent, how)
-
-    def _lend(self, hidden: Tensor) -> dict[str, Tensor]:
-        """Return a teacher's hidden states, and let its lent head copy the weights that are gathered now."""
-        if self._lent is not None:
-            self._lent.look()
-        return {Output.HIDDEN.value: hidden}
 
     def expert_tokens(self) -> Tensor | None:
         """Return how many tokens each expert got since the last call, int64 [layers, experts]."""
@@ -208,9 +204,6 @@ class RoleModule(RootModule):
             notes["compile"] = self._compiled.describe()
         return notes | self.notes_by_subject
 
-    def _trunk(self) -> nn.Module:
-        return self.hf.base_model
-
     def _states(self, batch: Batch, routed: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the hidden states [1, T, H] of the flat batch, and ``Output.ROUTER`` if ``routed``."""
         return (self._packed if self.attention.layout == "packed" else self._padded)(batch, routed)
@@ -234,7 +227,7 @@ class RoleModule(RootModule):
             ids, positions = shared.kept(ids, 1), shared.kept(positions, 1)
         layout = PackedSequenceInfo.of(batch, shared)
         with self.slot.packed_sequences(layout), self._load.counting(batch, shared=shared):
-            output: TrunkOutput = self._trunk()(
+            output: TrunkOutput = self.hf.base_model(
                 input_ids=ids,
                 position_ids=positions,
                 attention_mask=placeholder_mask(ids.device),
@@ -253,7 +246,7 @@ class RoleModule(RootModule):
         rows = layout.padded
         offsets = torch.arange(batch.max_seqlen, device=batch.input_ids.device)
         with self.slot.padded_rows(layout), self._load.counting(batch, rows=rows):
-            output: TrunkOutput = self._trunk()(
+            output: TrunkOutput = self.hf.base_model(
                 input_ids=batch.input_ids[0][rows.index],
                 position_ids=offsets[None, :].expand(rows.index.shape),
                 attention_mask=rows.real.long(),

@@ -21,7 +21,7 @@ from paceline.core.errors import ConfigError
 from paceline.generation import codes
 from paceline.generation.decoding.key_value_cache import preallocated_cache
 from paceline.models.attention.sparse_indexer import selects_keys
-from paceline.models.recurrent_layers import ByDocument, state_layers
+from paceline.models.recurrent_layers import PerDocumentLayer, state_layers
 
 if TYPE_CHECKING:
     from transformers import DynamicCache
@@ -106,7 +106,7 @@ def _keeps(layer: nn.Module) -> bool:
 def _own_class(layer: nn.Module) -> type[nn.Module]:
     """Return the class that a layer had before it was swapped."""
     kinds = type(layer).__mro__
-    return kinds[2] if isinstance(layer, ByDocument) else kinds[0]
+    return kinds[2] if isinstance(layer, PerDocumentLayer) else kinds[0]
 
 
 if TYPE_CHECKING:

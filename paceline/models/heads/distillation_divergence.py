@@ -63,11 +63,11 @@ def divergence_rows(student: Tensor, teacher: Tensor, how: Divergence) -> tuple[
     return divergence, dlogits.div_(how.temperature)
 
 
-class LentHead:
+class TeacherHead:
     """The head of a frozen teacher, with its whole weight on this rank.
 
     If the strategy shards the teacher's weights, the head's are copied once, in the dtype they compute in,
-    inside the teacher's own forward, where they are gathered (``look``); they never change.
+    inside the teacher's own forward, where they are gathered (``copy_head``); they never change.
     """
 
     def __init__(self, head: Head) -> None:
@@ -81,7 +81,7 @@ class LentHead:
         if not head.fused and not self._whole:
             raise ConfigError(codes.MODELS_TEACHER_HEAD("training.distributed_strategy", head.reason))
 
-    def look(self) -> None:
+    def copy_head(self) -> None:
         """Call inside the teacher's forward: copy the weights that are whole only there."""
         weight, bias = self._head.linear.weight, self._head.linear.bias
         if not self._whole and not self._copies:
@@ -203,7 +203,7 @@ class _OfLogits(Function):
 class Comparison:
     """Computes ``Output.DIVERGENCE`` from a student's head and its teacher's."""
 
-    def __init__(self, student: Head, teacher: LentHead, how: Divergence) -> None:
+    def __init__(self, student: Head, teacher: TeacherHead, how: Divergence) -> None:
         self._student, self._teacher, self._how = student, teacher, how
 
     def __call__(self, hidden: Tensor, batch: Batch) -> Tensor:

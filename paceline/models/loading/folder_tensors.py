@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.core.errors import ConfigError
 from paceline.core.safetensors_header import StoredTensor, header_of
 from paceline.core.units import human_bytes
-from paceline.models.loading.loading_report import Account, account, listed, refusals
+from paceline.models.loading.loading_report import LoadingReport, account, listed, refusals
 from paceline.models.loading.model_source import weights_folder
 from paceline.models.loading.multimodal import WholeModel
 from paceline.models.loading.quantized_folder import QuantisedFolder
@@ -29,7 +29,7 @@ class FolderTensors:
 
     folder: Path
     stored: Mapping[str, StoredTensor]
-    found: Account
+    found: LoadingReport
     leaves_out: bool = False
     dequantised: str = ""  # how many weights were stored quantized, and their size as plain ones
 

@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True)
-class Account:
+class LoadingReport:
     """The names of a folder's tensors by what becomes of them.
 
     ``used``: the model's own name (one that Transformers' converters fill) -> the names in the files, several
@@ -55,10 +55,10 @@ class Account:
         return sum(len(names) for names in self.used.values() if len(names) > 1)
 
 
-NOTHING = Account({}, {}, (), (), ())
+NOTHING = LoadingReport({}, {}, (), (), ())
 
 
-def account(model: PreTrainedModel, names: Iterable[str]) -> Account:
+def account(model: PreTrainedModel, names: Iterable[str]) -> LoadingReport:
     """Follow each of ``names`` into ``model``, of which only names are read (it may be on meta)."""
     held = model.state_dict()
     find = partial(_name_in, model, held, _transforms(model))
@@ -71,7 +71,7 @@ def account(model: PreTrainedModel, names: Iterable[str]) -> Account:
         else:
             others.append((name, target))
     acting = set(_acts(model, [target for _, target in others]))
-    return Account(
+    return LoadingReport(
         used={name: tuple(some) for name, some in used.items()},
         ties={n: parameter for n, parameter in _ties(model).items() if n in used and parameter in used},
         carried=tuple(name for name, target in others if target not in acting),
@@ -81,7 +81,7 @@ def account(model: PreTrainedModel, names: Iterable[str]) -> Account:
 
 
 @dataclass(frozen=True)
-class Join:
+class TensorMerge:
     """How several tensors of the files become one: ``stacked`` along a new first dimension (a layer's
     experts), or not; then, ``part`` after ``part``, joined along ``dim`` (None: there is one part). Or one
     tensor with two dimensions ``transposed`` (``or_not``: unless it has the model's shape as it is).
@@ -94,7 +94,7 @@ class Join:
     or_not: bool = False
 
 
-def conversions(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Join | None]:
+def conversions(model: PreTrainedModel, names: Iterable[str]) -> dict[str, TensorMerge | None]:
     """Return those of ``names`` whose tensors Transformers' converters change on the way into ``model``, with
     how they are joined; None: their values change otherwise.
     """
@@ -105,7 +105,7 @@ def conversions(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Join 
     return {name: _join(transforms[1], how) for name, how in matched.items() if how is not None}
 
 
-def _join(converters: list[WeightConverter], pattern: str) -> Join | None:
+def _join(converters: list[WeightConverter], pattern: str) -> TensorMerge | None:
     """Return what the converter of ``pattern`` does, if it only stacks and joins, or swaps dimensions."""
     from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose
 
@@ -119,14 +119,16 @@ def _join(converters: list[WeightConverter], pattern: str) -> Join | None:
     (converter,) = matching
     only = converter.operations[0] if len(converter.operations) == 1 else None
     if type(only) is Transpose and len(converter.source_patterns) == 1:
-        return Join(0, False, None, (only.dim0, only.dim1), only.check_dims)
+        return TensorMerge(0, False, None, (only.dim0, only.dim1), only.check_dims)
     stacks = [op for op in converter.operations if type(op) is MergeModulelist and op.dim == 0]
     joins = [op for op in converter.operations if type(op) is Concatenate and op.num_shards_attribute is None]
     if converter.operations not in ([*stacks, *joins], [*stacks[:1]]) or max(len(stacks), len(joins)) > 1:
         return None
     if not joins and len(converter.source_patterns) > 1:
         return None
-    return Join(converter.source_patterns.index(pattern), bool(stacks), joins[0].dim if joins else None)
+    return TensorMerge(
+        converter.source_patterns.index(pattern), bool(stacks), joins[0].dim if joins else None
+    )
 
 
 _Transforms: TypeAlias = "tuple[list[WeightRenaming], list[WeightConverter]]"
@@ -245,7 +247,7 @@ def _parents(name: str) -> list[str]:
     return [".".join(parts[:length]) for length in range(1, len(parts))]
 
 
-def refusals(report: Account, where: str) -> list[Diagnostic]:
+def refusals(report: LoadingReport, where: str) -> list[Diagnostic]:
     """Return what of a folder cannot be trained: missing tensors, and those that another class computes
     with.
     """
@@ -268,7 +270,7 @@ def refusals(report: Account, where: str) -> list[Diagnostic]:
     return wrong
 
 
-def untied(model: PreTrainedModel, report: Account, where: str) -> list[Diagnostic]:
+def untied(model: PreTrainedModel, report: LoadingReport, where: str) -> list[Diagnostic]:
     """Return weights that the config ties, but that Transformers loaded apart: their values differ."""
     apart = [
         f"{name} and {parameter}"

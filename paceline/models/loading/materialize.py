@@ -334,7 +334,7 @@ def _parameters_on_meta() -> AbstractContextManager[None]:
 
 
 @dataclass(frozen=True)
-class Unread:
+class RestoredWeights:
     """``names``: the model's parameters, all of which the checkpoint has. Until it is imported they are NaN:
     one that no import fills is not trained on as if it were a weight.
     """
@@ -353,14 +353,14 @@ class Unread:
         return torch.full(tuple(shape), math.nan)
 
 
-def unread(hf: nn.Module, restored: Collection[str]) -> Unread | None:
+def unread(hf: nn.Module, restored: Collection[str]) -> RestoredWeights | None:
     """Return slices that read nothing if all parameters of ``hf`` (which may be on meta) are ``restored``."""
     names = frozenset(name for name, _ in hf.named_parameters())
-    return Unread(names) if restored and names.issubset(restored) else None
+    return RestoredWeights(names) if restored and names.issubset(restored) else None
 
 
 @torch.no_grad()
-def give_storage(hf: nn.Module, device: torch.device) -> None:
+def allocate(hf: nn.Module, device: torch.device) -> None:
     """Put parameters that are on meta on ``device``, as NaN, and all buffers with them. Ties hold."""
     new: dict[int, Tensor] = {}
     for parameter in hf.parameters():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from paceline.models.loading.loading_report import Account, account
+from paceline.models.loading.loading_report import LoadingReport, account
 from paceline.models.loading.quantized_folder import QuantisedFolder, load_dequantised
 from paceline.plan.model.family import composites
 
@@ -54,7 +54,7 @@ class WholeModel:
         }
         return {name: other for name, other in renamed.items() if other in held}
 
-    def account(self, text: PreTrainedModel, stored: Iterable[str]) -> Account:
+    def account(self, text: PreTrainedModel, stored: Iterable[str]) -> LoadingReport:
         """Account for the names of a folder: what ``text`` does not have is carried, its further names are
         ``text``'s own.
         """

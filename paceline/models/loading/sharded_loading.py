@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from paceline.core.errors import ConfigError
 from paceline.core.safetensors_header import FLOATS, StoredTensor, header_of
 from paceline.models.loading.folder_tensors import FolderTensors
-from paceline.models.loading.loading_report import Join, conversions
+from paceline.models.loading.loading_report import TensorMerge, conversions
 from paceline.models.loading.model_source import cannot_load
 from paceline.models.loading.quantized_folder import QuantisedFiles, QuantisedFolder
 from paceline.models.loading.resize_embeddings import new_rows
@@ -231,7 +231,7 @@ def folder_slices(
     return FolderSlices(places, {n: grown[n] for n in growing if n in grown}, opened=opened)
 
 
-def _transposed_dims(how: Join | None, have: Shape, shape: Shape) -> tuple[int, int] | None:
+def _transposed_dims(how: TensorMerge | None, have: Shape, shape: Shape) -> tuple[int, int] | None:
     """Return which dimensions of a stored tensor of the shape ``have`` change places for one of ``shape``."""
     return None if how is None or (how.or_not and have == shape) else how.transposed
 
@@ -240,7 +240,7 @@ def _blocks(
     shape: Shape,
     names: Collection[str],
     stored: Mapping[str, StoredTensor],
-    converted: Mapping[str, Join | None],
+    converted: Mapping[str, TensorMerge | None],
 ) -> list[tuple[str, Shape, Shape]]:
     """Return (name, offsets, shape) of the blocks that fill a tensor of ``shape`` one beside the other;
     nothing if these tensors of the files do not.
@@ -273,8 +273,8 @@ def _blocks(
 def _joined(
     names: Collection[str],
     stored: Mapping[str, StoredTensor],
-    converted: Mapping[str, Join | None],
-    how: Join,
+    converted: Mapping[str, TensorMerge | None],
+    how: TensorMerge,
     shape: Shape,
 ) -> Iterator[tuple[str, Shape, Shape]]:
     """Yield where each tensor comes to lie: parts in their converter's order, the tensors of one in that of

@@ -19,7 +19,14 @@ from paceline.models import codes
 from paceline.models.heads.sequence_classification import HEAD, SCALAR_ROLES, AutoClass, Classes, auto_class
 from paceline.models.loading.folder_tensors import FolderTensors, folder_tensors
 from paceline.models.loading.loading_report import NOTHING, refusals, untied
-from paceline.models.loading.materialize import Unread, draw, empty_model, from_config, skeleton, unread
+from paceline.models.loading.materialize import (
+    RestoredWeights,
+    draw,
+    empty_model,
+    from_config,
+    skeleton,
+    unread,
+)
 from paceline.models.loading.model_source import (
     ModelSource,
     cannot_load,
@@ -153,7 +160,7 @@ class WeightsSource:
             self.built_whole, slices = (parts, None) if isinstance(parts, str) else ("", parts)
             if meta:
                 return hf, slices
-            if slices is not None and (by_slices or isinstance(slices, Unread)):
+            if slices is not None and (by_slices or isinstance(slices, RestoredWeights)):
                 name, revision = self.model.name_or_path, self.model.revision or "main"
                 code = code_options(self.model)
                 hf = empty_model(self.auto, self.config(sized=True), attention, code, name, revision)
@@ -179,7 +186,7 @@ class WeightsSource:
         became of the folder's tensors and config.
         """
         why, found = self.built_whole, dict[str, str]()
-        if isinstance(slices, Unread):
+        if isinstance(slices, RestoredWeights):
             found["start"] = FROM_CHECKPOINT
         elif self.tensors is not None and in_parts:
             found["start"] = f"rank 0 reads the whole model: {why}" if why else READ_IN_PARTS

@@ -30,7 +30,7 @@ _ADAPTERS = "_paceline_adapters"
 _ALIGNED = 16  # bytes: a row of a grouped product's operand is a multiple of these
 
 
-class Experts(Protocol):
+class FusedExperts(Protocol):
     """A module with all experts of a layer, as Transformers decorates it (``use_experts_implementation``)."""
 
     num_experts: int
@@ -96,7 +96,7 @@ def experts_forward(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Te
 
     Where the layer has a part of the experts, tokens of others (beyond the last) are left out.
     """
-    layer = cast(Experts, self)
+    layer = cast(FusedExperts, self)
     if layer._is_expert_parallel:
         return _of_some(self, hidden, chosen, weights)
     experts, order = torch.sort(chosen.reshape(-1))
@@ -117,7 +117,7 @@ def experts_forward(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Te
 
 def _of_some(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """One expert at a time: float64 alone comes here, adapters are not shared."""
-    layer, out = cast(Experts, self), torch.zeros_like(hidden)
+    layer, out = cast(FusedExperts, self), torch.zeros_like(hidden)
     for expert in range(layer.num_experts):
         token, choice = torch.where(chosen == expert)
         states = _one(self, "gate_up_proj" if layer.has_gate else "up_proj", hidden[token], expert)
@@ -131,8 +131,8 @@ def _of_some(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor) -
 
 def _one(layer: nn.Module, name: str, x: Tensor, expert: int) -> Tensor:
     weight = getattr(layer, name)[expert]
-    out = x @ (weight if cast(Experts, layer).is_transposed else weight.t())
-    return out + getattr(layer, f"{name}_bias")[expert] if cast(Experts, layer).has_bias else out
+    out = x @ (weight if cast(FusedExperts, layer).is_transposed else weight.t())
+    return out + getattr(layer, f"{name}_bias")[expert] if cast(FusedExperts, layer).has_bias else out
 
 
 def factors_of(a: Tensor, b: Tensor, experts: int) -> tuple[Tensor, Tensor]:
@@ -160,7 +160,7 @@ def experts_parameter(hf: HFModel, targets: Sequence[str], adapted: str) -> str:
 
 def is_transposed(hf: HFModel, adapted: str) -> bool:
     """Whether the experts' weights are [in, out]."""
-    return cast(Experts, hf.get_submodule(adapted.replace(".base_layer", ""))).is_transposed
+    return cast(FusedExperts, hf.get_submodule(adapted.replace(".base_layer", ""))).is_transposed
 
 
 @torch.no_grad()
@@ -188,14 +188,14 @@ def _call(base: nn.Module, *args: Tensor, **kwargs: Tensor) -> Tensor:
 def _linear(layer: nn.Module, name: str, x: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
     """Rows [S, in] sorted by expert -> [S, out]: each expert's linear layer, with its adapter."""
     weight = getattr(layer, name)
-    out = _grouped(x, weight if cast(Experts, layer).is_transposed else weight.transpose(-2, -1), ends)
+    out = _grouped(x, weight if cast(FusedExperts, layer).is_transposed else weight.transpose(-2, -1), ends)
     for a, b, factor in _active(layer, name):
         rank = a.shape[1]
         missing = -rank % (_ALIGNED // x.element_size())  # zeros that change nothing
         down = pad(a.to(x.dtype), (0, 0, 0, missing)).transpose(-2, -1)
         up = pad(b.to(x.dtype), (0, missing)).transpose(-2, -1).contiguous()
         out = out + factor * _grouped(_grouped(x, down, ends), up, ends)
-    if cast(Experts, layer).has_bias:
+    if cast(FusedExperts, layer).has_bias:
         out = out + getattr(layer, f"{name}_bias")[experts]
     return out
 

@@ -40,7 +40,7 @@ _PROBE_TOKENS = 5
 M = TypeVar("M", bound=nn.Module)
 
 
-class Absent(nn.Module):
+class OtherStageLayer(nn.Module):
     """Replaces a layer of another stage: an identity on hidden states. Plain attributes that trunks read are
     kept.
     """
@@ -136,7 +136,7 @@ class StageModule(nn.Module):
 
     def refresh_compute_weights(self) -> None:
         """Cast the masters into the low-precision copies again."""
-        if self.low_precision is not None and self.low_precision.cached:
+        if self.low_precision is not None:
             self.low_precision.refresh()
 
     def notes(self) -> dict[str, str]:
@@ -150,9 +150,8 @@ class StageModule(nn.Module):
         return notes
 
     def _autocast(self, states: Tensor) -> torch.autocast | nullcontext[None]:
-        if self.low_precision is None or self.low_precision.cached:
-            return nullcontext()
-        return torch.autocast(states.device.type, dtype=self.compute_dtype)
+        low = self.low_precision
+        return nullcontext() if low is None else low.autocast(states.device.type)
 
 
 def split(
@@ -248,7 +247,7 @@ def _shell(hf: HFModel, kept_layers: range, first: bool, last: bool, as_tuple: b
         if child is layers:
             before = False
             kept[name] = nn.ModuleList(
-                x if i in kept_layers else Absent(x, as_tuple) for i, x in enumerate(layers)
+                x if i in kept_layers else OtherStageLayer(x, as_tuple) for i, x in enumerate(layers)
             )
         elif child is embedding:
             kept[name] = child if first else _placeholder(embedding)

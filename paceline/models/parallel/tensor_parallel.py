@@ -25,9 +25,9 @@ from paceline.models import codes
 from paceline.models.fused_layers.rms_norm import fuse_norms
 from paceline.models.heads.vocab_parallel import VocabularyPart
 from paceline.models.parallel import tensor_parallel_layers, tensor_parallel_lora
-from paceline.models.parallel.tensor_parallel_layers import EXPERTS, Forward, Tensors
+from paceline.models.parallel.tensor_parallel_layers import EXPERTS, Forward, TensorParallelGroup
 from paceline.models.parallel.tp_regions import TP_AXIS, block_of
-from paceline.models.recurrent_layers import ByDocument
+from paceline.models.recurrent_layers import PerDocumentLayer
 from paceline.models.role_module import RoleModule
 from paceline.plan import codes as plan_codes
 from paceline.plan.model.family import family_of
@@ -102,7 +102,7 @@ def apply_tensor_parallel(
     trunk = root.hf.base_model
     cut = how_cut(root, mesh.size(), sequence_parallel=sequence_parallel)
     fuse_norms(root.hf)  # the only kernels that read no other module's weights
-    tensors = Tensors(mesh.get_group(), sequence_parallel)
+    tensors = TensorParallelGroup(mesh.get_group(), sequence_parallel)
     shares = _Shares(mesh)
     # First the vocabulary, then what the plan names, then everything else: a DTensor is not sharded twice.
     if loss_parallel:
@@ -124,7 +124,7 @@ def apply_tensor_parallel(
             ),
         )
     for name, layer in trunk.named_modules():  # a layer with state reads weights of its children itself
-        if isinstance(layer, ByDocument) and name not in cut.blocks:
+        if isinstance(layer, PerDocumentLayer) and name not in cut.blocks:
             inner = [module for module in layer.modules() if module is not layer]
             _set_forward(layer, tensor_parallel_layers.with_local_children(layer, inner, tensors))
     if sequence_parallel:
@@ -273,7 +273,9 @@ class _Shares:
         module._parameters[name] = self._made[id(old)][1]
 
 
-def _apply_style(module: nn.Module, name: str, style: str, tensors: Tensors, shares: _Shares) -> None:
+def _apply_style(
+    module: nn.Module, name: str, style: str, tensors: TensorParallelGroup, shares: _Shares
+) -> None:
     if tensor_parallel_lora.is_adapted(module):
         _adapt_style(module, name, style, tensors, shares)
         return
@@ -303,7 +305,7 @@ def _take_linear(module: nn.Module, name: str, style: str, shares: _Shares) -> N
     shares.take(module, "bias", 0 if style in COLWISE else None, name)
 
 
-def _adapt_style(layer: Linear, name: str, style: str, tensors: Tensors, shares: _Shares) -> None:
+def _adapt_style(layer: Linear, name: str, style: str, tensors: TensorParallelGroup, shares: _Shares) -> None:
     """Shard a linear layer together with its adapter."""
     if style == OWN_HEADS:
         for module in tensor_parallel_lora.inside(layer):
@@ -360,7 +362,7 @@ def _read_by_block(block: nn.Module, name: str, styled: Mapping[str, str]) -> li
     ]
 
 
-def _share_vocabulary(root: RoleModule, tensors: Tensors, shares: _Shares) -> None:
+def _share_vocabulary(root: RoleModule, tensors: TensorParallelGroup, shares: _Shares) -> None:
     """Shard embedding and head over the vocabulary; the loss is then computed without whole rows of
     logits.
     """
@@ -382,7 +384,7 @@ def _share_vocabulary(root: RoleModule, tensors: Tensors, shares: _Shares) -> No
     root.parallelize_head(VocabularyPart(tensors.group, start))
 
 
-def _replicate_rest(hf: HFModel, cut: TensorCut, tensors: Tensors, shares: _Shares) -> None:
+def _replicate_rest(hf: HFModel, cut: TensorCut, tensors: TensorParallelGroup, shares: _Shares) -> None:
     """Replicate every other parameter; under sequence parallelism norms between blocks compute on this rank's
     tokens.
     """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from torch import Tensor, nn
 
 from paceline.models.attention.sequence_info import sequence_info_of
-from paceline.models.lora.expert_lora import Experts
+from paceline.models.lora.expert_lora import FusedExperts
 from paceline.models.module_tensors import replaced
 from paceline.models.parallel.tp_regions import (
     Group,
@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Tensors:
+class TensorParallelGroup:
     """The tp group of one model, and whether its residual stream is sharded along the tokens."""
 
     group: Group
@@ -72,7 +72,7 @@ def local_parameters(
         module._parameters.update(kept)
 
 
-def whole(module: nn.Module, tensors: Tensors, *, partial: bool, inside_cut: bool) -> Forward:
+def whole(module: nn.Module, tensors: TensorParallelGroup, *, partial: bool, inside_cut: bool) -> Forward:
     """Forward with replicated parameters.
 
     ``partial``: each rank applies them to its own heads; ``inside_cut``: to its own tokens, if these are
@@ -88,7 +88,7 @@ def whole(module: nn.Module, tensors: Tensors, *, partial: bool, inside_cut: boo
     return run
 
 
-def colwise(module: nn.Module, tensors: Tensors, *, gathers: bool) -> Forward:
+def colwise(module: nn.Module, tensors: TensorParallelGroup, *, gathers: bool) -> Forward:
     """Column-parallel linear layer (rows of the [out, in] weight): replicated input, this rank's output
     features.
 
@@ -106,7 +106,9 @@ def colwise(module: nn.Module, tensors: Tensors, *, gathers: bool) -> Forward:
     return run
 
 
-def rowwise(module: nn.Module, tensors: Tensors, *, splits: bool, linear: nn.Module | None = None) -> Forward:
+def rowwise(
+    module: nn.Module, tensors: TensorParallelGroup, *, splits: bool, linear: nn.Module | None = None
+) -> Forward:
     """Row-parallel linear layer (columns of the [out, in] weight): this rank's input features, output summed
     over the group; the bias is added once.
 
@@ -129,7 +131,7 @@ def rowwise(module: nn.Module, tensors: Tensors, *, splits: bool, linear: nn.Mod
     return run
 
 
-def sharded_block(module: nn.Module, tensors: Tensors) -> Forward:
+def sharded_block(module: nn.Module, tensors: TensorParallelGroup) -> Forward:
     """An attention or MLP whose column-parallel children return their own features: its input enters the
     group once for all of them.
     """
@@ -144,7 +146,7 @@ def sharded_block(module: nn.Module, tensors: Tensors) -> Forward:
     return _with_states(module, come)
 
 
-def replicated_block(module: nn.Module, tensors: Tensors) -> Forward:
+def replicated_block(module: nn.Module, tensors: TensorParallelGroup) -> Forward:
     """A block whose children gather at each projection (fused qkv, norms over all heads): all ranks hold all
     activations in between.
     """
@@ -162,7 +164,9 @@ def replicated_block(module: nn.Module, tensors: Tensors) -> Forward:
     return _then(_with_states(module, come), leave)
 
 
-def with_local_children(module: nn.Module, children: Sequence[nn.Module], tensors: Tensors) -> Forward:
+def with_local_children(
+    module: nn.Module, children: Sequence[nn.Module], tensors: TensorParallelGroup
+) -> Forward:
     """The module's own forward, in which the replicated parameters of ``children`` are plain tensors too: a
     layer with state reads its convolution's weight itself, without calling it.
     """
@@ -177,14 +181,14 @@ def with_local_children(module: nn.Module, children: Sequence[nn.Module], tensor
     return run
 
 
-def first_layer(module: nn.Module, tensors: Tensors) -> Forward:
+def first_layer(module: nn.Module, tensors: TensorParallelGroup) -> Forward:
     """The first decoder layer: tokens are sharded from here on."""
     return _with_states(
         module, lambda x: split(x, tensors.group, _TOKENS) if tensors.is_sharded(module) else x
     )
 
 
-def final_norm(module: nn.Module, tensors: Tensors) -> Forward:
+def final_norm(module: nn.Module, tensors: TensorParallelGroup) -> Forward:
     """The last module on sharded tokens: its output is gathered."""
 
     def leave(out: Tensor) -> Tensor:
@@ -193,7 +197,7 @@ def final_norm(module: nn.Module, tensors: Tensors) -> Forward:
     return _then(whole(module, tensors, partial=False, inside_cut=True), leave)
 
 
-def vocabulary_rows(module: nn.Embedding, tensors: Tensors, start: int) -> Forward:
+def vocabulary_rows(module: nn.Embedding, tensors: TensorParallelGroup, start: int) -> Forward:
     """An embedding of which this rank has the rows from ``start`` on: tokens of other ranks give zeros, and
     the sum over the group is the look-up.
     """
@@ -264,7 +268,7 @@ def counts_heads(block: nn.Module) -> bool:
     return own_class(block).__name__ == "BloomAttention"
 
 
-def own_alibi_heads(attention: nn.Module, tensors: Tensors) -> Forward:
+def own_alibi_heads(attention: nn.Module, tensors: TensorParallelGroup) -> Forward:
     """Forward of this rank's heads: it counts those alone, and takes their part of ALiBi's biases
     [rows × heads, 1, keys].
     """
@@ -299,18 +303,18 @@ def experts_obstacle(module: nn.Module, size: int) -> str:
     arguments = tuple(inspect.signature(inspect.unwrap(kind.forward)).parameters)[1:4]
     if not hasattr(kind, "_apply_gate") or arguments != _ARGUMENTS:
         return f"{kind.__name__} does not take the experts of each token"
-    count = cast(Experts, module).num_experts
+    count = cast(FusedExperts, module).num_experts
     held = list(module.parameters())
     if not held or len(held) != len(module._parameters) or any(p.shape[0] != count for p in held):
         return f"{kind.__name__} has parameters that are not the experts'"
     return f"{count} experts cannot be split into {size} equal parts" if count % size else ""
 
 
-def local_experts_forward(module: nn.Module, tensors: Tensors) -> Forward:
+def local_experts_forward(module: nn.Module, tensors: TensorParallelGroup) -> Forward:
     """Forward of this rank's experts: replicated hidden states, choices and weights of all tokens; the sum
     over the group is every expert's.
     """
-    forward, layer, group = own_forward(module), cast(Experts, module), tensors.group
+    forward, layer, group = own_forward(module), cast(FusedExperts, module), tensors.group
     mine = layer.num_experts // group.size()
     first = group.rank() * mine
     vars(module)["_is_expert_parallel"] = True  # then Transformers skips tokens of experts beyond the last

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from paceline.models.lora.names import NAME
 from paceline.models.parallel import tensor_parallel_layers
-from paceline.models.parallel.tensor_parallel_layers import Forward, Tensors
+from paceline.models.parallel.tensor_parallel_layers import Forward, TensorParallelGroup
 from paceline.models.parallel.tp_regions import Group, block_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def share_factors(layer: Linear, name: str, dim: int, take: Take) -> None:
             take(factor, "weight", cut if cut == dim else None, f"{name}.lora_{'BA'[cut]}")
 
 
-def colwise(layer: Linear, tensors: Tensors, *, gathers: bool) -> dict[nn.Module, Forward]:
+def colwise(layer: Linear, tensors: TensorParallelGroup, *, gathers: bool) -> dict[nn.Module, Forward]:
     """Return the forwards of an adapted column-parallel layer and of the modules inside it."""
     cut = {
         m: tensor_parallel_layers.colwise(m, tensors, gathers=False)
@@ -56,7 +56,7 @@ def colwise(layer: Linear, tensors: Tensors, *, gathers: bool) -> dict[nn.Module
     }
 
 
-def rowwise(layer: Linear, tensors: Tensors, *, splits: bool) -> dict[nn.Module, Forward]:
+def rowwise(layer: Linear, tensors: TensorParallelGroup, *, splits: bool) -> dict[nn.Module, Forward]:
     """Return the forwards of an adapted row-parallel layer and of the modules inside it."""
     return {
         layer: tensor_parallel_layers.rowwise(layer, tensors, splits=splits, linear=layer.base_layer),
@@ -66,12 +66,12 @@ def rowwise(layer: Linear, tensors: Tensors, *, splits: bool) -> dict[nn.Module,
     }
 
 
-def own_heads(layer: Linear, tensors: Tensors) -> dict[nn.Module, Forward]:
+def own_heads(layer: Linear, tensors: TensorParallelGroup) -> dict[nn.Module, Forward]:
     """Return the forwards inside an adapted layer that is whole on every rank, for the rank's own heads."""
     return {module: _partial(module, tensors) for module in inside(layer)}
 
 
-def _partial(module: nn.Module, tensors: Tensors) -> Forward:
+def _partial(module: nn.Module, tensors: TensorParallelGroup) -> Forward:
     return tensor_parallel_layers.whole(module, tensors, partial=True, inside_cut=False)
 
 

@@ -163,7 +163,7 @@ class Gather(Function):
         return take(grad, ctx.group, ctx.dim), None, None, None
 
 
-class Split(Function):
+class ScatterToTP(Function):
     """Replicated to sharded along ``dim``; the backward gathers the gradients of the blocks."""
 
     @staticmethod
@@ -225,8 +225,8 @@ def gather(x: Tensor, group: Group, dim: int, *, partial: bool) -> Tensor:
 
 
 def split(x: Tensor, group: Group, dim: int) -> Tensor:
-    """See ``Split``."""
-    return Split.apply(x, group, dim)
+    """See ``ScatterToTP``."""
+    return ScatterToTP.apply(x, group, dim)
 
 
 def reduce_scatter(x: Tensor, group: Group, dim: int) -> Tensor:

@@ -61,7 +61,7 @@ class ParameterSlice:
 
 
 @dataclass
-class Part:
+class PartitionSlice:
     """``count`` elements from ``start`` of a flattened parameter of ``shape``, at index ``at`` of the flat
     partition ``flat``.
 
@@ -104,7 +104,7 @@ class Part:
         ).reshape(())
 
 
-def local_parts(engine: Engine, writing: bool = False) -> Iterator[Part]:
+def local_parts(engine: Engine, writing: bool = False) -> Iterator[PartitionSlice]:
     """Yield this rank's parts, in an order that is the same on all ranks.
 
     With an optimizer on NVMe a sub-group's state is in memory only while its parts are being yielded, so they
@@ -151,7 +151,7 @@ def finish_import(engine: Engine) -> None:
     optimizer.update_lp_params()
 
 
-def _stage12(optimizer: FlatOptimizer) -> Iterator[Part]:
+def _stage12(optimizer: FlatOptimizer) -> Iterator[PartitionSlice]:
     """ZeRO-1 and 2: each group's parameters are concatenated into one flat tensor, which is split into equal
     partitions.
     """
@@ -168,7 +168,7 @@ def _stage12(optimizer: FlatOptimizer) -> Iterator[Part]:
             if mapping is None:
                 continue
             at, count = mapping.hp_fragment_address.start, mapping.hp_fragment_address.numel
-            yield Part(
+            yield PartitionSlice(
                 parameter,
                 tuple(parameter.shape),
                 mapping.lp_fragment_address.start,
@@ -181,7 +181,7 @@ def _stage12(optimizer: FlatOptimizer) -> Iterator[Part]:
             )
 
 
-def _stage3(optimizer: PartitionedOptimizer, writing: bool) -> Iterator[Part]:
+def _stage3(optimizer: PartitionedOptimizer, writing: bool) -> Iterator[PartitionSlice]:
     """ZeRO-3: every parameter is split into equal partitions, the last one padded; a sub-group's partitions
     are concatenated.
     """
@@ -199,7 +199,7 @@ def _stage3(optimizer: PartitionedOptimizer, writing: bool) -> Iterator[Part]:
             count = max(0, min(size, parameter.ds_numel - start))
             if count:
                 views = {kind: values.narrow(0, at, count) for kind, values in moments.items()}
-                part = Part(
+                part = PartitionSlice(
                     parameter,
                     tuple(parameter.ds_shape),
                     start,
@@ -219,7 +219,7 @@ def _stage3(optimizer: PartitionedOptimizer, writing: bool) -> Iterator[Part]:
             optimizer._release_swap_buffers(index)
 
 
-def _copied(part: Part) -> Part:
+def _copied(part: PartitionSlice) -> PartitionSlice:
     """Copy the part to its own memory, as the buffers are reused for the next sub-group."""
     part.flat, part.at = part.master.clone(), 0
     part.moments = {kind: values.clone() for kind, values in part.moments.items()}

@@ -23,7 +23,7 @@ from paceline.runtime.process_group.world import World
 from paceline.strategies import replicated_state
 from paceline.strategies.deepspeed.partition_views import (
     ParameterSlice,
-    Part,
+    PartitionSlice,
     finish_import,
     is_managed,
     local_parts,
@@ -39,7 +39,7 @@ SCALER_KINDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 @dataclass(frozen=True)
-class Spread:
+class ParameterPartition:
     """The distribution of one parameter over the ranks: its local shape and block, and each data-parallel
     rank's (start, count) of its flattened elements.
     """
@@ -140,7 +140,7 @@ def engine_of(handle: Handle) -> Engine | None:
 
 
 def read_range(
-    reader: ShardReader, role: str, name: str, kind: str, place: ParameterSlice, part: Part
+    reader: ShardReader, role: str, name: str, kind: str, place: ParameterSlice, part: PartitionSlice
 ) -> Tensor:
     """Return the elements of ``part``: read the rows that contain them, and drop the rest."""
     if not part.shape:
@@ -154,8 +154,8 @@ def read_range(
 
 
 def _spreads(
-    trained: dict[str, nn.Parameter], parts: dict[int, Part], world: World, mesh: Mesh
-) -> dict[str, Spread]:
+    trained: dict[str, nn.Parameter], parts: dict[int, PartitionSlice], world: World, mesh: Mesh
+) -> dict[str, ParameterPartition]:
     """Return every parameter's ranges on the ranks with this rank's tensor-parallel coordinate.
     Collective.
     """
@@ -164,7 +164,7 @@ def _spreads(
     everyone = world.all_gather_json(mine)
     alike = [rows for rank, rows in enumerate(everyone) if mesh.coordinates(rank).tp == tp_rank]
     return {
-        name: Spread(
+        name: ParameterPartition(
             tuple(getattr(parameter, "ds_shape", parameter.shape)),
             ParameterSlice.of(name, parameter, tp_rank),
             tuple((bounds[0], bounds[1]) for rows in alike if (bounds := rows[i]) is not None),
@@ -174,7 +174,12 @@ def _spreads(
 
 
 def _gathered(
-    role: str, name: str, parameter: nn.Parameter, part: Part | None, spread: Spread, world: World
+    role: str,
+    name: str,
+    parameter: nn.Parameter,
+    part: PartitionSlice | None,
+    spread: ParameterPartition,
+    world: World,
 ) -> Iterator[Shard]:
     """Gather the whole of the parameter over its data-parallel group; the rank with its first element yields
     it. Collective.

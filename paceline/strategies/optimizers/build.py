@@ -30,7 +30,7 @@ Group = dict[str, list[nn.Parameter] | float]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class OptimizerRecipe:
     """The arguments of an optimizer: ``cls(groups, **kwargs)``."""
 
     cls: type[torch.optim.Optimizer]
@@ -71,7 +71,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"] = lr
 
 
-def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) -> Recipe:
+def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) -> OptimizerRecipe:
     """Return class, parameter groups and arguments: a group with weight decay (matrices) and one without
     (biases, norms), before them the matrices that Muon steps.
 
@@ -90,7 +90,7 @@ def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) ->
     # others use torch's defaults, as transformers.Trainer does
     of_config = {name: value for name, value in _of_config(spec).items() if name in entry.takes}
     kwargs = {"lr": rate, **of_config, **entry.fixed, **_checked_args(spec)}
-    return Recipe(cls, _groups(spec, trained), kwargs)
+    return OptimizerRecipe(cls, _groups(spec, trained), kwargs)
 
 
 def _groups(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]]) -> list[Group]:

@@ -108,7 +108,7 @@ class StageLayout:
 
 
 @dataclass(frozen=True)
-class Wire:
+class StageTensorSpec:
     """The tensors sent between stages: hidden states [rows, length, width] of ``dtype``."""
 
     width: int
@@ -145,7 +145,7 @@ class Running:
         stages: Mapping[int, nn.Module],
         shape: FixedShape,
         number: int,
-        wire: Wire,
+        wire: StageTensorSpec,
         group: dist.ProcessGroup,
         device: torch.device,
     ) -> None:
@@ -185,7 +185,7 @@ class Running:
             raise _cause(error) from error
 
 
-def _example(shape: FixedShape, wire: Wire, *, first: bool, last: bool) -> Tensor:
+def _example(shape: FixedShape, wire: StageTensorSpec, *, first: bool, last: bool) -> Tensor:
     """Return a meta tensor with the size and dtype sent over a boundary, so that nothing is inferred by a
     forward or sent pickled.
     """

@@ -34,7 +34,7 @@ from paceline.strategies.fsdp.state import blocks_of
 from paceline.strategies.fsdp.strategy import FSDP
 from paceline.strategies.fsdp.wrapping import Units, shard
 from paceline.strategies.model_handle import Handle, Handles
-from paceline.strategies.pipeline.schedules import MULTIPLE, FixedShape, Running, StageLayout, Wire
+from paceline.strategies.pipeline.schedules import MULTIPLE, FixedShape, Running, StageLayout, StageTensorSpec
 from paceline.strategies.pipeline.stage_modules import PipelineRoot, ScheduleInput
 from paceline.strategies.pipeline.state import PipelineHandle, exchange, sum_gradients, whole_blocks
 from paceline.strategies.strategy import Strategy
@@ -110,7 +110,9 @@ class PipelineRunner(WindowRunner):
         if running is None or last != (shape, number):
             stage, strategy = root.stages[0], self.strategy
             width = stage.hf.config.get_text_config().hidden_size
-            wire = Wire(width, stage.boundary_dtype, self.mesh.tp if strategy.how.sequence_parallel else 1)
+            wire = StageTensorSpec(
+                width, stage.boundary_dtype, self.mesh.tp if strategy.how.sequence_parallel else 1
+            )
             running = Running(
                 strategy.stage_layout, root.by_index, shape, number, wire, strategy.row, self.world.device
             )

@@ -16,7 +16,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.loading import weights_source
 from paceline.models.loading.materialize import kernels_of
 from paceline.models.loading.weights_source import stored_dtype
-from paceline.models.module_tensors import arrive, standing_in
+from paceline.models.module_tensors import move_tensor_by_tensor, standing_in
 from paceline.models.quantized_linear import scales_of
 from paceline.models.role_module import RoleModule
 from paceline.plan.plan import AdapterSpec, Quantization
@@ -119,7 +119,9 @@ def test_ties_hold_and_packed_layers_are_left() -> None:
     packed.quant_state = object()
     root["packed"] = packed
     weight = root["a"].weight
-    arrive(root, torch.device("cpu"), torch.float64, frozenset({id(packed.weight)}), torch.bfloat16)
+    move_tensor_by_tensor(
+        root, torch.device("cpu"), torch.float64, frozenset({id(packed.weight)}), torch.bfloat16
+    )
     assert root["a"].weight is root["b"].weight is weight and weight.dtype == torch.float64
     assert packed.weight.dtype == torch.float32
     with standing_in(root, torch.bfloat16):

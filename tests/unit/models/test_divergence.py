@@ -16,7 +16,7 @@ from paceline.core.errors import ConfigError
 from paceline.models.heads.chunked_cross_entropy import ChunkedLogits, HeadShape
 from paceline.models.heads.distillation_divergence import (
     FusedDivergence,
-    LentHead,
+    TeacherHead,
     TeacherRows,
     divergence_rows,
     divergence_sum,
@@ -145,7 +145,7 @@ def test_a_head_that_an_engine_shares_out_is_kept_from_the_teachers_first_forwar
 def test_a_class_with_a_head_of_its_own_teaches_only_whole() -> None:
     head = build_family("llama").head
     head.fused = False
-    LentHead(head)
+    TeacherHead(head)
     head.linear.weight = torch.nn.Parameter(torch.empty(0))  # as ZeRO-3 leaves it between two forwards
     with pytest.raises(ConfigError, match="its own head"):
-        LentHead(head)
+        TeacherHead(head)

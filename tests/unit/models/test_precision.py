@@ -14,7 +14,7 @@ from tiny_families import tiny_config
 from paceline.models.compute_dtype import ComputeLinear, compute_copy, product_dtype
 from paceline.models.factory import HFModelFactory
 from paceline.models.parallel.tensor_parallel_layers import experts_obstacle
-from paceline.models.replace_forward import ReadsCopies, kept_forward
+from paceline.models.replace_forward import ComputeCopiesMixin, kept_forward
 from paceline.plan.plan import AdapterSpec
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
@@ -116,7 +116,7 @@ def test_a_kept_forward_reads_copies_and_its_masters_get_the_gradients(kind: str
     low.hf.load_state_dict(exact.hf.state_dict())
     assert low.low_precision is not None and low.low_precision.cached
     low.refresh_compute_weights()
-    kept = [m for m in low.modules() if isinstance(m, ReadsCopies)]
+    kept = [m for m in low.modules() if isinstance(m, ComputeCopiesMixin)]
     assert kept
     losses = [module(batch, NLL)["nll"] for module in (exact, low)]
     assert losses[1].item() == pytest.approx(losses[0].item(), rel=0.02)
@@ -151,7 +151,7 @@ def test_experts_that_read_copies_are_still_shared_over_ranks(kind: str, engine_
     factory = HFModelFactory(source, compute_dtype=torch.bfloat16)
     module = factory(BuildOptions(engine_casts=engine_casts))
     experts = [m for m in module.modules() if hasattr(m, "_apply_gate")]
-    assert experts and all(isinstance(m, ReadsCopies) for m in experts)
+    assert experts and all(isinstance(m, ComputeCopiesMixin) for m in experts)
     assert [experts_obstacle(m, 2) for m in experts] == [""] * len(experts)
     assert "Experts" in experts_obstacle(experts[0], 3) or "3 equal parts" in experts_obstacle(experts[0], 3)
 

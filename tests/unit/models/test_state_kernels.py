@@ -21,7 +21,7 @@ from test_state_layers import LENGTHS, LOGPROBS, Wide, build
 from torch import Tensor
 from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
 
-from paceline.models.recurrent_layers import ByDocument
+from paceline.models.recurrent_layers import PerDocumentLayer
 
 Calls = list[tuple[str, dict[str, Any]]]
 ENDS = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()], dtype=torch.int32)
@@ -144,7 +144,7 @@ def test_kernels_that_take_boundaries_get_the_packed_row(kind: str, monkeypatch:
         monkeypatch.undo()
         expected = reference_logprobs(module.hf, batch)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
-    layers = [m for m in module.hf.modules() if isinstance(m, ByDocument)]
+    layers = [m for m in module.hf.modules() if isinstance(m, PerDocumentLayer)]
     assert len(calls) == len(layers) * len(CASES[kind][1])
     for _, given in calls:
         for name, value in given.items():
@@ -158,5 +158,5 @@ def test_a_layer_with_a_kernel_that_takes_none_gets_one_document_at_a_time(
     """Only the convolution's package is installed: the scan is Transformers', which refuses boundaries."""
     install(monkeypatch, "qwen3_5.modeling_qwen3_5", ["causal_conv1d_fn"])
     module = build("qwen3_5_text")
-    assert all(m.ends is None for m in module.hf.modules() if isinstance(m, ByDocument))
+    assert all(m.ends is None for m in module.hf.modules() if isinstance(m, PerDocumentLayer))
     assert "padded rows" in module.notes()["layers with state"]

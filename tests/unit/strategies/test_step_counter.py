@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.strategies.deepspeed.partition_views import Part
+from paceline.strategies.deepspeed.partition_views import PartitionSlice
 from paceline.strategies.replicated_state import counts_on_device
 
 
@@ -23,7 +23,7 @@ def test_a_fused_or_capturable_step_reads_it_beside_the_weights(
     for group in optimizer.param_groups:  # torch refuses the options on meta
         group.update(options)
     assert counts_on_device(optimizer, flat) == beside
-    part = Part(other, (6,), 0, 6, flat, 0, optimizer)
+    part = PartitionSlice(other, (6,), 0, 6, flat, 0, optimizer)
     part.set_step(torch.tensor(7))
     found = optimizer.state[flat]["step"]
     assert (found.device.type, found.dtype, found.shape) == ("meta" if beside else "cpu", torch.float32, ())
