@@ -47,7 +47,7 @@ def attention_products(root: RootModule, batch: Batch, sequence_ranks: int = 1) 
     width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     squares = 2 * sum(n * n for n in document_lengths(batch))
     count = squares * config.num_attention_heads * width // sequence_ranks
-    return {module: count for part in root.parts for module in _attention_modules(part)}
+    return {module: count for part in root.parts for module in attention_modules(part)}
 
 
 def is_trained(module: nn.Module) -> bool:
@@ -74,7 +74,7 @@ def _weights(module: nn.Module, config: PretrainedConfig) -> float:
     return round(total)
 
 
-def _attention_modules(hf: nn.Module) -> Sequence[nn.Module]:
+def attention_modules(hf: nn.Module) -> Sequence[nn.Module]:
     """Return the modules that compute attention: those with a ``layer_idx`` and no submodule with one."""
     knowing = [m for m in hf.modules() if isinstance(getattr(m, "layer_idx", None), int)]
     return [m for m in knowing if not any(c is not m and c in knowing for c in m.modules())]

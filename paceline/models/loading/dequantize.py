@@ -215,7 +215,7 @@ def plain_shape(shapes: Mapping[str, tuple[int, ...]], settings: Settings) -> tu
 
 
 #: ``plan.model.quantised_base`` refuses other methods
-FORMULAS: Mapping[str, Callable[[Parts, Settings], Tensor]] = {
+FORMULAS: dict[str, Callable[[Parts, Settings], Tensor]] = {
     FP8: fp8,
     FBGEMM: fp8,
     MXFP4: mxfp4,

@@ -158,7 +158,7 @@ def test_a_merge_from_the_files_is_that_of_the_whole_base(
 
     path = adapted(run, tmp_path / "base", {**tiny_config("llama")}, modules_to_save=("lm_head",))
     export_hf(path, tmp_path / "parts", merge=True)
-    monkeypatch.setattr("paceline.models.factory.folder_slices", lambda *_: "not in parts")
+    monkeypatch.setattr("paceline.models.loading.weights_source.folder_slices", lambda *_: "not in parts")
     export_hf(path, tmp_path / "whole", merge=True, load_back=False)
     parts, at_once = (load_file(tmp_path / name / "model.safetensors") for name in ("parts", "whole"))
     assert set(parts) == set(at_once) and all(torch.equal(parts[n], at_once[n]) for n in parts)

@@ -462,7 +462,7 @@ def factory_source(tree: Tree) -> Any:
 
     with (
         mock.patch.object(transformers.AutoConfig, "from_pretrained", from_pretrained),
-        mock.patch("paceline.models.factory.quantised_folder", lambda model: None),
+        mock.patch("paceline.models.loading.weights_source.quantised_folder", lambda model: None),
     ):
         made = HFModelFactory(Config.from_json(plain(tree)).model, vocab_size=401)
     return asked, made.hf_config["vocab_size"], made.hf_config["hidden_size"]

@@ -20,7 +20,7 @@ from paceline.checkpoint.export.hf_export import export_hf
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
-from paceline.models.loading import dequantize, quantized_folder
+from paceline.models.loading import dequantize
 from paceline.models.loading.dequantize import by_blocks, mxfp4
 from paceline.models.loading.safetensors_files import OpenedFiles
 from paceline.models.loading.sharded_loading import FolderSlices
@@ -288,7 +288,7 @@ def test_what_making_a_weight_plain_takes_is_planned(way: str) -> None:
     """The plan counts ``UNPACKING`` times the weight in float32, the result included."""
     stored, settings = LARGE[way]()
     with torch.profiler.profile(profile_memory=True) as profile:
-        plain = dequantize.formula_of(settings)(stored, settings)
+        plain = dequantize.FORMULAS[str(settings["quant_method"])](stored, settings)
     made: Any = profile.profiler
     events = sorted(made.kineto_results.events(), key=lambda event: event.start_ns())
     sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
@@ -313,7 +313,7 @@ def test_some_rows_at_a_time_are_those_of_all_at_once(
         parts["zero_point"] = torch.randint(-9, 9, sizes, generator=generator).to(torch.int8)
     if kind == "group of inputs":
         parts["g_idx"] = torch.randint(0, 3, (96,), generator=generator)
-    formula, made = dequantize.formula_of(settings), []
+    formula, made = dequantize.FORMULAS[str(settings["quant_method"])], []
     for at_once in (32, 10_000):
         monkeypatch.setattr(dequantize, "AT_ONCE", at_once)
         made.append(formula(parts, settings))
@@ -380,7 +380,7 @@ def test_of_stacked_experts_those_that_are_wanted_are_made_plain(
         seen.append(len(parts["blocks"]))
         return mxfp4(parts, settings)
 
-    monkeypatch.setattr(quantized_folder, "formula_of", lambda _: spied)
+    monkeypatch.setitem(dequantize.FORMULAS, "mxfp4", spied)
     read = slices.read(name, (1, 0, 3), (1, whole.shape[1], 5))
     assert seen == [1] and torch.equal(read.float(), whole[1:2, :, 3:8])
 
