@@ -362,7 +362,7 @@ def ddp(tree: Tree) -> Any:
         made.wrap(Role.POLICY, torch.nn.Linear(1, 1))  # type: ignore[arg-type]
 
 
-@calls("strategies.zero_redundancy.ZeroRedundancyOptimizer")
+@calls("strategies.ddp.ZeroRedundancyOptimizer")
 def zero_redundancy(tree: Tree) -> None:
     from paceline.strategies.ddp import ZeroRedundancy
 
