@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from torch import nn
 
+from paceline.config.sections.lora import is_pattern
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.patterns import is_pattern
 from paceline.models import codes
 from paceline.models.attention.sparse_indexer import selectors
 from paceline.models.lora.base_weights import MERGED
