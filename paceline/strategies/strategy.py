@@ -121,8 +121,7 @@ class Strategy(ABC):
 
     def backward(self, handle: Handle, loss: Tensor) -> None:
         """Run the backward of one micro-step."""
-        scaled = loss if handle.scaler is None else handle.scaler.scale(loss)
-        torch.autograd.backward(scaled)
+        torch.autograd.backward(loss if handle.scaler is None else handle.scaler.scale(loss))
 
     def finish(self, handle: Handle, *, lr: float, max_grad_norm: float | None) -> StepOutcome:
         """After a window's last backward: compute the global norm, clip as ``torch.nn.utils.clip_grad_norm_``

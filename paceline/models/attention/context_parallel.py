@@ -135,8 +135,7 @@ def shared_heads(key: Tensor, heads: int, ranks: int) -> Tensor:
     count = key.shape[1]
     if count % ranks == 0:
         return key
-    times = ranks // count if ranks % count == 0 else heads // count
-    return key.repeat_interleave(times, dim=1)
+    return key.repeat_interleave(ranks // count if ranks % count == 0 else heads // count, dim=1)
 
 
 def _refused(code: Code, what: str, found: str, hint: str) -> ConfigError:

@@ -97,8 +97,7 @@ def attend_tail(query: Tensor, key: Tensor, value: Tensor, options: AttentionOpt
         key, value = key[:, :, -reach:], value[:, :, -reach:]
     plain = softcap is None and sinks is None and window is None and query.shape[-1] == value.shape[-1]
     if plain and dropout == 0.0 and query.device.type == "cpu":
-        dtype = product_dtype(query.dtype, query.device)
-        return CpuTail.apply(query, key, value, scale, dtype)
+        return CpuTail.apply(query, key, value, scale, product_dtype(query.dtype, query.device))
     pieces: list[Tensor] = []
     before = key.shape[_TOKENS] - query.shape[_TOKENS]
     # a mask of q · k booleans for a long document would be gigabytes

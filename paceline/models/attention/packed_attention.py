@@ -207,8 +207,7 @@ def _unpacked(
     if softcap is not None or sinks is not None:  # SDPA knows neither
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
         options = AttentionOptions(scale, dropout, softcap=softcap, sinks=sinks)
-        out = scores_attention(query, key, value, mask, options)
-        return out.transpose(1, 2).contiguous(), None
+        return scores_attention(query, key, value, mask, options).transpose(1, 2).contiguous(), None
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     function: Callable[..., tuple[Tensor, None]] = sdpa_attention_forward

@@ -38,7 +38,8 @@ class DocumentRope(nn.Module):
         Raises ConfigError ``models.rope_by_length`` under context parallelism, where a rank has a part of the
         tokens only.
         """
-        slot, forward = slot_of(self), super().forward
+        forward: Forward = super().forward
+        slot = slot_of(self)
         layout, rows = (None, None) if slot is None else (slot.current, slot.rows)
         if rows is not None:  # padding repeats the last position, so a row counts as long as its document
             ends = rows.cu_seqlens.diff()
@@ -48,7 +49,7 @@ class DocumentRope(nn.Module):
             ]
             return _joined(parts, 0)
         if layout is None:
-            return forward(x, position_ids, *kind, **options)  # type: ignore[no-any-return]
+            return forward(x, position_ids, *kind, **options)
         if position_ids.shape[-1] != layout.bounds[-1]:
             raise ConfigError(
                 codes.MODELS_ROPE_BY_LENGTH("training.parallelism.cp_size", type(self).__name__)

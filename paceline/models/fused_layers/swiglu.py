@@ -69,8 +69,7 @@ class SwiGlu(Function):
     ) -> Tensor:
         """[.., H] -> [.., H] in x's dtype."""
         copies = tuple(compute_copy(w) for w in (gate_weight, up_weight, down_weight))
-        rows = x.flatten(0, -2)
-        wide = rows.to(product)
+        wide = x.flatten(0, -2).to(product)
         gate = wide.mm(copies[0].to(product).t()).to(x.dtype)
         up = wide.mm(copies[1].to(product).t()).to(x.dtype)
         ctx.save_for_backward(x, gate, up)

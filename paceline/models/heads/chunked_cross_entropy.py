@@ -108,8 +108,7 @@ class ChunkedLogits:
 
     def buffer(self) -> Tensor:
         """Allocate room for one chunk's logits, to be reused over the call."""
-        rows = max(min(self.rows, self.hidden.shape[0]), 1)
-        return self.hidden.new_empty(rows, self.weight.shape[0])
+        return self.hidden.new_empty(max(min(self.rows, self.hidden.shape[0]), 1), self.weight.shape[0])
 
 
 class ChunkedGrads:

@@ -277,9 +277,7 @@ def untied(model: PreTrainedModel, report: LoadingReport, where: str) -> list[Di
         for name, parameter in report.ties.items()
         if model.get_parameter(name) is not model.get_parameter(parameter)
     ]
-    if not apart:
-        return []
-    return [codes.MODELS_UNTIED("model.name_or_path", f"{where}: {listed(apart)}")]
+    return [codes.MODELS_UNTIED("model.name_or_path", f"{where}: {listed(apart)}")] if apart else []
 
 
 def listed(names: Collection[str]) -> str:

@@ -258,8 +258,7 @@ def own_part(target: Tensor, read: Read, device: torch.device) -> Tensor:
     the block of a shape at offsets.
     """
     if not isinstance(target, DTensor):
-        full = read((0,) * target.ndim, target.shape)
-        values = full.to(device=device, dtype=target.dtype, copy=True)
+        values = read((0,) * target.ndim, target.shape).to(device=device, dtype=target.dtype, copy=True)
         return nn.Parameter(values, target.requires_grad) if isinstance(target, nn.Parameter) else values
     shape, offsets = compute_local_shape_and_global_offset(
         target.shape, target.device_mesh, target.placements

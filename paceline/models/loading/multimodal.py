@@ -139,5 +139,4 @@ def load_text(
         output_loading_info=True,
     )
     text.generation_config = full.generation_config
-    missing = {*info["missing_keys"], *own["missing_keys"]}
-    return text, {"missing_keys": missing}
+    return text, {"missing_keys": {*info["missing_keys"], *own["missing_keys"]}}

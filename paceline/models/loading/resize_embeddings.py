@@ -29,8 +29,7 @@ def new_rows(columns: Columns, rows: int, width: int, generator: torch.Generator
     noise = torch.randn(rows, width, generator=generator)
     for first in range(0, width, _COLUMNS):
         old = columns(first, min(_COLUMNS, width - first)).float().contiguous()
-        part = noise[:, first : first + _COLUMNS]
-        part.mul_(1e-3 * old.std(0)).add_(old.mean(0))
+        noise[:, first : first + _COLUMNS].mul_(1e-3 * old.std(0)).add_(old.mean(0))
     return noise
 
 

@@ -98,7 +98,8 @@ class WeightsSource:
     @property
     def old_rows(self) -> int:
         """Rows of the embedding as it is stored, or as the config says."""
-        return self.own_config.get_text_config().vocab_size  # type: ignore[no-any-return]
+        rows: int = self.own_config.get_text_config().vocab_size
+        return rows
 
     @property
     def known_class(self) -> bool:

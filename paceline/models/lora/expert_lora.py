@@ -103,8 +103,7 @@ def experts_forward(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Te
     ends = torch.searchsorted(experts, torch.arange(layer.num_experts, device=experts.device), right=True)
     ends = ends.to(torch.int32)
     states = hidden[order // chosen.shape[-1]]
-    first = "gate_up_proj" if layer.has_gate else "up_proj"
-    states = _linear(self, first, states, experts, ends)
+    states = _linear(self, "gate_up_proj" if layer.has_gate else "up_proj", states, experts, ends)
     states = layer._apply_gate(states) if layer.has_gate else layer.act_fn(states)
     states = _linear(self, "down_proj", states, experts, ends)
     if layer.has_post_expert_norm:

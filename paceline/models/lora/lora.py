@@ -187,8 +187,7 @@ def load_adapter(hf: HFModel, folder: Path, trained: Mapping[str, str]) -> None:
     from safetensors import SafetensorError, safe_open
 
     file = folder / WEIGHTS
-    parameters = hf.named_parameters()
-    places = {plain: p for name, p in parameters if (plain := trained.get(name)) is not None}
+    places = {plain: p for name, p in hf.named_parameters() if (plain := trained.get(name)) is not None}
     try:
         with safe_open(file, "pt") as stored:
             # The names and shapes must match exactly: peft itself would load a part without an error.

@@ -154,13 +154,6 @@ def check_layers(hf: HFModel, started: bool) -> None:
         module.cast_input_dtype_enabled = False
 
 
-def _own_names(hf: HFModel) -> list[str]:
-    """Return the last parts of the names of modules with parameters, without those that peft has put in."""
-    modules = (n for n, m in hf.named_modules() if any(True for _ in m.parameters(recurse=False)))
-    names = {n.removesuffix(".base_layer").rpartition(".")[2] for n in modules if "lora_" not in n}
-    return sorted(names)[:12]
-
-
 def train_in_full(hf: HFModel, wanted: Iterable[str]) -> list[str]:
     """Unfreeze the modules named in ``modules_to_save``, in place; return those names plus the names of
     modules tied to them, sorted.
@@ -189,12 +182,16 @@ def train_in_full(hf: HFModel, wanted: Iterable[str]) -> list[str]:
             )
         parameters = [p for m in hits for p in m.parameters()]
         if not parameters:
+            holding = (
+                n for n, m in hf.named_modules() if next(m.parameters(recurse=False), None) is not None
+            )
+            leaves = {n.removesuffix(".base_layer").rpartition(".")[2] for n in holding if "lora_" not in n}
             raise ConfigError(
                 codes.MODELS_ADAPTER_MODULES_TO_SAVE(
                     "the model has no such module with parameters",
                     "lora.modules_to_save",
                     target,
-                    f"modules_to_save: [{', '.join(_own_names(hf))}] are there",
+                    f"modules_to_save: [{', '.join(sorted(leaves)[:12])}] are there",
                 )
             )
         for parameter in parameters:

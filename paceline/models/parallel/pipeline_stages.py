@@ -223,9 +223,7 @@ def positions(batch: Batch, packed: bool) -> dict[str, Tensor | bool]:
 
 def token_ids(batch: Batch, packed: bool) -> Tensor:
     """Return what the first stage embeds: int64 [1, T] if packed, else [documents, longest]."""
-    if packed:
-        return batch.input_ids
-    return batch.input_ids[0][PackedSequenceInfo.of(batch).padded.index]
+    return batch.input_ids if packed else batch.input_ids[0][PackedSequenceInfo.of(batch).padded.index]
 
 
 def _layers(hf: HFModel) -> nn.ModuleList:
@@ -319,8 +317,7 @@ def _untie(hf: HFModel, stages: Sequence[StageModule]) -> None:
     shared = weight is not None and id(getattr(head, "weight", None)) == id(weight)
     if not shared or not isinstance(weight, nn.Parameter):
         return
-    name = next(n for n, p in hf.named_parameters() if p is weight)
-    stages[0].tied_name = stages[-1].tied_name = name
+    stages[0].tied_name = stages[-1].tied_name = next(n for n, p in hf.named_parameters() if p is weight)
     head.weight = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
 
 

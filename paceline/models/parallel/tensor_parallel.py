@@ -28,6 +28,7 @@ from paceline.models.parallel import tensor_parallel_layers, tensor_parallel_lor
 from paceline.models.parallel.tensor_parallel_layers import EXPERTS, Forward, TensorParallelGroup
 from paceline.models.parallel.tp_regions import TP_AXIS, block_of
 from paceline.models.recurrent_layers import PerDocumentLayer
+from paceline.models.replace_forward import own_class
 from paceline.models.role_module import RoleModule
 from paceline.plan import codes as plan_codes
 from paceline.plan.model.family import family_of
@@ -58,11 +59,11 @@ def tensor_parallel_plan(config: PreTrainedConfig) -> dict[str, str]:
     text = config.get_text_config()
     plan: Mapping[str, str] = getattr(text, "base_model_tp_plan", None) or {}
     plan = plan or family_of(text.model_type).tp_plan
-    if why := tensor_parallel_layers.plan_obstacle(text):
+    if getattr(text, "slow_but_exact", False) and getattr(text, "pretraining_tp", 1) > 1:
         raise _refused(
             plan_codes.MODELS_TP_STYLE,
             "this model's class does not compute with shards of its weights",
-            f"model_type {text.model_type}: {why}",
+            f"model_type {text.model_type}: slow_but_exact reads the weights in pieces of its own",
             "slow_but_exact: false in the model's config.json, or fsdp without tp_size",
         )
     if not plan:
@@ -115,7 +116,9 @@ def apply_tensor_parallel(
         block = trunk.get_submodule(name)
         if not sharded and (read := _read_by_block(block, name, cut.styled)):
             _set_forward(block, tensor_parallel_layers.with_local_children(block, read, tensors))
-        if tensor_parallel_layers.counts_heads(block):
+        if (
+            own_class(block).__name__ == "BloomAttention"
+        ):  # it keeps a number of heads, and gets biases of all
             _set_forward(block, tensor_parallel_layers.own_alibi_heads(block, tensors))
         _set_forward(
             block,

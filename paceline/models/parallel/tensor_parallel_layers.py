@@ -32,7 +32,7 @@ from paceline.models.parallel.tp_regions import (
 from paceline.models.replace_forward import own_class
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    pass
 
 _TOKENS, _FEATURES = 1, -1  # dims of [1, T, H]
 Forward = Callable[..., Any]
@@ -253,19 +253,6 @@ def _then(forward: Callable[P, R], change: Callable[[R], R]) -> Callable[P, R]:
         return change(forward(*args, **kwargs))
 
     return run
-
-
-def plan_obstacle(config: PreTrainedConfig) -> str:
-    """Return what in a model's config keeps the plan above from being followed; empty if nothing does."""
-    exact = getattr(config, "slow_but_exact", False) and getattr(config, "pretraining_tp", 1) > 1
-    return "slow_but_exact reads the weights in pieces of its own" if exact else ""
-
-
-def counts_heads(block: nn.Module) -> bool:
-    """Return whether an attention computes with a number of heads that it keeps, and with biases of all
-    heads that it is given.
-    """
-    return own_class(block).__name__ == "BloomAttention"
 
 
 def own_alibi_heads(attention: nn.Module, tensors: TensorParallelGroup) -> Forward:

@@ -145,6 +145,10 @@ class SequenceGroups(Protocol):
     get_sequence_parallel_group: Callable[[], ProcessGroup]
 
 
+class TensorParallelState(Protocol):
+    """AutoTP's settings, and what it has replaced: handed on as they are."""
+
+
 class Engine(nn.Module):
     """``DeepSpeedEngine``."""
 
@@ -170,4 +174,6 @@ class Engine(nn.Module):
 
     def backward(self, loss: Tensor, scale_wrt_gas: bool) -> None: ...
 
-    def _configure_tensor_parallel(self, model: RootModule, settings: object) -> object: ...
+    def _configure_tensor_parallel(
+        self, model: RootModule, settings: TensorParallelState
+    ) -> TensorParallelState: ...

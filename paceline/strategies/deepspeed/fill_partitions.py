@@ -103,8 +103,7 @@ def fill_shards(root: RootModule, source: RootModule | None, world: World, tp_ra
     def place(target: Tensor, read: Read, device: torch.device) -> Tensor:
         if not isinstance(target, nn.Parameter):
             return _whole(target, read, device)
-        cut = ParameterSlice.of(names[id(target)], target, tp_rank)
-        values = read(cut.offsets, target.shape)
+        values = read(ParameterSlice.of(names[id(target)], target, tp_rank).offsets, target.shape)
         target.data = values.to(device=device, dtype=target.dtype, copy=True).contiguous()
         return target
 

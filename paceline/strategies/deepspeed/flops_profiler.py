@@ -27,18 +27,13 @@ SAID = (
 )
 
 
-def is_due(engine: Engine) -> bool:
-    """Return whether this window is the profiled one, and this the rank that profiles."""
-    enabled = bool(engine.flops_profiler_enabled()) and engine.global_rank == 0
-    return enabled and engine.global_steps == engine.flops_profiler_profile_step()
-
-
 @contextmanager
 def profiled(engine: Engine, root: RootModule, batch: Batch, sequence_ranks: int = 1) -> Iterator[None]:
     """Profile one micro-step inside the context. ``batch`` is this rank's; with ``sequence_ranks`` sharing
     each row it computes its part of the attention heads.
     """
-    if not is_due(engine):
+    enabled = bool(engine.flops_profiler_enabled()) and engine.global_rank == 0
+    if not enabled or engine.global_steps != engine.flops_profiler_profile_step():
         yield
         return
     profiler = engine.flops_profiler

@@ -23,7 +23,7 @@ from paceline.strategies.deepspeed.zero3 import hooks_without_gathering
 
 if TYPE_CHECKING:
     from paceline.protocols.model import RootModule
-    from paceline.strategies.deepspeed.engine_types import Engine
+    from paceline.strategies.deepspeed.engine_types import Engine, TensorParallelState
 
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -83,7 +83,7 @@ def _calling(
     kind: type[Engine] = deepspeed.DeepSpeedEngine
     configure = kind._configure_tensor_parallel
 
-    def and_call(engine: Engine, model: RootModule, settings: object) -> object:
+    def and_call(engine: Engine, model: RootModule, settings: TensorParallelState) -> TensorParallelState:
         replaced = configure(engine, model, settings)
         if after_sharding is not None:
             after_sharding()

@@ -82,8 +82,7 @@ class Units:
         """
         for unit in self.all():
             unit.reshard()
-            state = unit._get_fsdp_state()
-            for group in state._fsdp_param_groups:
+            for group in unit._get_fsdp_state()._fsdp_param_groups:
                 group._post_forward_indices.clear()
                 group.comm_ctx.post_forward_order.clear()
 
@@ -236,12 +235,8 @@ def _by_size(trunk: nn.Module, least: int) -> list[nn.Module]:
     visit(trunk)
     # Inner units are sharded before those around them.
     order = {id(m): i for i, m in enumerate(trunk.modules())}
-    return sorted(units, key=lambda m: (-_depth_inside(m, units), order[id(m)]))
-
-
-def _depth_inside(module: nn.Module, units: Sequence[nn.Module]) -> int:
-    """Return how many of ``units`` contain ``module``: inner units must be sharded before outer ones."""
-    return sum(any(child is module for child in other.modules()) for other in units) - 1
+    depth = {id(m): sum(any(c is m for c in unit.modules()) for unit in units) for m in units}
+    return sorted(units, key=lambda m: (-depth[id(m)], order[id(m)]))
 
 
 def _call(module: nn.Module, name: str) -> nn.Module | None:

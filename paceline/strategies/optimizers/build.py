@@ -88,7 +88,7 @@ def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) ->
         rate = torch.tensor(rate, dtype=torch.float32)
         cls = cls if trained[0][1].device.type == CUDA.name else _eager(cls)
     # others use torch's defaults, as transformers.Trainer does
-    of_config = {name: value for name, value in _of_config(spec).items() if name in entry.takes}
+    of_config: JsonObject = {n: getattr(spec, n) for n in ("betas", "eps") if n in entry.takes}
     kwargs = {"lr": rate, **of_config, **entry.fixed, **_checked_args(spec)}
     return OptimizerRecipe(cls, _groups(spec, trained), kwargs)
 
@@ -145,10 +145,6 @@ def decays(name: str, parameter: nn.Parameter) -> bool:
     (as ``transformers.Trainer``).
     """
     return parameter.ndim >= 2 and NO_DECAY.search(name) is None
-
-
-def _of_config(spec: OptimizerSpec) -> JsonObject:
-    return {"betas": spec.betas, "eps": spec.eps}
 
 
 def _checked_args(spec: OptimizerSpec) -> JsonObject:

@@ -30,7 +30,8 @@ class _Options:
 
     @staticmethod
     def of(group: Mapping[str, object]) -> _Options:
-        return _Options(**{option.name: group[option.name] for option in fields(_Options)})  # type: ignore[arg-type]
+        values = {option.name: group[option.name] for option in fields(_Options)}
+        return _Options(**values)  # type: ignore[arg-type]
 
 
 class StepsOneByOne(torch.optim.Optimizer):

@@ -251,8 +251,7 @@ class FixedShape:
 
     def empty(self, like: Batch) -> Batch:
         """Return a micro-batch of this shape with weight 0."""
-        device = like.input_ids.device
-        nothing = torch.zeros(1, 0, dtype=torch.int64, device=device)
+        nothing = torch.zeros(1, 0, dtype=torch.int64, device=like.input_ids.device)
         none = Batch(nothing, nothing, nothing, torch.zeros(1, dtype=torch.int32), 0, nothing[0], 0)
         return self.fit(none)
 

@@ -10,7 +10,7 @@ from itertools import islice
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.models.loading.materialize import build_on_meta, fill
@@ -223,8 +223,10 @@ class Pipeline(FSDP):
             units.start()
         mesh, rank = self.plan.mesh, self.world.rank
         blocks = blocks_of if self.sharding else whole_blocks
+        # the last stage's copy of a tied weight, if it is here
+        second = [(name, p) for name, p in parts.plain_named_parameters() if p is parts.tied_copy]
         copies, shards = (
-            blocks(parameters, mesh, rank) for parameters in (_tied_copy(parts), parts.own_named_parameters())
+            blocks(parameters, mesh, rank) for parameters in (second, parts.own_named_parameters())
         )
         # NCCL requires a collective on a group before point-to-point sends
         dist.all_reduce(torch.ones(1, device=self.world.device), group=self.row)
@@ -268,9 +270,3 @@ def _whole_tensors(parts: PipelineRoot) -> Iterator[tuple[str, Tensor]]:
         copy = stage.hf.get_output_embeddings().weight if stage.last and stage.tied_name else None
         for name, tensor in tensors_of(stage):
             yield (f"hf.{stage.tied_name}" if tensor is copy else name), tensor
-
-
-def _tied_copy(parts: PipelineRoot) -> list[tuple[str, nn.Parameter]]:
-    """Return the last stage's copy of a tied weight, if it is here."""
-    second = parts.tied_copy
-    return [(name, p) for name, p in parts.plain_named_parameters() if p is second]

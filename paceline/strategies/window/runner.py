@@ -342,8 +342,7 @@ class CopiedAhead:
     def _enqueued(self, batch: Batch, move: Callable[[Batch], Batch]) -> tuple[Batch, torch.Event]:
         assert self._stream is not None
         with self._stream:
-            moved = move(batch)
-            return moved, self._stream.record_event()
+            return move(batch), self._stream.record_event()
 
     def _ready(self, moved: Batch, copied: torch.Event) -> Batch:
         """Let the kernels that follow wait for the copies of ``moved``, whose memory stays theirs until they

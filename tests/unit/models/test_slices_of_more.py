@@ -22,7 +22,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.loading.materialize import choices_of
 from paceline.models.loading.multimodal import class_of_whole
 from paceline.models.loading.sharded_loading import FolderSlices
-from paceline.models.loading.weights_source import PACKED, READ_IN_PARTS
+from paceline.models.loading.weights_source import PACKED, READ_IN_PARTS, WeightsSource
 from paceline.plan.model.family import composites, families
 from paceline.plan.model.read_config import shape_of
 from paceline.plan.plan import AdapterSpec, Quantization
@@ -108,7 +108,7 @@ def test_layers_are_packed_one_after_the_other(family: str, tmp_path: Path, monk
     """The packed bytes, embeddings and adapters are those of a model that was read whole first."""
     saved(family, tmp_path, torch.bfloat16)
     streamed = adapted(tmp_path, quantization=Quantization(4))()
-    monkeypatch.setattr(HFModelFactory, "_streams", False)
+    monkeypatch.setattr(WeightsSource, "packs", False)
     whole = adapted(tmp_path, quantization=Quantization(4))()
     assert streamed.notes()["start"] == PACKED and "start" not in whole.notes()
     assert streamed.adapter == whole.adapter and streamed.slices is None
