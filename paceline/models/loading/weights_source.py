@@ -44,7 +44,7 @@ from paceline.plan.model.family import text_part
 from paceline.plan.model.files.safetensors_headers import stored
 from paceline.plan.model.quantized_weights import plain_config
 from paceline.plan.model.supported import separated
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec
 from paceline.protocols.model import BuildOptions, Slices
 from paceline.protocols.roles import Role
 

@@ -23,7 +23,7 @@ from paceline.models import codes
 from paceline.models.lora.expert_lora import experts_parameter, is_experts, is_transposed, merge_experts
 from paceline.models.lora.names import NAME, adapted_modules
 from paceline.plan.features.peft_settings import rank_of, scale_of
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear

@@ -17,7 +17,7 @@ from paceline.models.lora.base_weights import MERGED
 from paceline.models.lora.names import plain_name
 from paceline.models.module_tensors import ties
 from paceline.plan.features.peft_settings import names_module, no_adapter_in
-from paceline.plan.plan_sections import AdapterSpec
+from paceline.plan.plan import AdapterSpec
 
 if TYPE_CHECKING:
     from peft.tuners.tuners_utils import BaseTunerLayer
