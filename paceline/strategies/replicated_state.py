@@ -225,9 +225,9 @@ def counts_on_device(optimizer: torch.optim.Optimizer, parameter: Tensor) -> boo
     it, and not on the host.
     """
     groups = optimizer.param_groups
-    holding = [g for g in groups if any(p is parameter for p in g["params"])]
+    of_parameter = [g for g in groups if any(p is parameter for p in g["params"])]
     return any(
-        g.get("fused") or g.get("capturable") for g in holding or groups
+        g.get("fused") or g.get("capturable") for g in of_parameter or groups
     )  # ZeRO-3 has its own outside them
 
 

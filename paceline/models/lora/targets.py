@@ -182,10 +182,8 @@ def train_in_full(hf: HFModel, wanted: Iterable[str]) -> list[str]:
             )
         parameters = [p for m in hits for p in m.parameters()]
         if not parameters:
-            holding = (
-                n for n, m in hf.named_modules() if next(m.parameters(recurse=False), None) is not None
-            )
-            leaves = {n.removesuffix(".base_layer").rpartition(".")[2] for n in holding if "lora_" not in n}
+            owners = (n for n, m in hf.named_modules() if next(m.parameters(recurse=False), None) is not None)
+            leaves = {n.removesuffix(".base_layer").rpartition(".")[2] for n in owners if "lora_" not in n}
             raise ConfigError(
                 codes.MODELS_ADAPTER_MODULES_TO_SAVE(
                     "the model has no such module with parameters",
