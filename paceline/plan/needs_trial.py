@@ -63,7 +63,7 @@ def _of_model(config: Config, plan: Plan, environ: Mapping[str, str]) -> list[st
         f"values of its config: {', '.join(odd)}": odd,
         f"wrap classes {', '.join(classes)}": classes,
         f"family {shape.model_type if shape else ''}": shape is not None and shape.family.needs_trial,
-        "attention paceline on padded rows": padded and m.attn_implementation == "paceline",
+        "attention paceline, on padded rows": padded and m.attn_implementation == "paceline",
         "context parallelism on padded rows": padded and plan.mesh.cp > 1,
         "sequence parallelism on padded rows": padded and sharded is not None and sharded.sequence_parallel,
         "rollouts on padded rows": padded and algorithm_spec(plan.algorithm).on_policy,
