@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence, Sized
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -303,6 +303,8 @@ class ChoiceWriter(Protocol):
 
     tokens: list[int]
 
+    def take(self, delta: Delta) -> Sized: ...
+
     def choice(self) -> JsonObject: ...
 
     def event(self, delta: Delta) -> JsonObject | None: ...
@@ -335,7 +337,7 @@ class CompletionApi(ABC, Generic[R, A]):
         """Return the answers when they are written."""
         answers = self.answers(request, job)
         async for delta in deltas:
-            answers[delta.answer].event(delta)
+            answers[delta.answer].take(delta)
         return {
             **head(self.id_prefix, self.object_name, self.desk.served.name),
             "choices": [answer.choice() for answer in answers],
