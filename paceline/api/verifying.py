@@ -21,7 +21,7 @@ from paceline.launch.process_spec import import_path, module_argv
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
-    from paceline.verify.sides import Side, Tolerance
+    from paceline.verify.sides import Tolerance, VerifiedRun
     from paceline.verify.verdict import ComparedRuns, VerifyReport
 
 Report = Callable[[str], None]
@@ -76,14 +76,14 @@ def _verified(
 ) -> VerifyReport:
     from paceline.launch.preflight.plan_job import planned
     from paceline.plan.model.read_config import model_config
-    from paceline.verify.sides import TOLERANCES, probes, reference_for, sides
+    from paceline.verify.sides import TOLERANCES, gradient_checks, reference_for, runs_to_compare
     from paceline.verify.verdict import judge
 
     # Plan the given job, and derive both sides from it with a shrunken model
     plan, warnings = planned(loaded, needs_room=False)  # the full model need not fit
     warn((*loaded.notes, *warnings))
     small = model_config(loaded.config.model, os.environ)
-    requested, reference = sides(
+    requested, reference = runs_to_compare(
         plan, small, steps=steps, against=against or reference_for(plan), folder=str(folder)
     )
     tolerance = TOLERANCES[plan.precision.compute]
@@ -107,12 +107,12 @@ def _verified(
         "parted": verdict.parted,
     }
     if probe:
-        _probe(found, probes(requested, str(folder)), folder, tolerance, report)
+        _probe(found, gradient_checks(requested, str(folder)), folder, tolerance, report)
     return found
 
 
 def _probe(
-    found: VerifyReport, splits: Sequence[Side], folder: Path, tolerance: Tolerance, report: Report
+    found: VerifyReport, splits: Sequence[VerifiedRun], folder: Path, tolerance: Tolerance, report: Report
 ) -> None:
     """Train on one global batch under several splits, and compare the averaged gradients (Adam's exp_avg)."""
     from paceline.verify.verdict import judge_probe
@@ -136,7 +136,7 @@ def _size(config: JsonObject) -> str:
     )
 
 
-def _train(side: Side, folder: Path) -> None:
+def _train(side: VerifiedRun, folder: Path) -> None:
     """Run one side to its end with its output captured.
 
     Raises PacelineError with the end of its stderr on failure.
@@ -155,7 +155,7 @@ def _train(side: Side, folder: Path) -> None:
         )
 
 
-def _compare(reference: Side, run: Side, kind: str) -> ComparedRuns:
+def _compare(reference: VerifiedRun, run: VerifiedRun, kind: str) -> ComparedRuns:
     places = [side.output_dir for side in (reference, run)]
     done = _run("paceline.evaluation.compare_runs", *places, "--kind", kind)
     if done.returncode:

@@ -20,7 +20,7 @@ from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.rundir import RunDir
 from paceline.launch.program import program
 from paceline.runlog.history import load_history
-from paceline.verify.verdict import ComparedRuns, ComparedStep, Furthest
+from paceline.verify.verdict import ComparedRuns, ComparedStep, LargestDifference
 
 
 def compare(reference: RunDir, run: RunDir, kind: str) -> ComparedRuns:
@@ -52,7 +52,9 @@ def compare(reference: RunDir, run: RunDir, kind: str) -> ComparedRuns:
     return {"steps": steps, "missing": missing}
 
 
-def differences(ours: CheckpointReader, theirs: CheckpointReader, kind: str) -> tuple[Furthest, list[str]]:
+def differences(
+    ours: CheckpointReader, theirs: CheckpointReader, kind: str
+) -> tuple[LargestDifference, list[str]]:
     """Return ({name, relative} of the tensor that differs most, names that only one of the two has)."""
     names, expected = ({n for n in reader.names() if n.kind == kind} for reader in (ours, theirs))
     norms: dict[TensorName, tuple[float, float]] = {}

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from paceline.core.errors import PacelineError
+from paceline.core.rundir import RunDir
+from paceline.core.security.file_permissions import written_for
+from paceline.plan.cost import measured_runs
+from paceline.plan.cost.from_plan import predictions
+from paceline.plan.hardware.device_kinds import is_accelerator
+from paceline.plan.hardware.probe import probe_hardware
+from paceline.runlog.history import load_history
 
 if TYPE_CHECKING:
     from paceline.plan.hardware.probe import Hardware
@@ -20,28 +30,24 @@ VARIABLE = "PACELINE_LEDGER"
 def ledger_path(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return ``$PACELINE_LEDGER``, else a file in the user's state folder; None when it is ``off``."""
     setting = environ.get(VARIABLE)
-    if setting == "off":
-        return None
     if setting:
-        return Path(setting)
+        return None if setting == "off" else Path(setting)
     home = environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(home).expanduser() / "paceline" / "ledger.jsonl"
 
 
 def machine_name(hardware: Hardware) -> str:
     """Return the number of devices per node and their name; runs are compared by this key."""
-    from paceline.plan.hardware.device_kinds import is_accelerator
-
     count = hardware.num_devices if is_accelerator(hardware.device) else hardware.cpu_count
     return f"{count} × {hardware.device_name}"
 
 
 def corrections_here(hardware: Hardware) -> tuple[float, float]:
     """Return (memory factor, time factor) learnt from this machine's own runs; (1, 1) without a ledger."""
-    from paceline.plan.cost.measured_runs import corrections, read
-
     path = ledger_path()
-    return corrections(read(path), machine_name(hardware)) if path else (1.0, 1.0)
+    if path is None:
+        return 1.0, 1.0
+    return measured_runs.corrections(measured_runs.read(path), machine_name(hardware))
 
 
 def expected_here(plan: Plan) -> str:
@@ -49,19 +55,16 @@ def expected_here(plan: Plan) -> str:
 
     Empty without such runs or on a GPU.
     """
-    from paceline.plan.cost import measured_runs
-    from paceline.plan.cost.from_plan import predictions
-    from paceline.plan.hardware.probe import probe_hardware
-
     path = ledger_path()
     if path is None or plan.device != "cpu":
         return ""
     hardware = probe_hardware(os.environ, use_cpu=True, num_nodes=plan.num_nodes)
-    runs = [entry for entry in measured_runs.read(path) if entry.machine == machine_name(hardware)]
+    machine = machine_name(hardware)
+    runs = [entry for entry in measured_runs.read(path) if entry.machine == machine]
     expected = predictions(plan, hardware) if runs else None
     if expected is None:
         return ""
-    memory, time = measured_runs.corrections(runs, machine_name(hardware))
+    memory, time = measured_runs.corrections(runs, machine)
     return (
         f"expected here: {expected[0] * memory / measured_runs.GIB:.1f} GiB per process,"
         f" {expected[1] / time:,.0f} tokens/s (an estimate corrected by"
@@ -74,14 +77,6 @@ def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
 
     Leaves the ledger unchanged when anything is missing or cannot be written: it never fails a run.
     """
-    from paceline.core.errors import PacelineError
-    from paceline.core.rundir import RunDir
-    from paceline.core.security.file_permissions import written_for
-    from paceline.plan.cost import measured_runs
-    from paceline.plan.cost.from_plan import predictions
-    from paceline.plan.hardware.probe import probe_hardware
-    from paceline.runlog.history import load_history
-
     path = ledger_path(environ)
     if path is None:
         return
@@ -91,16 +86,16 @@ def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
         settled = list(history.steps.values())[max(1, len(history.steps) // 5) :]
         speeds = [step.tokens_per_second for step in settled if step.tokens_per_second > 0]
         hardware = probe_hardware(environ, use_cpu=plan.device == "cpu", num_nodes=plan.num_nodes)
-        expected = predictions(plan, hardware)
+        predicted_bytes, predicted_speed = predictions(plan, hardware) or (None, None)
         entry = measured_runs.LedgerEntry(
             time=datetime.now().isoformat(timespec="seconds"),
             machine=machine_name(hardware),
             model=str(plan.config.model.name_or_path or "from scratch"),
             strategy=plan.strategy,
             ranks=plan.world_size,
-            predicted_bytes=expected[0] if expected else None,
+            predicted_bytes=predicted_bytes,
             measured_bytes=max(history.peak_memory.values(), default=None),
-            predicted_speed=expected[1] if expected else None,
+            predicted_speed=predicted_speed,
             measured_speed=statistics.median(speeds) if speeds else None,
             run=plan.run_dir,
         )
@@ -112,16 +107,10 @@ def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
 
 def told_ledger(as_json: bool) -> str:
     """Return the output of ``paceline plan --ledger``."""
-    import json
-
-    from paceline.plan.cost.measured_runs import read, table, to_json
-
     path = ledger_path()
-    entries = read(path) if path else []
+    entries = measured_runs.read(path) if path else []
     if as_json:
-        return json.dumps(
-            {"path": str(path) if path else None, "runs": to_json(entries)}, indent=2, ensure_ascii=False
-        )
-    return table(entries) + (
-        f"kept in {path} ({VARIABLE}=off keeps none)\n" if path else f"{VARIABLE} is off\n"
-    )
+        data = {"path": str(path) if path else None, "runs": measured_runs.to_json(entries)}
+        return json.dumps(data, indent=2, ensure_ascii=False)
+    end = f"kept in {path} ({VARIABLE}=off keeps none)" if path else f"{VARIABLE} is off"
+    return f"{measured_runs.table(entries)}{end}\n"

@@ -18,6 +18,8 @@ from paceline.runlog.events import Error, Event, Notice
 from paceline.runlog.lines import line_of
 from paceline.runlog.redact import Redactor, printable
 
+_LOGGER = logging.getLogger(__name__)
+
 
 class RunLog:
     """One rank's events and text: ``events/``, ``logs/rank-XXXXX.log`` and on rank 0 ``logs/training.log``.
@@ -39,17 +41,17 @@ class RunLog:
         leads: bool = True,
     ) -> None:
         redact, self._least = redact or Redactor(), least
-        self._warn, self._leads = warn or _on_no_console, leads
+        self._warn, self._leads = warn or (lambda d: _LOGGER.warning("%s", d.render())), leads
         self._warned: set[str] = set()
         self.events = EventLog(run.events(rank), rank, redact=redact, on_refusal=self._refused)
         self.rank_text = TextLog(run.rank_log(rank), redact=redact, on_refusal=self._refused)
-        self.training_text = (
-            TextLog(run.training_log, redact=redact, on_refusal=self._refused) if rank == 0 else None
-        )
+        self._texts = [self.rank_text]
+        if rank == 0:
+            self._texts.append(TextLog(run.training_log, redact=redact, on_refusal=self._refused))
 
     def lost(self) -> Diagnostic | None:
         """A diagnostic of what could not be written, for the end of the run; None if nothing was lost."""
-        texts = self.rank_text.lost + (self.training_text.lost if self.training_text is not None else 0)
+        texts = sum(text.lost for text in self._texts)
         if not self.events.lost and not texts:
             return None
         losses = f"{self.events.lost} events and {texts} lines of the logs could not be written"
@@ -59,13 +61,11 @@ class RunLog:
         )
 
     def _refused(self, path: Path, error: OSError) -> None:
-        why = refusal_of(error, path)
         gone = isinstance(error, FileNotFoundError)
-        kind, of_the_disk = (
-            ("deleted", False) if gone else (why.kind, why.of_the_disk) if why else (str(error.errno), False)
-        )
+        why = None if gone else refusal_of(error, path)
+        kind = "deleted" if gone else why.kind if why else str(error.errno)
         # Warn once per kind of error; errors of the whole disk on one rank per node.
-        if kind in self._warned or (of_the_disk and not self._leads):
+        if kind in self._warned or (why is not None and why.of_the_disk and not self._leads):
             return
         self._warned.add(kind)
         if gone:
@@ -97,20 +97,14 @@ class RunLog:
         """Write a line to the text logs only."""
         if not is_written(level, self._least):
             return
-        self.rank_text.line(text, level)
-        if self.training_text is not None:
-            self.training_text.line(text, level)
+        for log in self._texts:
+            log.line(text, level)
 
     def close(self) -> None:
         """Flush and close all files. Safe to call twice."""
         self.events.close()
-        self.rank_text.close()
-        if self.training_text is not None:
-            self.training_text.close()
-
-
-def _on_no_console(diagnostic: Diagnostic) -> None:
-    logging.getLogger(__name__).warning("%s", diagnostic.render())
+        for text in self._texts:
+            text.close()
 
 
 def level_of(event: Event) -> str:

@@ -11,7 +11,7 @@ from paceline.core.rundir import RunDir
 from paceline.runlog import codes
 
 
-class Place:
+class RunDirWatch:
     """Remember the folder by device, inode and name.
 
     Some object-store file systems assign new inodes; then the name decides. Raises OSError if the folder does

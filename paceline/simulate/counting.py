@@ -95,7 +95,7 @@ class FakeValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class Kept:
+class SavedActivations:
     """Bytes that autograd saves while ``watching``: every storage except weights once, by trunk and head."""
 
     def __init__(self, root: nn.Module) -> None:

@@ -26,7 +26,7 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
 from paceline.runtime.process_group.world import World
-from paceline.simulate.counting import Collectives, FakeValues, Kept, gathered_bytes, held_bytes
+from paceline.simulate.counting import Collectives, FakeValues, SavedActivations, gathered_bytes, held_bytes
 from paceline.simulate.model import FakeFactory
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.registry import make_strategy
@@ -87,7 +87,7 @@ def _step(
         _optimize(handle)
         strategy.zero_grad(handle)
         _plain_last_layer(handle, plan.recompute)
-        kept, once, between = Kept(handle.root), Collectives(), Collectives()
+        kept, once, between = SavedActivations(handle.root), Collectives(), Collectives()
         # the first micro-batch may gather what all others find; those between are alike, so one is run
         with strategy.no_sync(handle):
             for counted in (once, between)[: plan.batch.accumulation - 1]:
@@ -111,7 +111,9 @@ def _step(
     }
 
 
-def _micro_step(strategy: Strategy, handle: Handle, batch: Batch, plan: Plan, kept: Kept | None) -> None:
+def _micro_step(
+    strategy: Strategy, handle: Handle, batch: Batch, plan: Plan, kept: SavedActivations | None
+) -> None:
     local_batch = strategy.shard_batch(batch)
     handle.root.train()
     with kept.watching() if kept else nullcontext():

@@ -48,7 +48,7 @@ TOLERANCES = {
 
 
 @dataclass(frozen=True)
-class Side:
+class VerifiedRun:
     """One run: its name, its config as JSON, its number of processes."""
 
     name: str
@@ -61,9 +61,9 @@ class Side:
         return str(as_object(self.config["training"])["output_dir"])
 
 
-def sides(
+def runs_to_compare(
     plan: Plan, model_config: Mapping[str, Json], *, steps: int, against: str, folder: str
-) -> tuple[Side, Side]:
+) -> tuple[VerifiedRun, VerifiedRun]:
     """Return (the strategy to verify, the reference) for ``steps`` steps, both writing under ``folder``."""
     base = _small(plan, model_config, steps)
     requested = copy.deepcopy(base)
@@ -74,10 +74,12 @@ def sides(
     inner_object(reference, "training")["output_dir"] = f"{folder}/reference-{against}"
     inner_object(requested, "launch")["nproc"] = plan.world_size
     inner_object(reference, "launch")["nproc"] = ranks
-    return Side(_word(plan.strategy), requested, plan.world_size), Side(against, reference, ranks)
+    return VerifiedRun(_word(plan.strategy), requested, plan.world_size), VerifiedRun(
+        against, reference, ranks
+    )
 
 
-def probes(requested: Side, folder: str) -> list[Side]:
+def gradient_checks(requested: VerifiedRun, folder: str) -> list[VerifiedRun]:
     """Return runs of one step on the same global batch, split in three ways, whose gradients must be equal.
 
     8 rows per rank, without clipping.
@@ -95,7 +97,7 @@ def probes(requested: Side, folder: str) -> list[Side]:
             "weight_decay": 0.0,
             "output_dir": f"{folder}/probe-{micro}x{accumulation}",
         }
-        runs.append(Side(f"{micro}×{accumulation}", config, requested.nproc))
+        runs.append(VerifiedRun(f"{micro}×{accumulation}", config, requested.nproc))
     return runs
 
 

@@ -9,7 +9,7 @@ from typing import NotRequired, TypedDict
 
 from paceline.verify.sides import Tolerance
 
-_NOTHING: Furthest = {"name": "", "relative": math.nan, "count": 0}  # NaN is beyond every tolerance
+_NOTHING: LargestDifference = {"name": "", "relative": math.nan, "count": 0}  # NaN is beyond every tolerance
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _beyond(gap: float, allowed: float) -> bool:
     return not gap <= allowed
 
 
-class Furthest(TypedDict):
+class LargestDifference(TypedDict):
     """The tensor that differs most: its name, and the norm of the difference over that of the reference.
 
     ``count``: the tensors that both have.
@@ -148,7 +148,7 @@ class ComparedStep(TypedDict):
     loss: list[float]
     grad_norm: list[float | None]
     samples_differ: NotRequired[bool]
-    tensors: NotRequired[Furthest]
+    tensors: NotRequired[LargestDifference]
 
 
 class ComparedRuns(TypedDict):

@@ -11,7 +11,7 @@ from paceline.core.rundir import RunDir
 from paceline.runlog import events
 from paceline.runlog.lines import samples_lines
 from paceline.runlog.log import RunLog, is_written
-from paceline.runlog.place import Place
+from paceline.runlog.place import RunDirWatch
 from paceline.runlog.redact import Redactor
 from paceline.runtime.failures.heartbeat import Heartbeat
 from paceline.training.loop.intervals import every
@@ -40,7 +40,7 @@ class Observers:
         """
         self.rank, self.run, self.config, self.redact = rank, run, config, redact
         self.log = RunLog(run, rank, self.redact, config.training.log_level, warn=self._warn, leads=leads)
-        self._place = Place(run) if leads else None
+        self._place = RunDirWatch(run) if leads else None
         self.heartbeat = Heartbeat(run.heartbeat(rank)).start()
         self.console: Console | None = None
         self.trackers: Trackers | None = None

@@ -304,6 +304,11 @@ MAX_FINDINGS = 500  # different ones; each is counted
 _TEXT = ("code", "what", "where", "found", "hint", "severity")
 
 
+def texts_of(diagnostic: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of a diagnostic as the page shows them."""
+    return {name: str(diagnostic.get(name, ""))[:4000] for name in _TEXT}
+
+
 class ReportedFindings:
     """Errors of the last attempt, and notices of all attempts, in the order of their first report."""
 
@@ -321,7 +326,7 @@ class ReportedFindings:
         diagnostic = data.get("diagnostic")
         if not isinstance(diagnostic, dict):
             return
-        texts = {name: str(diagnostic.get(name, ""))[:4000] for name in _TEXT}
+        texts = texts_of(diagnostic)
         rank = data.get("failed_rank", data.get("rank", 0))
         key = f"{kind}\n{texts['code']}\n{texts['where']}\n{texts['what']}"
         if key in self._rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from paceline.core.json_types import JsonObject
 from paceline.launch.loopback_guard import HOSTS, Guard
+from paceline.watch.page.columns import Reduced
 from paceline.watch.page.documents import config_of, log_names, log_page, plan_of, samples_of
 from paceline.watch.page.runs import Runs
 from paceline.watch.page.view import RunView
@@ -70,25 +72,25 @@ def as_json(value: object) -> Response:
     return Response(text.encode("utf-8", "replace"), media_type="application/json")
 
 
-def _summary(view: RunView, request: Request) -> object:
+def _summary(view: RunView, request: Request) -> JsonObject:
     view.advance(READ_SECONDS)
     return view.summary()
 
 
-def _series(view: RunView, request: Request) -> object:
+def _series(view: RunView, request: Request) -> Mapping[str, Reduced]:
     query = request.query_params
     x = "elapsed" if query.get("x") == "elapsed" else "step"
     begin, end = (float(query[name]) if name in query else None for name in ("from", "to"))
     return view.series(query.getlist("name")[:100], x, int(query.get("buckets", "600")), begin, end)
 
 
-def _samples(view: RunView, request: Request) -> object:
+def _samples(view: RunView, request: Request) -> JsonObject:
     query = request.query_params
     before = int(query["before"]) if "before" in query else None
     return samples_of(view, before, int(query.get("limit", "5")))
 
 
-def _log(view: RunView, request: Request) -> object:
+def _log(view: RunView, request: Request) -> JsonObject:
     query = request.query_params
     before = int(query["before"]) if "before" in query else None
     limit = max(1, min(int(query.get("limit", "400")), 2000))

@@ -16,7 +16,7 @@ from paceline.core.rundir import RunDir
 from paceline.watch.page.columns import Columns, Reduced, Series, reduced
 from paceline.watch.page.folder import LastBeat, changed_at, read_beat, read_json, read_start, run_id
 from paceline.watch.page.glance import LIVE, described, state_of_run
-from paceline.watch.page.index import RunIndex
+from paceline.watch.page.index import RunIndex, texts_of
 
 RECENT = 50  # steps whose medians are the present speed
 _BEATS_SECONDS = 5.0  # between two readings of all ranks' heartbeats
@@ -124,9 +124,7 @@ class RunView:
         causes = [start.cause] if start is not None and start.cause else []
         for found in [*causes, *(written if isinstance(written, list) else ())]:
             if isinstance(found, dict) and (found.get("code"), found.get("what")) not in known:
-                texts = {
-                    n: str(found.get(n, "")) for n in ("code", "what", "where", "found", "hint", "severity")
-                }
+                texts = texts_of(found)
                 rows.insert(0, {**texts, "is_error": found.get("severity") == "error", "count": 1})
                 known.add((texts["code"], texts["what"]))
         explained: list[Json] = [{**row, "explanation": explanation(str(row["code"]))} for row in rows]

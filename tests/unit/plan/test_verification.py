@@ -12,7 +12,7 @@ from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.model.shrink import shrunk
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
-from paceline.verify.sides import TOLERANCES, probes, reference_for, sides
+from paceline.verify.sides import TOLERANCES, gradient_checks, reference_for, runs_to_compare
 from paceline.verify.verdict import judge, judge_probe
 
 LARGE = {
@@ -100,7 +100,7 @@ def test_both_sides_train_the_same_rows() -> None:
     plan = plan_for(4, distributed_strategy="ddp")
     assert reference_for(plan) == "single"  # not with itself
     assert reference_for(plan_for(4, distributed_strategy="fsdp")) == "ddp"
-    asked, reference = sides(plan, LARGE, steps=3, against="single", folder="/v")
+    asked, reference = runs_to_compare(plan, LARGE, steps=3, against="single", folder="/v")
     ours, theirs = asked.config["training"], reference.config["training"]
     rows = [
         t["per_device_train_batch_size"] * t["gradient_accumulation_steps"] * n
@@ -115,7 +115,7 @@ def test_both_sides_train_the_same_rows() -> None:
     )
     for side in (asked, reference):  # what is written for the runs is a config
         assert Config.from_json(side.config).training.max_steps == 3
-    cuts = probes(asked, "/v")
+    cuts = gradient_checks(asked, "/v")
     assert {
         (
             c.config["training"]["per_device_train_batch_size"]

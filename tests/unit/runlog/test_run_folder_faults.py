@@ -21,7 +21,7 @@ from paceline.launch.claim_run_dir import claim
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Finished, Notice
 from paceline.runlog.log import RunLog
-from paceline.runlog.place import Place
+from paceline.runlog.place import RunDirWatch
 from paceline.runlog.redact import Redactor
 from paceline.runlog.result import write_result
 from paceline.training.errors import diagnose
@@ -125,7 +125,7 @@ def test_the_folder_of_a_run_is_known_by_more_than_its_name(tmp_path: Path) -> N
         (lambda p: p.rename(tmp_path / "away"), str(tmp_path / "away")),
     ):
         for again in (False, True):
-            place = Place(run)
+            place = RunDirWatch(run)
             assert place.check() is None
             harm(run.root)
             if again:
@@ -142,7 +142,7 @@ def test_the_folder_of_a_run_is_known_by_more_than_its_name(tmp_path: Path) -> N
 def test_a_link_to_where_the_folder_was_moved_is_the_same_folder(tmp_path: Path) -> None:
     run = RunDir.at(tmp_path / "run")
     run.root.mkdir()
-    place = Place(run)
+    place = RunDirWatch(run)
     run.root.rename(tmp_path / "large-disk")
     run.root.symlink_to(tmp_path / "large-disk")
     assert place.check() is None
@@ -152,7 +152,7 @@ def test_a_link_to_where_the_folder_was_moved_is_the_same_folder(tmp_path: Path)
 def test_a_checkpoint_that_is_taken_away_is_said_once(tmp_path: Path) -> None:
     run = RunDir.at(tmp_path / "run")
     run.checkpoint(3).mkdir(parents=True)
-    place = Place(run)
+    place = RunDirWatch(run)
     place.expects(str(run.checkpoint(3)))
     assert place.check() is None
     shutil.rmtree(run.checkpoint(3))
@@ -203,9 +203,9 @@ def test_a_connection_s_error_is_not_a_disk_s() -> None:
 
 
 def test_a_log_that_is_rotated_goes_on_under_its_name(tmp_path: Path) -> None:
-    log, said, _ = opened(tmp_path, 0)
+    log, said, run = opened(tmp_path, 0)
     log.message("before")
-    path = log.training_text.path  # type: ignore[union-attr]
+    path = run.training_log
     path.rename(path.with_suffix(".log.1"))
     log.message("after")
     path.write_text("")  # copied and truncated
