@@ -119,7 +119,16 @@ def load_config(
         file_values = {key: value for key, value in first.values.items() if key in FILE_KEYS}
         file_keys = {Path(value).name: key for key, value in file_values.items() if isinstance(value, str)}
         raise NotLoaded(
-            findings, loaded, doubted(problems, provenance, str(path), top, _places(meant), file_keys)
+            findings,
+            loaded,
+            doubted(
+                problems,
+                provenance,
+                str(path),
+                top,
+                frozenset(entry.source.place() for entry in meant.entries),
+                file_keys,
+            ),
         )
     return loaded
 
@@ -185,10 +194,6 @@ def _meant(collectors: Sequence[Collector], first: Merged) -> Collector:
     return collected
 
 
-def _places(meant: Collector) -> frozenset[str]:
-    return frozenset(entry.source.place() for entry in meant.entries)
-
-
 def _tree(tree: Mapping[str, Json]) -> Collector:
     """Collect the settings of a program's own mapping, key by key; they have no lines."""
     collector = Collector()
@@ -198,9 +203,7 @@ def _tree(tree: Mapping[str, Json]) -> Collector:
         if isinstance(value, Mapping) and name != "lora":
             settings = {f"{name}.{key}": item for key, item in value.items()}
         for path, item in settings.items():
-            node, source = _as_node(item), Source(ARGUMENT, text=path)
-            collector.look_at(node, source, path.rpartition(".")[2])
-            collector.setting(tuple(path.split(".")), node, source)
+            collector.written(tuple(path.split(".")), _as_node(item), Source(ARGUMENT, text=path))
     collector.written_for(version)
     return collector
 
@@ -225,9 +228,7 @@ def _environment(environ: Mapping[str, str], collector: Collector) -> None:
                 )
             )
             continue
-        node = _value(environ[name], name)
-        collector.look_at(node, source, parts[-1])
-        collector.setting(parts, node, source)
+        collector.written(parts, _value(environ[name], name), source)
 
 
 def _one_underscore(name: str, collector: Collector) -> None:
@@ -238,15 +239,16 @@ def _one_underscore(name: str, collector: Collector) -> None:
     section, _, key = name.removeprefix(_PREFIX).partition("_")
     if section.lower() not in SECTIONS or not key:
         return
-    message = f"{name} has no effect: two underscores are needed between section and key"
-    remedy = f"{_PREFIX}{section}__{key}, or unset it"
-    variable = Source(ENVIRONMENT, text=name).place()
-    if field_of(f"{section}.{key}".lower()) or f"{key}".lower() in known_names(section.lower()):
-        collector.problems.append(codes.CONFIG_UNKNOWN_VARIABLE(message, variable, name, remedy))
-    else:
-        collector.notes.append(
-            codes.CONFIG_UNKNOWN_VARIABLE(message, variable, name, remedy, Severity.WARNING)
+    is_key = field_of(f"{section}.{key}".lower()) or key.lower() in known_names(section.lower())
+    (collector.problems if is_key else collector.notes).append(
+        codes.CONFIG_UNKNOWN_VARIABLE(
+            f"{name} has no effect: two underscores are needed between section and key",
+            Source(ENVIRONMENT, text=name).place(),
+            name,
+            f"{_PREFIX}{section}__{key}, or unset it",
+            Severity.ERROR if is_key else Severity.WARNING,
         )
+    )
 
 
 def _command_line(
@@ -254,9 +256,7 @@ def _command_line(
 ) -> None:
     for path, value in flags.items():
         if value is not None or flags_from != COMMAND_LINE:  # a program's None is a value
-            node, source = _as_node(value), Source(flags_from, text=path)
-            collector.look_at(node, source, path.rpartition(".")[2])
-            collector.setting(tuple(path.split(".")), node, source)
+            collector.written(tuple(path.split(".")), _as_node(value), Source(flags_from, text=path))
     for override in overrides:
         key, equals, value = override.partition("=")
         key = key.strip().lstrip("-")
@@ -271,10 +271,8 @@ def _command_line(
                 )
             collector.problems.append(codes.CONFIG_OVERRIDE(COMMAND_LINE, written, hint=remedy))
             continue
-        node = _value(value, f"command line {key}")
         source = Source(COMMAND_LINE, text=f"{key}=…" if len(override) > 60 else override)
-        collector.look_at(node, source, key.rpartition(".")[2])
-        collector.setting(tuple(key.split(".")), node, source)
+        collector.written(tuple(key.split(".")), _value(value, f"command line {key}"), source)
 
 
 def _value(text: str, name: str) -> Node:

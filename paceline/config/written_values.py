@@ -11,7 +11,7 @@ from paceline.config import codes
 from paceline.config.source import ENVIRONMENT, FOREIGN, Source, holds_secret
 from paceline.config.yaml_text.tree import Node
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, nearest_key
 from paceline.core.security.secrets import SHAPED, is_bare_key, secrets_in, shape_of_secret
 
 #: (path of keys, the text found there, its place, whether the text is a key itself)
@@ -52,6 +52,7 @@ _TEXT = (
     "system",
     "instruction",
 )
+_TEMPLATE = re.compile(r"\n|\{\{|\{%")  # what no path has
 _COMMIT = ("revision", "commit", "sha", "hash", "digest", "fingerprint", "ref", "version")
 _SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASS", "CREDENTIAL", "AUTH")
 
@@ -146,7 +147,7 @@ def _secret(where: str, kind: str, location: str) -> Diagnostic:
 
 def _is_text(name: str, text: str) -> bool:
     plain = name.lower()
-    return any(word in plain for word in _TEXT) and not ("template" in plain and _may_be_a_path(text))
+    return any(word in plain for word in _TEXT) and not ("template" in plain and not _TEMPLATE.search(text))
 
 
 def _variable(name: str, text: str, location: str) -> Iterator[Diagnostic]:
@@ -182,10 +183,6 @@ def _for_the_shell(variable: str) -> str:
     )
 
 
-def _may_be_a_path(text: str) -> bool:
-    return "\n" not in text and "{{" not in text and "{%" not in text
-
-
 def held_secrets(
     config: Mapping[str, Json], provenance: Mapping[str, Source], environ: Mapping[str, str]
 ) -> Iterator[Diagnostic]:
@@ -194,7 +191,7 @@ def held_secrets(
     for path, text in _leaves("", config) if secrets else ():
         for secret in secrets:
             if secret in text:
-                source = next((provenance[p] for p in _upwards(path) if p in provenance), None)
+                source = provenance.get(nearest_key(provenance, path))
                 yield codes.SEC_SECRET_VALUE(
                     (source.place() if source else path).split("=")[0],
                     "*** (not shown)",
@@ -214,9 +211,3 @@ def _leaves(path: str, value: Json) -> Iterator[tuple[str, str]]:
             yield from _leaves(path, item)
     elif isinstance(value, str):
         yield path, value
-
-
-def _upwards(path: str) -> Iterator[str]:
-    while path:
-        yield path
-        path = path.rpartition(".")[0]

@@ -52,7 +52,7 @@ class Diagnostic:
                 f"    fix:   {self.hint}" if self.severity is Severity.ERROR else f"    hint:  {self.hint}"
             )
         # A multi-line value is indented and marked, so that its lines cannot pass for another finding
-        return "\n".join(line for part in parts for line in _indented(part))
+        return "\n".join(part.replace("\n", "\n    | ") for part in parts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the finding as a dict of plain JSON types."""
@@ -167,11 +167,6 @@ def all_codes() -> Mapping[str, Code | TemplateCode]:
     return {
         code.name: code for file in sorted(PACKAGE.rglob("codes.toml")) for code in read_codes(file).values()
     }
-
-
-def _indented(text: str) -> list[str]:
-    first, *rest = text.split("\n")
-    return [first, *(f"    | {line}" for line in rest)]
 
 
 def errors(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:

@@ -44,7 +44,8 @@ def open_file(path: Path) -> io.BufferedReader:
 
     Raises OSError, also for a FIFO, a socket or a device, whose opening or reading might block forever.
     """
-    refuse_special(path)
+    if (kind := no_file(path)) is not None:
+        raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # non-blocking: a FIFO may replace it
     try:
         mode = os.fstat(number).st_mode
@@ -125,13 +126,6 @@ def read_run_file(path: Path) -> str:
     if len(data) > MAX_JSON_BYTES:
         raise FileNotFoundError(errno.ENOENT, f"it has more than {MAX_JSON_BYTES >> 20} MiB", str(path))
     return data.decode("utf-8", "replace")
-
-
-def refuse_special(path: Path) -> None:
-    """Raise OSError when ``path`` exists but is neither a file nor a folder."""
-    kind = no_file(path)
-    if kind is not None:
-        raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
 
 
 def _is_there(path: Path) -> bool:

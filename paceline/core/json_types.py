@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TypeAlias
 
 #: A value of JSON. A parsed one is built of ``dict`` and ``list``, and ``isinstance`` tells which; the types
@@ -40,6 +40,11 @@ def as_object(value: Json) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
+def as_list(value: Json) -> list[Json]:
+    """Return a list's items, or ``value`` as the only one; nothing for null and an empty text."""
+    return list(value) if isinstance(value, list) else [value] if value else []
+
+
 def as_number(value: Json) -> float:
     """Return a number of parsed JSON. Raises ValueError for anything else."""
     if isinstance(value, (int, float)):
@@ -70,6 +75,13 @@ def value_at(value: Json, path: str) -> Json:
         else:
             value = as_object(value).get(part)
     return value
+
+
+def nearest_key(by_path: Container[str], path: str) -> str:
+    """Return the dotted path, or the nearest outer one, that is in ``by_path``; else an empty text."""
+    while path and path not in by_path:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def leaves(value: Json, path: str = "") -> JsonObject:

@@ -6,6 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+class _PathInside:
+    """A path below the root of a run directory."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __get__(self, run: RunDir, owner: type[RunDir]) -> Path:
+        return run.root / self._path
+
+
 @dataclass(frozen=True)
 class RunDir:
     """Paths of everything a run writes. Constructing it does not touch the disk."""
@@ -17,44 +27,22 @@ class RunDir:
         """Return the run directory at ``path``, made absolute but not created."""
         return RunDir(Path(path).expanduser().absolute())
 
-    @property
-    def config_yaml(self) -> Path:
-        """An unchanged copy of the user's YAML."""
-        return self.root / "config.yaml"
-
-    @property
-    def config_json(self) -> Path:
-        """The effective config."""
-        return self.root / "config.json"
-
-    @property
-    def plan_json(self) -> Path:
-        return self.root / "plan.json"
-
-    @property
-    def result_json(self) -> Path:
-        """Written once, when the run ends."""
-        return self.root / "result.json"
-
-    @property
-    def lock(self) -> Path:
-        """Lock file, held by the running job."""
-        return self.root / ".lock"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def training_log(self) -> Path:
-        return self.logs / "training.log"
+    #: An unchanged copy of the user's YAML.
+    config_yaml = _PathInside("config.yaml")
+    #: The effective config.
+    config_json = _PathInside("config.json")
+    plan_json = _PathInside("plan.json")
+    #: Written once, when the run ends.
+    result_json = _PathInside("result.json")
+    #: Lock file, held by the running job.
+    lock = _PathInside(".lock")
+    logs = _PathInside("logs")
+    training_log = _PathInside("logs/training.log")
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:05d}.log"
 
-    @property
-    def events_dir(self) -> Path:
-        return self.root / "events"
+    events_dir = _PathInside("events")
 
     def events(self, rank: int) -> Path:
         """Append-only typed events of one rank, JSON lines."""
@@ -71,66 +59,33 @@ class RunDir:
         """How a node's ranks exited; written by that node's launcher."""
         return self.events_dir / ("exits.json" if node_rank == 0 else f"exits-node-{node_rank}.json")
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
+    checkpoints = _PathInside("checkpoints")
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:08d}"
 
-    @property
-    def latest(self) -> Path:
-        """Names the newest published checkpoint; only a hint, as resume scans the folder and verifies."""
-        return self.checkpoints / "latest"
+    #: Names the newest published checkpoint; only a hint, as resume scans the folder and verifies.
+    latest = _PathInside("checkpoints/latest")
 
     def fetched(self, name: str) -> Path:
         """Checkpoints that were brought down from another run's URL, ``name``, to resume from."""
         return self.root / "fetched" / name
 
-    @property
-    def run_id(self) -> Path:
-        """A name of this run that no other has, by which it claims a URL."""
-        return self.root / "run-id"
-
-    @property
-    def disks(self) -> Path:
-        """How many folders this path was on the nodes of the last start that had several; of each disk."""
-        return self.root / ".disks"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.root / "tensorboard"
-
-    @property
-    def wandb(self) -> Path:
-        return self.root / "wandb"
-
-    @property
-    def mlflow(self) -> Path:
-        return self.root / "mlflow"
-
-    @property
-    def swanlab(self) -> Path:
-        return self.root / "swanlab"
-
-    @property
-    def profile(self) -> Path:
-        """What recorded steps spent their time on."""
-        return self.root / "profile"
-
-    @property
-    def rollout_weights(self) -> Path:
-        """The policy's weights, written for a generation server to load."""
-        return self.root / "rollout-weights"
-
-    @property
-    def plot_png(self) -> Path:
-        return self.root / "plot.png"
-
-    @property
-    def answers_json(self) -> Path:
-        """Held-out questions with the model's answers before and after training."""
-        return self.root / "answers.json"
+    #: A name of this run that no other has, by which it claims a URL.
+    run_id = _PathInside("run-id")
+    #: How many folders this path was on the nodes of the last start that had several; of each disk.
+    disks = _PathInside(".disks")
+    tensorboard = _PathInside("tensorboard")
+    wandb = _PathInside("wandb")
+    mlflow = _PathInside("mlflow")
+    swanlab = _PathInside("swanlab")
+    #: What recorded steps spent their time on.
+    profile = _PathInside("profile")
+    #: The policy's weights, written for a generation server to load.
+    rollout_weights = _PathInside("rollout-weights")
+    plot_png = _PathInside("plot.png")
+    #: Held-out questions with the model's answers before and after training.
+    answers_json = _PathInside("answers.json")
 
     def exists(self) -> bool:
         """Whether a run has written here before."""

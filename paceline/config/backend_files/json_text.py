@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from paceline.config import codes
 from paceline.config.yaml_text.lookalike_characters import near_line, plain
 from paceline.config.yaml_text.tree import MAX_DEPTH
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 
@@ -81,7 +80,15 @@ def _strict(text: str, name: str, file_kind: str) -> Json:
         raise _too_deep(places.deep, name, file_kind)
     if places.duplicates:
         raise ConfigError(
-            *(_twice(key, first, second, name, file_kind) for key, first, second in places.duplicates)
+            *(
+                codes.CONFIG_DUPLICATE_KEY(
+                    f"the {file_kind} gives '{key}' twice, first in line {first}",
+                    f"{name}:{second}",
+                    f"line {first} and line {second}",
+                    "keep one of the two lines",
+                )
+                for key, first, second in places.duplicates
+            )
         )
     return data
 
@@ -136,15 +143,6 @@ def _too_deep(line: int, name: str, kind: str) -> ConfigError:
             "",
             "settings need about five levels",
         )
-    )
-
-
-def _twice(key: str, first: int, second: int, name: str, kind: str) -> Diagnostic:
-    return codes.CONFIG_DUPLICATE_KEY(
-        f"the {kind} gives '{key}' twice, first in line {first}",
-        f"{name}:{second}",
-        f"line {first} and line {second}",
-        "keep one of the two lines",
     )
 
 

@@ -10,7 +10,9 @@ from typing import TypeVar
 from paceline.config import codes
 from paceline.config.source import FOREIGN, Entry, Source
 from paceline.core.diagnostics import Code, Diagnostic, Severity
-from paceline.core.json_types import Json, JsonObject, as_object, put_at
+from paceline.core.json_types import Json, JsonObject, as_object, nearest_key, put_at
+
+Item = TypeVar("Item")
 
 Item = TypeVar("Item")
 
@@ -58,9 +60,7 @@ class Document:
 
     def _line(self, path: str) -> int | None:
         """Return the line of a path, else of the block that would contain it."""
-        while path and path not in self.lines:
-            path = path.rpartition(".")[0]
-        return self.lines.get(path, self.line)
+        return self.lines.get(nearest_key(self.lines, path), self.line)
 
     def entry(self, to: str, value: Json, path: str) -> Entry:
         """Return a setting of the lowest layer that comes from this document's ``path``."""

@@ -172,10 +172,6 @@ def _scale(value: Json) -> Json:
     return ("group" if value else "none") if isinstance(value, bool) else value
 
 
-def _only(value: Json) -> Json:
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
-
-
 CONVERTERS: dict[str, Callable[[Json], Json]] = {
     "texts": _words,
     "linear": _linear,
@@ -184,7 +180,7 @@ CONVERTERS: dict[str, Callable[[Json], Json]] = {
     "sentence": lambda value: " ".join(map(str, value)) if isinstance(value, list) else value,
     "whole": _whole,
     "count": _count,
-    "only": _only,
+    "only": lambda value: value[0] if isinstance(value, list) and len(value) == 1 else value,
 }
 
 

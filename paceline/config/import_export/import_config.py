@@ -189,8 +189,8 @@ def import_data(
         return import_job(data, lines, path, chosen)
     translator = TRANSLATORS[chosen]
     job = translator.job(data, algorithm)
-    reading = KeyReader(translator.name, path, flat(data), lines, translator.defaults(job), engine)
-    reading.facts |= {"job": job, "named": algorithm}
+    reading = KeyReader(translator.name, path, flat(data), lines, translator.defaults(job))
+    reading.facts |= {"job": job, "named": algorithm, "engine": engine}
     translator.translate(reading)
     imported = reading.result
     if translator.parsed:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 
 from paceline.config.import_export.argument_tables import Defaults
 from paceline.config.source import shown
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, nearest_key
 from paceline.core.security.secrets import SHAPED
 
 _SHOWN_OF_REASON, _SHOWN = 20, 200
@@ -138,7 +138,7 @@ class KeyReader:
     """The keys of one file. Translators take keys by ``value`` and decide each by one of the verbs.
 
     ``given``: the file's keys (inner ones dotted); ``lines``: where each stands; ``defaults``: the system's;
-    ``engine``: deepspeed or fsdp, if a launcher sets it. ``facts``: what the job is, for the tables.
+    ``facts``: what the job is, for the tables; ``engine`` is deepspeed or fsdp, if a launcher sets it.
     """
 
     def __init__(
@@ -148,13 +148,11 @@ class KeyReader:
         data: JsonObject,
         lines: Mapping[str, int],
         defaults: Defaults,
-        engine: str = "",
     ) -> None:
         self.result = Imported(system, file)
         self.given = data
         self._lines = lines
         self.defaults = defaults
-        self._engine = engine
         self.facts: dict[str, Json] = {}
 
     def value(self, key: str) -> Json:
@@ -185,7 +183,7 @@ class KeyReader:
     def engine(self) -> str:
         """Return the key that sets DeepSpeed or FSDP, which shard and make float32 masters; or empty."""
         engine_keys = (name for name in ("deepspeed", "fsdp", "fsdp_config") if self.is_given(name))
-        return next(engine_keys, str(self.facts.get("engine") or self._engine))
+        return next(engine_keys, str(self.facts.get("engine") or ""))
 
     def decided(self, key: str) -> bool:
         """Whether the key already has its verdict."""
@@ -199,9 +197,7 @@ class KeyReader:
         """Return the file's line of a key (of its nearest outer key); 0 for a key that is not given."""
         if key.partition(".")[0].partition("[")[0] not in self.given and key not in self.given:
             return 0
-        while key and key not in self._lines:
-            key = key.rpartition(".")[0]
-        return self._lines.get(key, 1)
+        return self._lines.get(nearest_key(self._lines, key), 1)
 
     def keep(self, key: str, path: str, value: Json, note: str = "") -> None:
         """The key acts the same here: as ``path: value``."""
@@ -229,6 +225,10 @@ class KeyReader:
         """The key's meaning cannot be kept, for this reason; also for a default (not in the file)."""
         self._decide(key, KeyVerdict.LOST, says)
 
+    def judge(self, key: str, fine: bool, nothing: str, lost: str) -> None:
+        """The key has no effect where its value is ``fine``, else it cannot be kept; each with its reason."""
+        self.nothing(key, nothing) if fine else self.lose(key, lost)
+
     def set(self, path: str, value: Json, key: str = "", note: str = "") -> None:
         """Set a value of our config on behalf of ``key``."""
         self.result.settings[path] = Setting(value, key, self.line(key), note)
@@ -244,6 +244,11 @@ class KeyReader:
         self._lines = {**self._lines, name: self.line(key)}
         self._decide(key, KeyVerdict.MAPPED, f"an older name of {name}")
 
-    def older_done(self, key: str, name: str) -> None:
-        """Give an older name the verdict of today's."""
-        self.result.findings[key] = replace(self.result.findings.pop(name), key=key)
+
+def data_set(path: Json, **options: Json) -> JsonObject:
+    """Return a data set of ours, without options that are empty or the default."""
+    defaults = {"split": "train", "name": "default", "weight": 1}
+    kept = {
+        key: value for key, value in options.items() if value not in (None, "", {}, [], defaults.get(key))
+    }
+    return {"path": path, **kept}

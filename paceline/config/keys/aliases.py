@@ -135,10 +135,6 @@ def _attention(value: Json) -> Json:
     return names.get(str(value).lower(), value)
 
 
-def _use_flash(value: Json) -> Json | Skip:
-    return "flash_attention_2" if value is not None and _flag(value) else SKIP
-
-
 def _lora_target(value: Json) -> Json:
     return ("all-linear",) if value == "all" else value
 
@@ -176,15 +172,6 @@ def _optimizer(value: Json) -> Json:
             "optimizer: adamw_torch",
         )
     return "adamw_torch" if name == "adamw" else value
-
-
-def _packs(value: Json) -> bool | Skip:
-    """Convert LLaMA-Factory's neat_packing, which separates the documents of a row; here they always are."""
-    return True if value is not None and _flag(value) else SKIP
-
-
-def _tf5(name: str) -> str:
-    return f"Transformers 5 names it {name}"
 
 
 ALIASES: dict[str, Alias] = {
@@ -259,7 +246,7 @@ ALIASES: dict[str, Alias] = {
     "activation_checkpointing_kwargs": Alias("training.gradient_checkpointing_kwargs"),
     "torchdynamo": Alias("training.torch_compile_backend"),
     # evaluation, saving, logging
-    "evaluation_strategy": Alias("training.eval_strategy", note=_tf5("eval_strategy")),
+    "evaluation_strategy": Alias("training.eval_strategy", note="Transformers 5 names it eval_strategy"),
     "resume": Alias("training.resume_from_checkpoint"),
     # names of LLaMA-Factory and of the Hugging Face example scripts
     "stage": Alias("training.algorithm", _stage),
@@ -273,8 +260,8 @@ ALIASES: dict[str, Alias] = {
         "model.dtype", note="weights are loaded in this dtype; trained weights are kept in float32"
     ),
     "flash_attn": Alias("model.attn_implementation", _attention),
-    "flash_attention": Alias("model.attn_implementation", _use_flash),
-    "use_flash_attention_2": Alias("model.attn_implementation", _use_flash),
+    "flash_attention": Alias("model.attn_implementation", _true_sets("flash_attention_2")),
+    "use_flash_attention_2": Alias("model.attn_implementation", _true_sets("flash_attention_2")),
     "new_special_tokens": Alias("model.add_special_tokens", _token_list),
     "add_special_tokens": Alias("model.add_special_tokens", _token_list),
     "add_tokens": Alias("model.add_tokens", _token_list),
@@ -296,7 +283,7 @@ ALIASES: dict[str, Alias] = {
     "model_max_length": Alias("data.max_length"),
     "seq_len": Alias("data.max_length"),
     "sequence_len": Alias("data.max_length"),
-    "neat_packing": Alias("data.packing", _packs),
+    "neat_packing": Alias("data.packing", _true_sets(True)),
     "train_on_prompt": Alias("data.train_on", lambda value: "all" if _flag(value) else "assistant"),
     "assistant_only_loss": Alias("data.train_on", lambda value: "assistant" if _flag(value) else "all"),
     "preprocessing_num_workers": Alias("data.num_proc"),

@@ -57,23 +57,18 @@ def _power(match: re.Match[str]) -> str | None:
     return _spelt(base**exponent) if abs(exponent) <= 64 and base else None
 
 
-def _quotient(match: re.Match[str]) -> str | None:
-    return _spelt(float(match[1]) / float(match[2])) if float(match[2]) else None
-
-
-def _ungrouped(match: re.Match[str]) -> str:
-    return re.sub(r"[ ,'_]", "", match[0])
-
-
 _SHAPES: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
     (rf"({_NUMBER})\s*%", lambda found: _spelt(float(found[1]) / 100)),
     (rf"({_NUMBER})\s*([kKmMbBgG])", _shortened),
-    (r"[-+]?\d{1,3}(?:[ ,'_]\d{3})+(?:\.\d+)?", _ungrouped),
+    (r"[-+]?\d{1,3}(?:[ ,'_]\d{3})+(?:\.\d+)?", lambda found: re.sub(r"[ ,'_]", "", found[0])),
     (r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?", lambda found: found[0].replace(",", ".")),
     (rf"({_NUMBER})\s*(?:\*\*|\^)\s*([-+]?\d+)", _power),
     (r"(\d+(?:\.\d+)?)\s*[x*×]\s*10\s*(?:\*\*|\^)\s*([-+]?\d+)", lambda found: f"{found[1]}e{int(found[2])}"),
     (rf"({_NUMBER})\s*[x*×]\s*({_NUMBER})", lambda found: _spelt(float(found[1]) * float(found[2]))),
-    (rf"({_UNSIGNED})\s*/\s*({_UNSIGNED})", _quotient),
+    (
+        rf"({_UNSIGNED})\s*/\s*({_UNSIGNED})",
+        lambda found: _spelt(float(found[1]) / float(found[2])) if float(found[2]) else None,
+    ),
     (r"(\d+(?:\.\d+)?) *([eE]) *([-+]?) *(\d+)", lambda found: f"{found[1]}e{found[3]}{found[4]}"),
     (rf"({_NUMBER})\s*(?:f|L|steps?|epochs?|rows?|tokens?)", lambda found: found[1]),
 )

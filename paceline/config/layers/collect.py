@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -36,9 +39,11 @@ _GROUPS = frozenset(
 _EXTENSION = "x-"  # convention for blocks that only define YAML anchors
 
 
-def known_without_effect(section: str, name: str) -> Recognised | None:
-    """Return what to say of a key that sets nothing here; None if it is not known."""
-    return RECOGNISED_IN.get(section, RECOGNISED if section in ("", "training") else {}).get(name)
+def _inside(node: Node, source: Source, path: str) -> Iterator[tuple[str, Node, Source]]:
+    """Yield each key of the mapping at ``path`` with its value and its own source."""
+    for key, child in node.children().items():
+        line = node.key_lines.get(key)
+        yield key, child, replace(source, line=line, text=f"{path}.{key}") if source.file else source
 
 
 class Collector:
@@ -99,6 +104,11 @@ class Collector:
             if finding.code == codes.SEC_SECRET_ON_CLI.name:
                 self._secret_places.add(finding.where)
 
+    def written(self, parts: tuple[str, ...], node: Node, source: Source) -> None:
+        """Collect one setting that is no part of a file, after a look at its value."""
+        self.look_at(node, source, parts[-1])
+        self.setting(parts, node, source)
+
     def setting(self, parts: tuple[str, ...], node: Node, source: Source) -> None:
         """Collect one setting: ``parts`` is its path as written, ``node`` its value."""
         # A key at the top level of a flat file, a key of a section, or a section itself
@@ -109,7 +119,8 @@ class Collector:
         elif isinstance(node.value, dict):
             if parts[0] == "lora":
                 self._emit("lora", {}, node, source)
-            self._children(parts, node, source)
+            for key, child, place in _inside(node, source, parts[0]):
+                self.setting((parts[0], key), child, place)
         elif parts[0] == "lora" and (node.value is None or isinstance(node.value, bool)):
             self._emit("lora", {} if node.value else None, node, source)
         elif node.value is None and source.file:
@@ -126,29 +137,16 @@ class Collector:
                 )
             )
 
-    def _children(self, parts: tuple[str, ...], node: Node, source: Source) -> None:
-        for key, child in node.children().items():
-            line = node.key_lines[key] if source.file else None
-            self.setting(
-                (*parts, key),
-                child,
-                Source(
-                    source.layer, source.file, line, ".".join((*parts, key)) if source.file else source.text
-                ),
-            )
-
     def _in_section(self, section: str, rest: tuple[str, ...], node: Node, source: Source) -> None:
         for candidate in (section,) if section else _FLAT_ORDER:
             path = f"{candidate}.{rest[0]}"
             info = field_of(path)
             if info is not None:
-                self._field(path, info, rest[1:], node, source, section)
+                self._field(path, info, rest[1:], node, source)
                 return
         self._other(section, rest, node, source)
 
-    def _field(
-        self, path: str, info: FieldInfo, inner: tuple[str, ...], node: Node, source: Source, section: str
-    ) -> None:
+    def _field(self, path: str, info: FieldInfo, inner: tuple[str, ...], node: Node, source: Source) -> None:
         if path == "training.deepspeed":
             self._deepspeed(inner, node, source)
         elif nested_model(info) is not None and (inner or isinstance(node.value, dict)):
@@ -169,14 +167,8 @@ class Collector:
 
     def _nested(self, path: str, inner: tuple[str, ...], node: Node, source: Source) -> None:
         if not inner:
-            for key, child in node.children().items():
-                line = node.key_lines[key] if source.file else None
-                self._nested(
-                    path,
-                    (key,),
-                    child,
-                    Source(source.layer, source.file, line, f"{path}.{key}" if source.file else source.text),
-                )
+            for key, child, place in _inside(node, source, path):
+                self._nested(path, (key,), child, place)
             return
         leaf = ".".join((path, *inner))
         alias = SECTION_ALIASES.get(leaf.removeprefix("training."))
@@ -208,8 +200,9 @@ class Collector:
                     )
                 )
                 return
-            line = node.key_lines["config_path"] if source.file else source.line
-            node, source = value["config_path"], Source(source.layer, source.file, line, source.text)
+            if source.file:
+                source = replace(source, line=node.key_lines["config_path"])
+            node = value["config_path"]
         self._emit("training.deepspeed", node.data(), node, source)
 
     def _other(self, section: str, rest: tuple[str, ...], node: Node, source: Source) -> None:
@@ -220,13 +213,15 @@ class Collector:
             alias = None
         if alias is not None:
             self._alias(alias, name, node, source)
-        elif (recognised := known_without_effect(section, name)) is not None:
+        elif (
+            recognised := RECOGNISED_IN.get(section, RECOGNISED if section in ("", "training") else {}).get(
+                name
+            )
+        ) is not None:
             self._recognised(name, recognised, node, source)
         elif name in _GROUPS and (isinstance(node.value, dict) or node.value is None):
-            for key, child in node.children().items():
-                line = node.key_lines[key] if source.file else None
-                text = f"{source.text}.{key}" if source.file else source.text
-                self._in_section(section, (*rest, key), child, Source(source.layer, source.file, line, text))
+            for key, child, place in _inside(node, source, source.text):
+                self._in_section(section, (*rest, key), child, place)
         elif len(rest) > 1 and rest[0] in _GROUPS:
             group = [
                 recognised.partition(".")[2]
@@ -240,7 +235,7 @@ class Collector:
     def _alias(self, alias: Alias, name: str, node: Node, source: Source) -> None:
         info = field_of(alias.to)
         if alias.value is None and info is not None and isinstance(node.value, dict):
-            self._field(alias.to, info, (), node, source, "")
+            self._field(alias.to, info, (), node, source)
             return
         value = node.data()
         try:

@@ -174,7 +174,8 @@ def _apply(entry: Entry, merged: Merged) -> None:
     if entry.sub and takes_items(field_of(entry.path)):
         _apply_item(entry, merged)
         return
-    if entry.sub and entry.path in NAMED_FILES and _names_a_file(merged.values.get(entry.path)):
+    file = merged.values.get(entry.path) if entry.path in NAMED_FILES else None
+    if entry.sub and isinstance(file, str) and not file.lstrip().startswith("{"):
         merged.file_keys.setdefault(entry.path, []).append(entry)
         _trace(entry, merged)
         return
@@ -207,10 +208,6 @@ def _leaves_it(entry: Entry, before: Entry) -> bool:
     """Whether a YAML's ``mixed_precision: auto`` leaves the choice to a file below it, or to the launcher."""
     requested = entry.path == _PRECISION and entry.value == "auto" and entry.source.layer == YAML
     return requested and before.source.layer in (FOREIGN, ENVIRONMENT)
-
-
-def _names_a_file(value: Json) -> bool:
-    return isinstance(value, str) and not value.lstrip().startswith("{")
 
 
 def _apply_item(entry: Entry, merged: Merged) -> None:

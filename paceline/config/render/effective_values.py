@@ -9,7 +9,7 @@ from paceline.config.load import Loaded
 from paceline.config.schema import SECTIONS
 from paceline.config.sections.types import Section
 from paceline.config.source import DEFAULTS, LAYERS, Source, shown
-from paceline.core.json_types import Json, JsonObject, leaves
+from paceline.core.json_types import Json, JsonObject, leaves, nearest_key
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
@@ -120,6 +120,4 @@ def as_json(listed: list[Difference]) -> list[JsonObject]:
 
 
 def _place(loaded: Loaded, path: str) -> str:
-    while path and path not in loaded.provenance:
-        path = path.rpartition(".")[0]
-    return loaded.provenance.get(path, Source(DEFAULTS)).place()
+    return loaded.provenance.get(nearest_key(loaded.provenance, path), Source(DEFAULTS)).place()

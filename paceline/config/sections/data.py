@@ -71,7 +71,11 @@ def to_datasets(value: Json) -> Json:
 
     Raises ValueError for sets with names, as Transformers' ``eval_dataset`` may have.
     """
-    if isinstance(value, dict) and value and not any(map(_is_near_a_key, value)):
+    if (
+        isinstance(value, dict)
+        and value
+        and not any(difflib.get_close_matches(name, Dataset.model_fields, n=1, cutoff=0.6) for name in value)
+    ):
         sets = ", ".join(str(path) for path in value.values())[:80]
         raise ValueError(
             f"data sets have no names here, and those of a list are one evaluation: write [{sets}]; `paceline"
@@ -84,10 +88,6 @@ def to_datasets(value: Json) -> Json:
     if isinstance(value, (list, tuple)):
         return [{"path": item} if isinstance(item, str) else item for item in value]
     return value
-
-
-def _is_near_a_key(name: str) -> bool:
-    return bool(difflib.get_close_matches(name, Dataset.model_fields, n=1, cutoff=0.6))
 
 
 def to_split(value: Json) -> Json:

@@ -35,10 +35,6 @@ def to_targets(value: Json) -> tuple[str, ...]:
     return names
 
 
-def _bits(value: Json) -> int | None:
-    return optional(to_int)(value) or None  # 0: not quantised
-
-
 def _init(value: Json) -> str | None:
     """Return pissa or olora, or None for peft's ``true``."""
     text = str(value).strip().lower()
@@ -99,9 +95,9 @@ class LoraSection(Section):
             " peft; when empty they begin at zero (peft's true)."
         ),
     )
-    quantization_bit: Annotated[int | None, BeforeValidator(_bits)] = Field(
-        default=None, description="4: quantise the frozen weights to 4 bits (QLoRA)."
-    )
+    quantization_bit: Annotated[
+        int | None, BeforeValidator(lambda value: optional(to_int)(value) or None)
+    ] = Field(default=None, description="4: quantise the frozen weights to 4 bits (QLoRA).")
     quantization_type: Annotated[str, Word("nf4", "fp4")] = Field(
         default="nf4", description="4-bit number format: nf4 or fp4."
     )

@@ -20,7 +20,13 @@ def written_for(folder: Path, access: str = PRIVATE) -> Iterator[None]:
     team folder); ``group``: owner and group; ``umask``: unchanged. Never widens the umask of the process.
     """
     before = os.umask(0o077)
-    os.umask(before | _MASKS[GROUP if access == PRIVATE and _is_of_a_team(folder) else access])
+    # The setgid bit marks a team's shared folder
+    os.umask(
+        before
+        | _MASKS[
+            GROUP if access == PRIVATE and _nearest_folder(folder).stat().st_mode & stat.S_ISGID else access
+        ]
+    )
     try:
         yield
     finally:
@@ -41,7 +47,7 @@ def written_into(folder: Path) -> Iterator[None]:
 
 def open_to_strangers(folder: Path) -> str:
     """Return why another user could replace files in ``folder`` or its nearest existing parent, if so."""
-    nearest = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
+    nearest = _nearest_folder(folder)
     info = nearest.stat()
     if info.st_uid not in (os.geteuid(), 0):
         return f"{nearest} belongs to another user (uid {info.st_uid})" if nearest == folder else ""
@@ -50,6 +56,5 @@ def open_to_strangers(folder: Path) -> str:
     return ""
 
 
-def _is_of_a_team(folder: Path) -> bool:
-    nearest = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
-    return bool(nearest.stat().st_mode & stat.S_ISGID)
+def _nearest_folder(path: Path) -> Path:
+    return next((folder for folder in (path, *path.parents) if folder.is_dir()), Path("/"))

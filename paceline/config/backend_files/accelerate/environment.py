@@ -17,7 +17,16 @@ from paceline.config.source import ENVIRONMENT, Entry, Source, shown
 from paceline.config.yaml_text.read_file import names, read_table, texts
 from paceline.config.yaml_text.scalars import resolve_plain
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.json_types import Json, JsonObject, as_object, inner_object, leaves, put_at, value_at
+from paceline.core.json_types import (
+    Json,
+    JsonObject,
+    as_object,
+    inner_object,
+    leaves,
+    nearest_key,
+    put_at,
+    value_at,
+)
 
 _STRATEGY, _DEEPSPEED = "training.distributed_strategy", "training.deepspeed"
 _OFF = ("", "none", "no", "false", "0")
@@ -56,9 +65,7 @@ class Variables(Document):
         return Variables(data, self.name, {}, None, names | {"": self._variable("")}, requested)
 
     def _variable(self, path: str) -> str:
-        while path and path not in self.names:
-            path = path.rpartition(".")[0]
-        return self.names.get(path, "")
+        return self.names.get(nearest_key(self.names, path), "")
 
 
 @dataclass
@@ -80,12 +87,12 @@ def launched_layer(
     ``yaml`` and ``winners``: values and entries of the layer that they are compared with.
     """
     launched = Launched()
-    if not by_accelerate(dict(with_todays_names(dict(environ)))):
+    variables = with_todays_names(dict(environ))
+    if not any(name in variables for name in _MARKS):
         return launched
     from paceline.config.backend_files.accelerate import accelerate_file
 
     # Read the variables as if they were the YAML of accelerate config
-    variables = with_todays_names(dict(environ))
     _check_environ(variables, launched)
     document = _document(variables)
     layer = Foreign()
@@ -163,7 +170,11 @@ def _document(environ: Mapping[str, str]) -> Variables:
     if "fsdp_config" in on:
         _one_version(inner_object(data, "fsdp_config"), names, requested)
     if "parallelism_config" in data:
-        _without_ones(inner_object(data, "parallelism_config"), names, requested, "parallelism_config")
+        # Mesh axes that the user did not give are the YAML's
+        axes = inner_object(data, "parallelism_config")
+        for key in [key for key in axes if f"parallelism_config.{key}" not in requested]:
+            del axes[key]
+            names.pop(f"parallelism_config.{key}", None)
     return Variables(data, ENVIRONMENT, {}, None, names, frozenset(requested))
 
 
@@ -179,13 +190,6 @@ def _one_version(block: JsonObject, names: dict[str, str], requested: set[str]) 
         if f"fsdp_config.{key}" not in requested:
             block.pop(key, None)
             names.pop(f"fsdp_config.{key}", None)
-
-
-def _without_ones(block: JsonObject, names: dict[str, str], requested: set[str], prefix: str) -> None:
-    """Drop mesh axes that the user did not give, so that the YAML's apply."""
-    for key in [key for key in block if f"{prefix}.{key}" not in requested]:
-        del block[key]
-        names.pop(f"{prefix}.{key}", None)
 
 
 def _is_asked(variable: str, *, environ: Mapping[str, str]) -> bool:
@@ -324,11 +328,6 @@ def with_todays_names(environ: dict[str, str]) -> dict[str, str]:
     if not (old or (half and "DEEPSPEED_ZERO_STAGE" in environ)):
         return environ
     return {**{f"ACCELERATE_{name}": environ[name] for name in OLD if name in environ}, **environ}
-
-
-def by_accelerate(environ: dict[str, str]) -> bool:
-    """Whether ``accelerate launch`` has set any variable."""
-    return any(name in environ for name in _MARKS)
 
 
 @dataclass(frozen=True)

@@ -156,11 +156,6 @@ def _beside_linear(reading: KeyReader) -> None:
         )
 
 
-def _given_on(reading: KeyReader, key: str) -> bool:
-    """Whether the file switches it on: axolotl's default of ``use_swanlab`` is true, to no effect."""
-    return reading.is_given(key) and reading.on(key)
-
-
 def _trackers(reading: KeyReader) -> None:
     """Decide which trackers get what is logged."""
     used = [
@@ -168,7 +163,10 @@ def _trackers(reading: KeyReader) -> None:
         for name, on in (
             ("wandb", reading.given.get("use_wandb", reading.is_given("wandb_project"))),
             ("tensorboard", reading.on("use_tensorboard")),
-            *((name, _given_on(reading, f"use_{name}")) for name in _OTHER_TRACKERS),
+            *(
+                (name, reading.is_given(f"use_{name}") and reading.on(f"use_{name}"))
+                for name in _OTHER_TRACKERS
+            ),
         )
         if on
     ]
@@ -190,15 +188,6 @@ def _plugins(reading: KeyReader) -> None:
         reading.lose("plugins", f"axolotl's plugins: {', '.join(others)}")
     else:
         reading.nothing("plugins", SENTENCES["KERNEL"])
-
-
-def _batch_size(reading: KeyReader) -> None:
-    """axolotl 0.19 reads an older ``batch_size`` nowhere: its gradient_accumulation_steps has a default."""
-    steps = reading.value("gradient_accumulation_steps") or 1
-    reading.nothing(
-        "batch_size",
-        f"gradient_accumulation_steps ({steps}) decides in axolotl 0.19: set it, if this is not meant",
-    )
 
 
 def schedule(reading: KeyReader) -> None:
@@ -326,5 +315,4 @@ CODE = {
     "trackers": _trackers,
     "watchdog": _watchdog,
     "plugins": _plugins,
-    "batch_size": _batch_size,
 }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.config.import_export.verdicts import KeyReader
-from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.config.import_export.verdicts import KeyReader, data_set
+from paceline.core.json_types import Json, JsonObject, as_list, as_object
 
 _CHAT = ("chat_template", "chat_template.default", "sharegpt")
 _TEXT = ("completion", "pretrain", "text")
+_SETS = {"datasets": "data.train", "pretraining_dataset": "data.train", "test_datasets": "data.eval"}
 _NO_MATTER = ("ds_type", "preprocess_shards", "trust_remote_code", "conversation")
 _TURNS = ("message_field_role", "message_field_content", "message_property_mappings")
 #: names of turns that are recognised here, by axolotl's roles
@@ -20,122 +21,101 @@ _ROLES: dict[str, tuple[str, ...]] = {
     "tool": ("tool", "observation", "function"),
 }
 _FIELDS = {"role": ("role", "from"), "content": ("content", "value")}
+_OF_ROWS = "a part of the rows: set max_rows of the data set"
+#: switches of a data set → why they cannot be kept when they are on
+_SWITCHES = {
+    "drop_system_message": "system turns are kept: leave them out of the rows",
+    "split_thinking": "thoughts are split by the chat template alone",
+    "shards": _OF_ROWS,
+    "shards_idx": _OF_ROWS,
+}
+_FORMATS = "its formats write text: a data.converter makes such rows, with model.chat_template: plain"
 _OWN_TEMPLATES = ("tokenizer_default", "tokenizer_default_fallback_chatml")
 
 
 def datasets(reading: KeyReader) -> None:
     """Decide where rows come from, how they are written, and which tokens have loss."""
-    algorithm = str(reading.facts["algorithm"])
-    for key, path in (
-        ("datasets", "data.train"),
-        ("pretraining_dataset", "data.train"),
-        ("test_datasets", "data.eval"),
-    ):
+    for key, path in _SETS.items():
         listed = reading.given.get(key)
         if isinstance(listed, str) and key != "pretraining_dataset":
             reading.lose(key, f"axolotl takes a list of data sets: [{{path: {listed}, type: chat_template}}]")
             continue
         listed = [{"path": listed, "type": "pretrain"}] if isinstance(listed, str) and listed else listed
         if isinstance(listed, list) and listed:
-            sets = [
-                _one(reading, f"{key}.{n}", as_object(item), algorithm, key) for n, item in enumerate(listed)
-            ]
+            sets = [_one(reading, f"{key}.{n}", as_object(item), key) for n, item in enumerate(listed)]
             reading.set(path, sets, key)
-            reading.mapped([k for k in reading.given if k == key], (path,))
+            reading.mapped(key, (path,))
 
 
-def _one(reading: KeyReader, path_of_set: str, item: JsonObject, algorithm: str, key: str) -> JsonObject:
-    """Return one of our data sets; decides its keys."""
-    files = item.get("data_files")
-    listed = files if isinstance(files, list) else [files] if files else []
+def _one(reading: KeyReader, path_of_set: str, item: JsonObject, outer: str) -> JsonObject:
+    """Return one of our data sets; decides its keys. ``outer``: the key of the list that holds it."""
+    files = as_list(item.get("data_files"))
     path, loader = item.get("path"), item.get("path") in ("json", "jsonl", "csv", "parquet", "text")
-    if len(listed) == 1 and (loader or Path(str(path)).is_dir()):
-        path = listed[0] if loader else f"{path}/{listed[0]}"
-    elif listed:
+    if len(files) == 1 and (loader or Path(str(path)).is_dir()):
+        path = files[0] if loader else f"{path}/{files[0]}"
+    elif files:
         reading.lose(
             f"{path_of_set}.data_files",
             "a data set here has one path: list each of its files as a data set of its own",
         )
-    data_set: JsonObject = {"path": path}
-    if item.get("name"):
-        data_set["name"] = item["name"]
-    if item.get("split") not in (None, "train"):
-        data_set["split"] = item["split"]
-    keys = [f"{path_of_set}.{k}" for k in ("path", "name", "split", "data_files")]
+    keys = [f"{path_of_set}.{key}" for key in ("path", "name", "split", "data_files")]
     reading.mapped([key for key in keys if not reading.decided(key)], ("data.train",))
-    reading.nothing([f"{path_of_set}.{k}" for k in _NO_MATTER], "as rows are read here")
+    reading.nothing([f"{path_of_set}.{key}" for key in _NO_MATTER], "as rows are read here")
     _turns(reading, path_of_set, item)
     kind = item.get("type")
-    word = (
-        str(kind).partition(":")[0]
-        if isinstance(kind, str)
-        else "pretrain"
-        if key == "pretraining_dataset"
-        else ""
-    )
-    if algorithm != "sft":
-        data_set |= _preference(reading, path_of_set, word, item)
-    elif word in _CHAT:
-        data_set |= _chat(reading, path_of_set, item)
-    elif word in _TEXT:
+    word = str(kind).partition(":")[0] if isinstance(kind, str) else ""
+    if kind is None and outer == "pretraining_dataset":
+        word = "pretrain"
+    options = _options(reading, path_of_set, word, item)
+    for key, value in item.items():
+        if not reading.decided(inner := f"{path_of_set}.{key}"):
+            lost = f"what axolotl does with {key} of a data set is not supported"
+            reading.judge(inner, value in (None, False, "", [], {}), "off, as here", lost)
+    return data_set(path, name=item.get("name"), split=item.get("split"), **options)
+
+
+def _options(reading: KeyReader, path_of_set: str, word: str, item: JsonObject) -> JsonObject:
+    """Return the format and columns that the prompt strategy ``word`` means."""
+    kind, key = item.get("type"), f"{path_of_set}.type"
+    if reading.facts["algorithm"] != "sft":
+        return _preference(reading, path_of_set, word, item)
+    if word in _CHAT:
+        return _chat(reading, path_of_set, item)
+    if word in _TEXT:
         column = str(item.get("field") or item.get("text_column") or "text")
-        data_set |= {"format": "text"} | ({"columns": {"text": column}} if column != "text" else {})
-        reading.mapped([f"{path_of_set}.{k}" for k in ("type", "field", "text_column")], ("data.train",))
-    elif word == "alpaca":
-        data_set["format"] = "alpaca"
-        reading.lose(
-            f"{path_of_set}.type",
-            "axolotl's alpaca prompt is text with a preamble; here the chat template writes the turns",
+        reading.mapped(
+            [f"{path_of_set}.{name}" for name in ("type", "field", "text_column")], ("data.train",)
         )
-    elif isinstance(kind, dict):  # the user's own strategy: text is put together by formats
-        says = "its formats write text: a data.converter makes such rows, with model.chat_template: plain"
-        for name in [
-            f"{path_of_set}.type",
-            *(k for k in reading.given if k.startswith(f"{path_of_set}.type.")),
-        ]:
-            reading.lose(name, says)
+        return {"format": "text", "columns": {"text": column} if column != "text" else {}}
+    if word == "alpaca":
+        reading.lose(
+            key, "axolotl's alpaca prompt is text with a preamble; here the chat template writes the turns"
+        )
+        return {"format": "alpaca"}
+    if isinstance(kind, dict):  # the user's own strategy: text is put together by formats
+        for inner in [key, *(name for name in reading.given if name.startswith(f"{key}."))]:
+            reading.lose(inner, _FORMATS)
     elif word:
-        reading.lose(
-            f"{path_of_set}.type", f"the prompt strategy {word} is axolotl's; convert the rows to messages"
-        )
-    for inner, value in item.items():
-        if reading.decided(f"{path_of_set}.{inner}"):
-            continue
-        if value in (None, False, "", [], {}):
-            reading.nothing(f"{path_of_set}.{inner}", "off, as here")
-        else:
-            reading.lose(
-                f"{path_of_set}.{inner}", f"what axolotl does with {inner} of a data set is not supported"
-            )
-    return data_set
+        reading.lose(key, f"the prompt strategy {word} is axolotl's; convert the rows to messages")
+    return {}
 
 
 def _turns(reading: KeyReader, path_of_set: str, item: JsonObject) -> None:
     """Which turns have loss, and what their keys and roles are called."""
     trained = item.get("roles_to_train", ["assistant"])
-    listed = [str(role) for role in trained] if isinstance(trained, list) else [str(trained)]
-    if listed and set(listed) <= set(_ROLES["assistant"]):
-        reading.nothing([f"{path_of_set}.roles_to_train"], "the assistant's turns have loss, as here")
-    else:
-        reading.lose(
-            f"{path_of_set}.roles_to_train",
-            f"loss on turns of {', '.join(listed) or 'nobody'}: answers have it",
-        )
+    learnt = [str(role) for role in trained] if isinstance(trained, list) else [str(trained)]
+    reading.judge(
+        f"{path_of_set}.roles_to_train",
+        bool(learnt) and set(learnt) <= set(_ROLES["assistant"]),
+        "the assistant's turns have loss, as here",
+        f"loss on turns of {', '.join(learnt) or 'nobody'}: answers have it",
+    )
+    ends = "what ends an answer has loss"
     for key in ("train_on_eos", "train_on_eot"):
-        if item.get(key) in (None, "turn"):
-            reading.nothing([f"{path_of_set}.{key}"], "what ends an answer has loss, as here")
-        else:
-            reading.lose(f"{path_of_set}.{key}", f"{item[key]}: here what ends an answer has loss (turn)")
-    for key, why in (
-        ("drop_system_message", "system turns are kept: leave them out of the rows"),
-        ("split_thinking", "thoughts are split by the chat template alone"),
-        ("shards", "a part of the rows: set max_rows of the data set"),
-        ("shards_idx", "a part of the rows: set max_rows of the data set"),
-    ):
-        if item.get(key):
-            reading.lose(f"{path_of_set}.{key}", why)
-        else:
-            reading.nothing([f"{path_of_set}.{key}"], "off, as here")
+        value, lost = item.get(key), f"{item.get(key)}: here {ends} (turn)"
+        reading.judge(f"{path_of_set}.{key}", value in (None, "turn"), f"{ends}, as here", lost)
+    for key, why in _SWITCHES.items():
+        reading.judge(f"{path_of_set}.{key}", not item.get(key), "off, as here", why)
     if item.get("message_field_training") in _TRAINED:
         reading.mapped([f"{path_of_set}.message_field_training"], ("data.train",))
     elif item.get("message_field_training"):
@@ -146,14 +126,11 @@ def _turns(reading: KeyReader, path_of_set: str, item: JsonObject) -> None:
     fields = dict(as_object(item.get("message_property_mappings")))
     fields |= {key: item[f"message_field_{key}"] for key in _FIELDS if item.get(f"message_field_{key}")}
     wrong = [f"{key}: {name}" for key, name in fields.items() if name not in (key, *_FIELDS.get(key, ()))]
-    for key in [key for key in _TURNS if item.get(key)]:
+    for key in [f"{path_of_set}.{key}" for key in _TURNS if item.get(key)]:
         if wrong:
-            reading.lose(
-                f"{path_of_set}.{key}",
-                f"keys of a turn are role or from, content or value; not {', '.join(wrong)}",
-            )
+            reading.lose(key, f"keys of a turn are role or from, content or value; not {', '.join(wrong)}")
         else:
-            reading.mapped([f"{path_of_set}.{key}"], ("data.train",))
+            reading.mapped(key, ("data.train",))
     names = [
         (role, str(n))
         for role, listed in as_object(item.get("roles")).items()

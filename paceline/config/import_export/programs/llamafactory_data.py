@@ -144,14 +144,9 @@ def _info(reading: KeyReader) -> JsonObject:
     for base in (Path("."), Path(reading.result.file).parent):
         file = base / folder / "dataset_info.json"
         if file.is_file():
-            return read_info(str(file))
+            data, _ = parse_json(read_text(str(file)), str(file), "dataset_info.json")
+            return as_object(data)
     return {}
-
-
-def read_info(path: str) -> JsonObject:
-    """Read a ``dataset_info.json``. Raises ConfigError."""
-    data, _ = parse_json(read_text(path), path, "dataset_info.json")
-    return as_object(data)
 
 
 def _data_set(entry: JsonObject, folder: str, stage: str) -> JsonObject:

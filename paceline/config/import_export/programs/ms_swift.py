@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from paceline.config.import_export.argument_tables import NO_TRACKERS, defaults
 from paceline.config.import_export.commands.launcher_options import VARIABLES
@@ -62,7 +63,8 @@ def translate(reading: KeyReader) -> None:
     decide(reading, "swift", CODE)
     transformers_keys(reading)
     for key, name in older:
-        reading.older_done(key, name)
+        findings = reading.result.findings
+        findings[key] = replace(findings.pop(name), key=key)
 
 
 def _older(reading: KeyReader) -> list[tuple[str, str]]:
@@ -299,12 +301,6 @@ def _supervised(reading: KeyReader, key: str, weight: Json) -> None:
     )
 
 
-def supervised_weight(reading: KeyReader) -> None:
-    """Decide ``rpo_alpha``, the weight of the loss of the chosen answers."""
-    if reading.is_given("rpo_alpha"):
-        _supervised(reading, "rpo_alpha", reading.given["rpo_alpha"])
-
-
 def completion(reading: KeyReader) -> None:
     """Set the limit of generated answers."""
     reading.set("training.rollout.max_completion_length", completion_length(reading), "max_completion_length")
@@ -359,7 +355,7 @@ CODE = {
     "data": data,
     "length": length,
     "loss": loss,
-    "supervised": supervised_weight,
+    "supervised": lambda reading: _supervised(reading, "rpo_alpha", reading.given["rpo_alpha"]),
     "completion": completion,
     "rewards": rewards,
     "generations": generations,
