@@ -116,8 +116,6 @@ def load_config(
     if findings := [masked(problem) for problem in _in_order([*problems, *held])]:
         if held or not top:  # never pass on a secret; and a file that cannot be parsed has no valid part
             raise ConfigError(*findings)
-        file_values = {key: value for key, value in first.values.items() if key in FILE_KEYS}
-        file_keys = {Path(value).name: key for key, value in file_values.items() if isinstance(value, str)}
         raise NotLoaded(
             findings,
             loaded,
@@ -127,7 +125,13 @@ def load_config(
                 str(path),
                 top,
                 frozenset(entry.source.place() for entry in meant.entries),
-                file_keys,
+                {
+                    Path(value).name: key
+                    for key, value in {
+                        key: value for key, value in first.values.items() if key in FILE_KEYS
+                    }.items()
+                    if isinstance(value, str)
+                },
             ),
         )
     return loaded

@@ -241,8 +241,10 @@ def _fsdp(upper: Merged, launcher: Document | str | None, folder: Path, layer: F
         path == "training.parallelism.dp_replicate_size" and isinstance(size, int) and size > 1
         for path, size in [*upper.values.items(), *((item.path, item.value) for item in layer.entries)]
     )
-    version = 1 if carried is not None else None
-    fsdp.read(used, layer, words=words, origin=words_place, version=version, on=on, replicas=replicas)
+    reader = fsdp.FsdpReader(used, layer, replicas)
+    reader.read(words, words_place, 1 if carried is not None else None)
+    layer.contents["training.fsdp"] = reader.sharding if on else None
+    layer.contents["training.fsdp_config"] = reader.options or None
 
 
 def _inner(document: Document | None, words: Json, words_place: str) -> tuple[Document | None, Json, str]:

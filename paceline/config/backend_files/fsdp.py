@@ -382,55 +382,36 @@ class FsdpReader(SettingsReader):
                     )
                 )
 
+    def read(self, words: Json, origin: str, default_version: int | None) -> None:
+        """Read ``fsdp`` (``words``, set at ``origin``) and the document's settings.
 
-def read(
-    document: Document,
-    layer: Foreign,
-    *,
-    words: Json = None,
-    origin: str = "",
-    version: int | None = None,
-    on: bool = True,
-    replicas: bool = False,
-) -> None:
-    """Put the normal form of ``fsdp`` (``words``) and ``fsdp_config`` (the document) into ``layer.contents``.
-
-    A file may have both (``{"fsdp": "full_shard", "fsdp_config": {…}}``). ``version``: the default of a
-    missing version key; ``on``: whether FSDP is enabled at all; ``replicas``: the mesh replicates the
-    weights, so that sharding is hybrid.
-    """
-    # A file with both fsdp and fsdp_config, or the settings alone
-    reader = FsdpReader(document, layer, replicas)
-    data = document.data
-    inner = data.get("fsdp_config")
-    if isinstance(inner, dict) or "fsdp" in data:
-        if words is None and data.get("fsdp"):
-            words, origin = data["fsdp"], document.place("fsdp")
-        for key in data:
-            if key not in ("fsdp", "fsdp_config") and not key.startswith(("_", "//", "#")):
-                layer.problems.append(
-                    codes.FSDP_UNKNOWN_KEY(
+        The document may hold both (``{"fsdp": "full_shard", "fsdp_config": {…}}``). ``default_version``: of
+        a missing version key.
+        """
+        data, block, prefix = self.document.data, self.document.data, ""
+        inner = data.get("fsdp_config")
+        if isinstance(inner, dict) or "fsdp" in data:
+            if words is None and data.get("fsdp"):
+                words, origin = data["fsdp"], self.document.place("fsdp")
+            for key in data:
+                if key not in ("fsdp", "fsdp_config") and not key.startswith(("_", "//", "#")):
+                    self.problem(
+                        codes.FSDP_UNKNOWN_KEY,
                         f"a file of FSDP settings has no key '{key}' apart from fsdp and fsdp_config",
-                        where=document.place(key),
-                        found=key,
-                        hint="remove it",
+                        key,
+                        key,
+                        "remove it",
                     )
-                )
-        if inner and not isinstance(inner, dict):
-            layer.problems.append(
-                codes.CONFIG_TYPE(
+            if inner and not isinstance(inner, dict):
+                self.problem(
+                    codes.CONFIG_TYPE,
                     "fsdp_config must be a mapping",
-                    where=document.place("fsdp_config"),
-                    found=shown("fsdp_config", inner),
-                    hint="fsdp_config: with keys below it",
+                    "fsdp_config",
+                    shown("fsdp_config", inner),
+                    "fsdp_config: with keys below it",
                 )
-            )
-        block, prefix = as_object(inner), "fsdp_config."
-    else:
-        block, prefix = data, ""
-    if words:
-        reader.words(words, origin)
-    reader.settings(block, prefix)
-    reader.finish(version)
-    layer.contents["training.fsdp"] = reader.sharding if on else None
-    layer.contents["training.fsdp_config"] = reader.options or None
+            block, prefix = as_object(inner), "fsdp_config."
+        if words:
+            self.words(words, origin)
+        self.settings(block, prefix)
+        self.finish(default_version)

@@ -98,9 +98,15 @@ def _lost(exported: Exported, values: dict[str, Json], algorithm: str) -> dict[s
 
 
 def _imported(exported: Exported, algorithm: str) -> Config:
-    lines = {key: number for number, key in enumerate(exported.keys, 1)}
     composed, _ = accepted(
-        import_data(exported.keys, lines, "exported", exported.system, algorithm), "exported"
+        import_data(
+            exported.keys,
+            {key: number for number, key in enumerate(exported.keys, 1)},
+            "exported",
+            exported.system,
+            algorithm,
+        ),
+        "exported",
     )
     with tempfile.TemporaryDirectory(prefix="paceline-export-") as folder:
         file = Path(folder) / "exported.yaml"

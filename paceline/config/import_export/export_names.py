@@ -202,6 +202,7 @@ _PURE_BF16: dict[str, JsonObject] = {
     "llamafactory": {"pure_bf16": True, "bf16": False},
     "axolotl": {"bf16": True},
 }
+_TOO_LONG = {"skip": "drop", "truncate": "truncate", "refuse": "raise"}
 _ATTENTION = {"flash_attention_2": "fa2", "flash_attention_3": "fa3", "sdpa": "sdpa", "eager": "disabled"}
 
 
@@ -220,105 +221,134 @@ def _precision(config: Config, system: str) -> JsonObject:
     return {"bf16": True if word == "auto" else word == "bf16", "fp16": word == "fp16"}
 
 
+def _present(keys: JsonObject) -> JsonObject:
+    return {key: value for key, value in keys.items() if value is not None}
+
+
 def _adapter(config: Config, system: str) -> JsonObject:
     lora = config.lora
     assert lora is not None
-    every = lora.target_modules == ("all-linear",)
-    alpha = lora.alpha if lora.alpha is not None else 2 * lora.r
-    bits = lora.quantization_bit
+    every, names = lora.target_modules == ("all-linear",), list(lora.target_modules)
+    bits, alpha = lora.quantization_bit, lora.alpha if lora.alpha is not None else 2 * lora.r
     if system == "trl":
-        keys: JsonObject = {"use_peft": True, "lora_alpha": alpha}
-        keys["lora_target_modules"] = "all-linear" if every else list(lora.target_modules)
-        if bits:
-            keys |= {f"load_in_{bits}bit": True, "bnb_4bit_quant_type": lora.quantization_type}
-            keys["use_bnb_nested_quant"] = lora.double_quant
-        return keys
+        return _present(
+            {
+                "use_peft": True,
+                "lora_alpha": alpha,
+                "lora_target_modules": "all-linear" if every else names,
+                f"load_in_{bits}bit": True if bits else None,
+                "bnb_4bit_quant_type": lora.quantization_type if bits else None,
+                "use_bnb_nested_quant": lora.double_quant if bits else None,
+            }
+        )
     if system == "llamafactory":
-        keys = {"finetuning_type": "lora", "lora_alpha": alpha}
-        keys["lora_target"] = "all" if every else ",".join(lora.target_modules)
-        if lora.modules_to_save:
-            keys["additional_target"] = ",".join(lora.modules_to_save)
-        if bits:
-            keys |= {"quantization_bit": bits, "quantization_type": lora.quantization_type}
-            keys["double_quantization"] = lora.double_quant
-        if lora.init_lora_weights == "pissa":
-            keys |= {"pissa_init": True, "pissa_iter": -1}
-        return keys
-    keys = {"adapter": "qlora" if bits else "lora", "lora_alpha": alpha}
-    keys |= {"lora_target_linear": True} if every else {"lora_target_modules": list(lora.target_modules)}
-    return keys | ({f"load_in_{bits}bit": True} if bits else {})
+        pissa = lora.init_lora_weights == "pissa"
+        return _present(
+            {
+                "finetuning_type": "lora",
+                "lora_alpha": alpha,
+                "lora_target": "all" if every else ",".join(names),
+                "additional_target": ",".join(lora.modules_to_save) or None,
+                "quantization_bit": bits or None,
+                "quantization_type": lora.quantization_type if bits else None,
+                "double_quantization": lora.double_quant if bits else None,
+                "pissa_init": True if pissa else None,
+                "pissa_iter": -1 if pissa else None,
+            }
+        )
+    return _present(
+        {
+            "adapter": "qlora" if bits else "lora",
+            "lora_alpha": alpha,
+            "lora_target_linear": True if every else None,
+            "lora_target_modules": None if every else names,
+            f"load_in_{bits}bit": True if bits else None,
+        }
+    )
+
+
+def _attention_of(config: Config) -> str | None:
+    """Return the attention that the config names; None where it is chosen."""
+    name = config.model.attn_implementation
+    return None if name == "auto" else name
 
 
 def _trl(config: Config) -> JsonObject:
     data, training = config.data, config.training
-    keys: JsonObject = {}
-    sets = [{"path": d.path, "split": d.split} | ({"name": d.name} if d.name else {}) for d in data.train]
-    weights = [d.weight for d in data.train]
-    if len(sets) == 1 and weights == [1.0]:
-        keys |= {"dataset_name": sets[0]["path"], "dataset_train_split": sets[0]["split"]}
-        keys |= {"dataset_config": sets[0]["name"]} if "name" in sets[0] else {}
-    elif sets:
-        keys["datasets"] = [item | {"fraction": weight} for item, weight in zip(sets, weights, strict=True)]
-    if data.eval:
-        keys["dataset_test_split"] = data.eval[0].split
-    if config.model.attn_implementation != "auto":
-        keys["attn_implementation"] = config.model.attn_implementation
-    if training.algorithm == "sft":
-        keys |= {"packing": data.packing, "assistant_only_loss": data.train_on != "all"}
-        keys |= {"completion_only_loss": False} if data.train_on == "all" else {}
-    else:
-        keys["disable_dropout"] = training.disable_dropout
-    keys["lora_dropout"] = config.lora.dropout or 0.0 if config.lora else None
-    return {key: value for key, value in keys.items() if value is not None}
+    supervised, every_token = training.algorithm == "sft", data.train_on == "all"
+    one = data.train[0] if len(data.train) == 1 and data.train[0].weight == 1.0 else None
+    mixture: list[Json] = [
+        {"path": d.path, "split": d.split} | ({"name": d.name} if d.name else {}) | {"fraction": d.weight}
+        for d in data.train
+    ]
+    return _present(
+        {
+            "dataset_name": one.path if one else None,
+            "dataset_train_split": one.split if one else None,
+            "dataset_config": (one.name or None) if one else None,
+            "datasets": mixture if mixture and not one else None,
+            "dataset_test_split": data.eval[0].split if data.eval else None,
+            "attn_implementation": _attention_of(config),
+            "packing": data.packing if supervised else None,
+            "assistant_only_loss": not every_token if supervised else None,
+            "completion_only_loss": False if supervised and every_token else None,
+            "disable_dropout": None if supervised else training.disable_dropout,
+            "lora_dropout": config.lora.dropout or 0.0 if config.lora else None,
+        }
+    )
 
 
 def _llamafactory(config: Config) -> JsonObject:
-    data, training = config.data, config.training
-    algorithm = training.algorithm
-    keys: JsonObject = {"stage": ALGORITHMS_OF["llamafactory"][algorithm], "do_train": True}
-    if config.lora is None:
-        keys["finetuning_type"] = "full"
-    if algorithm in ("orpo", "simpo"):
-        keys["pref_loss"] = algorithm
-    keys |= {"dataset": ",".join(d.path for d in data.train), "dataset_dir": "."} if data.train else {}
-    keys |= {"eval_dataset": ",".join(d.path for d in data.eval)} if data.eval else {}
+    data, algorithm = config.data, config.training.algorithm
     limits = {d.max_rows for d in data.train}
-    if len(limits) == 1 and None not in limits:
-        keys["max_samples"] = limits.pop()
-    keys |= {"neat_packing": True} if data.packing else {"packing": False}
-    keys |= {"train_on_prompt": True} if data.train_on == "all" else {}
-    keys["disable_gradient_checkpointing"] = not training.gradient_checkpointing
-    if (kernel := _ATTENTION.get(config.model.attn_implementation)) is not None:
-        keys["flash_attn"] = kernel
-    return keys
+    return _present(
+        {
+            "stage": ALGORITHMS_OF["llamafactory"][algorithm],
+            "do_train": True,
+            "finetuning_type": "full" if config.lora is None else None,
+            "pref_loss": algorithm if algorithm in ("orpo", "simpo") else None,
+            "dataset": ",".join(d.path for d in data.train) or None,
+            "dataset_dir": "." if data.train else None,
+            "eval_dataset": ",".join(d.path for d in data.eval or ()) or None,
+            "max_samples": limits.pop() if len(limits) == 1 else None,
+            "neat_packing": True if data.packing else None,
+            "packing": None if data.packing else False,
+            "train_on_prompt": True if data.train_on == "all" else None,
+            "disable_gradient_checkpointing": not config.training.gradient_checkpointing,
+            "flash_attn": _ATTENTION.get(config.model.attn_implementation),
+        }
+    )
 
 
 def _axolotl(config: Config) -> JsonObject:
     data, training = config.data, config.training
-    rl = ALGORITHMS_OF["axolotl"][training.algorithm]
-    keys: JsonObject = {"rl": rl} if rl else {}
-    if training.algorithm == "reward":
-        keys["reward_model"] = True
-    keys["datasets"] = [_set(d.path, d.name, d.split, d.format) for d in data.train]
-    keys["train_on_inputs"] = data.train_on == "all"
-    words = {"skip": "drop", "truncate": "truncate", "refuse": "raise"}
-    keys["excess_length_strategy"] = words[data.on_too_long]
-    if config.model.attn_implementation != "auto":
-        keys["attn_implementation"] = config.model.attn_implementation
     steps = training.warmup_steps
-    keys["warmup_steps" if steps >= 1 or not steps else "warmup_ratio"] = (
-        int(steps) if steps >= 1 or not steps else steps
+    whole_steps = steps >= 1 or not steps
+    return _present(
+        {
+            "rl": ALGORITHMS_OF["axolotl"][training.algorithm] or None,
+            "reward_model": True if training.algorithm == "reward" else None,
+            "datasets": [_set(d.path, d.name, d.split, d.format) for d in data.train],
+            "train_on_inputs": data.train_on == "all",
+            "excess_length_strategy": _TOO_LONG[data.on_too_long],
+            "attn_implementation": _attention_of(config),
+            "warmup_steps": int(steps) if whole_steps else None,
+            "warmup_ratio": None if whole_steps else steps,
+            "save_steps": training.save_steps if training.save_strategy == "steps" else None,
+            "eval_steps": (training.eval_steps or training.logging_steps)
+            if training.eval_strategy == "steps"
+            else None,
+            "use_tensorboard": True if "tensorboard" in training.report_to else None,
+        }
     )
-    if training.save_strategy == "steps":
-        keys["save_steps"] = training.save_steps
-    if training.eval_strategy == "steps":
-        keys["eval_steps"] = training.eval_steps or training.logging_steps
-    if "tensorboard" in training.report_to:
-        keys["use_tensorboard"] = True
-    return keys
 
 
 def _set(path: str, name: str | None, split: str, kind: str) -> Json:
-    types = {"text": "completion", "alpaca": "alpaca"}
-    data_set: JsonObject = {"path": path, "type": types.get(kind, "chat_template"), "split": split}
-    return data_set | ({"name": name} if name else {})
+    return _present(
+        {
+            "path": path,
+            "type": {"text": "completion", "alpaca": "alpaca"}.get(kind, "chat_template"),
+            "split": split,
+            "name": name or None,
+        }
+    )

@@ -247,7 +247,7 @@ class KeyReader:
 
 def data_set(path: Json, **options: Json) -> JsonObject:
     """Return a data set of ours, without options that are empty or the default."""
-    defaults = {"split": "train", "name": "default", "weight": 1}
+    defaults = {"split": "train", "weight": 1}
     kept = {
         key: value for key, value in options.items() if value not in (None, "", {}, [], defaults.get(key))
     }

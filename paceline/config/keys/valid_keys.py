@@ -86,9 +86,12 @@ def _keys(table: str) -> dict[str, Recognised]:
     for name, entry in as_object(read_table("recognised")[table]).items():
         row: JsonObject = as_object(entry)
         verb = next(verb for verb in ("note", "warn", "refuse") if verb in row)
-        fine, accepted = _listed(row.get("fine", [])), tuple(map(str, _listed(row.get("known", []))))
         recognised[name] = Recognised(
-            str(row[verb]), fine, verb == "refuse", accepted, any_value=verb == "note"
+            str(row[verb]),
+            _listed(row.get("fine", [])),
+            verb == "refuse",
+            tuple(map(str, _listed(row.get("known", [])))),
+            any_value=verb == "note",
         )
     return recognised
 

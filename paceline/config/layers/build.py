@@ -16,7 +16,7 @@ from paceline.config.schema import SECTIONS, Config, field_of, homes_of, item_mo
 from paceline.config.sections.types import Section
 from paceline.config.source import Entry, Source, shown
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.json_types import Json, JsonObject, as_object, inner_object
+from paceline.core.json_types import Json, JsonObject, as_object, put_at
 
 _LIMITS = {
     "greater_than_equal": "must be at least {ge}",
@@ -99,10 +99,7 @@ def _trees(merged: Merged, problems: list[Diagnostic]) -> dict[str, JsonObject]:
             continue
         if section == "lora" and value is None and section not in trees and lora == "unset":
             continue
-        inner = trees.setdefault(section, {})
-        for part in rest[:-1]:
-            inner = inner_object(inner, part)
-        inner[rest[-1]] = value
+        put_at(trees.setdefault(section, {}), rest, value)
     return trees
 
 
@@ -138,29 +135,17 @@ def _misfit(section: str, error: ErrorDetails, merged: Merged) -> Diagnostic:
         )
     value = shown(full, error["input"])
     if error["input"] is None:
-        return codes.CONFIG_TYPE(
-            f"{full} has no value", where=where, found="null (nothing after the colon)", hint=_example(path)
-        )
+        message, value = f"{full} has no value", "null (nothing after the colon)"
+        return codes.CONFIG_TYPE(message, where, value, _example(path))
     if error["type"] == "paceline":
         expected = str(error["ctx"]["expected"])
         code = codes.CONFIG_VALUE if "one of" in expected else codes.CONFIG_TYPE
-        return code(
-            f"{full} {expected}",
-            where=where,
-            found=value,
-            hint=_instead(path, loc[-1], error["input"], expected),
-        )
+        return code(f"{full} {expected}", where, value, _instead(path, loc[-1], error["input"], expected))
     if error["type"] in _LIMITS:
-        return codes.CONFIG_VALUE(
-            f"{full} {_LIMITS[error['type']].format(**error['ctx'])}",
-            where=where,
-            found=value,
-            hint=_example(path),
-        )
+        limit = _LIMITS[error["type"]].format(**error["ctx"])
+        return codes.CONFIG_VALUE(f"{full} {limit}", where, value, _example(path))
     message = str(error["msg"]).removeprefix("Value error, ")
-    return codes.CONFIG_TYPE(
-        f"{full}: {message[0].lower()}{message[1:]}", where=where, found=value, hint=_example(path)
-    )
+    return codes.CONFIG_TYPE(f"{full}: {message[0].lower()}{message[1:]}", where, value, _example(path))
 
 
 def _instead(path: str, key: str, value: Json, expected: str) -> str:

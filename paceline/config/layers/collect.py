@@ -265,14 +265,14 @@ class Collector:
             )
 
     def _recognised(self, name: str, key: Recognised, node: Node, source: Source) -> None:
-        value = node.data()
+        value, place = node.data(), source.place()
         written = f"{name}: {shown(name, value)}"
         if name == "fp16_opt_level" and str(value).strip().lower() == "o0":
             self.entries.append(Entry(APEX_LEVEL, "o0", source))
             self.notes.append(
                 codes.CONFIG_TRANSLATED(
                     f"{name}: O0 is read as float32, as in Apex: fp16 is off",
-                    source.place(),
+                    place,
                     written,
                     "mixed_precision: no",
                     Severity.NOTE,
@@ -281,25 +281,19 @@ class Collector:
         elif key.accepts(value):
             self.notes.append(
                 codes.CONFIG_NO_EFFECT(
-                    f"{name} is ignored: {key.says}",
-                    source.place(),
-                    written,
-                    "you can remove the line",
-                    Severity.NOTE,
+                    f"{name} is ignored: {key.says}", place, written, "you can remove the line", Severity.NOTE
                 )
             )
         elif key.refuses(value):
-            fine = (
-                f"{name}: {shown(name, key.fine[0])}, or remove the line" if key.fine else "remove the line"
-            )
+            fine = f"{name}: {shown(name, key.fine[0])}, or " if key.fine else ""
             self.problems.append(
-                codes.CONFIG_NOT_SUPPORTED(f"{name}: {key.says}", source.place(), written, fine)
+                codes.CONFIG_NOT_SUPPORTED(f"{name}: {key.says}", place, written, f"{fine}remove the line")
             )
         else:
             self.notes.append(
                 codes.CONFIG_NOT_GRANTED(
                     f"{name} is not supported: {key.says}",
-                    source.place(),
+                    place,
                     written,
                     "remove the line",
                     Severity.WARNING,

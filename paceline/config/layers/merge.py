@@ -19,7 +19,7 @@ from paceline.config.schema import field_of, item_model
 from paceline.config.sections.types import to_bool
 from paceline.config.source import ENVIRONMENT, FOREIGN, YAML, Entry, Source, shown
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.json_types import Json, JsonObject, as_object, inner_object
+from paceline.core.json_types import Json, JsonObject, as_object, put_at
 from paceline.core.plugins.tables import ALGORITHMS
 
 _ALGORITHM = "training.algorithm"
@@ -183,11 +183,9 @@ def _apply(entry: Entry, merged: Merged) -> None:
     if entry.sub:
         base = as_object(merged.values.get(entry.path))
         # copied once, so that the lower layer's mapping stays unchanged
-        value = inner = base if entry.path in merged.copied else copy.deepcopy(base)
+        value = base if entry.path in merged.copied else copy.deepcopy(base)
         merged.copied.add(entry.path)
-        for part in entry.sub[:-1]:
-            inner = inner_object(inner, part)
-        inner[entry.sub[-1]] = entry.value
+        put_at(value, entry.sub, entry.value)
     # Note where the YAML or a higher layer overrides a foreign file's value
     if (
         before is not None
@@ -306,14 +304,8 @@ def with_item(path: str, value: Json, inner: tuple[str, ...], new: Json) -> list
         near = nearest(keys[0], keys_of_item)
         remedy = f"{path}.{number}.{near[0]}=…" if near else f"one of {', '.join(keys_of_item)}"
         raise NoItem(f"an item of {path} has no key '{keys[0]}'", ".".join((path, *inner)), remedy)
-    _set(item, keys, new)
+    put_at(item, keys, new)
     return items
-
-
-def _set(item: JsonObject, keys: list[str], new: Json) -> None:
-    for key in keys[:-1]:
-        item = inner_object(item, key)
-    item[keys[-1]] = new
 
 
 def _items(path: str, value: Json) -> list[Json]:

@@ -31,11 +31,11 @@ def own_name(kind: str, built_in: Collection[str] = (), *, only: bool = False) -
             return name
         found = registered(kind, name)
         if len(found) > 1:
-            expected = f"must name one part: installed packages register '{name}' as {' and as '.join(found)}"
-            raise misfit(expected)
+            raise misfit(
+                f"must name one part: installed packages register '{name}' as {' and as '.join(found)}"
+            )
         if only and not found:
-            expected = f"must be module:function, or a name that a package registers in paceline.{kind}"
-            raise misfit(expected)
+            raise misfit(f"must be module:function, or a name that a package registers in paceline.{kind}")
         return found[0] if found else name
 
     return read

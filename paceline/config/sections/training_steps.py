@@ -88,8 +88,7 @@ def to_numbers(value: Json) -> Json:
         begin = to_int(first)
         end = to_int(last) if dash and first else begin
         if not 0 <= end - begin < MOST_STEPS:
-            expected = f"must be numbers or ranges of at most {MOST_STEPS}, like [3, 10-12]"
-            raise misfit(expected)
+            raise misfit(f"must be numbers or ranges of at most {MOST_STEPS}, like [3, 10-12]")
         numbers.update(range(begin, end + 1))
     return sorted(numbers)
 

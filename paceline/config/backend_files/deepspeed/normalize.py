@@ -49,6 +49,13 @@ _NEOX = frozenset(
 )
 
 
+#: ZeRO's older switches → the blocks that took their place
+_OFFLOADED = {
+    "cpu_offload": "offload_optimizer",
+    "cpu_offload_param": "offload_param",
+    "cpu_offload_params": "offload_param",
+}
+_OFFLOADS = ("zero_optimization.offload_param", "zero_optimization.offload_optimizer")
 #: Keys of a block → a value's type, as ``deepspeed_values.convert`` reads it, or the keys of an inner block.
 Keys: TypeAlias = "dict[str, str | Keys]"
 
@@ -202,12 +209,9 @@ class Normaliser(SettingsReader):
         """Handle an old spelling that changes place or shape; return whether it was one."""
         block, _, name = canonical.rpartition(".")
         if canonical == "zero_optimization" and isinstance(value, bool):
+            stage = f'{{"stage": {int(value)}}}'
             normal["zero_optimization"] = {"stage": int(value)}
-            self.note(
-                path,
-                f"zero_optimization: {shown('', value)} means stage {int(value)}",
-                f'{{"stage": {int(value)}}}',
-            )
+            self.note(path, f"zero_optimization: {shown('', value)} means stage {int(value)}", stage)
         elif block == "bf16" and name in LOSS_SCALE:
             self.note(
                 path,
@@ -222,14 +226,8 @@ class Normaliser(SettingsReader):
             self.note(
                 path, "DeepSpeed's fp16 block has no such key; it never had an effect there", "remove it"
             )
-        elif block == "zero_optimization" and name in (
-            "cpu_offload",
-            "cpu_offload_param",
-            "cpu_offload_params",
-        ):
-            self._offload(
-                "offload_optimizer" if name == "cpu_offload" else "offload_param", path, value, normal
-            )
+        elif block == "zero_optimization" and name in _OFFLOADED:
+            self._offload(_OFFLOADED[name], path, value, normal)
         elif canonical == "zero_optimization.cpu_offload_use_pin_memory":
             self.note(
                 path,
@@ -237,10 +235,7 @@ class Normaliser(SettingsReader):
                 'set "pin_memory" inside these blocks',
             )
             normal["_pin"] = value
-        elif canonical in (
-            "zero_optimization.offload_param",
-            "zero_optimization.offload_optimizer",
-        ) and isinstance(value, bool):
+        elif canonical in _OFFLOADS and isinstance(value, bool):
             self._offload(name, path, value, normal)
         elif canonical == "tensor_parallel" and isinstance(value, dict):
             self._tensor_parallel(path, value, normal)

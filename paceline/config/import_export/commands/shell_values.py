@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import glob
+import operator
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from paceline.config.import_export.commands.shell_words import Lexer, ShellWord, WordPart
@@ -14,6 +16,7 @@ _FORM = re.compile(r"(#?)(\w+|[@*#?$!-])(?:\[([^\]]+)\])?(?:(:?[-=+])(.*))?", re
 _BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
 _NAMED = re.compile(r"[A-Za-z_]\w*=")
 _HIDDEN = "\x01"  # a quoted character, where patterns are looked for
+_EXPR = re.compile(r"expr (-?\d+) ([-+*/%]) (-?\d+)")
 _MOST = 2**63
 _LONGEST = 128 * 1024  # Linux's limit on one argument
 
@@ -128,18 +131,18 @@ class Values:
         match = _FORM.fullmatch(form)
         if match is None or (match[1] and match[4]):
             raise NotKnown(f"${{{form}}} is a form that is not computed")
-        length, name, index, operator, word = match.groups()
+        length, name, index, rule, word = match.groups()
         value = self._value(name, index)
         if name in self.doubts:
             raise NotKnown(self.doubts[name], f"write the value there, or in place of {name}")
-        empty = value is None or (value in ("", []) and (operator or "").startswith(":"))
-        if operator and (empty is not operator.endswith("+")):
-            if operator.endswith("+"):
+        empty = value is None or (value in ("", []) and (rule or "").startswith(":"))
+        if rule and (empty is not rule.endswith("+")):
+            if rule.endswith("+"):
                 return self._given(word, quoted)
-            if operator.endswith("="):
+            if rule.endswith("="):
                 self.set(name, self.text(Lexer(word).within(quoted)))
             return self._given(word, quoted)
-        if operator and operator.endswith("+"):
+        if rule and rule.endswith("+"):
             return []
         if value is None:
             raise NotKnown(
@@ -219,30 +222,33 @@ class Values:
             commands = []
         if len(commands) == 1 and not commands[0].redirects and commands[0].words[0].plain() == "expr":
             words = [field for word in commands[0].words for field in self.fields(word)]
-            if len(words) == 4 and words[2] in ("+", "-", "*", "/", "%"):
-                numbers = [re.fullmatch(r"-?\d+", words[position]) for position in (1, 3)]
-                if all(numbers):
-                    operator = ast.parse(f"1{words[2]}1", mode="eval").body
-                    assert isinstance(operator, ast.BinOp)
-                    if words[2] not in "/%" or int(words[3]):
-                        return str(_joined(operator.op, int(words[1]), int(words[3])))
-        printed = " ".join(text.split())
-        raise NotKnown(f"a value is what another command prints: {printed[:60]}")
+            sum_of_two = _EXPR.fullmatch(" ".join(words)) if len(words) == 4 else None
+            if sum_of_two and (sum_of_two[2] not in "/%" or int(sum_of_two[3])):
+                return str(self.number(f"{int(sum_of_two[1])} {sum_of_two[2]} {int(sum_of_two[3])}"))
+        raise NotKnown(f"a value is what another command prints: {' '.join(text.split())[:60]}")
 
 
-def _joined(operator: ast.operator, left: int, right: int) -> int:
-    """Compute as bash does: divisions cut towards zero, and results of 64 bits."""
-    if isinstance(operator, (ast.Div, ast.Mod)):
-        quotient = abs(left) // abs(right) * (1 if (left < 0) is (right < 0) else -1)
-        result = quotient if isinstance(operator, ast.Div) else left - right * quotient
-    elif isinstance(operator, ast.Pow):
-        result = left**right if 0 <= right <= 63 else _MOST
-    elif isinstance(operator, (ast.Add, ast.Sub)):
-        result = left + right if isinstance(operator, ast.Add) else left - right
-    elif isinstance(operator, ast.Mult):
-        result = left * right
-    else:
-        raise ValueError(operator)
+def _quotient(left: int, right: int) -> int:
+    """Divide as bash does: cut towards zero."""
+    return abs(left) // abs(right) * (1 if (left < 0) is (right < 0) else -1)
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: _quotient,
+    ast.Mod: lambda left, right: left - right * _quotient(left, right),
+    # a larger power would take long to compute, and overflows anyway
+    ast.Pow: lambda left, right: left**right if 0 <= right <= 63 else _MOST,
+}
+
+
+def _joined(symbol: ast.operator, left: int, right: int) -> int:
+    """Compute as bash does, in 64 bits. Raises ValueError for other operators, and for an overflow."""
+    if type(symbol) not in _OPERATORS:
+        raise ValueError(symbol)
+    result = _OPERATORS[type(symbol)](left, right)
     if not -_MOST <= result < _MOST:
         raise ValueError(result)
     return result

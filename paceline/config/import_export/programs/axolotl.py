@@ -14,7 +14,7 @@ from paceline.config.import_export.programs.transformers import (
     whole_weights_in,
 )
 from paceline.config.import_export.verdicts import KeyReader
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, JsonObject, as_number
 
 _TOP = (
     "AxolotlInputConfig",
@@ -83,62 +83,43 @@ def _watchdog(reading: KeyReader) -> None:
 
 
 def _precision(reading: KeyReader) -> None:
-    bf16, adapters = reading.value("bf16"), reading.is_given("adapter")
-    fp16 = (reading.on("fp16") or reading.on("float16")) and reading.given.get("bf16") in (
-        None,
-        False,
-        "auto",
-    )
-    word = (
-        "fp16"
-        if fp16
-        else "no"
-        if bf16 is False and not reading.on("bfloat16")
-        else "auto"
-        if bf16 == "auto"
-        else "bf16"
-    )
-    key = "fp16" if fp16 else "bf16"
+    bf16 = reading.value("bf16")
+    fp16 = reading.on("fp16") or reading.on("float16")
+    if fp16 and reading.given.get("bf16") in (None, False, "auto"):
+        word, dtype = "fp16", "float16"
+    elif bf16 is False and not reading.on("bfloat16"):
+        word, dtype = "no", ""
+    else:
+        word, dtype = "auto" if bf16 == "auto" else "bf16", "bfloat16"
+    key = "fp16" if word == "fp16" else "bf16"
     reading.set("training.mixed_precision", word, key)
-    dtype = {"fp16": "float16", "bf16": "bfloat16", "auto": "bfloat16"}.get(word)
     keys = ("bf16", "fp16", "bfloat16", "float16", "float32", "torch_dtype")
-    written = [name for name in keys if reading.given.get(name) and not (fp16 and name == "bf16")] or ["bf16"]
-    if dtype and adapters:
+    if dtype and reading.is_given("adapter"):
         reading.set("model.dtype", dtype, key)
     elif dtype:
-        for name in written:
+        written = [name for name in keys if reading.given.get(name) and (word, name) != ("fp16", "bf16")]
+        for name in written or ["bf16"]:
             whole_weights_in(reading, name, dtype, "axolotl")
     reading.mapped([name for name in keys if not reading.decided(name)], ("training.mixed_precision",))
 
 
+#: Keys of the block that say how a checkpoint is written, and the version, which has a key of its own
+_CHECKPOINT_FORM = ("fsdp_final_state_dict_type", "final_state_dict_type", "cpu_offload_pin_memory")
+
+
 def _fsdp_config(reading: KeyReader) -> None:
-    version = reading.value("fsdp_version")
-    inner = reading.given.get("fsdp_config")
-    if isinstance(inner, dict):
-        if not reading.given.get("fsdp"):
-            reading.set("training.fsdp", "full_shard auto_wrap", "fsdp_config")
-        plain = {
-            k: v
-            for k, v in inner.items()
-            if k
-            not in (
-                "fsdp_final_state_dict_type",
-                "final_state_dict_type",
-                "fsdp_version",
-                "cpu_offload_pin_memory",
-            )
-        }
-        block: Json = plain | ({"fsdp_version": version} if version else {})
-        reading.set("training.fsdp_config", block, "fsdp_config")
-        reading.mapped(
-            [k for k in reading.given if k.partition(".")[0] == "fsdp_config"], ("training.fsdp_config",)
-        )
-        reading.mapped([f"fsdp_config.{k}" for k in inner if k == "fsdp_version"], ("training.fsdp_config",))
-        reading.nothing(
-            [f"fsdp_config.{k}" for k in inner if k not in (*plain, "fsdp_version")],
-            "a checkpoint is written once, in one form",
-        )
-        reading.mapped("fsdp_version", ("training.fsdp_config",))
+    version, inner = reading.value("fsdp_version"), reading.given.get("fsdp_config")
+    if not isinstance(inner, dict):
+        return
+    if not reading.given.get("fsdp"):
+        reading.set("training.fsdp", "full_shard auto_wrap", "fsdp_config")
+    block: JsonObject = {k: v for k, v in inner.items() if k not in (*_CHECKPOINT_FORM, "fsdp_version")}
+    block |= {"fsdp_version": version} if version else {}
+    reading.set("training.fsdp_config", block, "fsdp_config")
+    keys = [key for key in reading.given if key.partition(".")[0] == "fsdp_config"]
+    reading.mapped([*keys, "fsdp_version"], ("training.fsdp_config",))
+    unused = [f"fsdp_config.{key}" for key in inner if key in _CHECKPOINT_FORM]
+    reading.nothing(unused, "a checkpoint is written once, in one form")
 
 
 def _beside_linear(reading: KeyReader) -> None:
@@ -194,34 +175,40 @@ def schedule(reading: KeyReader) -> None:
     """Decide the warm-up, and when the run evaluates and saves."""
     _warmup(reading)
     _evaluation(reading)
-    _saves(reading)
+    # Saves: so often an epoch, or every so many steps
+    part, word = _part(reading, "saves_per_epoch"), reading.given.get("save_strategy")
+    steps: Json = part if part is not None and part < 1 else reading.given.get("save_steps")
+    key = ("saves_per_epoch" if part else "save_steps") if steps else "save_strategy"
+    otherwise = "no" if word is False else word or "epoch"
+    reading.set("training.save_strategy", "steps" if steps else otherwise, key)
+    if steps:
+        reading.set("training.save_steps", steps, key)
+    keys = ("saves_per_epoch", "save_steps", "save_strategy")
+    reading.mapped(keys, ("training.save_strategy", "training.save_steps"))
 
 
 def _warmup(reading: KeyReader) -> None:
     """A ratio is rounded down there, and 1 step becomes 2; without either 3 % of the steps, at most 100."""
+    path, limit = "training.warmup_steps", reading.given.get("max_steps")
     steps, ratio = reading.given.get("warmup_steps"), reading.given.get("warmup_ratio")
-    limit = reading.given.get("max_steps")
+    counted = isinstance(limit, int) and limit > 0
     if isinstance(steps, (int, float)):
-        reading.keep("warmup_steps", "training.warmup_steps", _two_for_one(steps))
+        reading.keep("warmup_steps", path, _two_for_one(steps))
         reading.nothing("warmup_ratio", "warmup_steps wins over it")
-    elif isinstance(ratio, (int, float)) and isinstance(limit, int) and limit > 0:
-        reading.keep("warmup_ratio", "training.warmup_steps", _two_for_one(int(ratio * limit)))
+    elif isinstance(ratio, (int, float)) and counted:
+        reading.keep("warmup_ratio", path, _two_for_one(int(ratio * as_number(limit))))
     elif ratio:
         reading.differs(
             "warmup_ratio",
-            "training.warmup_steps",
+            path,
             ratio,
             "axolotl rounds the steps of the warm-up down, here they are rounded up",
         )
     elif ratio is not None:
-        reading.keep("warmup_ratio", "training.warmup_steps", ratio)
+        reading.keep("warmup_ratio", path, ratio)
     else:
-        value: Json = (
-            _two_for_one(min(int(0.03 * limit), 100)) if isinstance(limit, int) and limit > 0 else 0.03
-        )
-        reading.set(
-            "training.warmup_steps", value, "warmup_ratio", "axolotl takes 3 % of the steps, at most 100"
-        )
+        value = _two_for_one(min(int(0.03 * as_number(limit)), 100)) if counted else 0.03
+        reading.set(path, value, "warmup_ratio", "axolotl takes 3 % of the steps, at most 100")
 
 
 def _two_for_one(steps: float) -> float:
@@ -237,69 +224,57 @@ def _part(reading: KeyReader, key: str) -> float | None:
 
 
 def _evaluation(reading: KeyReader) -> None:
-    held = reading.given.get("val_set_size")
-    some = reading.is_given("test_datasets") or bool(held)
+    strategy, held = "training.eval_strategy", reading.given.get("val_set_size")
     keys = ("evals_per_epoch", "eval_steps", "eval_strategy", "evaluation_strategy")
-    if not some:
-        reading.set("training.eval_strategy", "no", "val_set_size")
+    if not reading.is_given("test_datasets") and not held:
+        reading.set(strategy, "no", "val_set_size")
         reading.nothing(keys, "nothing is evaluated: val_set_size is 0")
         reading.nothing("val_set_size", "no rows are held out")
         return
     if held:
         reading.keep("val_set_size", "data.validation_split", held)
-    steps: Json = reading.given.get("eval_steps")
     part = _part(reading, "evals_per_epoch")
-    steps = part if part is not None and part < 1 else steps
+    steps: Json = part if part is not None and part < 1 else reading.given.get("eval_steps")
     word = reading.given.get("eval_strategy") or reading.given.get("evaluation_strategy")
     if steps:
-        reading.set("training.eval_strategy", "steps", "evals_per_epoch" if part else "eval_steps")
-        reading.set("training.eval_steps", steps, "evals_per_epoch" if part else "eval_steps")
+        key = "evals_per_epoch" if part else "eval_steps"
+        reading.set(strategy, "steps", key)
+        reading.set("training.eval_steps", steps, key)
         reading.set(
             "training.eval_on_start", True, "eval_steps", "axolotl evaluates before the first step, too"
         )
     elif word is not None:
-        reading.set("training.eval_strategy", "no" if word is False else word, "eval_strategy")
+        reading.set(strategy, "no" if word is False else word, "eval_strategy")
         reading.set("training.eval_on_start", word not in (False, "no"), "eval_strategy")
     else:
         reading.set(
-            "training.eval_strategy",
+            strategy,
             "no",
             "evals_per_epoch",
             "axolotl never evaluates where the whole run has one evaluation",
         )
-    reading.mapped(keys, ("training.eval_strategy", "training.eval_steps"))
+    reading.mapped(keys, (strategy, "training.eval_steps"))
 
 
 def best_weights(reading: KeyReader) -> None:
     """axolotl loads the best weights unless told not to, if a save always falls on an evaluation."""
     key, path = "load_best_model_at_end", "training.load_best_model_at_end"
-    rows = reading.is_given("test_datasets") != bool(reading.given.get("val_set_size"))
     settings = reading.result.settings
-    save, evaluate = (settings.get(f"training.{name}_steps") for name in ("save", "eval"))
-    a, b = (setting.value if setting else None for setting in (save, evaluate))
+    save, evaluate = (
+        settings[name].value if (name := f"training.{event}_steps") in settings else None
+        for event in ("save", "eval")
+    )
+    fits = isinstance(save, (int, float)) and isinstance(evaluate, (int, float)) and evaluate > 0
+    fits = fits and as_number(save) % as_number(evaluate) == 0
+    held_out = reading.is_given("test_datasets") != bool(reading.given.get("val_set_size"))
+    possible = held_out and fits and not reading.is_given("rl")
     on = reading.given.get(key) is not False or reading.is_given("early_stopping_patience")
-    fits = isinstance(a, (int, float)) and isinstance(b, (int, float)) and b > 0 and a % b == 0
-    of_sft = not reading.is_given("rl")
-    reading.set(path, on and rows and fits and of_sft, key)
-    if reading.on(key) and not (rows and fits and of_sft):
+    reading.set(path, on and possible, key)
+    if reading.on(key) and not possible:
         says = "axolotl loads the last weights: it loads the best ones of a supervised run whose save_steps"
         reading.nothing(key, f"{says} are a multiple of eval_steps")
     else:
         reading.mapped(key, (path,))
-
-
-def _saves(reading: KeyReader) -> None:
-    part = _part(reading, "saves_per_epoch")
-    steps: Json = part if part is not None and part < 1 else reading.given.get("save_steps")
-    word = reading.given.get("save_strategy")
-    if steps:
-        reading.set("training.save_strategy", "steps", "saves_per_epoch" if part else "save_steps")
-        reading.set("training.save_steps", steps, "saves_per_epoch" if part else "save_steps")
-    else:
-        reading.set("training.save_strategy", "no" if word is False else word or "epoch", "save_strategy")
-    reading.mapped(
-        ("saves_per_epoch", "save_steps", "save_strategy"), ("training.save_strategy", "training.save_steps")
-    )
 
 
 CODE = {

@@ -69,8 +69,12 @@ def _one(reading: KeyReader, path_of_set: str, item: JsonObject, outer: str) -> 
     options = _options(reading, path_of_set, word, item)
     for key, value in item.items():
         if not reading.decided(inner := f"{path_of_set}.{key}"):
-            lost = f"what axolotl does with {key} of a data set is not supported"
-            reading.judge(inner, value in (None, False, "", [], {}), "off, as here", lost)
+            reading.judge(
+                inner,
+                value in (None, False, "", [], {}),
+                "off, as here",
+                f"what axolotl does with {key} of a data set is not supported",
+            )
     return data_set(path, name=item.get("name"), split=item.get("split"), **options)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.config.import_export.local_files import first_row
-from paceline.config.import_export.verdicts import KeyReader
+from paceline.config.import_export.verdicts import KeyReader, data_set
 from paceline.core.json_types import Json, JsonObject, as_object
 
 _NAMES = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_split")
@@ -16,24 +16,18 @@ _KNOWN = ("messages", "text")  # TRL reads turns whatever the field says
 
 def datasets(reading: KeyReader) -> None:
     """Decide where the rows come from and which of their tokens have loss."""
-    mixture = _mixture(reading)
-    path = reading.given.get("dataset_name")
+    mixture, path = _mixture(reading), reading.given.get("dataset_name")
     if mixture:
         reading.set("data.train", mixture, "datasets")
         reading.nothing(_NAMES, "the mixture names the data")
     elif isinstance(path, str):
-        train = _split(
-            reading, "dataset_train_split" if reading.is_given("dataset_train_split") else "dataset_split"
-        )
-        reading.set("data.train", [_one(reading, path, train)], "dataset_name")
-        reading.mapped(
-            ("dataset_name", "dataset_config", "dataset_train_split", "dataset_split"), ("data.train",)
-        )
-        if reading.text("eval_strategy") not in ("", "no", "false") or reading.text(
-            "evaluation_strategy"
-        ) not in ("", "no"):
-            test = str(reading.value("dataset_test_split") or "test")
-            reading.set("data.eval", [_one(reading, path, test)], "dataset_test_split")
+        split = "dataset_train_split" if reading.is_given("dataset_train_split") else "dataset_split"
+        reading.set("data.train", [_one(reading, path, str(reading.value(split) or "train"))], "dataset_name")
+        reading.mapped([name for name in _NAMES if name != "dataset_test_split"], ("data.train",))
+        strategy, older = reading.text("eval_strategy"), reading.text("evaluation_strategy")
+        if strategy not in ("", "no", "false") or older not in ("", "no"):
+            test = _one(reading, path, str(reading.value("dataset_test_split") or "test"))
+            reading.set("data.eval", [test], "dataset_test_split")
             reading.mapped("dataset_test_split", ("data.eval",))
         else:
             reading.nothing("dataset_test_split", "nothing is evaluated: eval_strategy is no")
@@ -43,26 +37,20 @@ def datasets(reading: KeyReader) -> None:
         reading.nothing("dataset_streaming", "rows are read as a whole, as here")
     if reading.facts["algorithm"] == "sft":
         _loss_on(reading)
-    _text_field(reading)
-
-
-def _split(reading: KeyReader, key: str) -> str:
-    return str(reading.value(key) or "train")
+    if reading.text("dataset_text_field") in _KNOWN and reading.is_given("dataset_text_field"):
+        reading.nothing("dataset_text_field", "the column is recognised by its name")
+    elif reading.is_given("dataset_text_field"):
+        reading.mapped("dataset_text_field", ("data.train",))
 
 
 def _one(reading: KeyReader, path: str, split: str) -> JsonObject:
-    columns: JsonObject = {}
-    if reading.is_given("dataset_prompt_column"):
-        columns["prompt"] = str(reading.given["dataset_prompt_column"])
-        reading.mapped("dataset_prompt_column", ("data.train",))
-    if reading.is_given("dataset_text_field") and reading.text("dataset_text_field") not in _KNOWN:
-        columns["text"] = str(reading.given["dataset_text_field"])
-    data_set: JsonObject = {"path": path}
-    if reading.is_given("dataset_config"):
-        data_set["name"] = str(reading.given["dataset_config"])
-    if split != "train":
-        data_set["split"] = split
-    return data_set | ({"columns": columns} if columns else {})
+    prompt, text = reading.given.get("dataset_prompt_column"), reading.given.get("dataset_text_field")
+    columns: JsonObject = {"prompt": str(prompt)} if prompt else {}
+    reading.mapped("dataset_prompt_column", ("data.train",)) if prompt else None
+    if text and reading.text("dataset_text_field") not in _KNOWN:
+        columns["text"] = str(text)
+    config = reading.given.get("dataset_config")
+    return data_set(path, name=config and str(config), split=split, columns=columns)
 
 
 def _mixture(reading: KeyReader) -> list[Json]:
@@ -116,16 +104,13 @@ def _unread(reading: KeyReader, path_of_set: str, item: JsonObject) -> None:
 
 
 def _of_mixture(item: JsonObject) -> JsonObject:
-    data_set: JsonObject = {"path": _file(item) or item.get("path", item.get("id"))}
-    name = item.get("name", item.get("config"))
-    if name and name != "default":
-        data_set["name"] = name
-    if item.get("split") not in (None, "train"):
-        data_set["split"] = item["split"]
-    share = item.get("fraction", item.get("weight"))
-    if isinstance(share, (int, float)) and share != 1:
-        data_set["weight"] = share
-    return data_set
+    share, name = item.get("fraction", item.get("weight")), item.get("name", item.get("config"))
+    return data_set(
+        _file(item) or item.get("path", item.get("id")),
+        name=name if name != "default" else None,
+        split=item.get("split"),
+        weight=share if isinstance(share, (int, float)) else None,
+    )
 
 
 def _loss_on(reading: KeyReader) -> None:
@@ -156,10 +141,3 @@ def _loss_on(reading: KeyReader) -> None:
         "TRL puts loss on completions where rows have prompt and completion, else on every token",
     )
     reading.mapped(("completion_only_loss", "assistant_only_loss"), ("data.train_on",))
-
-
-def _text_field(reading: KeyReader) -> None:
-    if reading.text("dataset_text_field") in _KNOWN and reading.is_given("dataset_text_field"):
-        reading.nothing("dataset_text_field", "the column is recognised by its name")
-    elif reading.is_given("dataset_text_field"):
-        reading.mapped("dataset_text_field", ("data.train",))
