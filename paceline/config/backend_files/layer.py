@@ -14,8 +14,6 @@ from paceline.core.json_types import Json, JsonObject, as_object, nearest_key, p
 
 Item = TypeVar("Item")
 
-Item = TypeVar("Item")
-
 
 def inside(by_path: Mapping[str, Item], block: str) -> dict[str, Item]:
     """Return the items at paths inside ``block``, by their paths in it."""
