@@ -16,6 +16,7 @@ from paceline.config.yaml_text.tree import Node, parse_yaml
 from paceline.core.errors import ConfigError
 
 KEY = "extends"
+# Other files are not shown in messages: extends: /etc/shadow must print nothing of it
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 

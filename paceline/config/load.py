@@ -21,7 +21,7 @@ from paceline.config.keys.valid_keys import known_names
 from paceline.config.layers.build import build, without_code
 from paceline.config.layers.collect import Collector
 from paceline.config.layers.merge import Merged, merge
-from paceline.config.layers.unreliable_keys import doubted
+from paceline.config.layers.unreliable_keys import unreliable_keys
 from paceline.config.migrations import KEY as VERSION_KEY
 from paceline.config.migrations import newest, older_defaults, version_of
 from paceline.config.schema import SECTIONS, Config, field_of, fields
@@ -85,6 +85,7 @@ def load_config(
     collectors, version = [*files, *others], files[-1].version if files else None
     # Foreign files are named by upper layers: merge those first, read the files, then merge all
     yaml = [collector.entries for collector in files]
+    # The launcher's options are compared with the YAML, not with what ranks above them
     below = merge(yaml)
     launched = launched_layer(environ or {}, below.values, below.winners)
     problems += launched.problems
@@ -94,8 +95,10 @@ def load_config(
     problems += foreign.problems
     meant = _meant(collectors, first)
     older, migrations = older_defaults(version, [*first.winners])
+    # Foreign entries lie below the YAML, its own keys of these files above: both are merged anew
     merged = merge([older, launched.below, foreign.entries, *uppers, meant.entries])
     merged.notes += overridden(launched, merged.values, merged.winners)
+    # A path of a file gives way to what the file holds
     merged.values.update(foreign.contents)
     problems += [*meant.problems, *merged.problems]
     _spread_max_rows(merged)
@@ -107,6 +110,7 @@ def load_config(
         config = config.model_copy(update={"training": training})
     problems += misfits
     provenance = _provenance(merged, config)
+    # Before the rules run: they would refuse what is switched off here
     config, code_notes = without_code(config, provenance)
     problems += rules(config, provenance) if rules else ()
     held = list(held_secrets(config.to_json(), provenance, environ or {}))
@@ -119,7 +123,7 @@ def load_config(
         raise NotLoaded(
             findings,
             loaded,
-            doubted(
+            unreliable_keys(
                 problems,
                 provenance,
                 str(path),
@@ -192,6 +196,7 @@ def _meant(collectors: Sequence[Collector], first: Merged) -> Collector:
             reading = Collector()
             reading.setting(tuple(path.split(".")), node, source)
             taken = {*first.winners, *(entry.path for entry in collected.entries)}
+            # A suggestion that has to be suggested itself leads nowhere
             if not reading.meant and not any(entry.path in taken for entry in reading.entries):
                 collected.entries += reading.entries
                 collected.problems += reading.problems
@@ -213,6 +218,7 @@ def _tree(tree: Mapping[str, Json]) -> Collector:
 
 
 def _environment(environ: Mapping[str, str], collector: Collector) -> None:
+    # In order, so that two runs report the same finding first
     for name in sorted(environ):
         if not name.startswith(_PREFIX):
             continue
@@ -328,6 +334,7 @@ def _of_all_machines(merged: Merged) -> list[Diagnostic]:
     winner, nodes = merged.winners.get("launch.nproc"), merged.values.get("launch.nnodes", 1)
     if winner is None or not isinstance(nodes, int) or nodes < 2 or winner.source.layer == FOREIGN:
         return []
+    # Only the alias counts all machines; launch.nproc written as such is taken as meant
     if winner.source.text.split("=")[0].rpartition(".")[2] != "num_processes":
         return []
     what = f"num_processes counts the processes of all {nodes} nodes, launch.nproc those of one node"
@@ -364,4 +371,5 @@ def _in_order(problems: Sequence[Diagnostic]) -> list[Diagnostic]:
         file, _, line = item.where.split(" and ")[0].rpartition(":")
         return (file, int(line)) if line.isdigit() else (item.where, 0)
 
+    # Two layers may report one thing; unhashable evidence is left out of the key
     return sorted({json.dumps([p.code, p.where, p.what, p.found]): p for p in problems}.values(), key=key)

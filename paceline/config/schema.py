@@ -33,6 +33,7 @@ SECTIONS: dict[str, type[Section]] = {
     "generation": GenerationSection,
     "launch": LaunchSection,
 }
+# Settings that do not change the result: a resumed run may change them
 _NOT_IN_DIGEST = frozenset(
     {f"training.{name}" for name in LoggingFields.model_fields}
     | {
@@ -118,6 +119,7 @@ class Config(Section):
         Excludes where the run writes, and how it logs, launches, caches and resumes.
         """
         data = self.to_json()
+        # The number of processes is the plan's, which is compared by itself
         data.pop("launch")
         data.pop("generation")
         for path in _NOT_IN_DIGEST:

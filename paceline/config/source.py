@@ -21,6 +21,7 @@ _SECRET_NAME = re.compile(
     r"(?i)(^|[_.-])(api[_-]?key|access[_-]?key|(hub|hf|wandb|auth|access)[_-]?token|token|secret|password"
     r"|passwd|credentials?)$"
 )
+# Names that end like a secret's and hold a token of the vocabulary
 _INNOCENT = frozenset(
     {
         "cls_token",
@@ -33,7 +34,9 @@ _INNOCENT = frozenset(
         "reward_token",
     }
 )
+# A password in a URL: scheme://user:password@
 _USER_INFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s:@]+:[^/\s@]+@")
+# ${NAME} stands for the secret without holding it
 _REFERENCE = re.compile(r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$")
 
 

@@ -99,6 +99,7 @@ def misplaced(texts: Iterable[Leaf], layer: str) -> Iterator[Diagnostic]:
             yield _secret(f"'{name}'", kind, location)
         elif "$" in text or "%" in text:
             yield from _variable(name, text, location)
+        # A user that this machine knows is expanded; others are used literally
         elif _HOME.match(text) and not _is_text(name, text) and os.path.expanduser(text) == text:
             yield codes.CONFIG_VARIABLE(
                 f"'{name}' begins with the home of a user unknown to this machine",
@@ -198,6 +199,7 @@ def held_secrets(
                     path=path,
                     names=" or ".join(f"${name}" for name, value in environ.items() if secret in value),
                 )
+                # One finding a value is enough
                 break
 
 

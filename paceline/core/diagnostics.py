@@ -150,6 +150,7 @@ def _code(name: str, en: str, zh: str, severity: str = "error", **sentences: str
 
 def codes_beside(module_file: str) -> Callable[[str], Code | TemplateCode]:
     """Return the ``__getattr__`` of a room's ``codes`` module; it reads ``codes.toml`` when first called."""
+    # Read at the first code: most starts report nothing
     file = Path(module_file).with_suffix(".toml")
 
     def code(constant: str) -> Code | TemplateCode:

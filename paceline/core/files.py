@@ -51,6 +51,7 @@ def open_file(path: Path) -> io.BufferedReader:
         mode = os.fstat(number).st_mode
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        # Checked again on what was opened: the path may have changed meanwhile
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "not a file", str(path))
         return os.fdopen(number, "rb")
@@ -146,6 +147,7 @@ def not_writable(folder: Path) -> str | None:
         there = next((p for p in (folder, *folder.parents) if _is_there(p)), Path("/"))
         if not there.exists():
             return f"{there} is a dangling symbolic link"
+        # /proc and /sys accept files that nothing keeps
         real = there.resolve()
     except (OSError, ValueError, RuntimeError) as error:  # name too long, circular links
         return getattr(error, "strerror", None) or str(error)

@@ -73,5 +73,6 @@ def _without_inodes(where: Path) -> bool:
             info = os.statvfs(folder)
         except OSError:
             continue
+        # btrfs and some network file systems count no inodes
         return info.f_files > 0 and info.f_favail == 0
     return False

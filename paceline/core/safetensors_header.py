@@ -19,6 +19,7 @@ from paceline.core.json_types import Json, as_object, parse_json
 
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's limit
 MAX_DIMS = 64  # torch's limit
+# JSON numbers above are not exact in every reader
 _MAX_SIZE = 1 << 53
 #: a header's word for a dtype: torch's name for it (empty: it has none), bits of an element
 STORED_DTYPES = {

@@ -55,6 +55,7 @@ def nothing_collected() -> Iterator[None]:
     try:
         yield
     finally:
+        # What is there now stays for good: later collections need not look at it
         gc.freeze()
         if enabled:
             gc.enable()

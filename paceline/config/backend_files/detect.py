@@ -31,6 +31,7 @@ def kind_of(data: Json) -> str:
         return "accelerate"
     if "fsdp_config" in data and {key for key in data if not key.startswith("_")} <= {"fsdp", "fsdp_config"}:
         return "fsdp"
+    # Before the marks: a tuning file has none of them
     if whole_deepspeed(data):
         return "deepspeed"
     marks = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "fp16", "bf16"}

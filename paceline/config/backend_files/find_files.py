@@ -57,6 +57,7 @@ def _deepspeed(
         settings = _carried(_DEEPSPEED, folder, layer)
     else:
         _left_out(_DEEPSPEED, upper, layer)
+    # --deepspeed_config_file: a file replaces the YAML's, options are merged into it
     if isinstance(launcher, str):
         option, _, name = launcher.partition("\n")
         if settings is not None:
@@ -198,6 +199,7 @@ def _fsdp(upper: Merged, launcher: Document | str | None, folder: Path, layer: F
     # The config's own settings, or the block of an Accelerate file
     words: Json = upper.values.get(_FSDP)
     entry = upper.winners.get(_FSDP)
+    # The environment and the command line give texts
     if isinstance(words, str) and words.strip().lower() in ("true", "false"):
         words = words.strip().lower() == "true"
     words_place = entry.source.place() if entry else ""
@@ -237,6 +239,7 @@ def _fsdp(upper: Merged, launcher: Document | str | None, folder: Path, layer: F
         or carried
         or Document({}, entry.source.file if entry else "", {}, entry.source.line if entry else None)
     )
+    # Only a replicated mesh makes reshard_after_forward: true hybrid
     replicas = any(
         path == "training.parallelism.dp_replicate_size" and isinstance(size, int) and size > 1
         for path, size in [*upper.values.items(), *((item.path, item.value) for item in layer.entries)]

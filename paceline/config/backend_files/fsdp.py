@@ -91,6 +91,7 @@ def _words(value: Json) -> list[str]:
     parts = text.replace(",", " ").replace("-", " ").split()
     options: list[str] = []
     while parts:
+        # The longest run of words that is one option: `hybrid shard zero2`
         ends = (
             n for n in range(len(parts), 0, -1) if "_".join(parts[:n]).lower() in (*SHARDINGS, "auto_wrap")
         )
@@ -265,7 +266,7 @@ class FsdpReader(SettingsReader):
                 f" ({shown(name, self.options[name])})",
             )
         if name == "activation_checkpointing":
-            self.take("training.gradient_checkpointing", setting, path)
+            self.set_entry("training.gradient_checkpointing", setting, path)
         if setting not in (False, {}) and name in _SAYS:
             self.note(path, _SAYS[name])
         if name not in _DROPPED:
@@ -322,7 +323,7 @@ class FsdpReader(SettingsReader):
                 "use bf16, fp16 or fp32 (or set mixed_precision in the training section)",
             )
             return
-        self.take("training.mixed_precision", word, path)
+        self.set_entry("training.mixed_precision", word, path)
         self.note(path, f"read as mixed_precision: {word}; gradients are reduced in float32")
 
     def finish(self, default_version: int | None) -> None:
@@ -344,6 +345,7 @@ class FsdpReader(SettingsReader):
                 )
             )
         if self.sharding is not None:
+            # The sharding decides: a written value has been read as one
             self.options["reshard_after_forward"] = _RESHARDS[self.sharding]
 
     def _wrapping(self) -> None:

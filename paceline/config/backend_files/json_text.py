@@ -20,6 +20,7 @@ from paceline.core.json_types import Json
 
 _TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
 _BARE = re.compile(r":\s*([A-Za-z_][A-Za-z0-9_]*)")
+# Each may uncover what the next removes: a comma behind a comment, a comment behind a comma
 _PASSES = 3
 _MOST_DIGITS = 40  # as in YAML: longer numbers are refused
 

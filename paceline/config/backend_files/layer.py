@@ -107,7 +107,7 @@ class SettingsReader:
         self.document = document
         self.layer = layer
 
-    def take(self, to: str, value: Json, path: str) -> None:
+    def set_entry(self, to: str, value: Json, path: str) -> None:
         """Set the canonical path ``to``."""
         self.layer.entries.append(self.document.entry(to, value, path))
 

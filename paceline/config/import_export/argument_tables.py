@@ -52,6 +52,7 @@ def _plain(value: object) -> object:
     return None if isinstance(value, Mapping) and "computed" in value else value
 
 
+# As HfArgumentParser's string_to_bool has them
 _TRUE, _FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
 
 

@@ -57,99 +57,99 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def decide(reading: KeyReader, program: str, code: Code | None = None) -> None:
-    """Decide the keys of ``reading`` by the table of ``program``; ``code``: the functions that it names."""
+def decide(reader: KeyReader, program: str, code: Code | None = None) -> None:
+    """Decide the keys of ``reader`` by the table of ``program``; ``code``: the functions that it names."""
     for step in steps(program):
-        _decide(reading, as_object(step), code or {})
+        _decide(reader, as_object(step), code or {})
 
 
-def _decide(reading: KeyReader, step: JsonObject, code: Code) -> None:
-    if not holds(reading, step.get("when", [])):
+def _decide(reader: KeyReader, step: JsonObject, code: Code) -> None:
+    if not holds(reader, step.get("when", [])):
         return
     for verb, rows in step.items():
         if verb == "code":
-            code[str(rows)](reading)
+            code[str(rows)](reader)
         elif verb == "step" and isinstance(rows, list):
             for inner in rows:
-                _decide(reading, as_object(inner), code)
+                _decide(reader, as_object(inner), code)
         elif verb in ("set", "feature"):
             for name, row in as_object(rows).items():
-                (_set if verb == "set" else _feature)(reading, name, row)
+                (_set if verb == "set" else _feature)(reader, name, row)
         elif verb in VERBS:
             shared = step.get("to" if verb in ("keep", "part") else "says", _OFF)
             named_rows = rows.items() if isinstance(rows, dict) else [(_list(rows), shared)]
             for names, row in named_rows:
-                for key in _keys(reading, _list(names), str(step.get("each", ""))):
-                    VERBS[verb](reading, key, row)
+                for key in _keys(reader, _list(names), str(step.get("each", ""))):
+                    VERBS[verb](reader, key, row)
 
 
 def _list(value: Json) -> list[Json]:
     return list(value) if isinstance(value, list) else [value]
 
 
-def _keys(reading: KeyReader, names: Iterable[Json], each: str = "") -> list[str]:
+def _keys(reader: KeyReader, names: Iterable[Json], each: str = "") -> list[str]:
     """Return the keys without a verdict that are named, and for which the conditions ``each`` hold."""
     candidates = [str(name) for name in names]
+    # `galore_*`: keys of the file with that beginning, also those no table knows
     begun = tuple(name[:-1] for name in candidates if name.endswith("*"))
     if begun:
-        candidates = [key for key in reading.given if key in candidates or key.startswith(begun)]
+        candidates = [key for key in reader.given if key in candidates or key.startswith(begun)]
     conditions = each.split(" and ") if each else []
     return [
         key
         for key in candidates
-        if not reading.decided(key) and all(_clause(reading, f"{key} {each}") for each in conditions)
+        if not reader.decided(key) and all(_clause(reader, f"{key} {each}") for each in conditions)
     ]
 
 
-def holds(reading: KeyReader, condition: Json) -> bool:
+def holds(reader: KeyReader, condition: Json) -> bool:
     """Whether a step's ``when`` holds."""
     return all(
         any(
-            all(_clause(reading, clause) for clause in part.split(" and "))
-            for part in str(line).split(" or ")
+            all(_clause(reader, clause) for clause in part.split(" and ")) for part in str(line).split(" or ")
         )
         for line in _list(condition)
     )
 
 
-def _clause(reading: KeyReader, clause: str) -> bool:
+def _clause(reader: KeyReader, clause: str) -> bool:
     name, _, word = clause.partition(" is ")
     negated, word = word.startswith("not "), word.removeprefix("not ")
     if word in ("on", "off"):
-        met = reading.on(name) is (word == "on")
+        met = reader.on(name) is (word == "on")
     elif word == "given":
-        met = reading.is_given(name)
+        met = reader.is_given(name)
     elif word == "decided":
-        met = reading.decided(name)
+        met = reader.decided(name)
     elif word == "set":
-        met = name in reading.result.settings
+        met = name in reader.result.settings
     elif word.startswith("set to "):
-        setting = reading.result.settings.get(name)
+        setting = reader.result.settings.get(name)
         met = setting is not None and setting.value in word.removeprefix("set to ").split("|")
     elif word == "its default":
-        met = reading.value(name) == reading.defaults.get(name)
+        met = reader.value(name) == reader.defaults.get(name)
     elif word in _TYPES:
-        met = isinstance(reading.value(name), _TYPES[word])
+        met = isinstance(reader.value(name), _TYPES[word])
     else:
-        words = filled(reading, word).split("|")
-        met = reading.text(name) in ["" if word == "empty" else word for word in words]
+        words = filled(reader, word).split("|")
+        met = reader.text(name) in ["" if word == "empty" else word for word in words]
     return met is not negated
 
 
-def filled(reading: KeyReader, text: Json, key: str = "") -> str:
+def filled(reader: KeyReader, text: Json, key: str = "") -> str:
     """Return a text with the values of keys for ``$name``, and the inner name of ``key`` for ``$it``."""
     return re.sub(
-        r"\$(?:\{([\w.]+)\}|(\w+))", lambda match: _shown(reading, match[1] or match[2], key), str(text)
+        r"\$(?:\{([\w.]+)\}|(\w+))", lambda match: _shown(reader, match[1] or match[2], key), str(text)
     )
 
 
-def _shown(reading: KeyReader, name: str, key: str) -> str:
+def _shown(reader: KeyReader, name: str, key: str) -> str:
     if name == "it":
         return key.partition(".")[2]
     if name in SENTENCES:
         return SENTENCES[name]
-    value = reading.value(name)
-    return ", ".join(value) if isinstance(value, dict) else reading.text(name)
+    value = reader.value(name)
+    return ", ".join(value) if isinstance(value, dict) else reader.text(name)
 
 
 def _words(value: Json) -> Json:
@@ -184,94 +184,94 @@ CONVERTERS: dict[str, Callable[[Json], Json]] = {
 }
 
 
-def _value(reading: KeyReader, key: str, row: JsonObject) -> Json:
+def _value(reader: KeyReader, key: str, row: JsonObject) -> Json:
     """Return the value to set for a key; None for a word that the row does not list."""
     if "value" in row:
         return row["value"]
     key = str(row.get("of", key))
     words = as_object(row.get("words"))
     if row.get("as") == "switch":
-        on = reading.on(key)
+        on = reader.on(key)
         return words["on" if on else "off"] if words else on
     if words:
-        return words.get(reading.text(key), row.get("otherwise"))
-    value = reading.value(key)
+        return words.get(reader.text(key), row.get("otherwise"))
+    value = reader.value(key)
     value = row.get("otherwise") if value in (None, "") else value
     value = CONVERTERS[str(row["as"])](value) if "as" in row else value
     return {str(row["inside"]): value} if "inside" in row else value
 
 
-def _write(reading: KeyReader, key: str, row: Json) -> None:
+def _write(reader: KeyReader, key: str, row: Json) -> None:
     options = row if isinstance(row, dict) else {"to": row}
-    value, to = _value(reading, key, options), filled(reading, options["to"])
+    value, to = _value(reader, key, options), filled(reader, options["to"])
     if value is None:
         return
     if "differs" in options:
-        reading.differs(key, to, value, filled(reading, options["differs"]))
+        reader.differs(key, to, value, filled(reader, options["differs"]))
     else:
-        reading.keep(key, to, value, filled(reading, options.get("note", "")))
+        reader.keep(key, to, value, filled(reader, options.get("note", "")))
 
 
-def _keep(reading: KeyReader, key: str, row: Json) -> None:
-    if reading.is_given(key):
-        _write(reading, key, row)
+def _keep(reader: KeyReader, key: str, row: Json) -> None:
+    if reader.is_given(key):
+        _write(reader, key, row)
 
 
-def _set(reading: KeyReader, path: str, value: Json) -> None:
+def _set(reader: KeyReader, path: str, value: Json) -> None:
     row = as_object(value)
     key = str(row.get("key", ""))
-    reading.set(
-        filled(reading, path),
-        _value(reading, key, row),
+    reader.set(
+        filled(reader, path),
+        _value(reader, key, row),
         key,
-        filled(reading, row.get("note", "")),
+        filled(reader, row.get("note", "")),
     )
 
 
-def _feature(reading: KeyReader, switch: str, value: Json) -> None:
+def _feature(reader: KeyReader, switch: str, value: Json) -> None:
     row = as_object(value) or {"keys": f"{switch}*", "lose": value}
-    for key in _keys(reading, [switch, *_list(row.get("keys", []))]):
-        if not reading.on(switch):
-            reading.nothing(key, f"{switch} is off")
+    for key in _keys(reader, [switch, *_list(row.get("keys", []))]):
+        if not reader.on(switch):
+            reader.nothing(key, f"{switch} is off")
         elif "lose" in row:
-            reading.lose(key, filled(reading, row["lose"]))
+            reader.lose(key, filled(reader, row["lose"]))
         elif "nothing" in row:
-            reading.nothing(key, filled(reading, row["nothing"]))
+            reader.nothing(key, filled(reader, row["nothing"]))
 
 
-def _enable(reading: KeyReader, key: str, row: Json) -> None:
-    if reading.on(key):
-        _write(reading, key, {"value": True, **(row if isinstance(row, dict) else {"to": row})})
+def _enable(reader: KeyReader, key: str, row: Json) -> None:
+    if reader.on(key):
+        _write(reader, key, {"value": True, **(row if isinstance(row, dict) else {"to": row})})
 
 
-def _part(reading: KeyReader, key: str, row: Json) -> None:
+def _part(reader: KeyReader, key: str, row: Json) -> None:
     options = row if isinstance(row, dict) else {"to": row}
-    to = [filled(reading, path) for path in _list(options["to"])]
-    reading.mapped(key, to, filled(reading, options.get("note", "")))
+    to = [filled(reader, path) for path in _list(options["to"])]
+    reader.mapped(key, to, filled(reader, options.get("note", "")))
 
 
-def _nothing(reading: KeyReader, key: str, says: Json) -> None:
-    reading.nothing(key, filled(reading, says))
+def _nothing(reader: KeyReader, key: str, says: Json) -> None:
+    reader.nothing(key, filled(reader, says))
 
 
-def _off(reading: KeyReader, key: str, says: Json) -> None:
-    if not reading.on(key):
-        _nothing(reading, key, says)
+def _off(reader: KeyReader, key: str, says: Json) -> None:
+    if not reader.on(key):
+        _nothing(reader, key, says)
 
 
-def _lose(reading: KeyReader, key: str, row: Json) -> None:
+def _lose(reader: KeyReader, key: str, row: Json) -> None:
     options = row if isinstance(row, dict) else {"says": row}
-    if reading.given.get(key) in _list(options.get("fine", [])):
-        reading.nothing(key, _OFF)
-    elif reading.is_given(key) or options.get("unset"):
-        reading.lose(key, filled(reading, options["says"], key))
+    if reader.given.get(key) in _list(options.get("fine", [])):
+        reader.nothing(key, _OFF)
+    elif reader.is_given(key) or options.get("unset"):
+        reader.lose(key, filled(reader, options["says"], key))
 
 
-def _unsupported(reading: KeyReader, key: str, says: Json) -> None:
-    if reading.on(key):
-        _lose(reading, key, says)
+def _unsupported(reader: KeyReader, key: str, says: Json) -> None:
+    if reader.on(key):
+        _lose(reader, key, says)
     else:
-        reading.nothing(key, _OFF)
+        reader.nothing(key, _OFF)
 
 
 VERBS: dict[str, Callable[[KeyReader, str, Json], None]] = {

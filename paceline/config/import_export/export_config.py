@@ -146,6 +146,7 @@ def _lines(key: str, value: Json) -> str:
     return f"{key}: {scalar(value)}\n"
 
 
+# FSDP shards as ZeRO-3 does, ddp not at all
 _STAGES = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "ddp": 0, "zero_redundancy": 1}
 
 

@@ -202,6 +202,7 @@ _PURE_BF16: dict[str, JsonObject] = {
     "llamafactory": {"pure_bf16": True, "bf16": False},
     "axolotl": {"bf16": True},
 }
+# axolotl's words for data.on_too_long
 _TOO_LONG = {"skip": "drop", "truncate": "truncate", "refuse": "raise"}
 _ATTENTION = {"flash_attention_2": "fa2", "flash_attention_3": "fa3", "sdpa": "sdpa", "eager": "disabled"}
 

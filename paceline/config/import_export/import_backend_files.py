@@ -77,6 +77,7 @@ def verdict_at(key: str, line: int, imported: Imported, path: str) -> Finding:
 def _loaded(path: str, system: str) -> tuple[Loaded, list[Diagnostic]]:
     """Load a config that names the file alone. Raises ConfigError for a file that cannot be read."""
     with tempfile.TemporaryDirectory(prefix="paceline-import-") as folder:
+        # Read by our own loader, so that an import and a start agree
         file = Path(folder) / "job.yaml"
         file.write_text(
             json.dumps({"training": {_KEYS[system]: str(Path(path).resolve())}}), encoding="utf-8"
@@ -126,6 +127,7 @@ class _Notes:
             file, _, line = item.where.rpartition(":")
             if file.startswith(name) and line.isdecimal():
                 self._at[self._start(int(line))].append(number)
+            # A finding inside a block belongs to each block around it
             for dot in re.finditer(r"\.", item.found):
                 self._inside[item.found[: dot.start()]].append(number)
         self.others = sum(key not in table() for key in top)

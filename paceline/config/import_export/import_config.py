@@ -107,6 +107,7 @@ def import_command(command: Command, system: str | None = None, algorithm: str |
     )
     data, renamed = as_parsed(data, arguments) if arguments else (data, {})
     lines |= {key: lines[written] for key, written in renamed.items()}
+    # What starts the program sets processes and nodes; its own file may name them, too
     launched, job = Imported("", ""), _accelerate(command)
     launch_options(command.launch, launched)
     _variables(command, chosen, launched)
@@ -189,27 +190,27 @@ def import_data(
         return import_job(data, lines, path, chosen)
     translator = TRANSLATORS[chosen]
     job = translator.job(data, algorithm)
-    reading = KeyReader(translator.name, path, flat(data), lines, translator.defaults(job))
-    reading.facts |= {"job": job, "named": algorithm, "engine": engine}
-    translator.translate(reading)
-    imported = reading.result
+    reader = KeyReader(translator.name, path, flat(data), lines, translator.defaults(job))
+    reader.facts |= {"job": job, "named": algorithm, "engine": engine}
+    translator.translate(reader)
+    imported = reader.result
     if translator.parsed:
-        _nulls(reading)
+        _nulls(reader)
     _rolled_up(imported)
     _attention(imported)
     return imported
 
 
-def _nulls(reading: KeyReader) -> None:
+def _nulls(reader: KeyReader) -> None:
     """A null in place of a default that is a value: the program runs without the default, too."""
-    for key, finding in list(reading.result.findings.items()):
-        default = reading.defaults.get(key)
-        unset = key in reading.given and reading.given[key] is None and key not in _MAY_BE_NULL
+    for key, finding in list(reader.result.findings.items()):
+        default = reader.defaults.get(key)
+        unset = key in reader.given and reader.given[key] is None and key not in _MAY_BE_NULL
         acts = finding.verdict is KeyVerdict.MAPPED or finding.says == NO_VALUE
         if unset and acts and default not in (None, False, "", 0, [], {}, "none"):
-            reading.lose(
+            reader.lose(
                 key,
-                f"null is not {reading.result.system}'s default, {default}: remove the line for that, or"
+                f"null is not {reader.result.system}'s default, {default}: remove the line for that, or"
                 " write a value",
             )
 

@@ -13,10 +13,10 @@ from paceline.core.files import open_file
 from paceline.core.json_types import JsonObject, as_object
 
 
-def config_of(reading: KeyReader) -> JsonObject:
+def config_of(reader: KeyReader) -> JsonObject:
     """Return the ``config.json`` of a model that is a folder here, or beside the file; else empty."""
-    name = str(reading.given.get("model") or reading.given.get("model_name_or_path") or "")
-    for base in (Path("."), Path(reading.result.file).parent):
+    name = str(reader.given.get("model") or reader.given.get("model_name_or_path") or "")
+    for base in (Path("."), Path(reader.result.file).parent):
         file = base / name / "config.json"
         if name and file.is_file():
             try:
@@ -26,6 +26,7 @@ def config_of(reading: KeyReader) -> JsonObject:
     return {}
 
 
+# One row is read: a longer one is not looked at
 _LIMIT = 1 << 20
 
 

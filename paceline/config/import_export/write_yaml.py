@@ -116,6 +116,7 @@ def _plain(text: str) -> bool:
     return simple and text.lower() not in words
 
 
+# Other rules judge the machine or the data, which another program's file says nothing of
 _OF_RULES = (
     "training.optim",
     "training.optim_args",

@@ -36,22 +36,22 @@ class Alias:
     """
 
     to: str
-    value: Callable[[Json], Json | Skip] | None = None
+    value: Callable[[Json], Json | IgnoredKey] | None = None
     note: str = ""
     of_algorithm: bool = False
 
 
-class Learnt(str):
+class AlgorithmAlias(str):
     """A loss in another system's config that is an algorithm of its own here, such as ``pref_loss: orpo``."""
 
 
-class Skip(Enum):
+class IgnoredKey(Enum):
     """Of a key that is known: nothing is set."""
 
     SKIP = auto()
 
 
-SKIP = Skip.SKIP
+SKIP = IgnoredKey.SKIP
 
 
 def _ratio(value: Json) -> float:
@@ -78,7 +78,7 @@ def _flag(value: Json) -> bool:
         raise NoTranslation(exc.message(), "true or false") from None
 
 
-def _true_sets(result: Json) -> Callable[[Json], Json | Skip]:
+def _true_sets(result: Json) -> Callable[[Json], Json | IgnoredKey]:
     return lambda value: result if value is not None and _flag(value) else SKIP
 
 
@@ -102,7 +102,7 @@ _OF_THEIR_OWN = ("orpo", "simpo")
 def _pref_loss(value: Json) -> Json:
     name = str(value).lower()
     if name in _OF_THEIR_OWN:
-        return Learnt(name)
+        return AlgorithmAlias(name)
     if name in ("kto", "kto_pair"):
         raise NoTranslation(
             f"{name}: KTO trains on answers labelled one by one, not on pairs",
@@ -139,13 +139,13 @@ def _lora_target(value: Json) -> Json:
     return ("all-linear",) if value == "all" else value
 
 
-def _quantization_method(value: Json) -> Skip:
+def _quantization_method(value: Json) -> IgnoredKey:
     if str(value).lower() in ("bnb", "bitsandbytes"):
         return SKIP
     raise NoTranslation("weights are quantised with bitsandbytes only", "quantization_method: bnb")
 
 
-def _new_adapter(value: Json) -> Skip:
+def _new_adapter(value: Json) -> IgnoredKey:
     if _flag(value):
         raise NoTranslation(
             "create_new_adapter would merge an adapter into the base model and start a new one;"

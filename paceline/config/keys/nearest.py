@@ -62,6 +62,7 @@ def nearest(written: str, names: Sequence[str], most_edits: int = _MOST_EDITS) -
     """
     index = _index(tuple(names))
     plain = _plain(written)
+    # Longer names than any key are no slips, and cost time
     if len(plain) < _FEWEST_LETTERS or len(plain) > 64:
         short = [
             name for name, text, _ in index.letters if text == plain or _one_letter_left_out(plain, text)
@@ -79,12 +80,14 @@ def nearest(written: str, names: Sequence[str], most_edits: int = _MOST_EDITS) -
         allowed = 1 if min(len(plain), len(text)) < _LONG else most_edits
         if len(text) < _FEWEST_LETTERS or abs(len(text) - len(plain)) > allowed:
             continue
+        # Cheap: most names are ruled out before the edit distance
         if (mask ^ letters).bit_count() > 2 * allowed:
             continue
         distance = _edits(plain, text, allowed)
         if distance <= allowed and distance <= least:
             best = [*(best if distance == least else ()), name]
             least = distance
+    # Three equally near names tell nothing
     return best if len(best) <= 2 else []
 
 

@@ -51,6 +51,7 @@ def suggestion(name: str, where: str, valid_names: Sequence[str]) -> Suggestion 
         meant = synonyms().get(plain)
     if meant is not None:
         return Suggestion(meant) if " " in meant else _meant([meant], where)
+    # After our own names: a key of ours is never explained as another program's
     if sentence := _of_other_program(name):
         return Suggestion(sentence)
     # A misspelling of a key of this section, else of any section

@@ -64,6 +64,7 @@ class Recognised:
         """Whether this value agrees with what Paceline does."""
         if self.any_value or value is None or value in ({}, [], ""):
             return True
+        # YAML 1.2 leaves yes, no, on and off as texts
         word = value.strip().lower() if isinstance(value, str) else value
         word = (
             {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}.get(word, word)

@@ -41,6 +41,7 @@ def build(merged: Merged) -> tuple[Config, list[Diagnostic]]:
             sections[name] = None
             continue
         tree = tree or {}
+        # Errors of a validator of the whole section appear once its keys are right
         for _ in range(3):
             try:
                 sections[name] = model.model_validate(tree)
@@ -48,6 +49,7 @@ def build(merged: Merged) -> tuple[Config, list[Diagnostic]]:
             except ValidationError as exc:
                 wrong = exc.errors()
                 problems += [_misfit(name, error, merged) for error in wrong]
+                # Longest first: an inner key is dropped before the mapping around it
                 for path in sorted(
                     {_innermost(tree, error["loc"]) for error in wrong}, key=len, reverse=True
                 ):
@@ -91,12 +93,14 @@ def _trees(merged: Merged, problems: list[Diagnostic]) -> dict[str, JsonObject]:
             if value is not None:
                 trees.setdefault(section, {})
             continue
+        # It is of every data set: load spreads it over them
         if path == "data.max_rows":
             continue
         if section == "lora" and lora is None:
             if merged.winners[path].source.layer == merged.winners["lora"].source.layer and value is not None:
                 problems.append(_full_and_adapter(merged, path))
             continue
+        # An empty key asks for no adapter
         if section == "lora" and value is None and section not in trees and lora == "unset":
             continue
         put_at(trees.setdefault(section, {}), rest, value)
@@ -188,6 +192,7 @@ def _unknown_inside(path: str, full: str, key: str, where: str) -> Diagnostic:
     model = item_model(info) if info is not None else None
     valid_keys = tuple(model.model_fields) if model is not None else ("the keys listed in docs/config.md",)
     near = nearest(key, valid_keys)
+    # A key may be right and only stand in the wrong place
     homes = [home for home in homes_of(key) if home != path]
     elsewhere = f"; '{key}' is a key of {' or '.join(f'{home}:' for home in homes)}" if homes else ""
     remedy = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(valid_keys)}{elsewhere}"

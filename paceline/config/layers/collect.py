@@ -30,7 +30,9 @@ from paceline.config.yaml_text.tree import Node
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import Json
 
+# Where two sections have a key of one name, a flat file means the first
 _FLAT_ORDER = ("training", "data", "model", "launch", "generation")
+# Paths that no section has: they are merged into others
 _PSEUDO = frozenset({"training.fp16", "training.bf16", "data.max_rows", "lora"})
 _SHORTHAND = {"model": "model.name_or_path", "data": "data.train"}
 _GROUPS = frozenset(
@@ -55,6 +57,7 @@ class Collector:
         self.notes: list[Diagnostic] = []
         self.version: int | None = None  # of the schema, if the file states one
         self.meant: list[tuple[str, Node, Source]] = []  # what an unknown key must mean, and its value
+        # An alias and its key with one value are one setting, not a conflict
         self._seen: dict[tuple[str, tuple[str, ...]], list[Json]] = {}
         self._secret_places: set[str] = set()
         self._unknown_keys = 0
@@ -306,6 +309,7 @@ class Collector:
         where_written = source.place()
         if where_written in self._secret_places or where_written.split("=")[0] in self._secret_places:
             return
+        # A file of another program may have thousands of unknown keys
         self._unknown_keys += 1
         if self._unknown_keys > MOST_UNKNOWN:
             self._count_further(where_written)

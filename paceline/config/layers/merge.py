@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from paceline.config import codes
-from paceline.config.keys.aliases import Learnt
+from paceline.config.keys.aliases import AlgorithmAlias
 from paceline.config.keys.nearest import nearest
 from paceline.config.keys.valid_keys import APEX_LEVEL, same
 from paceline.config.schema import field_of, item_model
@@ -56,14 +56,15 @@ def merge(layers: Sequence[Sequence[Entry]]) -> Merged:
 
 
 def _learnt_by(entries: Sequence[Entry]) -> Sequence[Entry]:
-    """Turn a loss that is an algorithm of its own (``aliases.Learnt``) into ``training.algorithm``.
+    """Turn a loss that is an algorithm of its own (``aliases.AlgorithmAlias``) into ``training.algorithm``.
 
     It replaces the algorithm under whose options the loss was given.
     """
-    loss = next((entry for entry in entries if isinstance(entry.value, Learnt)), None)
+    loss = next((entry for entry in entries if isinstance(entry.value, AlgorithmAlias)), None)
     if loss is None:
         return entries
     owner = loss.path.split(".")[1]
+    # The algorithm of the options is not meant: pref_loss is written with stage: dpo
     rest = [e for e in entries if e is not loss and not (e.path == _ALGORITHM and e.value == owner)]
     return [*rest, replace(loss, path=_ALGORITHM, value=str(loss.value))]
 
@@ -93,6 +94,7 @@ def _one_precision(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
     """Replace a layer's ``fp16`` and ``bf16`` by one ``mixed_precision`` entry; both true is an error."""
     flags: list[tuple[str, bool, Entry]] = []
     rest: list[Entry] = []
+    # Apex: O0 computes in float32 whatever fp16 says
     if level := next((entry for entry in entries if entry.path == APEX_LEVEL), None):
         others = [e for e in entries if e.path not in (APEX_LEVEL, "training.fp16")]
         on = any(e.path == "training.fp16" for e in entries)
@@ -144,6 +146,7 @@ def _without_conflicts(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
     """
     first: dict[tuple[str, tuple[str, ...]], Entry] = {}
     for entry in entries:
+        # The first place is kept, so that the message names both in order
         other = first.setdefault((entry.path, entry.sub), entry)
         if other is entry or same(other.value, entry.value):
             continue
@@ -217,6 +220,7 @@ def _apply_item(entry: Entry, merged: Merged) -> None:
         return
     _trace(entry, merged)
     merged.values[entry.path] = value
+    # The list keeps the source it has: one item is not the list
     merged.winners.setdefault(entry.path, entry)
 
 

@@ -17,7 +17,7 @@ from paceline.core.diagnostics import Diagnostic
 ANYWHERE = "*"
 
 
-def doubted(
+def unreliable_keys(
     problems: Sequence[Diagnostic],
     provenance: Mapping[str, Source],
     file: str,
@@ -58,6 +58,7 @@ def _section(location: str, file: str, starts: Sequence[tuple[int, str]]) -> str
     """Return the section that contains a place, or ``ANYWHERE``."""
     name, _, line = location.rpartition(":")
     if name == file and line.isdigit():
+        # Behind every name at that line: the highest code point
         before = bisect_right(starts, (int(line), "\U0010ffff")) - 1
         section = starts[before][1] if before >= 0 else ""
     else:
@@ -66,7 +67,7 @@ def _section(location: str, file: str, starts: Sequence[tuple[int, str]]) -> str
     return section if section in SECTIONS else ANYWHERE
 
 
-def sure(doubt: frozenset[str], *needed: str) -> bool:
+def is_reliable(doubt: frozenset[str], *needed: str) -> bool:
     """Whether none of these keys and sections is doubted, nor anything inside or around them."""
     return not any(
         f"{doubtful}.".startswith(f"{need}.") or f"{need}.".startswith(f"{doubtful}.")
@@ -75,7 +76,7 @@ def sure(doubt: frozenset[str], *needed: str) -> bool:
     )
 
 
-def whatever_was_meant(
+def certain_findings(
     rules: Callable[[Config], Iterable[Diagnostic]], config: Config, doubt: Iterable[str]
 ) -> tuple[Diagnostic, ...]:
     """Return what ``rules`` find in ``config`` whichever value each key in ``doubt`` was meant to have.
@@ -85,6 +86,7 @@ def whatever_was_meant(
     left out, as it is said again once the value is right.
     """
     findings = tuple(rules(config))
+    # A finding stands if it is there for every word that may have been meant
     for key in doubt:
         field = field_of(key)
         words = words_of(field) if field else ()

@@ -63,6 +63,7 @@ def parse_url(text: str) -> ObjectUrl:
             f"{scheme}:// has no conditional create that Paceline could commit a checkpoint by;"
             f" these have: {', '.join(f'{name}://' for name in STORES)}"
         )
+    # The scheme is checked by now: x:// has urlsplit cut the rest alike for all
     split = urlsplit(f"x://{rest}")
     user, credentials, _ = split.netloc.rpartition("@")
     if credentials and (":" in user or STORES[scheme] != "az"):

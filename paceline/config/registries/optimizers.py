@@ -422,4 +422,5 @@ def parse_optim_args(optim_args: Json) -> JsonObject:
 
 def _parts(text: str) -> list[str]:
     """Split the text at commas outside brackets (``betas=(0.9, 0.95)``)."""
+    # A comma inside brackets belongs to a tuple
     return re.split(r",(?![^(\[]*[)\]])", text)

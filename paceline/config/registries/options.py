@@ -55,6 +55,7 @@ def fits(value: Json, kind: Kind) -> bool:
             return False
         numbers = [item for item in value if isinstance(item, (int, float)) and fits(item, "number")]
         return len(numbers) == 2 and (kind == "pair" or all(0 <= item < 1 for item in numbers))
+    # True is an int in Python
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return False
     is_whole = value == int(value)

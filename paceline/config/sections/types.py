@@ -180,6 +180,7 @@ class OneOf:
             parts = (value.strip(), *registered(self.own, value.strip()))
             if len(parts) < 3 and _OWN.fullmatch(parts[-1]):
                 return parts[-1]
+        # By prefix, initials and likeness: words are shorter than keys
         near = _nearest(str(text), self.choices)
         words = (
             f"{', '.join(self.choices[:6])}, … ({len(self.choices)} words)"

@@ -86,6 +86,7 @@ def near_line(lines: list[str], number: int) -> tuple[int, str] | None:
 
     It looks at that line and at keys up to 20 lines above.
     """
+    # A parser may stop far below the line at fault
     for looked_at in range(number, max(0, number - 20), -1):
         text = _LOOSE.sub("", lines[looked_at - 1]) if looked_at <= len(lines) else ""
         certain = next((c for c in text if c in _CERTAIN), None)

@@ -13,6 +13,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import open_file
 from paceline.core.json_types import Json, JsonObject, as_object
 
+# A config of this size is data
 MAX_BYTES = 1 << 20
 _OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
@@ -36,6 +37,7 @@ def read_text(path: str, kind: str = "the config file") -> str:
             raise ConfigError(codes.CONFIG_MISSING_FILE(f"{kind} does not exist", path, hint=_nearby(file)))
         # Process substitution of a shell, paceline plan <(…), is a pipe that does end
         with file.open("rb") if str(file).startswith(_OPEN_ALREADY) else open_file(file) as stream:
+            # One byte more tells a file that is too large, without reading it
             raw = stream.read(MAX_BYTES + 1)
     except OSError as exc:
         raise ConfigError(

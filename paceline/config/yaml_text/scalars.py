@@ -27,6 +27,7 @@ _WORDS: dict[str, Scalar] = {
     "False": False,
     "FALSE": False,
 }
+# Longer ones take quadratic time in int(), and no setting has them
 _MOST_DIGITS = 40
 
 

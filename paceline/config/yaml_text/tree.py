@@ -30,7 +30,9 @@ from paceline.core.diagnostics import Code, Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 
+# Settings need about five levels; the builder recurses once a level
 MAX_DEPTH = 32
+# Aliases that multiply reach it before they take memory
 MAX_NODES = 50_000
 _PLAIN_TAGS = {
     f"tag:yaml.org,2002:{name}": name for name in ("str", "int", "float", "bool", "null", "map", "seq")
@@ -100,6 +102,7 @@ class _Builder:
         self._name = name
         self._text = text
         self._anchors: dict[str, Node] = {}
+        # Anchors whose value is not complete: an alias to one would contain itself
         self._open_anchors: set[str] = set()
         self._slips: list[Diagnostic] = []  # reported together: duplicate keys, look-alike characters
 

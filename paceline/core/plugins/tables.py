@@ -295,6 +295,7 @@ def is_assigned(target: str) -> bool:
 
 def is_async(function: Callable[..., Json]) -> bool:
     """Whether a call returns a coroutine or an asynchronous generator, also of an object or a partial."""
+    # A partial hides what it wraps
     plain = function.func if isinstance(function, partial) else function
     called = (plain, getattr(type(plain), "__call__", None))  # noqa: B004
     return any(

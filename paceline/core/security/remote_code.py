@@ -19,6 +19,7 @@ from paceline.core.json_types import Json
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+# A model has tens; a home folder given by mistake has more
 _MOST_FILES = 5000
 _SHOWN = 8
 
@@ -119,6 +120,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
     seen: set[str] = set()
     count = 0
     for parent, inner, names in os.walk(folder, followlinks=True):
+        # In place, so that os.walk follows; sorted, so that the digest is the same everywhere
         inner[:] = sorted(n for n in inner if n != "__pycache__")
         real = os.path.realpath(parent)
         if real in seen:

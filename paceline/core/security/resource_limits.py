@@ -44,6 +44,7 @@ def bounded_memory() -> Iterator[None]:
     except (OSError, ValueError, IndexError):
         yield
         return
+    # The hard limit stays: it could not be raised again
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limits = [limit for limit in (soft, hard, held + MEMORY_BYTES) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))

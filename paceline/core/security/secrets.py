@@ -28,6 +28,7 @@ SHAPES: dict[str, str] = {
     "a JSON web token": r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
 }
+# Named groups tell which of the formats has matched
 _ANY = re.compile("|".join(f"(?P<s{i}>{shape})" for i, shape in enumerate(SHAPES.values())))
 #: Matches any of the formats, but not inside a longer word.
 SHAPED = re.compile(rf"(?<![A-Za-z0-9_])(?:{'|'.join(SHAPES.values())})")
@@ -67,6 +68,7 @@ _CERTAIN = re.compile(
 )
 _WORDS_ONLY = re.compile(r"[a-z]+(?:[-_. ][a-z]+)*")  # PROJECT_KEY=alpha-team, AUTH_TYPE=password
 _RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[^\s/]{12,}")
+# PWD ends like a password's name
 _WORKING_FOLDERS = ("PWD", "OLDPWD")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import codes as config_codes
-from paceline.config.layers.unreliable_keys import sure, whatever_was_meant
+from paceline.config.layers.unreliable_keys import certain_findings, is_reliable
 from paceline.config.schema import field_of
 from paceline.config.source import COMMAND_LINE, DEFAULTS
 from paceline.core.diagnostics import Diagnostic, Severity, errors
@@ -203,7 +203,7 @@ def with_files(
 ) -> ConfigError:
     """Combine a config's loading errors with those that ``judge`` and the named files give its sound part."""
     sound = error.partial
-    surely = whatever_was_meant(partial(judge, sound, error.doubt), sound.config, error.doubt)
+    surely = certain_findings(partial(judge, sound, error.doubt), sound.config, error.doubt)
     in_doubt = check_in_doubt(sound.config, error.doubt)
     return ConfigError(*merged([*error.diagnostics, *surely], in_doubt, sound.provenance))
 
@@ -224,7 +224,7 @@ def _without_files(loaded: Loaded, doubt: frozenset[str], config: Config) -> Seq
     """
     ruled = _of_rules(loaded, doubt, config)
     others_in_doubt = frozenset(key for key in doubt if not key.startswith(_OFFLOAD))
-    if not all(map(field_of, others_in_doubt)) or not sure(others_in_doubt, *_SHAPING):
+    if not all(map(field_of, others_in_doubt)) or not is_reliable(others_in_doubt, *_SHAPING):
         return ruled
     meant = replace(loaded, config=config)
     hardware, _, processes = _machine(meant, None, None)
@@ -233,7 +233,7 @@ def _without_files(loaded: Loaded, doubt: frozenset[str], config: Config) -> Seq
     job = Job(config, hardware, world, nodes, launcher, config.run_directory(), shape, others, False)
     tried = try_plan(job, provenance=loaded.provenance)
     # What stands at a doubted key is about the value that took its place, or is said already.
-    sound = [d for d in (*errors(tried.ruled), *tried.problems) if sure(doubt, d.where)]
+    sound = [d for d in (*errors(tried.ruled), *tried.problems) if is_reliable(doubt, d.where)]
     return merged(ruled, sound, loaded.provenance)
 
 

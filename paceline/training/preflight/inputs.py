@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline.algorithms import codes as algorithm_codes
 from paceline.algorithms.rewards.builtin import OF_THE_ANSWER
 from paceline.algorithms.rewards.scoring import MODEL, REWARDS, RewardSpec, check_built_in
-from paceline.config.layers.unreliable_keys import sure
+from paceline.config.layers.unreliable_keys import is_reliable
 from paceline.config.schema import Config
 from paceline.config.sections.algorithms.supervised import ClassificationOptions
 from paceline.config.sections.model import ModelSection
@@ -103,15 +103,15 @@ def _there(config: Config, doubt: frozenset[str]) -> Iterator[Diagnostic]:
     Their contents depend on other keys (the algorithm, the column names).
     """
     m = config.model
-    if sure(doubt, "model.name_or_path", "model.config") and m.config is None and m.name_or_path:
+    if is_reliable(doubt, "model.name_or_path", "model.config") and m.config is None and m.name_or_path:
         yield from check_model_folder(m.name_or_path, "model.name_or_path")
-    if sure(doubt, "model.tokenizer") and m.tokenizer:
+    if is_reliable(doubt, "model.tokenizer") and m.tokenizer:
         yield from look_at_tokenizer(m, frozenset())
     for key in ("data.train", "data.eval"):
-        if sure(doubt, key):
+        if is_reliable(doubt, key):
             yield from missing_sets(config.data, key)
     if (
-        sure(doubt, "lora.adapter_name_or_path")
+        is_reliable(doubt, "lora.adapter_name_or_path")
         and config.lora is not None
         and config.lora.adapter_name_or_path
     ):

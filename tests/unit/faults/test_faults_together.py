@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fault_jobs import Job
 
-from paceline.config.layers.unreliable_keys import doubted, sure
+from paceline.config.layers.unreliable_keys import is_reliable, unreliable_keys
 from paceline.config.load import NotLoaded, load_config
 from paceline.config.source import DEFAULTS, Source
 from paceline.core.diagnostics import Diagnostic
@@ -140,16 +140,16 @@ def test_where_a_fault_puts_in_doubt(place: str, doubt: str) -> None:
     top = {"model": 2, "data": 4, "modle": 98}
     files = {"ds.json": "training.deepspeed"}
     problem = Diagnostic("config.type", "wrong", place)
-    assert doubted([problem], provenance, "x.yaml", top, files=files) == {doubt}
+    assert unreliable_keys([problem], provenance, "x.yaml", top, files=files) == {doubt}
 
 
 def test_of_several_keys_in_a_line_the_one_that_is_named_is_in_doubt() -> None:
     provenance = {f"training.{name}": Source("yaml", "x.yaml", 3) for name in ("seed", "seeds", "fp8")}
     problem = Diagnostic("config.type", "training.seed must be a whole number", "x.yaml:3")
-    assert doubted([problem], provenance, "x.yaml", {"training": 3}) == {"training.seed"}
+    assert unreliable_keys([problem], provenance, "x.yaml", {"training": 3}) == {"training.seed"}
 
 
-def test_a_key_is_sure_where_nothing_around_or_inside_it_is_in_doubt() -> None:
+def test_a_key_is_reliable_where_nothing_around_or_inside_it_is_in_doubt() -> None:
     doubt = frozenset({"data", "training.deepspeed", "model.config.vocab_size", "*"})
     assert [
         key
@@ -162,5 +162,5 @@ def test_a_key_is_sure_where_nothing_around_or_inside_it_is_in_doubt() -> None:
             "model.tokenizer",
             "training.deep",
         )
-        if sure(doubt, key)
+        if is_reliable(doubt, key)
     ] == ["model.tokenizer", "training.deep"]

@@ -60,6 +60,7 @@ class _AccelerateReader(SettingsReader):
         if kind is None and "distributed_type" in data:
             return
         self._plain_keys()
+        # After the plain keys: they may name the precision
         self._no_precision(upper)
         if kind in _NOT_DRIVEN:
             self.note(
@@ -70,7 +71,7 @@ class _AccelerateReader(SettingsReader):
                 Severity.WARNING,
             )
         if kind == "MULTI_CPU":
-            self.take("training.use_cpu", True, "distributed_type")
+            self.set_entry("training.use_cpu", True, "distributed_type")
         self._processes()
         self._ignored_keys()
         # Older versions write the backend alone, at the top level
@@ -97,7 +98,7 @@ class _AccelerateReader(SettingsReader):
         for key, to in _PLAIN.items():
             if data.get(key) not in (None, ""):
                 bf16 = key == "mixed_precision" and eight_bits
-                self.take(to, "bf16" if bf16 else data[key], key)
+                self.set_entry(to, "bf16" if bf16 else data[key], key)
 
     def _blocks(self, kind: str | None) -> None:
         """Read the blocks of this distributed_type; others are ignored, as in Accelerate."""
@@ -138,7 +139,7 @@ class _AccelerateReader(SettingsReader):
         if "distributed_type" in data and not (
             has_precision or data.get("fp8_config") or elsewhere or decided
         ):
-            self.take("training.mixed_precision", "no", "distributed_type")
+            self.set_entry("training.mixed_precision", "no", "distributed_type")
             self.note(
                 "mixed_precision",
                 "mixed_precision is absent: float32, as in accelerate",
@@ -154,7 +155,7 @@ class _AccelerateReader(SettingsReader):
         name = "NO" if kind is False else str(kind).upper()
         if name in _STRATEGY:
             if _STRATEGY[name]:
-                self.take("training.distributed_strategy", _STRATEGY[name], "distributed_type")
+                self.set_entry("training.distributed_strategy", _STRATEGY[name], "distributed_type")
             return name
         if name in REFUSED:
             self._refuse("distributed_type", name, REFUSED[name])
@@ -183,7 +184,7 @@ class _AccelerateReader(SettingsReader):
             return
         numbers = isinstance(total, int) and isinstance(machines, int) and min(total, machines) > 0
         if numbers and as_number(total) % as_number(machines) == 0:
-            self.take("launch.nproc", int(as_number(total) // as_number(machines)), "num_processes")
+            self.set_entry("launch.nproc", int(as_number(total) // as_number(machines)), "num_processes")
         else:
             self.problem(
                 codes.CONFIG_VALUE,

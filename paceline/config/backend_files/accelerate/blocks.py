@@ -157,11 +157,11 @@ def parallelism_block(reader: SettingsReader, file_data: JsonObject) -> None:
     for name, size in sizes.items():
         path = f"parallelism_config_{name}"
         if name not in ("cp_size", "sp_size"):
-            reader.take(f"training.parallelism.{name}", size, path)
+            reader.set_entry(f"training.parallelism.{name}", size, path)
         elif size != 1:
-            reader.take("training.parallelism.cp_size", size, path)
+            reader.set_entry("training.parallelism.cp_size", size, path)
             method = "allgather" if name == "cp_size" else "ulysses"
-            reader.take("training.parallelism.cp_method", method, path)
+            reader.set_entry("training.parallelism.cp_method", method, path)
 
 
 def megatron_block(reader: SettingsReader, file_data: JsonObject) -> None:
@@ -173,7 +173,7 @@ def megatron_block(reader: SettingsReader, file_data: JsonObject) -> None:
     }
     for name, (key, value) in data.items():
         if name in _MEGATRON:
-            reader.take(_MEGATRON[name], value, key)
+            reader.set_entry(_MEGATRON[name], value, key)
         elif name in _MEGATRON_OFF and value not in (False, 1):
             reader.problem(
                 codes.ACCELERATE_NOT_BUILT, f"{key} is not supported", key, str(value), "remove it"
@@ -183,11 +183,11 @@ def megatron_block(reader: SettingsReader, file_data: JsonObject) -> None:
     # Ranks beyond tp · pp · cp are data-parallel and shard weights and optimizer states
     degrees = [data.get(name, ("", 1))[1] for name in ("tp_degree", "pp_degree", "context_parallel_size")]
     strategy = "pipeline" if degrees[1] != 1 else "fsdp"
-    reader.take("training.distributed_strategy", strategy, "megatron_lm_pp_degree")
+    reader.set_entry("training.distributed_strategy", strategy, "megatron_lm_pp_degree")
     numbers = [degree for degree in degrees if isinstance(degree, int)]
     total, split = file_data.get("num_processes"), math.prod(numbers) if len(numbers) == 3 else 0
     if isinstance(total, int) and split and total % split == 0 and total > split:
-        reader.take("training.parallelism.dp_shard_size", total // split, "megatron_lm_tp_degree")
+        reader.set_entry("training.parallelism.dp_shard_size", total // split, "megatron_lm_tp_degree")
     reader.note(
         "megatron_lm_use_distributed_optimizer",
         "Megatron-LM itself is not used: the same parallel degrees are set on Paceline's mesh, with"
@@ -201,11 +201,11 @@ def dynamo_block(reader: SettingsReader, file_data: JsonObject) -> None:
     key, backend = data.pop("backend", ("", "no"))
     if str(backend).lower() in ("no", "false", "none", ""):
         return
-    reader.take("training.torch_compile", True, key)
-    reader.take("training.torch_compile_backend", str(backend).lower(), key)
+    reader.set_entry("training.torch_compile", True, key)
+    reader.set_entry("training.torch_compile_backend", str(backend).lower(), key)
     for name, (path, value) in data.items():
         if name == "mode":
             if value not in (None, "default"):
-                reader.take("training.torch_compile_mode", value, path)
+                reader.set_entry("training.torch_compile_mode", value, path)
         elif value not in (None, False):
             reader.note(path, f"{path}: ignored; torch.compile chooses its own settings")

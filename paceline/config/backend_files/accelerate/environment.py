@@ -29,6 +29,7 @@ from paceline.core.json_types import (
 )
 
 _STRATEGY, _DEEPSPEED = "training.distributed_strategy", "training.deepspeed"
+# What accelerate writes for an option that is not set
 _OFF = ("", "none", "no", "false", "0")
 # The launcher's strategy → more specific strategies of the same engine, which the YAML may name.
 _SAME_ENGINE = {"deepspeed": ("zero1", "zero2", "zero3"), "fsdp": ("pipeline",)}
@@ -154,6 +155,7 @@ def _document(environ: Mapping[str, str]) -> Variables:
             continue
         if not (block in on or _is_asked(variable, environ=environ)) and path != "mixed_precision":
             continue
+        # It is no key of the block outside DeepSpeed: `_clipping` reads it
         if path == "gradient_clipping":
             continue
         put_at(data, path.split("."), resolve_plain(text.strip()))
@@ -183,6 +185,7 @@ def _one_version(block: JsonObject, names: dict[str, str], requested: set[str]) 
 
     accelerate launch sets the options of both versions; each version reads its own.
     """
+    # Version 1 shards by sharding_strategy, version 2 by reshard_after_forward
     idle = ["fsdp_reshard_after_forward" if block.get("fsdp_version", 1) == 1 else "fsdp_sharding_strategy"]
     if str(block.get("fsdp_auto_wrap_policy")).upper() != "SIZE_BASED_WRAP":
         idle.append("fsdp_min_num_params")

@@ -63,7 +63,7 @@ def read(document: Document, layer: Foreign, upper: Mapping[str, Json] | None = 
     normal = Normaliser(document, layer, upper.get("training.distributed_strategy")).run()
     layer.contents["training.deepspeed"] = normal
     reader = _Reader(document, layer, normal, upper)
-    reader.take("training.distributed_strategy", "deepspeed", next(iter(document.data), ""))
+    reader.set_entry("training.distributed_strategy", "deepspeed", next(iter(document.data), ""))
     reader.run()
 
 
@@ -73,7 +73,7 @@ class _Reader(EntryWriter):
     def run(self) -> None:
         """Add all entries and notes."""
         self._batch()
-        self.take("training.max_grad_norm", self.normal.get("gradient_clipping"), "gradient_clipping")
+        self.set_entry("training.max_grad_norm", self.normal.get("gradient_clipping"), "gradient_clipping")
         self._precision()
         rate = read_scheduler(self)
         if block := self.typed("optimizer"):
@@ -84,8 +84,9 @@ class _Reader(EntryWriter):
         normal = self.normal
         for key, to in _BATCH.items():
             if key not in normal and to in self.upper:
+                # training.* decides: the JSON must not hold another number
                 normal[key] = "auto"
-            self.take(to, normal.get(key), key)
+            self.set_entry(to, normal.get(key), key)
         total, micro, steps = (normal.get(key) for key in (TOTAL, MICRO, STEPS))
         if not isinstance(total, int):
             return
@@ -122,9 +123,10 @@ class _Reader(EntryWriter):
             block = self.normal.get(name)
             if isinstance(block, dict):
                 requested.append(block.get("enabled", False))
-                self.take(f"training.{name}", requested[-1], f"{name}.enabled")
+                self.set_entry(f"training.{name}", requested[-1], f"{name}.enabled")
             elif block is not None:
                 requested.append(block)
+        # Both are read in any case: each takes its block out of the JSON
         more = [self._autocast(), self._amp()]
         carried = any(entry.path == "training.mixed_precision" for entry in self.layer.entries)
         if not requested and not carried and not any(on == "auto" or is_on(on) for on in more):
@@ -142,7 +144,7 @@ class _Reader(EntryWriter):
         if isinstance(autocast, dict):
             word = _PRECISIONS.get(str(autocast.get("dtype", "bfloat16")).lower().removeprefix("torch."))
             if autocast.get("enabled") is True and word:
-                self.take(f"training.{word}", True, "torch_autocast.enabled")
+                self.set_entry(f"training.{word}", True, "torch_autocast.enabled")
             self.note(
                 "torch_autocast",
                 "torch_autocast: training.mixed_precision sets mixed precision, the same way under every"
@@ -174,7 +176,7 @@ class _Reader(EntryWriter):
                 'use an "fp16" or "bf16" block instead of "amp"',
             )
         else:
-            self.take("training.fp16", True, "amp.enabled")
+            self.set_entry("training.fp16", True, "amp.enabled")
             self.note(
                 "amp",
                 "amp: read as fp16: true; Apex O1 corresponds to torch's autocast with a gradient scaler",
@@ -185,7 +187,7 @@ class _Reader(EntryWriter):
     def _moved(self) -> None:
         """Move keys that belong entirely to training.*."""
         key = "dataloader_drop_last"
-        self.take(f"training.{key}", self.normal.pop(key, None), key)
+        self.set_entry(f"training.{key}", self.normal.pop(key, None), key)
         if self.normal.get("gradient_allreduce_op") == "sum":
             self.problem(
                 codes.ZERO_NOT_BUILT,
@@ -216,7 +218,7 @@ class _Reader(EntryWriter):
                     else "switched off"
                 )
                 self.note(name, f"{name}: {verdict}")
-        self.take("training.report_to", trackers or None, trackers[0] if trackers else "")
+        self.set_entry("training.report_to", trackers or None, trackers[0] if trackers else "")
         for name in ("csv_monitor", "comet"):
             if is_on(as_object(self.normal.get(name))):
                 self.note(

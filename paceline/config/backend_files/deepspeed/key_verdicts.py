@@ -62,15 +62,15 @@ class EntryWriter(SettingsReader):
         self.normal = normal
         self.upper = upper
 
-    def take(self, to: str, value: Json, path: str) -> None:
+    def set_entry(self, to: str, value: Json, path: str) -> None:
         """Set the canonical path ``to`` to ``value``, unless that is null or ``"auto"``."""
         if given_value(value):
-            super().take(to, value, path)
+            super().set_entry(to, value, path)
 
     def default(self, to: str, value: Json, path: str, says: str, remedy: str) -> None:
         """Set ``to`` to DeepSpeed's default for an absent key, with a note, unless a higher layer sets it."""
         if to not in self.upper:
-            self.take(to, value, path)
+            self.set_entry(to, value, path)
             self.note(path, says, remedy)
 
     def typed(self, name: str) -> tuple[str, JsonObject] | None:

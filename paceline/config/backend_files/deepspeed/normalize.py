@@ -85,6 +85,7 @@ class Normaliser(SettingsReader):
         """
         data = self.document.data
         neox = [key for key in data if key in _NEOX]
+        # One such key may be a slip; two are a GPT-NeoX file
         if len(neox) > 1:
             foreign = [key for key in data if key not in table() and not key.startswith(_COMMENTS)]
             what = (
@@ -98,6 +99,7 @@ class Normaliser(SettingsReader):
                 Severity.WARNING,
             )
             data = {key: value for key, value in data.items() if key not in foreign}
+        # Unknown keys are counted here; beyond the limit only their number is reported
         self.result = self._block(data, table(), "")
         if self._unknown_keys > MOST_UNKNOWN:
             self.problem(
@@ -299,6 +301,7 @@ class Normaliser(SettingsReader):
     def _zero(self, zero: JsonObject) -> None:
         if zero.get("stage") == "auto":
             del zero["stage"]
+            # A strategy zero1 to zero3 names the stage itself
             if not str(self.strategy).startswith("zero"):
                 zero["stage"] = 2
                 self.note(
@@ -306,6 +309,7 @@ class Normaliser(SettingsReader):
                     '"auto" means 2, as in accelerate, if no strategy sets it',
                     '"stage": 2',
                 )
+        # cpu_offload_use_pin_memory, which older files have beside the blocks
         pin = zero.pop("_pin", None)
         for name in ("offload_param", "offload_optimizer"):
             block = zero.get(name)

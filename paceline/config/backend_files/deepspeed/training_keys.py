@@ -155,18 +155,18 @@ class OptimizerReader:
                 self.kind,
                 'use "AdamW", or set training.optim in the YAML',
             )
-        writer.take("training.optim", self.optim, path)
+        writer.set_entry("training.optim", self.optim, path)
 
     def _parameter(self, key: str, value: Json, path: str) -> None:
         writer = self.writer
         if key == "lr" and self.rate is None:
-            writer.take("training.learning_rate", value, path)
+            writer.set_entry("training.learning_rate", value, path)
         elif key == "lr":
             if value != self.rate:
                 message = f"lr {value} has no effect, as in DeepSpeed: the scheduler sets the rate, up to"
                 writer.note(path, f"{message} {self.rate:g}", '"auto"')
         elif key == "weight_decay":
-            writer.take("training.weight_decay", value, path)
+            writer.set_entry("training.weight_decay", value, path)
             if isinstance(value, (int, float)) and value is not True and value > 0:
                 writer.note(
                     path,
@@ -177,7 +177,7 @@ class OptimizerReader:
             self._betas(value, path)
         elif key == "max_grad_norm":
             has_clipping = given_value(writer.normal.get("gradient_clipping"))
-            writer.take("training.max_grad_norm", None if has_clipping else value, path)
+            writer.set_entry("training.max_grad_norm", None if has_clipping else value, path)
             verdict = "gradient_clipping overrides it" if has_clipping else "read as gradient_clipping"
             writer.note(
                 path,
@@ -190,7 +190,7 @@ class OptimizerReader:
         elif key in _ARGUMENTS.get(self.optim or "", ()):
             self.arguments[key] = value
         elif key == "eps":
-            writer.take("training.adam_epsilon", value, path)
+            writer.set_entry("training.adam_epsilon", value, path)
         else:
             self._other(key, value, path)
 
@@ -247,7 +247,7 @@ class OptimizerReader:
     def _betas(self, value: Json, path: str) -> None:
         if isinstance(value, list) and len(value) == 2:
             for item, to in zip(value, ("adam_beta1", "adam_beta2"), strict=True):
-                self.writer.take(f"training.{to}", item, path)
+                self.writer.set_entry(f"training.{to}", item, path)
         else:
             self.writer.problem(
                 codes.CONFIG_TYPE,
@@ -277,7 +277,9 @@ class OptimizerReader:
                 " optimizer, whose parameters are set in training.optim_args",
             )
         elif not wrong:
-            writer.take("training.optim_args", ",".join(f"{k}={v}" for k, v in self.arguments.items()), path)
+            writer.set_entry(
+                "training.optim_args", ",".join(f"{k}={v}" for k, v in self.arguments.items()), path
+            )
 
 
 def read_scheduler(writer: EntryWriter) -> float | None:
@@ -298,11 +300,14 @@ def read_scheduler(writer: EntryWriter) -> float | None:
     if name is None or writer.upper.get("training.lr_scheduler_type", name) != name:
         _not_taken(writer, kind, params, name is not None)
         return None
+    # Momentum would have to follow the rate, which no optimizer here does
     if name == "one_cycle" and not _cycle(writer, params):
         return None
-    writer.take("training.lr_scheduler_type", name, "scheduler.type")
+    writer.set_entry("training.lr_scheduler_type", name, "scheduler.type")
     if name.startswith("warmup") and "warmup_num_steps" in params:
-        writer.take("training.warmup_steps", params["warmup_num_steps"], "scheduler.params.warmup_num_steps")
+        writer.set_entry(
+            "training.warmup_steps", params["warmup_num_steps"], "scheduler.params.warmup_num_steps"
+        )
     elif name.startswith("warmup"):
         writer.default(
             "training.warmup_steps",
@@ -319,7 +324,7 @@ def _not_taken(writer: EntryWriter, kind: str, params: JsonObject, has_schedule:
     """Report that another schedule runs; only the warm-up length of this one is used."""
     for key, value in params.items():
         if key == "warmup_num_steps":
-            writer.take("training.warmup_steps", value, f"scheduler.params.{key}")
+            writer.set_entry("training.warmup_steps", value, f"scheduler.params.{key}")
         elif given_value(value):
             writer.note(
                 f"scheduler.params.{key}",
@@ -403,7 +408,7 @@ def _kwargs(writer: EntryWriter, kind: str, name: str, params: JsonObject) -> No
             '"total_num_steps": "auto"',
         )
     if kwargs:
-        writer.take("training.lr_scheduler_kwargs", kwargs, f"scheduler.params.{next(iter(kwargs))}")
+        writer.set_entry("training.lr_scheduler_kwargs", kwargs, f"scheduler.params.{next(iter(kwargs))}")
 
 
 def _rate(writer: EntryWriter, kind: str, name: str, params: JsonObject) -> float | None:
@@ -423,7 +428,7 @@ def _rate(writer: EntryWriter, kind: str, name: str, params: JsonObject) -> floa
         optimizer = writer.typed("optimizer")
         if optimizer is not None and optimizer[1].get("lr") == value:
             return None  # both are equal: the optimizer's is used
-        writer.take("training.learning_rate", value, path)
+        writer.set_entry("training.learning_rate", value, path)
         return float(value) if isinstance(value, (int, float)) else None
     if key in params or name in ("warmup_lr", "warmup_cosine_lr"):
         return None

@@ -114,6 +114,7 @@ class _Made:
         self.trainers: dict[str, _Origin] = {}
         self.findings: list[Finding] = []
         self._blocks: set[str] = set()  # that options alone make
+        # The Trainer's own arguments decide these; they are compared with them in the end
         for key in _TRAINERS:
             for path in (key, f"deepspeed_config.{key}"):
                 outer = path.rpartition(".")[0]
@@ -192,6 +193,7 @@ class _Made:
     def read(self) -> AccelerateJob:
         """Read the file as ``paceline config import`` reads Accelerate's."""
         self._files()
+        # One key a line, so that a finding's line tells its key
         text, lines = _text(self.data)
         with tempfile.TemporaryDirectory(prefix="paceline-import-") as folder:
             path = Path(folder) / "accelerate.yaml"

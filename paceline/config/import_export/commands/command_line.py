@@ -204,6 +204,7 @@ def _read(words: Sequence[_Word], name: str) -> Command:
     while position < len(words) and not words[position].text.startswith("--"):
         _positional(words[position], command)
         position += 1
+    # axolotl: what follows `--` belongs to its launcher
     end = next((n for n in range(position, len(words)) if words[n].text == "--"), len(words))
     _flags(words[position:end], command)
     if command.system == "axolotl":

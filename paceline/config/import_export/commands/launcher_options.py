@@ -60,6 +60,7 @@ STARTERS = ("torchrun", "deepspeed", "accelerate launch", "accelerate-launch")
 def options(launch: Launch, imported: Imported) -> None:
     """Decide the options of every launcher but Accelerate's; an inner launcher's win over an outer one's."""
     starters = [name for name in launch.launchers if name in STARTERS]
+    # Outer launchers first; a total needs the number of nodes
     for option in sorted(launch.options, key=lambda each: (_is_outer(each), each.name in _TOTAL)):
         if option.launcher.startswith("accelerate"):
             continue

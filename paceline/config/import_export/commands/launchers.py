@@ -190,6 +190,7 @@ def _options(words: Sequence[str], lines: Sequence[int], position: int, name: st
         line = lines[position]
         option, equals, value = words[position].partition("=")
         position += 1
+        # What follows -m is a module: a launcher, or the program
         if name == "python" and option == "-m":
             return position
         option, attached = _option_name(option, launcher)
@@ -228,6 +229,7 @@ def slurm_options(text: str) -> list[Option]:
 def slurm_variables(options: Sequence[Option]) -> dict[str, str]:
     """Return the variables that Slurm sets for a script with these options, as far as they are certain."""
     values = {option.name: option.value or "" for option in options}
+    # --gres=gpu:a100:4: the type is left out
     devices = re.fullmatch(r"gpu:(?:\w+:)?(\d+)", values.get("gres", ""))
     counts = {
         "SLURM_NNODES": values.get("nodes", ""),

@@ -51,6 +51,7 @@ class Script:
         variables: Mapping[str, str],
         trains: Callable[[Sequence[str], Sequence[int]], Launch | None],
     ) -> None:
+        # Only a command that trains is expanded in full: others may hold what is not known
         self._trains = trains
         self._commands = Lexer(text).commands()
         self._values = Values(dict(variables), arguments=list(arguments))
@@ -120,6 +121,7 @@ class Script:
         elif end == "(" and not command.words:
             self._saved.append(copy.deepcopy(self._values))
         elif end == ")" and self._saved and not (self._blocks and self._blocks[-1][0] == "case"):
+            # A subshell's assignments end with it
             self._values = self._saved.pop()
         if end in (";;", ";&", ";;&", ")"):
             self._pattern = end != ")"

@@ -195,6 +195,7 @@ class Values:
         return result
 
     def _count(self, node: ast.expr, text: str) -> int:
+        # Python reads 1_000 and // otherwise than bash
         if len(text) > 200 or re.search(r"\d_|//", text):
             raise ValueError(text)
         if isinstance(node, ast.Constant) and type(node.value) is int:
@@ -264,6 +265,7 @@ def _home(parts: tuple[WordPart, ...]) -> tuple[WordPart, ...]:
     if not rest.startswith("~") or (rest == "~" and len(parts) > 1):
         return parts
     user, slash, more = rest.partition("/")
+    # Another user's home depends on the machine that runs the script
     if user != "~":
         raise NotKnown(f"{user} is the home folder of a user")
     home = WordPart("text", os.path.expanduser("~") + slash, True)

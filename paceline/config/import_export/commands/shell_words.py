@@ -227,6 +227,7 @@ class Lexer:
             if self._at >= len(self._text):
                 raise ValueError(opens)
             char = self._text[self._at]
+            # A bracket in single quotes closes nothing; inside ${…} a quote is text
             if char == "'" and opens == "(":
                 self._at = self._text.index("'", self._at + 1)
             elif char == "\\":

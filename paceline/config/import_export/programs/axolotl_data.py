@@ -33,43 +33,43 @@ _FORMATS = "its formats write text: a data.converter makes such rows, with model
 _OWN_TEMPLATES = ("tokenizer_default", "tokenizer_default_fallback_chatml")
 
 
-def datasets(reading: KeyReader) -> None:
+def datasets(reader: KeyReader) -> None:
     """Decide where rows come from, how they are written, and which tokens have loss."""
     for key, path in _SETS.items():
-        listed = reading.given.get(key)
+        listed = reader.given.get(key)
         if isinstance(listed, str) and key != "pretraining_dataset":
-            reading.lose(key, f"axolotl takes a list of data sets: [{{path: {listed}, type: chat_template}}]")
+            reader.lose(key, f"axolotl takes a list of data sets: [{{path: {listed}, type: chat_template}}]")
             continue
         listed = [{"path": listed, "type": "pretrain"}] if isinstance(listed, str) and listed else listed
         if isinstance(listed, list) and listed:
-            sets = [_one(reading, f"{key}.{n}", as_object(item), key) for n, item in enumerate(listed)]
-            reading.set(path, sets, key)
-            reading.mapped(key, (path,))
+            sets = [_one(reader, f"{key}.{n}", as_object(item), key) for n, item in enumerate(listed)]
+            reader.set(path, sets, key)
+            reader.mapped(key, (path,))
 
 
-def _one(reading: KeyReader, path_of_set: str, item: JsonObject, outer: str) -> JsonObject:
+def _one(reader: KeyReader, path_of_set: str, item: JsonObject, outer: str) -> JsonObject:
     """Return one of our data sets; decides its keys. ``outer``: the key of the list that holds it."""
     files = as_list(item.get("data_files"))
     path, loader = item.get("path"), item.get("path") in ("json", "jsonl", "csv", "parquet", "text")
     if len(files) == 1 and (loader or Path(str(path)).is_dir()):
         path = files[0] if loader else f"{path}/{files[0]}"
     elif files:
-        reading.lose(
+        reader.lose(
             f"{path_of_set}.data_files",
             "a data set here has one path: list each of its files as a data set of its own",
         )
     keys = [f"{path_of_set}.{key}" for key in ("path", "name", "split", "data_files")]
-    reading.mapped([key for key in keys if not reading.decided(key)], ("data.train",))
-    reading.nothing([f"{path_of_set}.{key}" for key in _NO_MATTER], "as rows are read here")
-    _turns(reading, path_of_set, item)
+    reader.mapped([key for key in keys if not reader.decided(key)], ("data.train",))
+    reader.nothing([f"{path_of_set}.{key}" for key in _NO_MATTER], "as rows are read here")
+    _turns(reader, path_of_set, item)
     kind = item.get("type")
     word = str(kind).partition(":")[0] if isinstance(kind, str) else ""
     if kind is None and outer == "pretraining_dataset":
         word = "pretrain"
-    options = _options(reading, path_of_set, word, item)
+    options = _options(reader, path_of_set, word, item)
     for key, value in item.items():
-        if not reading.decided(inner := f"{path_of_set}.{key}"):
-            reading.judge(
+        if not reader.decided(inner := f"{path_of_set}.{key}"):
+            reader.judge(
                 inner,
                 value in (None, False, "", [], {}),
                 "off, as here",
@@ -78,37 +78,35 @@ def _one(reading: KeyReader, path_of_set: str, item: JsonObject, outer: str) -> 
     return data_set(path, name=item.get("name"), split=item.get("split"), **options)
 
 
-def _options(reading: KeyReader, path_of_set: str, word: str, item: JsonObject) -> JsonObject:
+def _options(reader: KeyReader, path_of_set: str, word: str, item: JsonObject) -> JsonObject:
     """Return the format and columns that the prompt strategy ``word`` means."""
     kind, key = item.get("type"), f"{path_of_set}.type"
-    if reading.facts["algorithm"] != "sft":
-        return _preference(reading, path_of_set, word, item)
+    if reader.facts["algorithm"] != "sft":
+        return _preference(reader, path_of_set, word, item)
     if word in _CHAT:
-        return _chat(reading, path_of_set, item)
+        return _chat(reader, path_of_set, item)
     if word in _TEXT:
         column = str(item.get("field") or item.get("text_column") or "text")
-        reading.mapped(
-            [f"{path_of_set}.{name}" for name in ("type", "field", "text_column")], ("data.train",)
-        )
+        reader.mapped([f"{path_of_set}.{name}" for name in ("type", "field", "text_column")], ("data.train",))
         return {"format": "text", "columns": {"text": column} if column != "text" else {}}
     if word == "alpaca":
-        reading.lose(
+        reader.lose(
             key, "axolotl's alpaca prompt is text with a preamble; here the chat template writes the turns"
         )
         return {"format": "alpaca"}
     if isinstance(kind, dict):  # the user's own strategy: text is put together by formats
-        for inner in [key, *(name for name in reading.given if name.startswith(f"{key}."))]:
-            reading.lose(inner, _FORMATS)
+        for inner in [key, *(name for name in reader.given if name.startswith(f"{key}."))]:
+            reader.lose(inner, _FORMATS)
     elif word:
-        reading.lose(key, f"the prompt strategy {word} is axolotl's; convert the rows to messages")
+        reader.lose(key, f"the prompt strategy {word} is axolotl's; convert the rows to messages")
     return {}
 
 
-def _turns(reading: KeyReader, path_of_set: str, item: JsonObject) -> None:
+def _turns(reader: KeyReader, path_of_set: str, item: JsonObject) -> None:
     """Which turns have loss, and what their keys and roles are called."""
     trained = item.get("roles_to_train", ["assistant"])
     learnt = [str(role) for role in trained] if isinstance(trained, list) else [str(trained)]
-    reading.judge(
+    reader.judge(
         f"{path_of_set}.roles_to_train",
         bool(learnt) and set(learnt) <= set(_ROLES["assistant"]),
         "the assistant's turns have loss, as here",
@@ -117,13 +115,13 @@ def _turns(reading: KeyReader, path_of_set: str, item: JsonObject) -> None:
     ends = "what ends an answer has loss"
     for key in ("train_on_eos", "train_on_eot"):
         value, lost = item.get(key), f"{item.get(key)}: here {ends} (turn)"
-        reading.judge(f"{path_of_set}.{key}", value in (None, "turn"), f"{ends}, as here", lost)
+        reader.judge(f"{path_of_set}.{key}", value in (None, "turn"), f"{ends}, as here", lost)
     for key, why in _SWITCHES.items():
-        reading.judge(f"{path_of_set}.{key}", not item.get(key), "off, as here", why)
+        reader.judge(f"{path_of_set}.{key}", not item.get(key), "off, as here", why)
     if item.get("message_field_training") in _TRAINED:
-        reading.mapped([f"{path_of_set}.message_field_training"], ("data.train",))
+        reader.mapped([f"{path_of_set}.message_field_training"], ("data.train",))
     elif item.get("message_field_training"):
-        reading.lose(
+        reader.lose(
             f"{path_of_set}.message_field_training",
             f"{item['message_field_training']}: name the turns' field train",
         )
@@ -132,9 +130,9 @@ def _turns(reading: KeyReader, path_of_set: str, item: JsonObject) -> None:
     wrong = [f"{key}: {name}" for key, name in fields.items() if name not in (key, *_FIELDS.get(key, ()))]
     for key in [f"{path_of_set}.{key}" for key in _TURNS if item.get(key)]:
         if wrong:
-            reading.lose(key, f"keys of a turn are role or from, content or value; not {', '.join(wrong)}")
+            reader.lose(key, f"keys of a turn are role or from, content or value; not {', '.join(wrong)}")
         else:
-            reading.mapped(key, ("data.train",))
+            reader.mapped(key, ("data.train",))
     names = [
         (role, str(n))
         for role, listed in as_object(item.get("roles")).items()
@@ -142,10 +140,10 @@ def _turns(reading: KeyReader, path_of_set: str, item: JsonObject) -> None:
     ]
     unknown = [name for role, name in names if name != role and name not in _ROLES.get(role, ())]
     if unknown:
-        reading.lose(f"{path_of_set}.roles", f"turns of {', '.join(unknown)}: a data.converter renames roles")
+        reader.lose(f"{path_of_set}.roles", f"turns of {', '.join(unknown)}: a data.converter renames roles")
 
 
-def _chat(reading: KeyReader, path_of_set: str, item: JsonObject) -> JsonObject:
+def _chat(reader: KeyReader, path_of_set: str, item: JsonObject) -> JsonObject:
     """Conversations under any column; the keys of a turn are recognised."""
     turns = str(item.get("field_messages") or "messages")
     names = as_object(item.get("message_property_mappings"))
@@ -153,24 +151,22 @@ def _chat(reading: KeyReader, path_of_set: str, item: JsonObject) -> JsonObject:
     keys = [f"{path_of_set}.{k}" for k in ("type", "field_messages", "roles", "chat_template", "field")]
     keys += [
         k
-        for k in reading.given
+        for k in reader.given
         if k.startswith((f"{path_of_set}.message_property_mappings.", f"{path_of_set}.roles."))
     ]
-    reading.mapped([key for key in keys if not reading.decided(key)], ("data.train",))
+    reader.mapped([key for key in keys if not reader.decided(key)], ("data.train",))
     if item.get("chat_template") not in (None, *_OWN_TEMPLATES):
-        reading.lose(
-            f"{path_of_set}.chat_template", "one template for all data sets: set model.chat_template"
-        )
+        reader.lose(f"{path_of_set}.chat_template", "one template for all data sets: set model.chat_template")
     if role == "from" or turns == "conversations" or str(item.get("type")).startswith("sharegpt"):
         return {"columns": {"conversations": turns}} if turns not in ("messages", "conversations") else {}
     return {"columns": {"messages": turns}} if turns not in ("messages", "conversations") else {}
 
 
-def _preference(reading: KeyReader, path_of_set: str, word: str, item: JsonObject) -> JsonObject:
+def _preference(reader: KeyReader, path_of_set: str, word: str, item: JsonObject) -> JsonObject:
     """Pairs under any columns."""
     strategy = as_object(item.get("type"))  # the user's own strategy: text is put together by formats
     if strategy:
-        reading.lose(
+        reader.lose(
             f"{path_of_set}.type",
             "its formats write text: a data.converter makes such rows, with model.chat_template: plain",
         )
@@ -182,16 +178,16 @@ def _preference(reading: KeyReader, path_of_set: str, word: str, item: JsonObjec
         }
         return {"columns": columns} if columns else {}
     if word.startswith(("chat_template", "bradley_terry.chat_template")) or not word:
-        reading.mapped([f"{path_of_set}.type"], ("data.train",))
+        reader.mapped([f"{path_of_set}.type"], ("data.train",))
     elif word.startswith("chatml"):
-        reading.keep(f"{path_of_set}.type", "model.chat_template", "chatml")
+        reader.keep(f"{path_of_set}.type", "model.chat_template", "chatml")
     else:
-        reading.lose(
+        reader.lose(
             f"{path_of_set}.type",
             f"the prompt strategy {word} is axolotl's; rows of prompt, chosen and rejected are read",
         )
     fields = {"messages": "field_messages", "chosen": "field_chosen", "rejected": "field_rejected"}
-    reading.mapped([f"{path_of_set}.{field}" for field in fields.values()], ("data.train",))
+    reader.mapped([f"{path_of_set}.{field}" for field in fields.values()], ("data.train",))
     columns = {
         ours: item[field]
         for ours, field in fields.items()
@@ -200,30 +196,28 @@ def _preference(reading: KeyReader, path_of_set: str, word: str, item: JsonObjec
     return {"columns": columns} if columns else {}
 
 
-def tokens(reading: KeyReader) -> None:
+def tokens(reader: KeyReader) -> None:
     """Padding has no loss; other special tokens would change the text."""
     for outer in ("special_tokens", "tokens"):
-        value = reading.given.get(outer)
+        value = reader.given.get(outer)
         if outer == "tokens" and isinstance(value, list):
-            reading.keep(outer, "model.add_tokens", value)
+            reader.keep(outer, "model.add_tokens", value)
         names = as_object(value)
         for name, token in names.items():
             if name == "pad_token":
-                reading.nothing(f"{outer}.{name}", "padding never weighs anything")
+                reader.nothing(f"{outer}.{name}", "padding never weighs anything")
             elif name == "additional_special_tokens" and isinstance(token, list):
-                reading.keep(f"{outer}.{name}", "model.add_special_tokens", token)
+                reader.keep(f"{outer}.{name}", "model.add_special_tokens", token)
             elif token in ("<s>", "</s>", "<unk>"):
-                reading.nothing(f"{outer}.{name}", "the tokenizer's own (Llama's and Mistral's)")
+                reader.nothing(f"{outer}.{name}", "the tokenizer's own (Llama's and Mistral's)")
             else:
-                reading.lose(f"{outer}.{name}", "the tokenizer's own special tokens are used")
+                reader.lose(f"{outer}.{name}", "the tokenizer's own special tokens are used")
         if names:
-            inner = [reading.result.findings.get(f"{outer}.{name}") for name in names]
+            inner = [reader.result.findings.get(f"{outer}.{name}") for name in names]
             bad: list[Json] = [f.key for f in inner if f is not None and f.verdict.value == "cannot be kept"]
             if bad:
-                reading.lose(
-                    outer, f"the tokenizer's own special tokens are used: {', '.join(map(str, bad))}"
-                )
-            elif "model.add_special_tokens" in reading.result.settings:
-                reading.mapped(outer, ("model.add_special_tokens",))
+                reader.lose(outer, f"the tokenizer's own special tokens are used: {', '.join(map(str, bad))}")
+            elif "model.add_special_tokens" in reader.result.settings:
+                reader.mapped(outer, ("model.add_special_tokens",))
             else:
-                reading.nothing(outer, "each of them for its own reason")
+                reader.nothing(outer, "each of them for its own reason")

@@ -47,25 +47,25 @@ _COLUMNS = {
 }
 
 
-def datasets(reading: KeyReader) -> None:
+def datasets(reader: KeyReader) -> None:
     """Decide ``dataset``, ``eval_dataset`` and what is around them."""
-    info, stage = _info(reading), reading.text("stage")
+    info, stage = _info(reader), reader.text("stage")
     for key, path in (("dataset", "data.train"), ("eval_dataset", "data.eval")):
-        names = reading.given.get(key)
+        names = reader.given.get(key)
         listed = [part.strip() for part in names.split(",")] if isinstance(names, str) else names
         if isinstance(listed, list) and listed:
-            _named(reading, key, path, [str(name) for name in listed], info, stage)
-    if reading.result.findings.get("dataset"):
-        reading.mapped("dataset_dir", ("data.train",))
+            _named(reader, key, path, [str(name) for name in listed], info, stage)
+    if reader.result.findings.get("dataset"):
+        reader.mapped("dataset_dir", ("data.train",))
 
 
-def _named(reading: KeyReader, key: str, path: str, names: list[str], info: JsonObject, stage: str) -> None:
+def _named(reader: KeyReader, key: str, path: str, names: list[str], info: JsonObject, stage: str) -> None:
     sets: list[Json] = []
     unknown: list[str] = []
     lost: list[str] = []
     differs: list[str] = []
-    limit = resolve_plain(str(reading.given.get("max_samples") or ""))
-    folder = str(reading.value("dataset_dir") or "data")
+    limit = resolve_plain(str(reader.given.get("max_samples") or ""))
+    folder = str(reader.value("dataset_dir") or "data")
     for name in names:
         entry = as_object(info.get(name)) or _BUNDLED.get(name)
         if entry is None:
@@ -75,7 +75,7 @@ def _named(reading: KeyReader, key: str, path: str, names: list[str], info: Json
         lost += [f"{name}: {reason}" for reason in unread(entry)]
         differs += [
             f"{name}: {reason}"
-            for reason in _read_here_alone(entry, data_set, Path(reading.result.file).parent)
+            for reason in _read_here_alone(entry, data_set, Path(reader.result.file).parent)
         ]
         drawn = entry.get("num_samples")
         if isinstance(drawn, int):
@@ -90,21 +90,19 @@ def _named(reading: KeyReader, key: str, path: str, names: list[str], info: Json
         lost.append(f"images, video and sound are not read: {', '.join(images)}")
     if unknown and info:
         lost.append(f"dataset_info.json does not name {', '.join(unknown)}: write the path of its rows")
-    reading.set(path, sets, key)
+    reader.set(path, sets, key)
     if lost:
-        reading.lose(key, "; ".join(lost))
+        reader.lose(key, "; ".join(lost))
     elif differs:
-        reading.differs(key, path, sets, "; ".join(differs))
+        reader.differs(key, path, sets, "; ".join(differs))
     elif unknown:
-        reading.keep(
-            key, path, sets, f"dataset_info.json is not here: name the files of {', '.join(unknown)}"
-        )
+        reader.keep(key, path, sets, f"dataset_info.json is not here: name the files of {', '.join(unknown)}")
     else:
-        reading.keep(key, path, sets)
+        reader.keep(key, path, sets)
     if isinstance(limit, int):
-        reading.mapped("max_samples", (path,))
-    elif reading.is_given("max_samples"):
-        reading.lose("max_samples", f"{limit} is no number of rows")
+        reader.mapped("max_samples", (path,))
+    elif reader.is_given("max_samples"):
+        reader.lose("max_samples", f"{limit} is no number of rows")
 
 
 def unread(entry: JsonObject) -> list[str]:
@@ -138,10 +136,10 @@ def _read_here_alone(entry: JsonObject, data_set: JsonObject, folder: Path) -> l
     ]
 
 
-def _info(reading: KeyReader) -> JsonObject:
+def _info(reader: KeyReader) -> JsonObject:
     """Return ``dataset_info.json`` of ``dataset_dir``, looked for from here and next to the file."""
-    folder = str(reading.value("dataset_dir") or "data")
-    for base in (Path("."), Path(reading.result.file).parent):
+    folder = str(reader.value("dataset_dir") or "data")
+    for base in (Path("."), Path(reader.result.file).parent):
         file = base / folder / "dataset_info.json"
         if file.is_file():
             data, _ = parse_json(read_text(str(file)), str(file), "dataset_info.json")

@@ -14,56 +14,56 @@ from paceline.core.json_types import Json, JsonObject, as_object
 _CONTENT = "message['content']"
 
 
-def template(reading: KeyReader) -> None:
+def template(reader: KeyReader) -> None:
     """Decide ``template`` and the keys around it."""
-    name, stage = reading.given.get("template"), reading.text("stage")
+    name, stage = reader.given.get("template"), reader.text("stage")
     kwargs = ("enable_thinking", "preserve_thinking", "default_system")
     if stage == "pt":
         ends = as_object(as_object(table("llamafactory_templates")["templates"]).get(str(name))).get(
             "stop_words"
         )
         if isinstance(ends, list) and ends:
-            reading.differs(
+            reader.differs(
                 "template",
                 "data.train_on",
                 "all",
                 f"a text may end in the template's {ends[0]} there; here in the tokenizer's end of text",
             )
-        reading.nothing([k for k in ("template", *kwargs) if not reading.decided(k)], "plain text is read")
+        reader.nothing([k for k in ("template", *kwargs) if not reader.decided(k)], "plain text is read")
         return
     if not isinstance(name, str):
-        reading.nothing("template", "the tokenizer's own template, as here")
+        reader.nothing("template", "the tokenizer's own template, as here")
     else:
         formats = as_object(as_object(table("llamafactory_templates")["templates"]).get(name))
         if not formats and name not in ("empty",):
-            reading.lose("template", f"LLaMA-Factory 0.9.5 has no template {name}")
+            reader.lose("template", f"LLaMA-Factory 0.9.5 has no template {name}")
         else:
-            system = reading.given.get("default_system")
-            think = reading.value("enable_thinking") is not False
+            system = reader.given.get("default_system")
+            think = reader.value("enable_thinking") is not False
             source = jinja(formats, system if isinstance(system, str) else None, think)
-            reading.keep("template", "model.chat_template", source, f"LLaMA-Factory's template {name}")
-            _thoughts(reading, formats, stage, source)
-            reading.mapped([key for key in kwargs if not reading.decided(key)], ("model.chat_template",))
-    reading.nothing("tool_format", "calls of tools are written by the chat template") if not reading.is_given(
+            reader.keep("template", "model.chat_template", source, f"LLaMA-Factory's template {name}")
+            _thoughts(reader, formats, stage, source)
+            reader.mapped([key for key in kwargs if not reader.decided(key)], ("model.chat_template",))
+    reader.nothing("tool_format", "calls of tools are written by the chat template") if not reader.is_given(
         "tool_format"
     ) else None
 
 
-def _thoughts(reading: KeyReader, formats: JsonObject, stage: str, source: str) -> None:
+def _thoughts(reader: KeyReader, formats: JsonObject, stage: str, source: str) -> None:
     """Where LLaMA-Factory takes thoughts out of the rows of reasoning models; here they stay."""
     if "Reasoning" not in str(formats.get("class")):
-        reading.nothing(("enable_thinking", "preserve_thinking"), "it acts on templates of reasoning models")
+        reader.nothing(("enable_thinking", "preserve_thinking"), "it acts on templates of reasoning models")
         return
     path, says = (
         "model.chat_template",
         "which LLaMA-Factory takes out of rows, stay: remove them, if there are any",
     )
-    if reading.value("enable_thinking") is False:
-        reading.differs("enable_thinking", path, source, f"thoughts, {says}")
-    if stage == "sft" and not reading.on("mask_history"):
-        reading.nothing("preserve_thinking", "it acts on pairs, labels and prompts, and with mask_history")
-    elif not reading.on("preserve_thinking"):
-        reading.differs("preserve_thinking", path, source, f"thoughts of earlier answers, {says}")
+    if reader.value("enable_thinking") is False:
+        reader.differs("enable_thinking", path, source, f"thoughts, {says}")
+    if stage == "sft" and not reader.on("mask_history"):
+        reader.nothing("preserve_thinking", "it acts on pairs, labels and prompts, and with mask_history")
+    elif not reader.on("preserve_thinking"):
+        reader.differs("preserve_thinking", path, source, f"thoughts of earlier answers, {says}")
 
 
 def jinja(formats: JsonObject, system: str | None = None, think: bool = True) -> str:

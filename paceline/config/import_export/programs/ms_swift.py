@@ -43,78 +43,77 @@ def swift_defaults(command: str) -> dict[str, object]:
     return {**defaults("transformers"), **defaults("swift", COMMANDS[command]), **NO_TRACKERS, **changed}
 
 
-def translate(reading: KeyReader) -> None:
+def translate(reader: KeyReader) -> None:
     """Decide every key of an ms-swift file or command line."""
-    older, command = _older(reading), str(reading.facts["job"])
-    word = _algorithm(reading, command)
-    tuner = reading.text("tuner_type") or "lora"
+    older, command = _older(reader), str(reader.facts["job"])
+    word = _algorithm(reader, command)
+    tuner = reader.text("tuner_type") or "lora"
     facts = {
         "command": command,
         "word": word,
         "algorithm": ALGORITHMS.get(word, ""),
         "tuner_type": tuner,
         "adapters_trained": "no" if tuner == "full" else "yes",
-        "loss_scale": scale_of(reading),
-        "truncation_strategy": reading.text("truncation_strategy")
-        or ("left" if word == "grpo" else "delete"),
-        "evaluated": "yes" if _strategy(reading) else "no",
+        "loss_scale": scale_of(reader),
+        "truncation_strategy": reader.text("truncation_strategy") or ("left" if word == "grpo" else "delete"),
+        "evaluated": "yes" if _strategy(reader) else "no",
     }
-    reading.facts.update(facts)
-    decide(reading, "swift", CODE)
-    transformers_keys(reading)
+    reader.facts.update(facts)
+    decide(reader, "swift", CODE)
+    transformers_keys(reader)
     for key, name in older:
-        findings = reading.result.findings
+        findings = reader.result.findings
         findings[key] = replace(findings.pop(name), key=key)
 
 
-def _older(reading: KeyReader) -> list[tuple[str, str]]:
+def _older(reader: KeyReader) -> list[tuple[str, str]]:
     """Take today's name for keys that earlier versions had, and return both."""
     renamed = []
     for older, name in _OLDER.items():
-        if reading.is_given(older) and name not in reading.given:
-            reading.older(older, name)
+        if reader.is_given(older) and name not in reader.given:
+            reader.older(older, name)
             renamed.append((older, name))
     return renamed
 
 
-def _algorithm(reading: KeyReader, command: str) -> str:
+def _algorithm(reader: KeyReader, command: str) -> str:
     """Set the algorithm and return ms-swift's word for it: its ``rlhf_type``, or the command."""
     if command != "rlhf":
         note = "`swift pt` is SFT with loss on every token" if command == "pt" else f"`swift {command}`"
-        reading.set("training.algorithm", "sft", "rlhf_type", note)
-        if reading.text("task_type") == "seq_cls":
-            reading.keep("task_type", "training.algorithm", "classification")
-        elif reading.is_given("task_type") and reading.text("task_type") != "causal_lm":
-            reading.lose("task_type", f"the task {reading.text('task_type')} is not supported")
+        reader.set("training.algorithm", "sft", "rlhf_type", note)
+        if reader.text("task_type") == "seq_cls":
+            reader.keep("task_type", "training.algorithm", "classification")
+        elif reader.is_given("task_type") and reader.text("task_type") != "causal_lm":
+            reader.lose("task_type", f"the task {reader.text('task_type')} is not supported")
         return command
     word = (
-        reading.text("rlhf_type")
-        if reading.is_given("rlhf_type")
-        else {ours: word for word, ours in ALGORITHMS.items()}.get(str(reading.facts["named"]), "dpo")
+        reader.text("rlhf_type")
+        if reader.is_given("rlhf_type")
+        else {ours: word for word, ours in ALGORITHMS.items()}.get(str(reader.facts["named"]), "dpo")
     )
     ours = ALGORITHMS.get(word)
     if ours is None:
-        reading.lose("rlhf_type", f"{word} is not supported; {', '.join(ALGORITHMS)} are")
+        reader.lose("rlhf_type", f"{word} is not supported; {', '.join(ALGORITHMS)} are")
     else:
-        reading.keep("rlhf_type", "training.algorithm", ours)
+        reader.keep("rlhf_type", "training.algorithm", ours)
     return word
 
 
-def _strategy(reading: KeyReader) -> str:
+def _strategy(reader: KeyReader) -> str:
     """Return when the run evaluates; empty where no rows are held out, or eval_strategy is no."""
-    rows = reading.is_given("val_dataset") or reading.on("split_dataset_ratio")
-    strategy = reading.text("eval_strategy") or reading.text("save_strategy") or "steps"
+    rows = reader.is_given("val_dataset") or reader.on("split_dataset_ratio")
+    strategy = reader.text("eval_strategy") or reader.text("save_strategy") or "steps"
     return strategy if rows and strategy != "no" else ""
 
 
-def _evaluation(reading: KeyReader) -> None:
+def _evaluation(reader: KeyReader) -> None:
     """Evaluation follows saving where nothing else is said."""
-    strategy = _strategy(reading)
-    note = "" if reading.is_given("eval_strategy") else "as save_strategy"
-    reading.keep("eval_strategy", "training.eval_strategy", strategy, note)
+    strategy = _strategy(reader)
+    note = "" if reader.is_given("eval_strategy") else "as save_strategy"
+    reader.keep("eval_strategy", "training.eval_strategy", strategy, note)
     if strategy == "steps":
-        steps = reading.value("eval_steps") or reading.value("save_steps")
-        reading.keep("eval_steps", "training.eval_steps", steps)
+        steps = reader.value("eval_steps") or reader.value("save_steps")
+        reader.keep("eval_steps", "training.eval_steps", steps)
 
 
 #: The block of a YAML, here of a command line as well, that holds variables of the process
@@ -123,27 +122,28 @@ _PROCESSES = ("NPROC_PER_NODE", "NNODES")
 _ROWS = 16  # of a step, where gradient_accumulation_steps is not given
 
 
-def processes(reading: KeyReader) -> int:
+def processes(reader: KeyReader) -> int:
     """Return how many processes ``swift`` starts in all: one, without NPROC_PER_NODE."""
-    variables = as_object(reading.given.get(ENVIRONMENT))
+    variables = as_object(reader.given.get(ENVIRONMENT))
+    # auto and gpu are no numbers: one process is assumed
     counts = [str(variables.get(name, 1)) for name in _PROCESSES]
     return math.prod(int(count) for count in counts if count.isdecimal())
 
 
-def new_tokens(reading: KeyReader) -> None:
+def new_tokens(reader: KeyReader) -> None:
     """Decide the tokens that the tokenizer gets."""
-    tokens = reading.given.get("new_special_tokens")
+    tokens = reader.given.get("new_special_tokens")
     listed = tokens if isinstance(tokens, list) else [tokens] if tokens else []
     if any(str(token).endswith(".txt") for token in listed):
-        reading.lose("new_special_tokens", "write the tokens themselves, not a file of them")
+        reader.lose("new_special_tokens", "write the tokens themselves, not a file of them")
     elif listed:
-        reading.keep("new_special_tokens", "model.add_special_tokens", listed)
+        reader.keep("new_special_tokens", "model.add_special_tokens", listed)
 
 
-def precision(reading: KeyReader) -> None:
+def precision(reader: KeyReader) -> None:
     """The weights' dtype decides the precision: bfloat16 is bf16, float16 and float32 are fp16."""
-    word = reading.text("torch_dtype")
-    model_config = config_of(reading)
+    word = reader.text("torch_dtype")
+    model_config = config_of(reader)
     note = "" if word else "of the model's config.json"
     stored = (
         model_config.get("dtype")
@@ -151,21 +151,19 @@ def precision(reading: KeyReader) -> None:
         or as_object(model_config.get("text_config")).get("dtype")
     )
     word = word or str(stored or "bfloat16")
-    written = [key for key in ("bf16", "fp16") if reading.given.get(key) is not None]
+    written = [key for key in ("bf16", "fp16") if reader.given.get(key) is not None]
     own_precision = "bf16" if word == "bfloat16" else "fp16"
-    on = [key for key in written if reading.on(key)]
-    off = [key for key in written if not reading.on(key)]
+    on = [key for key in written if reader.on(key)]
+    off = [key for key in written if not reader.on(key)]
     chosen = on[0] if on else "no" if own_precision in off else own_precision
-    reading.set("training.mixed_precision", chosen, written[0] if written else "torch_dtype", note)
-    reading.mapped(written, ("training.mixed_precision",))
-    if reading.facts["adapters_trained"] == "yes":
-        reading.keep(
-            "torch_dtype", "model.dtype", word, note or "of the frozen weights; adapters are float32"
-        )
+    reader.set("training.mixed_precision", chosen, written[0] if written else "torch_dtype", note)
+    reader.mapped(written, ("training.mixed_precision",))
+    if reader.facts["adapters_trained"] == "yes":
+        reader.keep("torch_dtype", "model.dtype", word, note or "of the frozen weights; adapters are float32")
     else:
-        whole_weights_in(reading, "torch_dtype", word, "ms-swift")
-    if not stored and not reading.given.get("torch_dtype") and "model" in reading.given:
-        reading.differs(
+        whole_weights_in(reader, "torch_dtype", word, "ms-swift")
+    if not stored and not reader.given.get("torch_dtype") and "model" in reader.given:
+        reader.differs(
             "torch_dtype",
             "model.dtype",
             word,
@@ -173,50 +171,50 @@ def precision(reading: KeyReader) -> None:
         )
 
 
-def batch(reading: KeyReader) -> None:
+def batch(reader: KeyReader) -> None:
     """Without gradient_accumulation_steps a step has 16 rows over all processes; GRPO accumulates nothing."""
-    count, rows = processes(reading), reading.value("per_device_train_batch_size")
-    if not reading.is_given("gradient_accumulation_steps"):
+    count, rows = processes(reader), reader.value("per_device_train_batch_size")
+    if not reader.is_given("gradient_accumulation_steps"):
         steps, note = 1, ""
-        if reading.facts["word"] != "grpo" and isinstance(rows, int) and rows > 0:
+        if reader.facts["word"] != "grpo" and isinstance(rows, int) and rows > 0:
             steps = max(1, math.ceil(_ROWS / rows / count))
             note = f"16 rows a step over {count} process{'es' * (count > 1)}, as ms-swift starts it"
-        reading.set("training.gradient_accumulation_steps", steps, "gradient_accumulation_steps", note)
-    variables = as_object(reading.given.get(ENVIRONMENT))
-    reading.set("launch.nproc", 1, "NPROC_PER_NODE", "ms-swift starts one process without it")
+        reader.set("training.gradient_accumulation_steps", steps, "gradient_accumulation_steps", note)
+    variables = as_object(reader.given.get(ENVIRONMENT))
+    reader.set("launch.nproc", 1, "NPROC_PER_NODE", "ms-swift starts one process without it")
     for name, path in VARIABLES.items():
         value = resolve_plain(str(variables.get(name, "")))
         if value is not None and (path == "launch.master_addr" or isinstance(value, int)):
-            reading.set(path, value, f"{ENVIRONMENT}.{name}")
-            reading.mapped(f"{ENVIRONMENT}.{name}", (path,))
+            reader.set(path, value, f"{ENVIRONMENT}.{name}")
+            reader.mapped(f"{ENVIRONMENT}.{name}", (path,))
     others = [f"{ENVIRONMENT}.{name}" for name in variables]
     says = "of the process: set it for this run as well, if it should hold"
-    reading.nothing([key for key in others if not reading.decided(key)], says)
-    reading.nothing(ENVIRONMENT, says)
+    reader.nothing([key for key in others if not reader.decided(key)], says)
+    reader.nothing(ENVIRONMENT, says)
 
 
-def targets(reading: KeyReader) -> None:
+def targets(reader: KeyReader) -> None:
     """Decide which modules have adapters."""
-    key = "target_regex" if reading.is_given("target_regex") else "target_modules"
-    names = reading.value(key)
+    key = "target_regex" if reader.is_given("target_regex") else "target_modules"
+    names = reader.value(key)
     if names in ("all-linear", ["all-linear"]):
-        reading.keep(key, "lora.target_modules", "all-linear")
+        reader.keep(key, "lora.target_modules", "all-linear")
     elif words := _expanded(names):
-        reading.lose(key, f"{', '.join(words)}: only all-linear alone is supported; name the modules")
+        reader.lose(key, f"{', '.join(words)}: only all-linear alone is supported; name the modules")
     else:
-        reading.keep(key, "lora.target_modules", names)
+        reader.keep(key, "lora.target_modules", names)
     if key == "target_regex":
-        reading.nothing("target_modules", "target_regex wins over it")
+        reader.nothing("target_modules", "target_regex wins over it")
 
 
-def whole_modules(reading: KeyReader) -> None:
+def whole_modules(reader: KeyReader) -> None:
     """Decide which modules are trained in full."""
-    names = reading.value("modules_to_save")
+    names = reader.value("modules_to_save")
     if words := _expanded(names):
         says = f"ms-swift looks for {', '.join(words)} in the model that it has built"
-        reading.lose("modules_to_save", f"{says}: name the modules (embed_tokens, for example)")
+        reader.lose("modules_to_save", f"{says}: name the modules (embed_tokens, for example)")
     else:
-        reading.keep("modules_to_save", "lora.modules_to_save", names)
+        reader.keep("modules_to_save", "lora.modules_to_save", names)
 
 
 def _expanded(names: Json) -> list[str]:
@@ -225,19 +223,19 @@ def _expanded(names: Json) -> list[str]:
     return [str(name) for name in listed if str(name).startswith("all-")]
 
 
-def adapters(reading: KeyReader) -> None:
+def adapters(reader: KeyReader) -> None:
     """One adapter is trained on; the reference is the base without it, unless ref_adapters names it again."""
     names: dict[str, list[Json]] = {}
     for key in ("adapters", "ref_adapters"):
-        value = reading.given.get(key)
+        value = reader.given.get(key)
         names[key] = list(value) if isinstance(value, list) else [value] if value else []
     if len(names["adapters"]) > 1:
-        reading.lose("adapters", "one adapter is trained on")
+        reader.lose("adapters", "one adapter is trained on")
     elif names["adapters"]:
-        reading.keep("adapters", "lora.adapter_name_or_path", names["adapters"][0])
-    reading.nothing("adapters", "none") if not names["adapters"] else None
+        reader.keep("adapters", "lora.adapter_name_or_path", names["adapters"][0])
+    reader.nothing("adapters", "none") if not names["adapters"] else None
     if names["ref_adapters"] and names["ref_adapters"] != names["adapters"]:
-        reading.lose("ref_adapters", "the reference is the model as the run finds it, or a whole model")
+        reader.lose("ref_adapters", "the reference is the model as the run finds it, or a whole model")
 
 
 #: ``rlhf_type`` → our algorithm
@@ -261,38 +259,38 @@ _LOSSES = {
 }
 
 
-def loss(reading: KeyReader) -> None:
+def loss(reader: KeyReader) -> None:
     """Decide the loss; without a value the one that ms-swift starts with."""
-    word, ours = str(reading.facts["word"]), reading.facts["algorithm"]
-    value = reading.value("loss_type")
+    word, ours = str(reader.facts["word"]), reader.facts["algorithm"]
+    value = reader.value("loss_type")
     value = _LOSS.get(word) if value is None else value
     value = value[0] if isinstance(value, list) and len(value) == 1 else value
     if word == "simpo":
-        reading.mapped("loss_type", ("training.algorithm",)) if value in (None, "simpo") else reading.lose(
+        reader.mapped("loss_type", ("training.algorithm",)) if value in (None, "simpo") else reader.lose(
             "loss_type", f"{value} under simpo is CPO: set rlhf_type: cpo"
         )
     elif value in _LOSSES[word]:
-        reading.keep("loss_type", f"training.{ours}.loss_type", value)
+        reader.keep("loss_type", f"training.{ours}.loss_type", value)
         if (word, value) == ("dpo", "ipo"):
-            reading.set("training.dpo.length_normalized", True, "loss_type", "means over an answer's tokens")
+            reader.set("training.dpo.length_normalized", True, "loss_type", "means over an answer's tokens")
     elif word == "dpo" and value == ["sigmoid", "sft"]:
-        weights = reading.given.get("loss_weights") or [1.0, 1.0]
+        weights = reader.given.get("loss_weights") or [1.0, 1.0]
         if isinstance(weights, list) and len(weights) == 2 and weights[0] == 1:
-            _supervised(reading, "loss_type", weights[1])
-            reading.mapped("loss_weights", ("training.dpo.rpo_alpha",))
+            _supervised(reader, "loss_type", weights[1])
+            reader.mapped("loss_weights", ("training.dpo.rpo_alpha",))
         else:
-            reading.lose("loss_weights", "the first weight must be 1")
+            reader.lose("loss_weights", "the first weight must be 1")
     else:
-        reading.lose("loss_type", f"the loss {value} is not supported; {', '.join(_LOSSES[word])} are")
+        reader.lose("loss_type", f"the loss {value} is not supported; {', '.join(_LOSSES[word])} are")
 
 
-def _supervised(reading: KeyReader, key: str, weight: Json) -> None:
+def _supervised(reader: KeyReader, key: str, weight: Json) -> None:
     """The loss of the chosen answers: a mean over a micro-batch's tokens there, over a step's here."""
-    accumulation = reading.result.settings.get("training.gradient_accumulation_steps")
+    accumulation = reader.result.settings.get("training.gradient_accumulation_steps")
     (
-        reading.keep
-        if reading.given.get("gradient_accumulation_steps", accumulation.value if accumulation else None) == 1
-        else reading.differs
+        reader.keep
+        if reader.given.get("gradient_accumulation_steps", accumulation.value if accumulation else None) == 1
+        else reader.differs
     )(
         key,
         "training.dpo.rpo_alpha",
@@ -301,48 +299,48 @@ def _supervised(reading: KeyReader, key: str, weight: Json) -> None:
     )
 
 
-def completion(reading: KeyReader) -> None:
+def completion(reader: KeyReader) -> None:
     """Set the limit of generated answers."""
-    reading.set("training.rollout.max_completion_length", completion_length(reading), "max_completion_length")
+    reader.set("training.rollout.max_completion_length", completion_length(reader), "max_completion_length")
 
 
-def generations(reading: KeyReader) -> None:
+def generations(reader: KeyReader) -> None:
     """``generation_batch_size`` counts answers over all processes, ``steps_per_generation`` micro-batches."""
-    rows, answers = reading.value("per_device_train_batch_size"), reading.given.get("generation_batch_size")
-    if reading.is_given("steps_per_generation"):
-        steps = reading.given["steps_per_generation"]
-        reading.keep("steps_per_generation", "training.rollout.steps_per_generation", steps)
-        reading.mapped("generation_batch_size", ("training.rollout.steps_per_generation",))
+    rows, answers = reader.value("per_device_train_batch_size"), reader.given.get("generation_batch_size")
+    if reader.is_given("steps_per_generation"):
+        steps = reader.given["steps_per_generation"]
+        reader.keep("steps_per_generation", "training.rollout.steps_per_generation", steps)
+        reader.mapped("generation_batch_size", ("training.rollout.steps_per_generation",))
     elif (
         isinstance(answers, int)
         and isinstance(rows, int)
         and rows > 0
-        and answers % (rows * processes(reading)) == 0
+        and answers % (rows * processes(reader)) == 0
     ):
-        steps = answers // (rows * processes(reading))
-        reading.keep("generation_batch_size", "training.rollout.steps_per_generation", steps)
+        steps = answers // (rows * processes(reader))
+        reader.keep("generation_batch_size", "training.rollout.steps_per_generation", steps)
     elif answers:
-        reading.lose("generation_batch_size", "it is no multiple of the rows of all processes")
+        reader.lose("generation_batch_size", "it is no multiple of the rows of all processes")
 
 
-def rewards(reading: KeyReader) -> None:
+def rewards(reader: KeyReader) -> None:
     """Decide reward functions and models."""
-    names, models = reading.given.get("reward_funcs"), reading.given.get("reward_model")
+    names, models = reader.given.get("reward_funcs"), reader.given.get("reward_model")
     if names:
         says = "reward functions are written as training.rollout.rewards (docs/rollouts.md)"
-        reading.lose("reward_funcs", says)
-        reading.lose("reward_weights", says) if reading.is_given("reward_weights") else None
+        reader.lose("reward_funcs", says)
+        reader.lose("reward_weights", says) if reader.is_given("reward_weights") else None
     listed = models if isinstance(models, list) else [models] if models else []
     if listed:
-        weights = reading.given.get("reward_weights")
+        weights = reader.given.get("reward_weights")
         shares = weights if isinstance(weights, list) else [1.0] * len(listed)
         items: list[Json] = [
             {"name": "model", "options": {"model": name}, "weight": share}
             for name, share in zip(listed, shares[-len(listed) :], strict=False)
         ]
-        reading.keep("reward_model", "training.rollout.rewards", items)
+        reader.keep("reward_model", "training.rollout.rewards", items)
         if not names:
-            reading.mapped("reward_weights", ("training.rollout.rewards",))
+            reader.mapped("reward_weights", ("training.rollout.rewards",))
 
 
 CODE = {
@@ -355,7 +353,7 @@ CODE = {
     "data": data,
     "length": length,
     "loss": loss,
-    "supervised": lambda reading: _supervised(reading, "rpo_alpha", reading.given["rpo_alpha"]),
+    "supervised": lambda reader: _supervised(reader, "rpo_alpha", reader.given["rpo_alpha"]),
     "completion": completion,
     "rewards": rewards,
     "generations": generations,

@@ -57,87 +57,87 @@ def algorithm_of(data: JsonObject) -> str:
     return "reward" if "center_rewards_coefficient" in keys else "sft"
 
 
-def translate(reading: KeyReader) -> None:
+def translate(reader: KeyReader) -> None:
     """Decide every key of a TRL file."""
-    algorithm = reading.facts["algorithm"] = reading.facts["job"]
-    reading.set("training.algorithm", algorithm)
-    preset = reading.text("accelerate_config")
+    algorithm = reader.facts["algorithm"] = reader.facts["job"]
+    reader.set("training.algorithm", algorithm)
+    preset = reader.text("accelerate_config")
     if preset.startswith(("zero", "fsdp")):
-        reading.facts["engine"] = f"accelerate_config: {preset}"
-    decide(reading, "trl", CODE)
-    transformers_keys(reading)
+        reader.facts["engine"] = f"accelerate_config: {preset}"
+    decide(reader, "trl", CODE)
+    transformers_keys(reader)
 
 
-def _dtype(reading: KeyReader) -> None:
+def _dtype(reader: KeyReader) -> None:
     """Decide the dtype in which the weights are loaded, and trained without adapters."""
-    key = next((key for key in ("dtype", "torch_dtype") if reading.is_given(key)), None)
+    key = next((key for key in ("dtype", "torch_dtype") if reader.is_given(key)), None)
     if key is None:
         return
-    word = reading.text(key)
-    if reading.on("use_peft"):
-        reading.keep(key, "model.dtype", word, "of the frozen weights; adapters are float32")
+    word = reader.text(key)
+    if reader.on("use_peft"):
+        reader.keep(key, "model.dtype", word, "of the frozen weights; adapters are float32")
     else:
-        whole_weights_in(reading, key, word, "TRL")
+        whole_weights_in(reader, key, word, "TRL")
 
 
-def _template_path(reading: KeyReader) -> None:
+def _template_path(reader: KeyReader) -> None:
     """A file of Jinja is its text; of anything else TRL clones a tokenizer's template and special tokens."""
-    path = str(reading.given.get("chat_template_path") or "")
+    path = str(reader.given.get("chat_template_path") or "")
     if path and not path.endswith((".jinja", ".j2")):
-        reading.lose(
+        reader.lose(
             "chat_template_path",
             f"TRL takes the template and the special tokens of {path}: set model.chat_template to its file",
         )
 
 
-def _dataset_kwargs(reading: KeyReader) -> None:
-    kwargs = reading.given.get("dataset_kwargs")
+def _dataset_kwargs(reader: KeyReader) -> None:
+    kwargs = reader.given.get("dataset_kwargs")
     harmless = {"add_special_tokens", "append_concat_token", "skip_prepare_dataset"}
     if isinstance(kwargs, dict) and set(kwargs) <= harmless and not kwargs.get("skip_prepare_dataset"):
         inner = [f"dataset_kwargs.{key}" for key in kwargs]
-        reading.nothing(("dataset_kwargs", *inner), "the chat template writes the special tokens")
+        reader.nothing(("dataset_kwargs", *inner), "the chat template writes the special tokens")
 
 
-def _dpo_losses(reading: KeyReader) -> None:
-    losses = reading.value("loss_type")
+def _dpo_losses(reader: KeyReader) -> None:
+    losses = reader.value("loss_type")
     listed = [str(item) for item in losses] if isinstance(losses, list) else [str(losses)]
     if len(listed) == 1 and listed[0] in _DPO_LOSSES:
-        reading.keep("loss_type", "training.dpo.loss_type", listed[0])
+        reader.keep("loss_type", "training.dpo.loss_type", listed[0])
     elif listed == ["dpo_norm"] or listed == ["sigmoid_norm"]:
-        reading.set("training.dpo.loss_type", "sigmoid", "loss_type")
-        reading.set("training.dpo.length_normalized", True, "loss_type")
-        reading.mapped("loss_type", ("training.dpo.loss_type", "training.dpo.length_normalized"))
+        reader.set("training.dpo.loss_type", "sigmoid", "loss_type")
+        reader.set("training.dpo.length_normalized", True, "loss_type")
+        reader.mapped("loss_type", ("training.dpo.loss_type", "training.dpo.length_normalized"))
     elif listed == ["sigmoid", "sft"]:
-        weights = reading.value("loss_weights")
+        weights = reader.value("loss_weights")
         pair = weights if isinstance(weights, list) and len(weights) == 2 else [1.0, 1.0]
         if pair[0] == 1:
-            reading.mapped("loss_weights", ("training.dpo.rpo_alpha",))
-            (reading.keep if reading.value("gradient_accumulation_steps") == 1 else reading.differs)(
+            reader.mapped("loss_weights", ("training.dpo.rpo_alpha",))
+            (reader.keep if reader.value("gradient_accumulation_steps") == 1 else reader.differs)(
                 "loss_type",
                 "training.dpo.rpo_alpha",
                 pair[1],
                 "TRL averages the sft term over the tokens of each micro-batch, here over those of the step",
             )
         else:
-            reading.lose("loss_weights", "the first weight must be 1")
+            reader.lose("loss_weights", "the first weight must be 1")
     else:
-        reading.lose(
+        reader.lose(
             "loss_type",
             f"the loss {', '.join(listed)} is not supported; {', '.join(sorted(_DPO_LOSSES))} are",
         )
     if listed == ["ipo"]:
-        reading.set(
+        reader.set(
             "training.dpo.length_normalized",
             True,
             "loss_type",
             "TRL's ipo takes means over an answer's tokens",
         )
-    reading.nothing("loss_weights", "there is one loss") if len(listed) == 1 else None
+    reader.nothing("loss_weights", "there is one loss") if len(listed) == 1 else None
     if "robust" in listed:
-        reading.keep("label_smoothing", "training.dpo.label_smoothing", reading.value("label_smoothing"))
+        reader.keep("label_smoothing", "training.dpo.label_smoothing", reader.value("label_smoothing"))
     else:  # TRL 1.16's sigmoid has no smoothing
-        reading.nothing("label_smoothing", SENTENCES["SMOOTHED"])
-    reading.nothing("discopop_tau", "it belongs to loss_type: discopop") if "discopop" not in listed else None
+        reader.nothing("label_smoothing", SENTENCES["SMOOTHED"])
+    reader.nothing("discopop_tau", "it belongs to loss_type: discopop") if "discopop" not in listed else None
 
 
 #: of TRL's think_format_reward: one thought first, then anything
@@ -148,66 +148,66 @@ REWARDS: dict[str, JsonObject] = {
 }
 
 
-def lengths(reading: KeyReader) -> None:
+def lengths(reader: KeyReader) -> None:
     """Ours limits prompt and answer together; TRL limits answers, and prompts no longer."""
-    answer, prompt = reading.value("max_completion_length"), reading.given.get("max_prompt_length")
+    answer, prompt = reader.value("max_completion_length"), reader.given.get("max_prompt_length")
     total = (answer if isinstance(answer, int) else 512) + (prompt if isinstance(prompt, int) else 2048)
-    reading.set(
+    reader.set(
         "data.max_length",
         total,
         "max_completion_length",
         "prompt and answer together; TRL does not limit prompts",
     )
-    reading.mapped(("max_prompt_length",), ("data.max_length",), "longer prompts are cut")
+    reader.mapped(("max_prompt_length",), ("data.max_length",), "longer prompts are cut")
 
 
-def server(reading: KeyReader) -> None:
+def server(reader: KeyReader) -> None:
     """Take over a server of vLLM that generates the answers."""
-    host, port = reading.text("vllm_server_host"), reading.value("vllm_server_port")
+    host, port = reader.text("vllm_server_host"), reader.value("vllm_server_port")
     url = str(
-        reading.given.get("vllm_server_base_url")
+        reader.given.get("vllm_server_base_url")
         or f"http://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{port}"
     )
-    reading.set("training.rollout.server", {"url": url}, "vllm_server_base_url")
-    if reading.facts["algorithm"] == "grpo":
-        _correction(reading)
-    options = [key for key in reading.given if key.startswith("vllm_") and not reading.decided(key)]
-    reading.mapped(("use_vllm", *options), ("training.rollout.server",))
+    reader.set("training.rollout.server", {"url": url}, "vllm_server_base_url")
+    if reader.facts["algorithm"] == "grpo":
+        _correction(reader)
+    options = [key for key in reader.given if key.startswith("vllm_") and not reader.decided(key)]
+    reader.mapped(("use_vllm", *options), ("training.rollout.server",))
 
 
-def _correction(reading: KeyReader) -> None:
+def _correction(reader: KeyReader) -> None:
     """Set the weight that corrects for the server's probabilities, which TRL has by default."""
     key = "vllm_importance_sampling_correction"
-    level, _, kind = reading.text("vllm_importance_sampling_mode").partition("_")
+    level, _, kind = reader.text("vllm_importance_sampling_mode").partition("_")
     cap = next(
         (
             c
-            for c in map(reading.value, ("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"))
+            for c in map(reader.value, ("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"))
             if c
         ),
         None,
     )
-    if not reading.on(key):
-        reading.keep(key, "training.grpo.rollout_correction", "none")
+    if not reader.on(key):
+        reader.keep(key, "training.grpo.rollout_correction", "none")
         return
     path = "training.grpo.rollout_correction"
     for option, value in (("", kind), ("_level", level), ("_cap", cap)):
-        reading.set(f"{path}{option}", value, key) if value is not None else None
-    reading.mapped([k for k in reading.given if k.startswith("vllm_importance_")], (path,))
-    if reading.is_given("vllm_importance_sampling_clip_min"):
-        reading.lose("vllm_importance_sampling_clip_min", "the weight has an upper bound alone")
+        reader.set(f"{path}{option}", value, key) if value is not None else None
+    reader.mapped([k for k in reader.given if k.startswith("vllm_importance_")], (path,))
+    if reader.is_given("vllm_importance_sampling_clip_min"):
+        reader.lose("vllm_importance_sampling_clip_min", "the weight has an upper bound alone")
 
 
-def rewards(reading: KeyReader) -> None:
+def rewards(reader: KeyReader) -> None:
     """Decide the reward functions, their weights, and a reward model."""
-    functions, weights = reading.given.get("reward_funcs"), reading.given.get("reward_weights")
-    model = reading.given.get("reward_model_name_or_path")
+    functions, weights = reader.given.get("reward_funcs"), reader.given.get("reward_weights")
+    model = reader.given.get("reward_model_name_or_path")
     names = [
         str(name) for name in (functions if isinstance(functions, list) else [functions] if functions else [])
     ]
     items: list[JsonObject | None] = [REWARDS.get(name.removeprefix("trl.rewards.")) for name in names]
     if isinstance(model, str) and model:
-        reading.mapped("reward_model_name_or_path", ("training.rollout.rewards",))
+        reader.mapped("reward_model_name_or_path", ("training.rollout.rewards",))
         items.insert(0, {"name": "model", "options": {"model": model}})
     listed = weights if isinstance(weights, list) else [weights] if weights is not None else []
     shares = listed or [1.0] * len(items)
@@ -215,33 +215,33 @@ def rewards(reading: KeyReader) -> None:
         {**item, "weight": share} for item, share in zip(items, shares, strict=False) if item is not None
     ]
     if weighted:
-        reading.set("training.rollout.rewards", weighted, "reward_funcs")
+        reader.set("training.rollout.rewards", weighted, "reward_funcs")
     lost = [name for name, item in zip(reversed(names), reversed(items), strict=False) if item is None]
     if len(shares) != len(items):
-        reading.lose("reward_weights", f"{len(shares)} weights for {len(items)} rewards, which TRL refuses")
+        reader.lose("reward_weights", f"{len(shares)} weights for {len(items)} rewards, which TRL refuses")
     if lost:
         says = f"reward functions of that system: {', '.join(reversed(lost))}; write them as"
         says += " training.rollout.rewards (module:function; they get texts, not messages: docs/rollouts.md)"
-        reading.lose("reward_funcs", says)
-        if listed and not reading.decided("reward_weights"):
-            reading.lose("reward_weights", "the weights of rewards that are not known here")
-    elif weighted and not reading.decided("reward_weights"):
-        reading.mapped(("reward_funcs", "reward_weights"), ("training.rollout.rewards",))
+        reader.lose("reward_funcs", says)
+        if listed and not reader.decided("reward_weights"):
+            reader.lose("reward_weights", "the weights of rewards that are not known here")
+    elif weighted and not reader.decided("reward_weights"):
+        reader.mapped(("reward_funcs", "reward_weights"), ("training.rollout.rewards",))
 
 
-def _peft_targets(reading: KeyReader) -> None:
+def _peft_targets(reader: KeyReader) -> None:
     """Set the modules that peft chooses where a file names none."""
-    key, kind = "lora_target_modules", str(config_of(reading).get("model_type") or "")
+    key, kind = "lora_target_modules", str(config_of(reader).get("model_type") or "")
     targets = as_object(table("peft")["targets"])
     if kind in targets:
-        reading.set(
+        reader.set(
             "lora.target_modules",
             targets[kind],
             key,
             f"peft's choice for {kind or 'most models'} where {key} is empty",
         )
     else:
-        reading.lose(key, f"peft refuses {kind} without them: name the modules (all-linear: every layer's)")
+        reader.lose(key, f"peft refuses {kind} without them: name the modules (all-linear: every layer's)")
 
 
 CODE = {

@@ -14,75 +14,75 @@ _OF_ITEM = ("path", "id", "name", "config", "split", "fraction", "weight", "colu
 _KNOWN = ("messages", "text")  # TRL reads turns whatever the field says
 
 
-def datasets(reading: KeyReader) -> None:
+def datasets(reader: KeyReader) -> None:
     """Decide where the rows come from and which of their tokens have loss."""
-    mixture, path = _mixture(reading), reading.given.get("dataset_name")
+    mixture, path = _mixture(reader), reader.given.get("dataset_name")
     if mixture:
-        reading.set("data.train", mixture, "datasets")
-        reading.nothing(_NAMES, "the mixture names the data")
+        reader.set("data.train", mixture, "datasets")
+        reader.nothing(_NAMES, "the mixture names the data")
     elif isinstance(path, str):
-        split = "dataset_train_split" if reading.is_given("dataset_train_split") else "dataset_split"
-        reading.set("data.train", [_one(reading, path, str(reading.value(split) or "train"))], "dataset_name")
-        reading.mapped([name for name in _NAMES if name != "dataset_test_split"], ("data.train",))
-        strategy, older = reading.text("eval_strategy"), reading.text("evaluation_strategy")
+        split = "dataset_train_split" if reader.is_given("dataset_train_split") else "dataset_split"
+        reader.set("data.train", [_one(reader, path, str(reader.value(split) or "train"))], "dataset_name")
+        reader.mapped([name for name in _NAMES if name != "dataset_test_split"], ("data.train",))
+        strategy, older = reader.text("eval_strategy"), reader.text("evaluation_strategy")
         if strategy not in ("", "no", "false") or older not in ("", "no"):
-            test = _one(reading, path, str(reading.value("dataset_test_split") or "test"))
-            reading.set("data.eval", [test], "dataset_test_split")
-            reading.mapped("dataset_test_split", ("data.eval",))
+            test = _one(reader, path, str(reader.value("dataset_test_split") or "test"))
+            reader.set("data.eval", [test], "dataset_test_split")
+            reader.mapped("dataset_test_split", ("data.eval",))
         else:
-            reading.nothing("dataset_test_split", "nothing is evaluated: eval_strategy is no")
+            reader.nothing("dataset_test_split", "nothing is evaluated: eval_strategy is no")
     else:
-        reading.nothing(_NAMES, "no data set is named")
-    if not reading.on("dataset_streaming"):
-        reading.nothing("dataset_streaming", "rows are read as a whole, as here")
-    if reading.facts["algorithm"] == "sft":
-        _loss_on(reading)
-    if reading.text("dataset_text_field") in _KNOWN and reading.is_given("dataset_text_field"):
-        reading.nothing("dataset_text_field", "the column is recognised by its name")
-    elif reading.is_given("dataset_text_field"):
-        reading.mapped("dataset_text_field", ("data.train",))
+        reader.nothing(_NAMES, "no data set is named")
+    if not reader.on("dataset_streaming"):
+        reader.nothing("dataset_streaming", "rows are read as a whole, as here")
+    if reader.facts["algorithm"] == "sft":
+        _loss_on(reader)
+    if reader.text("dataset_text_field") in _KNOWN and reader.is_given("dataset_text_field"):
+        reader.nothing("dataset_text_field", "the column is recognised by its name")
+    elif reader.is_given("dataset_text_field"):
+        reader.mapped("dataset_text_field", ("data.train",))
 
 
-def _one(reading: KeyReader, path: str, split: str) -> JsonObject:
-    prompt, text = reading.given.get("dataset_prompt_column"), reading.given.get("dataset_text_field")
+def _one(reader: KeyReader, path: str, split: str) -> JsonObject:
+    prompt, text = reader.given.get("dataset_prompt_column"), reader.given.get("dataset_text_field")
     columns: JsonObject = {"prompt": str(prompt)} if prompt else {}
-    reading.mapped("dataset_prompt_column", ("data.train",)) if prompt else None
-    if text and reading.text("dataset_text_field") not in _KNOWN:
+    reader.mapped("dataset_prompt_column", ("data.train",)) if prompt else None
+    if text and reader.text("dataset_text_field") not in _KNOWN:
         columns["text"] = str(text)
-    config = reading.given.get("dataset_config")
+    config = reader.given.get("dataset_config")
     return data_set(path, name=config and str(config), split=split, columns=columns)
 
 
-def _mixture(reading: KeyReader) -> list[Json]:
+def _mixture(reader: KeyReader) -> list[Json]:
     """Return the data sets of ``datasets``, ``dataset_mixture`` or ``dataset_mixer``; decides these keys."""
-    outer = reading.given.get("dataset_mixture")
+    outer = reader.given.get("dataset_mixture")
     inner: JsonObject = dict(outer) if isinstance(outer, dict) else {}
-    listed = inner.get("datasets") if inner else reading.given.get("datasets")
+    listed = inner.get("datasets") if inner else reader.given.get("datasets")
     top = "dataset_mixture" if inner else "datasets"
     sets: list[Json] = []
     inside = "dataset_mixture.datasets" if inner else "datasets"
     for number, item in enumerate(listed if isinstance(listed, list) else []):
         if isinstance(item, dict):
             sets.append(_of_mixture(item))
-            _unread(reading, f"{inside}.{number}", item)
-    mixer = reading.given.get("dataset_mixer")
+            _unread(reader, f"{inside}.{number}", item)
+    mixer = reader.given.get("dataset_mixer")
     for path, share in mixer.items() if isinstance(mixer, dict) else ():
         if isinstance(share, (int, float)) and share > 1:
             sets.append({"path": path, "max_rows": int(share)})
         else:
             sets.append({"path": path, "weight": share})
-    size = inner.get("test_split_size", reading.given.get("test_split_size"))
+    size = inner.get("test_split_size", reader.given.get("test_split_size"))
     if size and sets:
-        reading.set("data.validation_split", size, top)
+        reader.set("data.validation_split", size, top)
     if sets:
         keys = [
             key
-            for key in reading.given
+            for key in reader.given
             if key.split(".")[0].split("[")[0] in (top, "dataset_mixer", "test_split_size")
-            and not reading.decided(key)
+            and not reader.decided(key)
         ]
-        reading.mapped(keys, ("data.train",))
-        reading.nothing(("dataset_mix_dir", "dataset_splits"), "the mixture names the data")
+        reader.mapped(keys, ("data.train",))
+        reader.nothing(("dataset_mix_dir", "dataset_splits"), "the mixture names the data")
     return sets
 
 
@@ -94,11 +94,11 @@ def _file(item: JsonObject) -> Json:
     return listed[0] if loader and len(listed) == 1 and isinstance(listed[0], str) else None
 
 
-def _unread(reading: KeyReader, path_of_set: str, item: JsonObject) -> None:
+def _unread(reader: KeyReader, path_of_set: str, item: JsonObject) -> None:
     """Say what a data set of a mixture has that none of ours can."""
     for key in item.keys() - {*_OF_ITEM, *(("data_files",) if _file(item) else ())}:
         if item[key] not in (None, "", [], {}):
-            reading.lose(
+            reader.lose(
                 f"{path_of_set}.{key}", "a data set here has one path: list each of its files, or its folder"
             )
 
@@ -113,18 +113,18 @@ def _of_mixture(item: JsonObject) -> JsonObject:
     )
 
 
-def _loss_on(reading: KeyReader) -> None:
+def _loss_on(reader: KeyReader) -> None:
     """TRL puts loss on completions for rows of prompt and completion, else on every token."""
-    if reading.on("assistant_only_loss"):
-        reading.keep("assistant_only_loss", "data.train_on", "assistant")
-        reading.nothing("completion_only_loss", "assistant_only_loss is on")
+    if reader.on("assistant_only_loss"):
+        reader.keep("assistant_only_loss", "data.train_on", "assistant")
+        reader.nothing("completion_only_loss", "assistant_only_loss is on")
         return
-    only = reading.given.get("completion_only_loss")
-    train = reading.result.settings.get("data.train")
+    only = reader.given.get("completion_only_loss")
+    train = reader.result.settings.get("data.train")
     listed = train.value if train is not None and isinstance(train.value, list) else []
     path, folder = (
         str(as_object(listed[0]).get("path") or "") if listed else "",
-        Path(reading.result.file).parent,
+        Path(reader.result.file).parent,
     )
     row = first_row(path, folder) if path else {}
     completions = only is True or (only is None and {"prompt", "completion"} <= set(row))
@@ -132,12 +132,12 @@ def _loss_on(reading: KeyReader) -> None:
         says = (
             f"rows of prompt and completion have loss on the completion alone: {path} is not here to be seen"
         )
-        reading.differs("completion_only_loss", "data.train_on", "all", f"{says} (data.train_on: assistant)")
+        reader.differs("completion_only_loss", "data.train_on", "all", f"{says} (data.train_on: assistant)")
         return
-    reading.set(
+    reader.set(
         "data.train_on",
         "assistant" if completions else "all",
         "completion_only_loss",
         "TRL puts loss on completions where rows have prompt and completion, else on every token",
     )
-    reading.mapped(("completion_only_loss", "assistant_only_loss"), ("data.train_on",))
+    reader.mapped(("completion_only_loss", "assistant_only_loss"), ("data.train_on",))
