@@ -120,25 +120,22 @@ def load_config(
     if findings := [masked(problem) for problem in _in_order([*problems, *held])]:
         if held or not top:  # never pass on a secret; and a file that cannot be parsed has no valid part
             raise ConfigError(*findings)
-        raise NotLoaded(
-            findings,
-            loaded,
-            unreliable_keys(
-                problems,
-                provenance,
-                str(path),
-                top,
-                frozenset(entry.source.place() for entry in meant.entries),
-                {
-                    Path(value).name: key
-                    for key, value in {
-                        key: value for key, value in first.values.items() if key in FILE_KEYS
-                    }.items()
-                    if isinstance(value, str)
-                },
-            ),
-        )
+        doubt = _unreliable(problems, loaded, top, meant, first)
+        raise NotLoaded(findings, loaded, doubt)
     return loaded
+
+
+def _unreliable(
+    problems: Sequence[Diagnostic], loaded: Loaded, top: Mapping[str, int], meant: Collector, first: Merged
+) -> frozenset[str]:
+    """Return the keys in doubt, those that name a foreign file with something wrong in it among them."""
+    files = {
+        Path(value).name: key
+        for key, value in first.values.items()
+        if key in FILE_KEYS and isinstance(value, str)
+    }
+    places = frozenset(entry.source.place() for entry in meant.entries)
+    return unreliable_keys(problems, loaded.provenance, str(loaded.path), top, places, files)
 
 
 def _layers(
