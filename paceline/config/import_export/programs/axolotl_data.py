@@ -105,12 +105,12 @@ def _options(reader: KeyReader, path_of_set: str, word: str, item: JsonObject) -
 def _turns(reader: KeyReader, path_of_set: str, item: JsonObject) -> None:
     """Which turns have loss, and what their keys and roles are called."""
     trained = item.get("roles_to_train", ["assistant"])
-    learnt = [str(role) for role in trained] if isinstance(trained, list) else [str(trained)]
+    roles = [str(role) for role in trained] if isinstance(trained, list) else [str(trained)]
     reader.judge(
         f"{path_of_set}.roles_to_train",
-        bool(learnt) and set(learnt) <= set(_ROLES["assistant"]),
+        bool(roles) and set(roles) <= set(_ROLES["assistant"]),
         "the assistant's turns have loss, as here",
-        f"loss on turns of {', '.join(learnt) or 'nobody'}: answers have it",
+        f"loss on turns of {', '.join(roles) or 'nobody'}: answers have it",
     )
     ends = "what ends an answer has loss"
     for key in ("train_on_eos", "train_on_eot"):
