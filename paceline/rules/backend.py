@@ -66,7 +66,8 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
             codes.BACK_STRATEGY_VS_FILE,
             f"the strategy is {name}, but the DeepSpeed config sets stage {stage}",
             _STRATEGY,
-            hint=f"set zero{stage}, or distributed_strategy: deepspeed",
+            hint=f"set zero{stage}, or distributed_strategy: deepspeed; or leave the file's keys out:"
+            " deepspeed: null",
         )
 
 

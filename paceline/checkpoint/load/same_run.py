@@ -31,11 +31,15 @@ def same_run(state: Mapping[str, Json], now: Mapping[str, Json], *, override: Co
         raise CheckpointError(*found)
 
 
-_BACK = "use the value it was saved with, or start a new run in another training.output_dir"
+_ANEW = (
+    "or start a new run from its weights: no resume_from_checkpoint, and what paceline export writes of it as"
+    " lora.adapter_name_or_path or model.name_or_path"
+)
+_BACK = f"use the value it was saved with, {_ANEW}"
 _FIELDS: Mapping[str, tuple[str, str]] = {
     "data_fingerprint": (
         "data set, tokenizer, template or length",
-        "use the data it was saved with, or start a new run in another training.output_dir",
+        f"use the data it was saved with, {_ANEW}",
     ),
     "global_batch": (
         "global batch (micro-batch × accumulation × data-parallel ranks)",

@@ -168,7 +168,8 @@ def _nothing_usable(counts: PrepareCounts, setup: Setup) -> Diagnostic:
             "no token of any row carries loss",
             "data.train_on",
             f"train_on: {setup.train_on}",
-            "set data.train_on: all, or use a chat template that marks the assistant's turns",
+            "answers with loss: false (or weight: 0) have none; else use a chat template that marks the"
+            " assistant's turns",
         )
     read = f"{counts.rows_read} rows read, all of them skipped"
     return codes.DATA_NO_USABLE_ROWS("no row can be used", "data.train", read, "the reasons are listed below")

@@ -157,6 +157,12 @@ def _near(name: str, names: Sequence[str]) -> str:
 def _mapped(mapping: Mapping[str, str], names: Sequence[str], where: str) -> dict[str, str]:
     """Return format column -> name in the file; the user's mapping wins."""
     readable = sorted({c for must, may in COLUMNS.values() for c in (*must, *may)})
+    # Other names of prompt and answer mean the same on the left: for rewards it is ``answer``.
+    same = {
+        n: column for pair in PAIRS for n, column in zip(pair, PAIRS[0], strict=True) if n not in readable
+    }
+    if len(renamed := {same.get(name, name): actual for name, actual in mapping.items()}) == len(mapping):
+        mapping = renamed
     for name, actual in mapping.items():
         if name not in readable:
             near = _near(name, readable)

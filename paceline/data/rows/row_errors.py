@@ -169,7 +169,10 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
     "no_labels": (
         codes.DATA_NO_LABELS,
         "no token of the row carries loss",
-        "check that the template marks the assistant's turns, or set data.train_on: all",
+        (
+            "an answer with loss: false (or weight: 0) has none: give the row one with loss, or set"
+            " data.on_bad_row: skip; else check that the template marks the assistant's turns"
+        ),
     ),
     "too_long": (codes.DATA_TOO_LONG, "the row is longer than data.max_length", "increase data.max_length"),
     "prompt_too_long": (

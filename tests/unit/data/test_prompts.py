@@ -36,6 +36,32 @@ def read(row: dict[str, Any], **mapping: str) -> Example:
     return PROMPTS.normalise(row, PROMPTS.detect([row], where="f", mapping=mapping))[0]
 
 
+NAMED: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({"q": "1+1?", "a": "2"}, {"prompt": "q", "completion": "a"}),
+    ({"q": "1+1?", "a": "2"}, {"question": "q", "answer": "a"}),
+    ({"q": "1+1?", "a": "2"}, {"instruction": "q", "output": "a"}),
+    ({"input": "1+1?", "output": "2"}, {"instruction": "input"}),
+    ({"rounds": [ASKED, SAID]}, {"messages": "rounds"}),
+]
+
+
+@pytest.mark.parametrize(("row", "names"), NAMED)
+def test_columns_have_the_names_that_training_takes(row: dict[str, Any], names: dict[str, str]) -> None:
+    """One mapping serves training, evaluate and generate over the same rows."""
+    example = read(row, **names)
+    assert example.messages == (ASKED,) and json.loads(example.facts)["answer"] == "2"
+
+
+def test_an_instruction_under_another_name_keeps_its_input() -> None:
+    example = read({"q": "Add.", "input": "1 1", "output": "2"}, instruction="q")
+    assert example.messages[0]["content"] == "Add.\n1 1"
+
+
+def test_two_names_of_the_prompt_are_refused() -> None:
+    with pytest.raises(DataError, match="two names of one column"):
+        read({"q": "1+1?", "p": "1+1?"}, prompt="q", question="p")
+
+
 @pytest.mark.parametrize("row", FORMS)
 def test_every_form_gives_the_same_prompt(row: dict[str, Any]) -> None:
     example = read(row)

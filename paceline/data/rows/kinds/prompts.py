@@ -23,6 +23,7 @@ from paceline.data.rows.values import Cell, Row, RowError, as_text
 PROMPT, CONVERSATION = "prompt", "prompt_conversation"
 _ASKED = ("prompt", "question", "query", "problem", "instruction", "messages", "conversations")
 _EXPECTED = ("answer", "completion", "response", "output", "solution", "ground_truth")
+_SAME = dict.fromkeys(_ASKED, "prompt") | dict.fromkeys(_EXPECTED, "answer")
 _BESIDE = ("input", "system")  # in this order: only an instruction has an input
 
 
@@ -45,13 +46,17 @@ class Prompts(RowKind):
     ) -> Shape:
         """Detect the shape of prompts from the first rows.
 
-        ``columns`` maps ``prompt``, ``answer``, ``input`` and ``system`` to names in the file. Raises
+        ``columns`` maps ``prompt``, ``answer`` (or other names of theirs), ``input`` and ``system``. Raises
         DataError without a prompt, with several, or if a mapped column is missing.
         """
-        names, mapping = column_names(rows), dict(mapping or {})
+        names, given = column_names(rows), dict(mapping or {})
         remedy = "columns: {prompt: X, answer: Y} (next to path:), where X and Y are names in the file"
         wrong = codes.DATA_FORMAT_PROMPTS("the rows have no prompt", where, listed(names), remedy)
-        check_mapping(mapping, ("prompt", "answer", *_BESIDE), names, wrong)
+        check_mapping(given, (*_ASKED, *_EXPECTED, *_BESIDE), names, wrong)
+        # Training's names (instruction, messages, completion, output, ...) mean the same columns here.
+        mapping = {_SAME.get(name, name): column for name, column in given.items()}
+        if len(mapping) < len(given):
+            raise DataError(replace(wrong, what=f"columns: two names of one column in {', '.join(given)}"))
         # Exactly one prompt column; "prompt" wins over the others.
         prompts = [mapping["prompt"]] if "prompt" in mapping else [name for name in _ASKED if name in names]
         if "prompt" in prompts:
@@ -65,7 +70,9 @@ class Prompts(RowKind):
         answers = [name for name in _EXPECTED if name in names]
         if answer := mapping.get("answer") or next(iter(answers), None):
             columns["answer"] = answer
-        has_input = "input" in mapping or prompts == ["instruction"]  # only an instruction has an input
+        # Only an instruction has an input, under whatever names the file has for both.
+        instructed = prompts == ["instruction"] or "instruction" in given and "input" not in given.values()
+        has_input = "input" in mapping or instructed
         for name in _BESIDE if has_input else _BESIDE[1:]:
             if mapping.get(name, name) in names:
                 columns[name] = mapping.get(name, name)
