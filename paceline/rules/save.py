@@ -29,7 +29,7 @@ def best_strategy(c: Context) -> Iterator[Diagnostic]:
             "training.load_best_model_at_end",
             "training.eval_strategy",
             "training.save_strategy",
-            hint=f"set eval_strategy: {every} and the same save_strategy, or save_strategy: best",
+            hint=f"set eval_strategy: {every}, and the same save_strategy or save_strategy: best",
         )
     elif t.save_strategy == t.eval_strategy == "steps":
         yield from _best_steps(c)

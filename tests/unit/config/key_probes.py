@@ -424,10 +424,10 @@ def run_directory(tree: Tree) -> Any:
 def chat(tree: Tree) -> Any:
     from paceline.generation import settings
 
-    made = Config.from_json(plain(tree)).to_json()["generation"]
+    made = {"generation": Config.from_json(plain(tree)).to_json()["generation"]}
     with (
         mock.patch.object(settings, "run_of", lambda path: RunDir.at("/nowhere")),
-        mock.patch.object(settings, "_section", lambda run: made),
+        mock.patch.object(settings, "stored_config", lambda run: made),
     ):
         return settings.sampling_of(Path("/nowhere"), {})
 

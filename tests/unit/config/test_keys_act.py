@@ -211,15 +211,15 @@ def test_a_changed_key_of_data_changes_the_rows_or_is_refused(
 def test_the_number_of_processes_is_what_preparation_is_built_with(
     folder: Path, tokenizer_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from paceline.data.prepare import prepare as room
+    from paceline.data.prepare import build as room
 
     asked: list[int] = []
 
-    def stopped(*_: Any, num_proc: int, **__: Any) -> None:
+    def stopped(setup: Any, chunks: Any, num_proc: int) -> None:
         asked.append(num_proc)
         raise InterruptedError
 
-    monkeypatch.setattr(room, "build", stopped)
+    monkeypatch.setattr(room, "tokenise", stopped)
     for count in (1, 2):
         with pytest.raises(InterruptedError):
             prepared({"num_proc": count}, folder, tokenizer_dir, tmp_path)
