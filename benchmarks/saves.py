@@ -30,7 +30,7 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
-from paceline.checkpoint.async_checkpointer import SavesBeside
+from paceline.checkpoint.async_checkpointer import AsyncCheckpointer
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.rundir import RunDir
@@ -74,7 +74,7 @@ def waits(
     """Return how long the loop waited for each save, then its wall time."""
     ranks = StoreRanks.open(world) if beside else world
     checkpointer = Checkpointer(RunDir.at(folder), ranks, 1)
-    saves, found = SavesBeside(checkpointer, ranks, torch.device("cpu")), []
+    saves, found = AsyncCheckpointer(checkpointer, ranks, torch.device("cpu")), []
     began = time.perf_counter()
     for step in range(1, SAVES + 1):
         computed(seconds)
@@ -103,7 +103,7 @@ def compared(world: World, base: Path, step: int, state: dict[str, torch.Tensor]
         with CheckpointReader(ours.checkpoint(step), ranks=world) as reader:
             for name, tensor in into.items():
                 tensor.copy_(reader.read("policy", name, "param"))
-            reader.settle()
+            reader.verify_reads()
 
     saves: dict[str, Callable[[], object]] = {
         "save": lambda: saver.save(step, shards, {"train": {"step": step}}, {}),

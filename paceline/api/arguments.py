@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GivenConfig:
+class ConfigSource:
     """Where settings come from; ``overrides`` win."""
 
     path: Path | None
     tree: JsonObject | None
     overrides: JsonObject
 
-    def with_overrides(self, more: Mapping[str, Json]) -> GivenConfig:
+    def with_overrides(self, more: Mapping[str, Json]) -> ConfigSource:
         """Return the source with an option's overrides; None: the option was not given."""
-        given = {key: value for key, value in more.items() if value is not None}
-        return GivenConfig(self.path, self.tree, {**self.overrides, **given})
+        options = {key: value for key, value in more.items() if value is not None}
+        return ConfigSource(self.path, self.tree, {**self.overrides, **options})
 
     def settings(self) -> list[str]:
         """Return the overrides as ``key=value``, as a command line has them."""
@@ -66,7 +66,7 @@ class JobConfig:
     """
 
     config: Config
-    source: GivenConfig
+    source: ConfigSource
 
     def __str__(self) -> str:
         """Return every effective value with the place that set it, as ``paceline config show`` prints it."""
@@ -75,30 +75,39 @@ class JobConfig:
         return render_show(read(self.source, ruled=True))
 
 
+def bad_argument(what: str, argument: str, found: str, remedy: str) -> ConfigError:
+    """Return the error of an argument that cannot be used."""
+    return ConfigError(codes.API_ARGUMENT(what, argument, found, remedy))
+
+
 ConfigLike = str | PathLike[str] | Mapping[str, object] | JobConfig
 
 
-def source_of(config: ConfigLike, overrides: Mapping[str, object] | None) -> GivenConfig:
+def source_of(config: ConfigLike, overrides: Mapping[str, object] | None) -> ConfigSource:
     """Return the source of what a caller gave. Raises ConfigError for anything that is no config."""
     more = {} if overrides is None else _object(overrides, "overrides")
     if isinstance(config, JobConfig):
         return replace(config.source, overrides={**config.source.overrides, **more})
     if isinstance(config, Mapping):
-        return GivenConfig(None, _object(config, "config"), more)
+        return ConfigSource(None, _object(config, "config"), more)
     if isinstance(config, (str, PathLike)):
-        return GivenConfig(Path(config), None, more)
-    hint = "the path of a YAML file, a dict with the sections model, data and training, or load_config(…)"
-    raise ConfigError(codes.API_ARGUMENT("this is no config", "config", type(config).__name__, hint))
+        return ConfigSource(Path(config), None, more)
+    raise bad_argument(
+        "this is no config",
+        "config",
+        type(config).__name__,
+        "the path of a YAML file, a dict with the sections model, data and training, or load_config(…)",
+    )
 
 
-def read(source: GivenConfig, *, ruled: bool) -> Loaded:
+def read(source: ConfigSource, *, ruled: bool) -> Loaded:
     """Load and check a config; unless ``ruled``, the rules are left for when the machine is known."""
     from paceline.launch.preflight.load_config import load, load_to_start
 
-    given = source.path, (), source.overrides
+    arguments = source.path, (), source.overrides
     if ruled:
-        return load(*given, tree=source.tree, flags_from=ARGUMENT)
-    return load_to_start(*given, tree=source.tree, flags_from=ARGUMENT)
+        return load(*arguments, tree=source.tree, flags_from=ARGUMENT)
+    return load_to_start(*arguments, tree=source.tree, flags_from=ARGUMENT)
 
 
 def load_config(config: ConfigLike, overrides: Mapping[str, object] | None = None) -> JobConfig:
@@ -111,28 +120,35 @@ def load_config(config: ConfigLike, overrides: Mapping[str, object] | None = Non
     return JobConfig(read(source, ruled=True).config, source)
 
 
-def _object(given: Mapping[str, object], name: str) -> JsonObject:
-    return {str(key): as_json(value, f"{name}[{str(key)!r}]") for key, value in given.items()}
+def _object(mapping: Mapping[str, object], name: str) -> JsonObject:
+    return {str(key): as_json(value, f"{name}[{str(key)!r}]") for key, value in mapping.items()}
 
 
-def as_json(value: object, where: str) -> Json:
+def as_json(value: object, where: str, *, row: bool = False) -> Json:
     """Return ``value`` in JSON types: paths become texts, tuples lists, numpy's numbers Python's.
 
-    Raises ConfigError (``api.argument``) for anything else.
+    ``row``: of a row, which has no paths and no sets, and null for numbers that are not finite. Raises
+    ConfigError (``api.argument``, ``api.rows``) for anything else.
     """
+    if isinstance(value, float) and row and not math.isfinite(value):
+        return None  # what pandas has in place of nothing
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, PathLike):
+    if isinstance(value, PathLike) and not row:
         return str(value)
     if isinstance(value, Mapping):
-        return {str(key): as_json(item, f"{where}[{str(key)!r}]") for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [as_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return {str(key): as_json(item, f"{where}[{str(key)!r}]", row=row) for key, item in value.items()}
+    if isinstance(value, (list, tuple) if row else (list, tuple, set, frozenset)):
+        return [as_json(item, f"{where}[{index}]", row=row) for index, item in enumerate(value)]
     tolist = getattr(value, "tolist", None)  # numpy's arrays and numbers, tensors
     if callable(tolist):
-        return as_json(tolist(), where)
-    hint = "text, a number, true, false, None, a path, a list or a mapping of these"
-    raise ConfigError(codes.API_ARGUMENT("a config has no such value", where, type(value).__name__, hint))
+        return as_json(tolist(), where, row=row)
+    kind = type(value).__name__
+    if row:
+        remedy = "texts, numbers, true, false, None, lists and mappings of these"
+        raise ConfigError(codes.API_ROWS("a row cannot hold this", where, kind, remedy))
+    remedy = "text, a number, true, false, None, a path, a list or a mapping of these"
+    raise bad_argument("a config has no such value", where, kind, remedy)
 
 
 _Rows = Iterable[Mapping[str, Any]]
@@ -168,8 +184,14 @@ def written(rows: _Rows, name: str, folder: Path) -> Path:
                 digest.update(line)
                 file.write(line)
             if not count:
-                hint = "a list of mappings, e.g. [{'prompt': …, 'completion': …}]"
-                raise ConfigError(codes.API_ROWS("there are no rows", name, "", hint))
+                raise ConfigError(
+                    codes.API_ROWS(
+                        "there are no rows",
+                        name,
+                        "",
+                        "a list of mappings, e.g. [{'prompt': …, 'completion': …}]",
+                    )
+                )
         except BaseException:
             os.unlink(file.name)
             raise
@@ -184,32 +206,21 @@ def _each(rows: _Rows, name: str) -> Iterator[Mapping[str, Any]]:
         yield from records(orient="records")
         return
     if isinstance(rows, Mapping):
-        hint = "a list of mappings, one a row"
-        raise ConfigError(codes.API_ROWS("this is one mapping, not rows", name, type(rows).__name__, hint))
+        raise ConfigError(
+            codes.API_ROWS(
+                "this is one mapping, not rows", name, type(rows).__name__, "a list of mappings, one a row"
+            )
+        )
     yield from rows
 
 
-def _row(row: object, where: str) -> dict[str, Json]:
+def _row(row: object, where: str) -> Json:
     if not isinstance(row, Mapping):
-        hint = "a mapping of column names to values"
-        raise ConfigError(codes.API_ROWS("this is not a row", where, type(row).__name__, hint))
-    return {str(key): _value(value, f"{where}[{str(key)!r}]") for key, value in row.items()}
-
-
-def _value(value: object, where: str) -> Json:
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None  # what pandas has in place of nothing
-    if isinstance(value, Mapping):
-        return {str(key): _value(item, f"{where}[{str(key)!r}]") for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_value(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    tolist = getattr(value, "tolist", None)  # numpy's arrays and numbers
-    if callable(tolist):
-        return _value(tolist(), where)
-    hint = "texts, numbers, true, false, None, lists and mappings of these"
-    raise ConfigError(codes.API_ROWS("a row cannot hold this", where, type(value).__name__, hint))
+        kind = type(row).__name__
+        raise ConfigError(
+            codes.API_ROWS("this is not a row", where, kind, "a mapping of column names to values")
+        )
+    return as_json(row, where, row=True)
 
 
 #: A part of a training: its name, or what the user wrote (a function, a class, a spec).
@@ -223,15 +234,16 @@ def named_parts(parts: Sequence[Part] | Part | None, argument: str) -> Json:
     """
     if parts is None:
         return None
-    given = [parts] if isinstance(parts, (str, Mapping)) or callable(parts) else parts
-    if not isinstance(given, Iterable):
-        what = "this is neither a name nor a function"
-        raise ConfigError(codes.API_ARGUMENT(what, argument, type(given).__name__, "module:function"))
+    listed = [parts] if isinstance(parts, (str, Mapping)) or callable(parts) else parts
+    if not isinstance(listed, Iterable):
+        raise bad_argument(
+            "this is neither a name nor a function", argument, type(listed).__name__, "module:function"
+        )
     return [
-        as_json(one, f"{argument}[{index}]")
-        if isinstance(one, (str, Mapping))
-        else importable_name(one, f"{argument}[{index}]")
-        for index, one in enumerate(given)
+        as_json(part, f"{argument}[{index}]")
+        if isinstance(part, (str, Mapping))
+        else importable_name(part, f"{argument}[{index}]")
+        for index, part in enumerate(listed)
     ]
 
 
@@ -239,14 +251,14 @@ def importable_name(part: Part, where: str) -> str:
     """Return the ``module:attr`` under which the ranks find an object of this process."""
     module, name = getattr(part, "__module__", None), getattr(part, "__qualname__", None)
     if name is None:  # an object without a name of its own, such as an algorithm's spec
-        places = ((m, attr) for m, found in list(sys.modules.items()) for attr in _names_of(part, found))
-        module, name = next(places, (module, None))
+        names = (
+            (home, attribute)
+            for home, imported in list(sys.modules.items())
+            for attribute, value in list(getattr(imported, "__dict__", {}).items())
+            if value is part and attribute.isidentifier()
+        )
+        module, name = next(names, (module, None))
     here = getattr(sys.modules.get(str(module)), str(name), None)
     if module is None or module in ("__main__", "builtins") or here is not part:
         raise ConfigError(codes.API_NOT_IMPORTABLE(where, f"{module}:{name or repr(part)[:80]}"))
     return f"{module}:{name}"
-
-
-def _names_of(part: object, module: object) -> list[str]:
-    held = vars(module) if module is not None and hasattr(module, "__dict__") else {}
-    return [name for name, value in list(held.items()) if value is part and name.isidentifier()]

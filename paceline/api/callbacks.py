@@ -10,9 +10,8 @@ from types import TracebackType
 from typing import Any
 
 from paceline.api import codes
-from paceline.api.arguments import Part, as_json
+from paceline.api.arguments import Part, as_json, bad_argument
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.runlog.callback import METHODS, asks_to_stop, deliver, has_methods, read_only
 from paceline.runlog.eventlog import EventTail
@@ -47,16 +46,22 @@ def split_callbacks(callbacks: Iterable[Part] | None) -> tuple[list[Json] | None
         return None, []
     names: list[Json] = []
     objects: list[Any] = []
-    for index, one in enumerate([callbacks] if isinstance(callbacks, (str, Mapping)) else callbacks):
+    for index, callback in enumerate([callbacks] if isinstance(callbacks, (str, Mapping)) else callbacks):
         where = f"callbacks[{index}]"
-        if isinstance(one, (str, Mapping)):
-            names.append(as_json(one, where))
-        elif isinstance(one, type) or not (has_methods(one) or callable(one)):
-            hint = f"an object with some of {', '.join(METHODS.values())}, a function, or 'module:Class'"
-            what = "a class is given, not an object of it" if isinstance(one, type) else "this is no callback"
-            raise ConfigError(codes.API_ARGUMENT(what, where, repr(one)[:200], hint))
+        if isinstance(callback, (str, Mapping)):
+            names.append(as_json(callback, where))
+        elif isinstance(callback, type) or not (has_methods(callback) or callable(callback)):
+            remedy = f"an object with some of {', '.join(METHODS.values())}, a function, or 'module:Class'"
+            raise bad_argument(
+                "a class is given, not an object of it"
+                if isinstance(callback, type)
+                else "this is no callback",
+                where,
+                repr(callback)[:200],
+                remedy,
+            )
         else:
-            objects.append(one)
+            objects.append(callback)
     return names or None, objects
 
 
@@ -85,9 +90,9 @@ class Listener:
         self._over.set()
         self._thread.join(self._late)
         if self._thread.is_alive():
-            what = f"{_name(self._hear)} is still busy {self._late:g} s after the end of the run"
-            hint = "do slow work after train(…) has returned, with Run.history"
-            self.problem = codes.API_LISTENER(what, self._argument, "", hint, Severity.WARNING)
+            problem = f"{_name(self._hear)} is still busy {self._late:g} s after the end of the run"
+            remedy = "do slow work after train(…) has returned, with Run.history"
+            self.problem = codes.API_LISTENER(problem, self._argument, "", remedy, Severity.WARNING)
 
     def _run(self) -> None:
         while True:
@@ -96,9 +101,11 @@ class Listener:
                 try:
                     self._hear(record.event)
                 except Exception as exc:  # a user's function may raise anything
-                    what = f"{_name(self._hear)} raised an exception and is not called again"
-                    found = f"{type(exc).__name__}: {exc}"[:300]
-                    self.problem = codes.API_LISTENER(what, self._argument, found, severity=Severity.WARNING)
+                    problem = f"{_name(self._hear)} raised an exception and is not called again"
+                    evidence = f"{type(exc).__name__}: {exc}"[:300]
+                    self.problem = codes.API_LISTENER(
+                        problem, self._argument, evidence, severity=Severity.WARNING
+                    )
                     return
             if last:
                 return
@@ -109,7 +116,7 @@ def _name(function: OnEvent) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
-class Hearing:
+class Listeners:
     """All that hear a run in this process: on_event, and callbacks that are objects, each in its own thread.
 
     ``wants_stop`` is set when one of the callbacks asks to stop the training.
@@ -118,7 +125,7 @@ class Hearing:
     def __init__(self, on_event: OnEvent | None, callbacks: Sequence[object]) -> None:
         self.wants_stop = threading.Event()
         self._given: list[tuple[OnEvent, str]] = [] if on_event is None else [(on_event, "on_event")]
-        self._given += [(LocalCallback(one, self.wants_stop), "callbacks") for one in callbacks]
+        self._given += [(LocalCallback(callback, self.wants_stop), "callbacks") for callback in callbacks]
         self._listeners: list[Listener] = []
 
     def open(self, stack: ExitStack, path: Path) -> None:
@@ -129,4 +136,4 @@ class Hearing:
 
     def problems(self) -> list[Diagnostic]:
         """Return what went wrong in them."""
-        return [one.problem for one in self._listeners if one.problem is not None]
+        return [listener.problem for listener in self._listeners if listener.problem is not None]

@@ -49,12 +49,12 @@ class Evaluation:
     scores: Mapping[str, float | None] = field(default_factory=dict)
 
     @staticmethod
-    def of(found: JsonObject) -> Evaluation:
+    def of(report: JsonObject) -> Evaluation:
         """Return the evaluation that a report holds."""
-        own = {name: found[name] for name in _OWN if name in found}
-        scores = {name: value for name, value in found.items() if name not in _OWN}
-        given = {**own, "path": Path(str(found["path"])), "scores": scores}
-        return Evaluation(**given)  # type: ignore[arg-type]  # what the process has written
+        fields = {name: value for name, value in report.items() if name in _OWN}
+        scores = {name: value for name, value in report.items() if name not in _OWN}
+        fields |= {"path": Path(str(report["path"])), "scores": scores}  # type: ignore[dict-item]
+        return Evaluation(**fields)  # type: ignore[arg-type]  # what the process has written
 
 
 def evaluate(
@@ -84,15 +84,15 @@ def evaluate(
     copies; or tp or fsdp: the processes share one model, which is larger than a card. Raises ConfigError,
     DataError, and PacelineError if a process fails.
     """
-    given = [models] if isinstance(models, (str, PathLike)) else list(models)
+    paths = [models] if isinstance(models, (str, PathLike)) else list(models)
     job: JsonObject = {
-        "models": [os.fspath(one) for one in given],
+        "models": [os.fspath(model) for model in paths],
         "data": data_of(data),
         "overrides": settings_of(overrides),
         "checkpoints": checkpoints,
         "metrics": [
-            one if isinstance(one, str) else importable_name(one, f"metrics[{index}]")
-            for index, one in enumerate(metrics)
+            model if isinstance(model, str) else importable_name(model, f"metrics[{index}]")
+            for index, model in enumerate(metrics)
         ],
         "losses": losses,
         "samples": samples,
@@ -103,8 +103,8 @@ def evaluate(
         "strategy": strategy,
         "dtype": dtype,
     }
-    found = _report("evaluate", job, quiet)
-    return [Evaluation.of(one) for one in cast("list[JsonObject]", found["evaluations"])]
+    report = _report("evaluate", job, quiet)
+    return [Evaluation.of(model) for model in cast("list[JsonObject]", report["evaluations"])]
 
 
 def generate(
@@ -130,29 +130,27 @@ def generate(
     from paceline.generation.settings import sampling_of
 
     path = Path(model)
-    given: Mapping[str, float | None] = {
+    options: Mapping[str, float | None] = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
     }
-    sampling = sampling_of(path, given)
+    sampling = sampling_of(path, options)
     hf, tokenizer = opened(path)
     hf.generation_config.max_length = None
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     conversations = [
-        [*opening, {"role": "user", "content": one}] if isinstance(one, str) else [*opening, *one]
-        for one in prompts
+        [*opening, {"role": "user", "content": prompt}] if isinstance(prompt, str) else [*opening, *prompt]
+        for prompt in prompts
     ]
     return answer(hf, tokenizer, prompts_of(tokenizer, conversations), sampling, batch_size=batch_size)
 
 
 def data_of(data: Rows) -> JsonObject:
     """Return rows, or a path, as the data set of a job."""
-    found = dataset_setting(data, "data", cache_folder(os.environ))
-    if isinstance(found, str):
-        return {"path": found}
-    return cast("list[JsonObject]", found)[0]
+    setting = dataset_setting(data, "data", cache_folder(os.environ))
+    return {"path": setting} if isinstance(setting, str) else cast("list[JsonObject]", setting)[0]
 
 
 def settings_of(overrides: Mapping[str, object] | None) -> list[Json]:
@@ -182,34 +180,38 @@ def _report(verb: str, job: JsonObject, quiet: bool) -> JsonObject:
             check=False,
         )
         try:
-            found: JsonObject = json.loads(Path(report).read_text(encoding="utf-8"))
+            answer: JsonObject = json.loads(Path(report).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            found = {}
+            answer = {}
     if done.returncode == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
-    if done.returncode or not found:
-        rows = cast("list[JsonObject]", found.get("diagnostics") or [])
+    if done.returncode or not answer:
+        rows = cast("list[JsonObject]", answer.get("diagnostics") or [])
         problems = [Diagnostic.from_json(row) for row in rows]
         if not problems:
-            what = f"the process that should {verb} ended with exit code {done.returncode}"
-            problems = [codes.API_RUN_FAILED(what, ", ".join(map(str, cast("list[Json]", job["models"]))))]
+            problem = f"the process that should {verb} ended with exit code {done.returncode}"
+            problems = [codes.API_RUN_FAILED(problem, ", ".join(map(str, cast("list[Json]", job["models"]))))]
         raise (ConfigError if done.returncode == ExitCode.CONFIG else PacelineError)(*problems)
-    return found
+    return answer
 
 
 def table(evaluations: Sequence[Evaluation]) -> str:
     """Return evaluations as a table: a line a model."""
     names = [
-        name for name in dict.fromkeys(n for one in evaluations for n in one.scores) if name not in _QUIET
+        name
+        for name in dict.fromkeys(n for evaluation in evaluations for n in evaluation.scores)
+        if name not in _QUIET
     ]
-    loss = [name for name in _OWN[3:] if any(getattr(one, name) is not None for one in evaluations)]
+    loss = [
+        name for name in _OWN[3:] if any(getattr(evaluation, name) is not None for evaluation in evaluations)
+    ]
     rows = [["model", *(name.replace("_", " ") for name in (*loss, *names))]]
-    for one in evaluations:
+    for evaluation in evaluations:
         values = [
-            *((name, getattr(one, name)) for name in loss),
-            *((name, one.scores.get(name)) for name in names),
+            *((name, getattr(evaluation, name)) for name in loss),
+            *((name, evaluation.scores.get(name)) for name in names),
         ]
-        rows.append([one.name, *(_shown(name, value) for name, value in values)])
+        rows.append([evaluation.name, *(_shown(name, value) for name, value in values)])
     return aligned(rows, numbers_from=1)
 
 
@@ -229,17 +231,17 @@ Call = Callable[..., int]  # ``cli.process.call``
 
 
 def evaluated(job: JsonObject, call: Call) -> tuple[int, list[Evaluation]]:
-    """Run ``paceline evaluate`` in a child of the terminal; return (exit code, what was found)."""
-    with job_files(job) as (file, report):
-        code = call("paceline.evaluation.main", "evaluate", file, report)
-        if code:
-            return code, []
-        found = json.loads(Path(report).read_text(encoding="utf-8"))
-    return code, [Evaluation.of(one) for one in found["evaluations"]]
+    """Run ``paceline evaluate`` in a child of the terminal; return (exit code, evaluations)."""
+    code, report = _in_terminal("evaluate", job, call)
+    return code, [Evaluation.of(row) for row in cast("list[JsonObject]", report.get("evaluations", []))]
 
 
 def generated(job: JsonObject, call: Call) -> tuple[int, JsonObject]:
     """Run ``paceline generate`` in a child of the terminal; return (exit code, report)."""
+    return _in_terminal("generate", job, call)
+
+
+def _in_terminal(verb: str, job: JsonObject, call: Call) -> tuple[int, JsonObject]:
     with job_files(job) as (file, report):
-        code = call("paceline.evaluation.main", "generate", file, report)
+        code = call("paceline.evaluation.main", verb, file, report)
         return code, {} if code else json.loads(Path(report).read_text(encoding="utf-8"))

@@ -23,8 +23,12 @@ _CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top"
 def plan_html(planned: PlannedRun) -> str:
     """Return a plan's headline, its decisions with their reasons, and the warnings."""
     rows = [
-        (one.subject, one.choice if one.granted else f"NOT APPLIED: {one.choice}", one.reason)
-        for one in planned.plan.decisions
+        (
+            decision.subject,
+            decision.choice if decision.granted else f"NOT APPLIED: {decision.choice}",
+            decision.reason,
+        )
+        for decision in planned.plan.decisions
     ]
     return f"<b>{html.escape(planned.plan.headline())}</b>{_table(rows)}{_findings(planned.warnings)}"
 
@@ -34,8 +38,11 @@ def run_html(run: Run) -> str:
     history = run.history
     rows = [("directory", str(run.path)), ("outcome", run.outcome), *_numbers(history)]
     rows += [
-        ("checkpoint", f"step {one.step}, {human_bytes(one.bytes)}{', best' if one.best else ''}")
-        for one in run.checkpoints()[-3:]
+        (
+            "checkpoint",
+            f"step {checkpoint.step}, {human_bytes(checkpoint.bytes)}{', best' if checkpoint.best else ''}",
+        )
+        for checkpoint in run.checkpoints()[-3:]
     ]
     return f"{_table(rows)}{loss_curve(history)}{_findings(run.diagnostics)}"
 
@@ -96,5 +103,5 @@ def _table(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _findings(diagnostics: Iterable[Diagnostic]) -> str:
-    text = "\n".join(one.render() for one in diagnostics)
+    text = "\n".join(finding.render() for finding in diagnostics)
     return f"<pre>{html.escape(text)}</pre>" if text else ""

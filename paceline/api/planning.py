@@ -73,9 +73,9 @@ def planned_run(loaded: Loaded, cluster: AcceleratorCluster | None, *, imports: 
     from paceline.plan.cost.report import text
     from paceline.plan.explain import explain
 
-    made, warnings = planned(loaded, cluster=cluster, imports=imports)
+    run_plan, warnings = planned(loaded, cluster=cluster, imports=imports)
     with located(loaded):
-        forecast = forecast_of_plan(made, cluster)
-        here = "" if forecast or cluster else expected_here(made)
-    page = explain(made) + ("\n" + text(forecast) if forecast else here)
-    return PlannedRun(made, (*loaded.notes, *warnings), forecast, page)
+        forecast = forecast_of_plan(run_plan, cluster)
+        here = "" if forecast or cluster else expected_here(run_plan)
+    page = explain(run_plan) + ("\n" + text(forecast) if forecast else here)
+    return PlannedRun(run_plan, (*loaded.notes, *warnings), forecast, page)

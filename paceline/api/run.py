@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.api import codes
+from paceline.api.arguments import bad_argument
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_run_file
@@ -71,11 +72,11 @@ def export(
     from paceline.checkpoint.export.main import choose, shard_bytes
 
     notes: list[Diagnostic] = []
-    found = choose(Path(run), checkpoint, notes)
+    path = choose(Path(run), checkpoint, notes)
     target = Path(to).expanduser().absolute()
-    also = exporters_of(exporters, found)
+    also = exporters_of(exporters, path)
     return export_hf(
-        found,
+        path,
         target,
         dtype,
         role=role,
@@ -114,18 +115,21 @@ class Run:
         try:
             written = json.loads(read_run_file(self._dir.plan_json))
         except (FileNotFoundError, ValueError) as error:
-            what = "this run has no readable plan.json"
-            raise ConfigError(codes.API_NO_RUN(what, str(self._dir.plan_json), str(error)[:200])) from error
+            raise ConfigError(
+                codes.API_NO_RUN(
+                    "this run has no readable plan.json", str(self._dir.plan_json), str(error)[:200]
+                )
+            ) from error
         return Plan.from_json(written)
 
     @cached_property
     def result(self) -> JsonObject:
         """``result.json``: outcome, exit code, step, checkpoint and more; empty while the run goes on."""
         try:
-            found: JsonObject = json.loads(read_run_file(self._dir.result_json))
+            content: JsonObject = json.loads(read_run_file(self._dir.result_json))
         except (FileNotFoundError, ValueError):
             return {}
-        return found
+        return content
 
     @cached_property
     def history(self) -> History:
@@ -147,21 +151,22 @@ class Run:
     @cached_property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """What the run has reported: warnings, notes and errors of all attempts, each once."""
-        found: dict[str, Diagnostic] = {}
-        for event in self.events():
-            if isinstance(event, (Notice, Error)):
-                found[event.diagnostic.render()] = event.diagnostic
+        findings: dict[str, Diagnostic] = {
+            event.diagnostic.render(): event.diagnostic
+            for event in self.events()
+            if isinstance(event, (Notice, Error))
+        }
         for error in self.history.errors:
-            found[error.diagnostic.render()] = error.diagnostic
+            findings[error.diagnostic.render()] = error.diagnostic
         # An end that no rank could write into its events
         start, written = read_start(self._dir), self.result.get("diagnostics")
         ends = [start.cause] if start is not None and start.cause else []
-        for one in [*ends, *(written if isinstance(written, list) else ())]:
+        for finding in [*ends, *(written if isinstance(written, list) else ())]:
             with suppress(KeyError, TypeError, ValueError):
-                diagnostic = Diagnostic.from_json(as_object(one))
-                if (diagnostic.code, diagnostic.what) not in {(d.code, d.what) for d in found.values()}:
-                    found[diagnostic.render()] = diagnostic
-        return tuple(found.values())
+                diagnostic = Diagnostic.from_json(as_object(finding))
+                if (diagnostic.code, diagnostic.what) not in {(d.code, d.what) for d in findings.values()}:
+                    findings[diagnostic.render()] = diagnostic
+        return tuple(findings.values())
 
     def arrays(self, kind: str = "steps") -> dict[str, NDArray[np.float64]]:
         """Return the history as columns of equal length: ``steps`` (loss, lr, grad_norm, tokens and every
@@ -177,18 +182,16 @@ class Run:
         """Return ``arrays`` as a pandas frame with the step as its index. Needs pandas."""
         import pandas as pd
 
-        found = pd.DataFrame(self.arrays(kind))
-        return found.set_index("step") if "step" in found else found
+        table = pd.DataFrame(self.arrays(kind))
+        return table.set_index("step") if "step" in table else table
 
     def _rows(self, kind: str) -> Iterator[dict[str, float]]:
         if kind == "evals":
-            for step, one in self.history.evals.items():
-                yield {"step": step, **one.metrics, "seconds": one.seconds}
+            for step, evaluation in self.history.evals.items():
+                yield {"step": step, **evaluation.metrics, "seconds": evaluation.seconds}
             return
         if kind != "steps":
-            raise ConfigError(
-                codes.API_ARGUMENT("a run has no such table", "kind", repr(kind), "steps or evals")
-            )
+            raise bad_argument("a run has no such table", "kind", repr(kind), "steps or evals")
         for step, event in self.history.steps.items():
             numbers = {
                 "step": step,
@@ -234,14 +237,14 @@ def checkpoints(run: str | PathLike[str]) -> list[Checkpoint]:
     latest, best = read_hint(at.latest), read_hint(at.checkpoints / "best")
     return [
         Checkpoint(
-            found.step,
-            found.path,
-            found.manifest.total_bytes if found.manifest is not None else 0,
-            found.name == latest,
-            found.name == best,
-            found.problem.diagnostics[0] if found.problem is not None else None,
+            checkpoint.step,
+            checkpoint.path,
+            checkpoint.manifest.total_bytes if checkpoint.manifest is not None else 0,
+            checkpoint.name == latest,
+            checkpoint.name == best,
+            checkpoint.problem.diagnostics[0] if checkpoint.problem is not None else None,
         )
-        for found in scan(at.checkpoints)
+        for checkpoint in scan(at.checkpoints)
     ]
 
 
@@ -261,7 +264,7 @@ def existing_run(run: Path) -> Path:
 
 def _known_runs(run: Path) -> str:
     near = [Path("outputs"), run, run.parent]
-    found = sorted(
+    runs = sorted(
         {
             str(p)
             for folder in near
@@ -271,7 +274,7 @@ def _known_runs(run: Path) -> str:
         }
     )
     return (
-        "give a run directory; available: " + ", ".join(found[:5])
-        if found
+        "give a run directory; available: " + ", ".join(runs[:5])
+        if runs
         else "give a run directory, e.g. outputs/NAME"
     )

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.api import codes
+from paceline.api.arguments import bad_argument
 from paceline.api.run import Run, existing_run
 from paceline.config.source import shown
-from paceline.core.errors import ConfigError
 from paceline.core.files import listed, read_run_file
 from paceline.core.json_types import Json, JsonObject, as_object, leaves
 from paceline.core.rundir import RunDir
@@ -42,7 +41,9 @@ class RunFacts:
         """Return the facts of a run: its last loss, and the best of its evaluations."""
         history = run.history
         last = history.steps.get(history.last_step)
-        evals = [one.metrics["eval_loss"] for one in history.evals.values() if "eval_loss" in one.metrics]
+        evals = [
+            event.metrics["eval_loss"] for event in history.evals.values() if "eval_loss" in event.metrics
+        ]
         plan = _plan(RunDir.at(run.path))
         return RunFacts(
             name,
@@ -77,12 +78,12 @@ def runs_below(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
 
 def facts_below(folder: Path) -> list[RunFacts]:
     """Return the facts of every run in a folder. Raises ConfigError (``api.no_run``) if there is none."""
-    found = list(runs_below(folder))
-    if not found:
+    paths = list(runs_below(folder))
+    if not paths:
         existing_run(folder)
     return [
         RunFacts.of(Run(path), str(path.relative_to(folder)) if path != folder else path.name)
-        for path in found
+        for path in paths
     ]
 
 
@@ -107,8 +108,8 @@ def config_differences(first: Run, second: Run) -> dict[str, tuple[Json, Json]]:
 
 
 def _config(run: Run) -> JsonObject:
-    found: JsonObject = json.loads(read_run_file(run.path / "config.json"))
-    return found
+    config: JsonObject = json.loads(read_run_file(run.path / "config.json"))
+    return config
 
 
 def parted(first: Run, second: Run) -> dict[str, int | None]:
@@ -116,7 +117,7 @@ def parted(first: Run, second: Run) -> dict[str, int | None]:
 
     None: at no common step.
     """
-    found: dict[str, int | None] = dict.fromkeys(("rows", "learning rate", "loss"))
+    steps: dict[str, int | None] = dict.fromkeys(("rows", "learning rate", "loss"))
     for step in sorted(first.history.steps.keys() & second.history.steps.keys()):
         a, b = first.history.steps[step], second.history.steps[step]
         differ = {
@@ -125,9 +126,9 @@ def parted(first: Run, second: Run) -> dict[str, int | None]:
             "loss": not math.isclose(a.loss, b.loss, rel_tol=_DIFFERENT),
         }
         for name, differs in differ.items():
-            if differs and found[name] is None:
-                found[name] = step
-    return found
+            if differs and steps[name] is None:
+                steps[name] = step
+    return steps
 
 
 def comparison(first: Run, second: Run) -> str:
@@ -164,22 +165,30 @@ class SweepRun:
     todo: str
 
 
-def planned_runs(config: Path, given: Sequence[str], folder: Path) -> list[SweepRun]:
+def planned_runs(config: Path, arguments: Sequence[str], folder: Path) -> list[SweepRun]:
     """Return the runs of a sweep, in the order of the values.
 
     Raises ConfigError for any that cannot start.
     """
     from paceline.launch.preflight.load_config import load
 
-    axes = [values_of(one) for one in given]
+    axes = [values_of(argument) for argument in arguments]
     if not any(len(values) > 1 for _, values in axes):
-        hint = "paceline sweep CONFIG training.learning_rate=1e-4,3e-4"
-        what = "no key has several values, so there is nothing to compare"
-        raise ConfigError(codes.API_ARGUMENT(what, "command line", " ".join(given), hint))
+        remedy = "paceline sweep CONFIG training.learning_rate=1e-4,3e-4"
+        raise bad_argument(
+            "no key has several values, so there is nothing to compare",
+            "command line",
+            " ".join(arguments),
+            remedy,
+        )
     combinations = list(itertools.islice(itertools.product(*(values for _, values in axes)), MOST_RUNS + 1))
     if len(combinations) > MOST_RUNS:
-        what = f"these are more than {MOST_RUNS:,} runs"
-        raise ConfigError(codes.API_ARGUMENT(what, "command line", " ".join(given), "give fewer values"))
+        raise bad_argument(
+            f"these are more than {MOST_RUNS:,} runs",
+            "command line",
+            " ".join(arguments),
+            "give fewer values",
+        )
     runs = []
     for chosen in combinations:
         settings = [f"{key}={value}" for (key, _), value in zip(axes, chosen, strict=True)]
@@ -201,8 +210,12 @@ def planned_runs(config: Path, given: Sequence[str], folder: Path) -> list[Sweep
             settings.append("training.overwrite_output_dir=true")  # renames what is there
         runs.append(SweepRun(name, path, tuple(settings), todo))
     if len({run.name for run in runs}) < len(runs):
-        what = "two runs would have the same folder: a value is given twice, or differs in signs alone"
-        raise ConfigError(codes.API_ARGUMENT(what, "command line", " ".join(given), "give each value once"))
+        raise bad_argument(
+            "two runs would have the same folder: a value is given twice, or differs in signs alone",
+            "command line",
+            " ".join(arguments),
+            "give each value once",
+        )
     return runs
 
 
@@ -210,8 +223,9 @@ def values_of(setting: str) -> tuple[str, list[str]]:
     """Return (key, values) of ``key=a,b,c``; commas within brackets and braces separate nothing."""
     key, equals, text = setting.partition("=")
     if not key or not equals or not text:
-        hint = "training.learning_rate=1e-4,3e-4"
-        raise ConfigError(codes.API_ARGUMENT("this is no key with values", "command line", setting, hint))
+        raise bad_argument(
+            "this is no key with values", "command line", setting, "training.learning_rate=1e-4,3e-4"
+        )
     values, depth = [""], 0
     for letter in text:
         depth += (letter in "[{") - (letter in "]}")
@@ -228,4 +242,4 @@ def _todo(path: Path) -> str:
     run = Run(path)
     if run.outcome in ("completed", "early_stopped"):
         return "done"
-    return "resume" if any(one.problem is None for one in run.checkpoints()) else "again"
+    return "resume" if any(checkpoint.problem is None for checkpoint in run.checkpoints()) else "again"

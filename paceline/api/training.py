@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 from paceline.api import codes
 from paceline.api.arguments import (
     ConfigLike,
-    GivenConfig,
+    ConfigSource,
     Part,
     Rows,
+    bad_argument,
     dataset_setting,
     importable_name,
     named_parts,
     read,
     source_of,
 )
-from paceline.api.callbacks import Hearing, OnEvent, split_callbacks
+from paceline.api.callbacks import Listeners, OnEvent, split_callbacks
 from paceline.api.run import Run
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import BusyError, ConfigError, ExitCode, PacelineError
@@ -77,7 +78,7 @@ def train(
     """
     keep_docstrings()
     names, objects = split_callbacks(callbacks)
-    hearing = Hearing(on_event, objects)
+    hearing = Listeners(on_event, objects)
     flags: dict[str, Json] = {
         "training.algorithm": _named(algorithm, "algorithm"),
         "training.distributed_strategy": _named(strategy, "strategy"),
@@ -97,11 +98,11 @@ def train(
     return _all_ranks(source.with_overrides({"launch.nproc": nproc}), hearing, quiet)
 
 
-def _named(given: Part | None, argument: str) -> str | None:
-    return given if given is None or isinstance(given, str) else importable_name(given, argument)
+def _named(part: Part | None, argument: str) -> str | None:
+    return part if part is None or isinstance(part, str) else importable_name(part, argument)
 
 
-def _all_ranks(source: GivenConfig, hearing: Hearing, quiet: bool) -> Run:
+def _all_ranks(source: ConfigSource, hearing: Listeners, quiet: bool) -> Run:
     """Check, plan, start this node's ranks and wait for them: what ``paceline train`` does."""
     from paceline.launch.start_run import check_run
     from paceline.plan.explain import explain
@@ -129,15 +130,19 @@ def start_ranks(ready: CheckedRun, quiet: bool, asks_to_stop: Callable[[], bool]
         return ready.start(report=lambda text: None, output=nowhere.fileno(), asks_to_stop=asks_to_stop)
 
 
-def _one_rank(source: GivenConfig, nproc: int | None, hearing: Hearing, quiet: bool) -> Run:
+def _one_rank(source: ConfigSource, nproc: int | None, hearing: Listeners, quiet: bool) -> Run:
     """Be the rank that a launcher has started this process as: its work is done by a child."""
     from paceline.launch.start_run import outside_arguments
     from paceline.launch.supervision.child_rank import run_beneath
 
     here = process_rank(os.environ)
     if nproc is not None:
-        what = "the launcher has started the ranks, so train(…) starts none"
-        raise ConfigError(codes.API_ARGUMENT(what, "nproc", str(nproc), "leave out nproc"))
+        raise bad_argument(
+            "the launcher has started the ranks, so train(…) starts none",
+            "nproc",
+            str(nproc),
+            "leave out nproc",
+        )
     run_dir = RunDir.at(read(source, ruled=True).config.run_directory())
     with ExitStack() as open_until_the_end:
         file = open_until_the_end.enter_context(source.file())
@@ -159,27 +164,27 @@ def _ended(run: RunDir, code: int, finding: Diagnostic | None, problems: Iterabl
         return Run(run.root)
     if code == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
-    found = (finding,) if finding is not None else _recorded(run)
-    if not found:
+    findings = (finding,) if finding is not None else _recorded(run)
+    if not findings:
         hint = f"see {run.logs}"
-        found = (codes.API_RUN_FAILED(f"the run ended with exit code {code}", str(run.root), "", hint),)
-    raise (ConfigError if code == ExitCode.CONFIG else PacelineError)(*found)
+        findings = (codes.API_RUN_FAILED(f"the run ended with exit code {code}", str(run.root), "", hint),)
+    raise (ConfigError if code == ExitCode.CONFIG else PacelineError)(*findings)
 
 
 def _recorded(run: RunDir) -> tuple[Diagnostic, ...]:
     """Return the errors that the run directory tells of: those of the result, else of the launcher."""
     for path, key in ((run.result_json, "diagnostics"), (run.exits(), "cause")):
         try:
-            found = json.loads(read_run_file(path)).get(key)
+            value = json.loads(read_run_file(path)).get(key)
         except (OSError, ValueError):
             continue
-        rows = found if isinstance(found, list) else [found] if found else []
+        rows = value if isinstance(value, list) else [value] if value else []
         if rows:
             return tuple(Diagnostic.from_json(row) for row in rows)
     return ()
 
 
 def _print(*diagnostics: Iterable[Diagnostic]) -> None:
-    text = render_all([one for some in diagnostics for one in some])
+    text = render_all([diagnostic for some in diagnostics for diagnostic in some])
     if text:
         print(text, file=sys.stderr, flush=True)

@@ -64,11 +64,11 @@ def verified(
         folder = to.absolute() if to else Path(scratch)
         with written_for(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            found = _verified(loaded, folder, against, steps, probe, report, warn)
+            verdict = _verified(loaded, folder, against, steps, probe, report, warn)
             if to is not None:
-                (folder / "verify.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+                (folder / "verify.json").write_text(json.dumps(verdict, indent=1) + "\n", encoding="utf-8")
                 report(f"the runs and verify.json are in {folder}\n")
-    return found
+    return verdict
 
 
 def _verified(
@@ -98,7 +98,7 @@ def _verified(
     _train(requested, folder)
     verdict = judge(_compare(reference, requested, "param"), tolerance)
     report(verdict.text)
-    found: VerifyReport = {
+    outcome: VerifyReport = {
         "strategy": plan.strategy,
         "against": reference.name,
         "precision": plan.precision.compute,
@@ -107,12 +107,12 @@ def _verified(
         "parted": verdict.parted,
     }
     if probe:
-        _probe(found, gradient_checks(requested, str(folder)), folder, tolerance, report)
-    return found
+        _probe(outcome, gradient_checks(requested, str(folder)), folder, tolerance, report)
+    return outcome
 
 
 def _probe(
-    found: VerifyReport, splits: Sequence[VerifiedRun], folder: Path, tolerance: Tolerance, report: Report
+    outcome: VerifyReport, splits: Sequence[VerifiedRun], folder: Path, tolerance: Tolerance, report: Report
 ) -> None:
     """Train on one global batch under several splits, and compare the averaged gradients (Adam's exp_avg)."""
     from paceline.verify.verdict import judge_probe
@@ -122,8 +122,8 @@ def _probe(
     compared = {split.name: _compare(splits[0], split, "exp_avg") for split in splits[1:]}
     probed = judge_probe(compared, tolerance, splits[0].name)
     report(probed.text)
-    found["probe"] = probed.to_json()
-    found["agrees"] = found["agrees"] and probed.agrees
+    outcome["probe"] = probed.to_json()
+    outcome["agrees"] = outcome["agrees"] and probed.agrees
 
 
 def _size(config: JsonObject) -> str:

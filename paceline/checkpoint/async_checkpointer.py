@@ -8,13 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.checkpointer import Checkpointer, Saved
+from paceline.checkpoint.checkpointer import Checkpointer, SaveCost
 from paceline.checkpoint.collective import CheckpointWorld
 from paceline.checkpoint.format.safetensors_file import TensorEntry, in_order, starts_of
 from paceline.checkpoint.save.staging import Contents, contents_of
@@ -27,16 +29,16 @@ from paceline.runtime.device.device import synchronize
 
 
 @dataclass(frozen=True)
-class SavedBeside:
+class AsyncSaveResult:
     """A durable checkpoint: ``cost`` of the save, and the seconds for which this rank's loop waited."""
 
     step: int
     path: Path
-    cost: Saved
+    cost: SaveCost
     waited: float
 
 
-class SavesBeside:
+class AsyncCheckpointer:
     """Hash and write checkpoints in a thread, one at a time.
 
     ``checkpointer`` must meet the other ranks without collectives (``process_group.store_barrier``), since
@@ -78,7 +80,7 @@ class SavesBeside:
         running.waited = time.perf_counter() - began
         self._running = running
 
-    def end(self, timeout: float | None = None) -> SavedBeside | None:
+    def end(self, timeout: float | None = None) -> AsyncSaveResult | None:
         """Wait for the save and return it, or None if there was none, or it did not end within ``timeout``.
 
         Raises its error, the same on all ranks.
@@ -95,8 +97,7 @@ class SavesBeside:
             raise running.error
         cost = self._checkpointer.last
         assert cost is not None and running.path is not None
-        waited = running.waited + time.perf_counter() - began
-        return SavedBeside(running.step, running.path, cost, waited)
+        return AsyncSaveResult(running.step, running.path, cost, running.waited + time.perf_counter() - began)
 
     def take_notes(self) -> list[Diagnostic]:
         """Return each warning once."""
@@ -110,11 +111,13 @@ class SavesBeside:
         try:
             contents = contents_of(self._rank, shards, state, files)
         except Exception as exc:
-            return _raising(exc), True
+            return partial(_raise, exc), True
         try:
             snapshot = self._memory.copy(contents)
         except (MemoryError, OSError, RuntimeError) as exc:
-            self._notes.append(_no_memory(contents, exc))
+            reason = (str(exc).strip() or type(exc).__name__).splitlines()[0]
+            evidence = f"{human_bytes(contents.num_bytes)}: {reason}"[:300]
+            self._notes.append(codes.CHECKPOINT_NO_SNAPSHOT(found=evidence))
             return lambda: contents, False
         return lambda: snapshot, True
 
@@ -137,16 +140,8 @@ class _SaveThread(threading.Thread):
             self.error = exc
 
 
-def _raising(error: Exception) -> Callable[[], Contents]:
-    def fail() -> Contents:
-        raise error
-
-    return fail
-
-
-def _no_memory(contents: Contents, error: Exception) -> Diagnostic:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return codes.CHECKPOINT_NO_SNAPSHOT(found=f"{human_bytes(contents.num_bytes)}: {reason}"[:300])
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 class SnapshotMemory:
@@ -179,9 +174,9 @@ class SnapshotMemory:
         return replace(contents, entries=copied)
 
     def _copied(self, entry: TensorEntry, start: int) -> TensorEntry:
-        place = self._memory[start : start + entry.num_bytes].view(entry.dtype).view(entry.shape)
-        place.copy_(entry.load().detach(), non_blocking=True)
-        return replace(entry, load=_given(place))
+        copy = self._memory[start : start + entry.num_bytes].view(entry.dtype).view(entry.shape)
+        copy.copy_(entry.load().detach(), non_blocking=True)
+        return replace(entry, load=lambda: copy)
 
 
 def allocate_host(num_bytes: int, *, pinned: bool) -> Tensor:
@@ -190,9 +185,6 @@ def allocate_host(num_bytes: int, *, pinned: bool) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     memory = mmap.mmap(-1, num_bytes)
     with contextlib.suppress(OSError, AttributeError):  # a page fault for 2 MiB in place of 4 KiB
+        # mmap, not malloc: the allocator of training would keep or split the memory.
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
-
-
-def _given(tensor: Tensor) -> Callable[[], Tensor]:
-    return lambda: tensor

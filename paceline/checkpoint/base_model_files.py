@@ -42,7 +42,7 @@ def _kept(folder: Path) -> Iterator[tuple[str, Path]]:
             yield name, target
 
 
-def together(kept: Mapping[str, bytes], others: Mapping[str, bytes]) -> dict[str, bytes]:
+def join_folders(kept: Mapping[str, bytes], others: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return ``others`` beside the files ``kept`` of another folder, whose tokenizer stays only where the
     others have none: files of two tokenizers are none.
     """

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, TypeVar
 
-from paceline.checkpoint.collective import CheckpointWorld, together
-from paceline.checkpoint.format.block_hashes import Grain
+from paceline.checkpoint.collective import CheckpointWorld, on_all_ranks
+from paceline.checkpoint.format.block_hashes import BlockSizes
 from paceline.checkpoint.format.durable_files import CrashPoint, make_folder, never, replace_text, sync_folder
-from paceline.checkpoint.format.folder_layout import Found, read_hint
+from paceline.checkpoint.format.folder_layout import CheckpointFolder, read_hint
 from paceline.checkpoint.node_local.publish import NodesPublisher
 from paceline.checkpoint.node_local.shared_disks import Disks
-from paceline.checkpoint.save.retention import Noted, RetentionRule, discard, prune
+from paceline.checkpoint.save.retention import RetentionRule, discard, noting_errors, prune
 from paceline.checkpoint.save.staging import (
     Contents,
+    RankFiles,
     Stage,
-    Written,
-    complete_after,
     contents_of,
     manifest_of,
     open_stage,
@@ -34,7 +33,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Saved:
+class SaveCost:
     """The cost of a save: wall seconds on this rank, bytes of all ranks' files."""
 
     seconds: float
@@ -66,15 +65,13 @@ class Checkpointer:
         every: int | None = None,
         disks: Disks | None = None,
         crash: CrashPoint = never,
-        grain: Grain = Grain(),  # noqa: B008 (frozen)
+        grain: BlockSizes = BlockSizes(),  # noqa: B008 (frozen)
     ) -> None:
         if keep is not None and keep < 1:
             raise ValueError("keep must be at least 1")
-        self._run = run
-        self._world = world
+        self._run, self._world = run, world
         self._rule = RetentionRule(keep, every)
-        self._crash = crash
-        self._grain = grain
+        self._crash, self._grain = crash, grain
         self._best = run.checkpoints / "best"
         self._protected = read_hint(self._best)
         self._notes: list[Diagnostic] = []
@@ -84,7 +81,7 @@ class Checkpointer:
             if self._disks.are_one
             else NodesPublisher(run, world, self._disks, self._rule, crash, grain, self._notes)
         )
-        self.last: Saved | None = None
+        self.last: SaveCost | None = None
 
     def save(
         self, step: int, shards: Iterable[Shard], state: Mapping[str, Json], files: Mapping[str, bytes]
@@ -112,12 +109,12 @@ class Checkpointer:
 
         sizes = self._together(measure)
         rank, world_size, nodes = self._world.rank, self._world.world_size, self._nodes
-        found: list[Found] = []
-        stage = self._opened(step, sum(sizes), found) if nodes is None else nodes.open(step, sizes)
+        earlier: list[CheckpointFolder] = []
+        stage = self._opened(step, sum(sizes), earlier) if nodes is None else nodes.open(step, sizes)
         try:
             written = self._together(lambda: stage.fill(taken[0], rank, world_size, self._crash, self._grain))
             if nodes is None:
-                self._together(lambda: self._publish(stage, written, found) if rank == 0 else None)
+                self._together(lambda: self._publish(stage, written, earlier) if rank == 0 else None)
             else:
                 nodes.publish(stage, written, self._protected)
         except CheckpointError:  # all ranks have it
@@ -131,7 +128,7 @@ class Checkpointer:
                 discard(stage.folder)
             raise
         total = sum(file["bytes"] for of_rank in written for file in of_rank["files"].values())
-        self.last = Saved(time.perf_counter() - began, total)
+        self.last = SaveCost(time.perf_counter() - began, total)
         return stage.final
 
     def protect(self, step: int | None) -> None:
@@ -141,7 +138,7 @@ class Checkpointer:
             return
         self._protected = name
         if self._disks.leads(self._world.rank):
-            with Noted(self._notes, self._best):
+            with noting_errors(self._notes, self._best):
                 if name is None:
                     self._best.unlink(missing_ok=True)
                 else:
@@ -156,17 +153,17 @@ class Checkpointer:
 
     def _together(self, work: Callable[[], T]) -> list[T]:
         """Run ``work`` on all ranks, return all results; an error on one is raised on all. Collective."""
-        return together(self._world, work, self._run.checkpoints, "the checkpoint could not be written")
+        return on_all_ranks(self._world, work, self._run.checkpoints, "the checkpoint could not be written")
 
-    def _opened(self, step: int, num_bytes: int, found: list[Found]) -> Stage:
-        """Return the staging folder that rank 0 opens; ``found`` gets the checkpoints that are there."""
+    def _opened(self, step: int, num_bytes: int, earlier: list[CheckpointFolder]) -> Stage:
+        """Return the staging folder that rank 0 opens; ``earlier`` gets the checkpoints that are there."""
         final = self._run.checkpoint(step)
 
         def open_it() -> _Opened | None:
             if self._world.rank != 0:
                 return None
             stage, there = open_stage(final, step, num_bytes, self._crash)
-            found.extend(there)
+            earlier.extend(there)
             return {"folder": stage.folder.name, "nonce": stage.nonce, "sequence": stage.sequence}
 
         opened = self._together(open_it)[0]
@@ -174,7 +171,7 @@ class Checkpointer:
         folder = self._run.checkpoints / opened["folder"]
         return Stage(step, opened["nonce"], opened["sequence"], folder, final)
 
-    def _publish(self, stage: Stage, written: list[Written], found: list[Found]) -> None:
+    def _publish(self, stage: Stage, written: list[RankFiles], scanned: list[CheckpointFolder]) -> None:
         """On rank 0, after all ranks agreed: write the manifest, then rename the folder into view."""
         manifest = manifest_of(
             stage.step, stage.sequence, self._world.world_size, time.time(), written, self._grain
@@ -184,10 +181,16 @@ class Checkpointer:
         stage.rename(self._crash)
         stage.forget_old()
         sync_folder(self._run.checkpoints)
+        # The rename is durable once its folder is: only then may old checkpoints go.
         self._crash("published")
-        with Noted(self._notes, self._run.latest):
+        with noting_errors(self._notes, self._run.latest):
             replace_text(self._run.latest, stage.final.name + "\n", self._crash)
-        with Noted(self._notes, self._run.checkpoints):
-            complete = complete_after(found, Found(stage.final, stage.final.name, manifest, None))
+        with noting_errors(self._notes, self._run.checkpoints):
+            published = CheckpointFolder(stage.final, stage.final.name, manifest, None)
+            complete = (
+                checkpoint
+                for checkpoint in scanned
+                if checkpoint.problem is None and checkpoint.name != published.name
+            )
             kept = {stage.final.name, *([self._protected] if self._protected else [])}
-            prune(complete, self._rule, kept, self._run.checkpoints, self._crash)
+            prune([*complete, published], self._rule, kept, self._run.checkpoints, self._crash)

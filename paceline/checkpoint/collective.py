@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Generic, Protocol, TypedDict, TypeVar
 
@@ -26,10 +27,9 @@ class CheckpointWorld(Protocol):
 
     def all_gather_json(self, value: T) -> list[T]:
         """Return every rank's value, of JSON types."""
-        ...
 
 
-class Alone:
+class SingleRank:
     """A world of one rank."""
 
     rank = 0
@@ -46,10 +46,10 @@ class _Answer(TypedDict, Generic[T], total=False):
     errors: list[JsonObject]
 
 
-def together(ranks: CheckpointWorld, work: Callable[[], T], where: Path, what: str) -> list[T]:
+def on_all_ranks(ranks: CheckpointWorld, work: Callable[[], T], where: Path, failed: str) -> list[T]:
     """Run ``work`` on all ranks, return all results. Collective.
 
-    An error on one (the first rank that fails) is raised on all, as CheckpointError. ``what`` says what
+    An error on one (the first rank that fails) is raised on all, as CheckpointError. ``failed`` says what
     could not be done where an error has no words of its own.
     """
     failure: Exception | None = None
@@ -58,27 +58,24 @@ def together(ranks: CheckpointWorld, work: Callable[[], T], where: Path, what: s
         mine = {"ok": work()}
     except Exception as exc:
         failure = exc
-        mine = {"errors": [d.to_json() for d in _diagnose(exc, where, what)]}
+        mine = {"errors": [d.to_json() for d in _diagnose(exc, where, failed)]}
     everyone = ranks.all_gather_json(mine)
     for rank, answer in enumerate(everyone):
         if "errors" in answer:
+            diagnostics = (Diagnostic.from_json(d) for d in answer["errors"])
             raise CheckpointError(
-                *(_of_rank(Diagnostic.from_json(d), rank) for d in answer["errors"])
+                *(replace(d, evidence={**d.evidence, "rank": rank}) for d in diagnostics)
             ) from failure
     return [answer["ok"] for answer in everyone]
 
 
-def _diagnose(exc: Exception, where: Path, what: str) -> tuple[Diagnostic, ...]:
+def _diagnose(exc: Exception, where: Path, failed: str) -> tuple[Diagnostic, ...]:
     if isinstance(exc, PacelineError):
         return exc.diagnostics
     if isinstance(exc, OSError):
-        return os_error(exc, where, what).diagnostics
+        return os_error(exc, where, failed).diagnostics
     return (
         codes.CHECKPOINT_SAVE_FAILED(
-            f"{what}; earlier checkpoints are unchanged", str(where), f"{type(exc).__name__}: {exc}"
+            f"{failed}; earlier checkpoints are unchanged", str(where), f"{type(exc).__name__}: {exc}"
         ),
     )
-
-
-def _of_rank(diagnostic: Diagnostic, rank: int) -> Diagnostic:
-    return Diagnostic.from_json({**diagnostic.to_json(), "evidence": {**diagnostic.evidence, "rank": rank}})

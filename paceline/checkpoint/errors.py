@@ -20,12 +20,12 @@ def scattered(checkpoint: Path, missing: Sequence[str], num_files: int) -> Check
     ranks = [int(number[1]) for name in missing if (number := _SHARD.fullmatch(name))]
     other = [name for name in missing if not _SHARD.fullmatch(name)]
     of_ranks = f"the shards of ranks {_runs(ranks)}" if ranks else ""
-    named = ", ".join(filter(None, (of_ranks, *other[:3]))) + (" …" if len(other) > 3 else "")
+    names = ", ".join(filter(None, (of_ranks, *other[:3]))) + (" …" if len(other) > 3 else "")
     return CheckpointError(
         codes.CHECKPOINT_INCOMPLETE(
             "the checkpoint is incomplete: files are missing here, or lie on other nodes of the run",
             str(checkpoint),
-            f"{len(missing)} of {num_files} files are missing: {named}",
+            f"{len(missing)} of {num_files} files are missing: {names}",
             "where the nodes share no disk, copy the step's folders together first (rsync -a"
             f" NODE:{checkpoint}/ {checkpoint}/ from each); otherwise take another checkpoint",
         )
@@ -44,22 +44,22 @@ def _runs(numbers: Sequence[int]) -> str:
     return ", ".join(shown) + (" …" if len(runs) > 8 else "")
 
 
-def incomplete(checkpoint: Path, found: str) -> CheckpointError:
+def incomplete(checkpoint: Path, reason: str) -> CheckpointError:
     """Return the error for an unfinished checkpoint."""
     return CheckpointError(
         codes.CHECKPOINT_INCOMPLETE(
             "the checkpoint is incomplete",
             str(checkpoint),
-            found,
+            reason,
             "resume from another one: set resume_from_checkpoint: latest",
         )
     )
 
 
-def damaged(checkpoint: Path, name: str, found: str) -> CheckpointError:
+def damaged(checkpoint: Path, name: str, reason: str) -> CheckpointError:
     """Return the error for a file that differs from the manifest."""
     return CheckpointError(
-        codes.CHECKPOINT_DAMAGED(str(checkpoint), found, name=name, evidence={"file": name})
+        codes.CHECKPOINT_DAMAGED(str(checkpoint), reason, name=name, evidence={"file": name})
     )
 
 
@@ -77,7 +77,7 @@ def newer(where: str, version: int, reads: int, written_by: str) -> CheckpointEr
 def unreadable(path: Path, error: OSError) -> CheckpointError:
     """Return the error for a file that may be intact but cannot be opened on this machine or by this user."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    hint = {
+    remedy = {
         errno.EMFILE: (
             f"run ulimit -n {max(65_536, 4 * limit)} before the start (the limit here is {limit} open files)"
         ),
@@ -86,13 +86,10 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
         errno.EPERM: "give this user read permission",
     }.get(error.errno or 0, "try again: the file system returned an error")
     return CheckpointError(
-        codes.CHECKPOINT_UNREADABLE(str(path.parent), error.strerror or str(error), name=path.name, hint=hint)
+        codes.CHECKPOINT_UNREADABLE(
+            str(path.parent), error.strerror or str(error), name=path.name, hint=remedy
+        )
     )
-
-
-def foreign_file(path: Path) -> CheckpointError:
-    """Return the error for a file type that can carry code."""
-    return CheckpointError(codes.CHECKPOINT_FOREIGN_FILE(str(path.parent), path.name, name=path.name))
 
 
 def skipped(

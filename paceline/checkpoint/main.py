@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.commands.prune import thin
+from paceline.checkpoint.commands.prune import prune_run
 from paceline.checkpoint.export.main import choose, url_of
 from paceline.checkpoint.format.durable_files import make_folder, named_errors
 from paceline.checkpoint.format.folder_layout import is_step_name, scan
@@ -29,12 +30,14 @@ from paceline.launch.claim_run_dir import in_use
 from paceline.launch.program import program
 from paceline.rules import codes as rules_codes
 
+_Option = dict[str, Any]  # of ``ArgumentParser.add_argument``
+
 
 @program
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; return the exit code (``core.errors.ExitCode``)."""
     args = _parser().parse_args(argv)
-    return _VERBS[args.verb](args)
+    return _VERBS[args.verb][0](args)
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -48,55 +51,62 @@ def _list(args: argparse.Namespace) -> int:
         rows = list_checkpoints(Path(args.run))
     if not rows:
         raise ConfigError(_none(args.run))
-    _answer(args, {"checkpoints": [row.to_json() for row in rows]}, lambda: as_table(rows))
-    return int(ExitCode.OK)
+    return _answer(args, {"checkpoints": [row.to_json() for row in rows]}, lambda: as_table(rows))
+
+
+class _Report(Protocol):
+    """What was read of a checkpoint, and what is wrong with it."""
+
+    @property
+    def found(self) -> Sequence[Diagnostic]: ...
+
+    def to_json(self) -> JsonObject: ...
 
 
 def _verify(args: argparse.Namespace) -> int:
-    if is_url(args.run):
-        return _verify_stored(args)
+    reports: list[_Report] = []
+    for name, sound, report in _verify_stored(args) if is_url(args.run) else _verify_local(args):
+        reports.append(report)
+        if not args.json:
+            verdict = f"NOT sound\n{render_all(report.found)}" if report.found else sound
+            print(f"{name}: {verdict}", flush=True)
+    if not reports:
+        raise ConfigError(_none(args.run))
+    if args.json:
+        print(json.dumps({"checkpoints": [report.to_json() for report in reports]}, indent=1))
+    return int(ExitCode.FAILED if any(report.found for report in reports) else ExitCode.OK)
+
+
+def _verify_local(args: argparse.Namespace) -> Iterator[tuple[str, str, _Report]]:
+    """Yield (name, what a sound one is called, report) of each checkpoint, as it is read."""
     from paceline.checkpoint.commands.verify import examine
 
     paths = _named(Path(args.run), args.checkpoint)
-    found = []
     for path in paths:
         with ExitStack() as stack:
             with suppress(CheckpointError):  # no manifest (any more): it is examined all the same
                 stack.enter_context(being_read(path))
-            one = examine(path)
-        if one.found and len(paths) > 1 and not path.exists():
+            report = examine(path)
+        if report.found and len(paths) > 1 and not path.exists():
             print(f"{path.name}: removed meanwhile", file=sys.stderr)  # by the run, which keeps the last ones
             continue
-        found.append(one)
-        if not one.found:
+        if not report.found:
             mark_verified(path)
-        if not args.json:
-            print(
-                f"{path.name}: sound: {one.num_tensors} tensors, {human_bytes(one.num_bytes)}, every hash"
-                if not one.found
-                else f"{path.name}: NOT sound\n{render_all(one.found)}",
-                flush=True,
-            )
-    if not found:
-        raise ConfigError(_none(args.run))
-    if args.json:
-        print(json.dumps({"checkpoints": [one.to_json() for one in found]}, indent=1))
-    return int(ExitCode.FAILED if any(one.found for one in found) else ExitCode.OK)
+        yield (
+            path.name,
+            f"sound: {report.num_tensors} tensors, {human_bytes(report.num_bytes)}, every hash",
+            report,
+        )
 
 
-def _verify_stored(args: argparse.Namespace) -> int:
+def _verify_stored(args: argparse.Namespace) -> Iterator[tuple[str, str, _Report]]:
     from paceline.checkpoint.object_store.commands import verdicts
     from paceline.checkpoint.object_store.obstore_backend import open_store
 
-    url, found = url_of(args.run), []
-    for one in verdicts(open_store(url), url, args.checkpoint):
-        found.append(one)
-        if not args.json:
-            sound = f"{one.where}: every hash is right: {human_bytes(one.num_bytes)}; no number was looked at"
-            print(sound if not one.found else f"{one.where}: NOT sound\n{render_all(one.found)}", flush=True)
-    if args.json:
-        print(json.dumps({"checkpoints": [one.to_json() for one in found]}, indent=1))
-    return int(ExitCode.FAILED if any(one.found for one in found) else ExitCode.OK)
+    url = url_of(args.run)
+    for report in verdicts(open_store(url), url, args.checkpoint):
+        size = human_bytes(report.num_bytes)
+        yield report.where, f"every hash is right: {size}; no number was looked at", report
 
 
 def _diff(args: argparse.Namespace) -> int:
@@ -108,9 +118,8 @@ def _diff(args: argparse.Namespace) -> int:
         for path in paths:
             stack.enter_context(being_read(path))
         first, second = (stack.enter_context(CheckpointReader(path)) for path in paths)
-        found = compare(first, second)
-    _answer(args, found.to_json(), found.as_text)
-    return int(ExitCode.OK)
+        difference = compare(first, second)
+    return _answer(args, difference.to_json(), difference.as_text)
 
 
 def _prune(args: argparse.Namespace) -> int:
@@ -118,34 +127,26 @@ def _prune(args: argparse.Namespace) -> int:
     run = RunDir.at(args.run)
     if not run.checkpoints.is_dir():
         raise ConfigError(_none(args.run))
-    try:
-        with FileLock(run.lock, timeout=0):
-            found = thin(run.checkpoints, RetentionRule(args.keep, args.every), dry=args.dry_run)
-    except Timeout:
-        raise BusyError(in_use(run)) from None
+    with _locked(run):
+        report = prune_run(run.checkpoints, RetentionRule(args.keep, args.every), dry=args.dry_run)
     word = "would be removed" if args.dry_run else "removed"
-    lines = [f"{name}: {word}" for name in found.removed]
-    lines += [f"{name}: kept: {why}" for name, why in found.kept.items()]
-    lines.append(f"{human_bytes(found.num_bytes)} {'would be ' if args.dry_run else ''}freed")
-    _answer(args, found.to_json(), lambda: "\n".join(lines))
-    return int(ExitCode.OK)
+    lines = [f"{name}: {word}" for name in report.removed]
+    lines += [f"{name}: kept: {why}" for name, why in report.kept.items()]
+    lines.append(f"{human_bytes(report.num_bytes)} {'would be ' if args.dry_run else ''}freed")
+    return _answer(args, report.to_json(), lambda: "\n".join(lines))
 
 
 def _fetch(args: argparse.Namespace) -> int:
-    from paceline.checkpoint.object_store.download import bring_named
+    from paceline.checkpoint.object_store.download import download_named
     from paceline.checkpoint.object_store.obstore_backend import open_store
 
     url, run = url_of(args.url), RunDir.at(args.to)
     make_folder(run.root)
-    try:
-        with FileLock(run.lock, timeout=0):
-            brought = bring_named(open_store(url), url, run.checkpoints)
-    except Timeout:
-        raise BusyError(in_use(run)) from None
+    with _locked(run):
+        brought = download_named(open_store(url), url, run.checkpoints)
     if brought.notes:
         print(render_all(brought.notes), file=sys.stderr)
-    _answer(args, {"path": str(brought.path)}, lambda: str(brought.path))
-    return int(ExitCode.OK)
+    return _answer(args, {"path": str(brought.path)}, lambda: str(brought.path))
 
 
 def _upload(args: argparse.Namespace) -> int:
@@ -153,22 +154,21 @@ def _upload(args: argparse.Namespace) -> int:
 
     url, run, notes = url_of(args.url), RunDir.at(args.run), list[Diagnostic]()
     if url.step is not None:
-        what, hint = "this URL names one checkpoint", f"give the run's: {url}"
-        raise ConfigError(rules_codes.SAVE_CHECKPOINT_URL(what, "URL", url.step, hint))
+        raise ConfigError(
+            rules_codes.SAVE_CHECKPOINT_URL(
+                "this URL names one checkpoint", "URL", url.step, f"give the run's: {url}"
+            )
+        )
     if not run.checkpoints.is_dir():
         raise ConfigError(_none(args.run))
-    try:
-        with FileLock(run.lock, timeout=0), named_errors(run.root, "the checkpoint cannot be uploaded"):
-            path = choose(args.run, args.checkpoint, notes)
-            found = send(path, run, url)
-    except Timeout:
-        raise BusyError(in_use(run)) from None
-    if notes or found:
-        print(render_all([*notes, *found]), file=sys.stderr)
+    with _locked(run), named_errors(run.root, "the checkpoint cannot be uploaded"):
+        path = choose(args.run, args.checkpoint, notes)
+        sent = send(path, run, url)
+    if notes or sent:
+        print(render_all([*notes, *sent]), file=sys.stderr)
     where = f"{url}/{path.name}"
-    words = f"{where}{'' if found else ' is there already'}"
-    _answer(args, {"url": where, "uploaded": bool(found)}, lambda: words)
-    return int(ExitCode.OK)
+    words = f"{where}{'' if sent else ' is there already'}"
+    return _answer(args, {"url": where, "uploaded": bool(sent)}, lambda: words)
 
 
 def _average(args: argparse.Namespace) -> int:
@@ -178,10 +178,16 @@ def _average(args: argparse.Namespace) -> int:
     paths = [_one(path) for path in args.paths]
     if args.last is not None and len(paths) == 1:
         folder = RunDir.at(args.paths[0]).checkpoints
-        paths = [found.path for found in scan(folder) if found.problem is None][-args.last :]
+        paths = [checkpoint.path for checkpoint in scan(folder) if checkpoint.problem is None][-args.last :]
     if len(paths) < 2:
-        what, hint = "an average needs two checkpoints or more", "give several, or one run and --last N"
-        raise ConfigError(codes.EXPORT_NO_CHECKPOINT(what, "", str(len(paths)), hint))
+        raise ConfigError(
+            codes.EXPORT_NO_CHECKPOINT(
+                "an average needs two checkpoints or more",
+                "",
+                str(len(paths)),
+                "give several, or one run and --last N",
+            )
+        )
     with ExitStack() as stack:
         for path in paths[1:]:  # the export holds the first
             stack.enter_context(being_read(path))
@@ -196,8 +202,9 @@ def _average(args: argparse.Namespace) -> int:
         )
     names = [str(path) for path in paths]
     answer: JsonObject = {"averaged": list(names), "path": str(report.path), "tensors": report.num_tensors}
-    _answer(args, answer, lambda: f"the mean of {', '.join(names)} is in {report.path} ({report.kind})")
-    return int(ExitCode.OK)
+    return _answer(
+        args, answer, lambda: f"the mean of {', '.join(names)} is in {report.path} ({report.kind})"
+    )
 
 
 def _convert(args: argparse.Namespace) -> int:
@@ -208,39 +215,84 @@ def _convert(args: argparse.Namespace) -> int:
         from paceline.checkpoint.convert.dcp_export import write_dcp
 
         written = write_dcp(_one(args.source), to, overwrite=args.overwrite)
-        _answer(args, written.to_json(), written.as_text)
-        return int(ExitCode.OK)
+        return _answer(args, written.to_json(), written.as_text)
     run = RunDir.at(to)
     if not args.overwrite and (run.exists() or scan(run.checkpoints)):
-        what, hint = "the run directory is in use: it has checkpoints", "give another folder, or --overwrite"
-        raise ConfigError(codes.EXPORT_DESTINATION(what, "--to", str(to), hint))
+        raise ConfigError(
+            codes.EXPORT_DESTINATION(
+                "the run directory is in use: it has checkpoints",
+                "--to",
+                str(to),
+                "give another folder, or --overwrite",
+            )
+        )
     make_folder(to)
-    try:
-        with FileLock(run.lock, timeout=0), named_errors(args.source, "the checkpoint cannot be read"):
-            source = args.source.expanduser()
-            found = convert(source, to, model=args.model, moments=not args.weights_only, step=args.step)
-    except Timeout:
-        raise BusyError(in_use(run)) from None
-    if found.left:
-        print(render_all(found.left), file=sys.stderr)
-    _answer(args, found.to_json(), lambda: found.as_text(str(args.to)))
-    return int(ExitCode.OK)
+    with _locked(run), named_errors(args.source, "the checkpoint cannot be read"):
+        source = args.source.expanduser()
+        report = convert(source, to, model=args.model, moments=not args.weights_only, step=args.step)
+    if report.left:
+        print(render_all(report.left), file=sys.stderr)
+    return _answer(args, report.to_json(), lambda: report.as_text(str(args.to)))
 
 
-_VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = {
-    "list": _list,
-    "verify": _verify,
-    "diff": _diff,
-    "average": _average,
-    "prune": _prune,
-    "fetch": _fetch,
-    "upload": _upload,
-    "convert": _convert,
+_FLAG: _Option = {"action": "store_true"}
+_PATH: _Option = {"type": Path}
+_TO: _Option = {"type": Path, "required": True}
+_NUMBER: _Option = {"type": int}
+#: Verb → what it does, and its arguments; each takes --json, too
+_VERBS: Mapping[str, tuple[Callable[[argparse.Namespace], int], Mapping[str, _Option]]] = {
+    "list": (_list, {"run": {}}),
+    "verify": (_verify, {"run": {}, "--checkpoint": {"default": "all", "metavar": "WHICH"}}),
+    "diff": (_diff, {"first": _PATH, "second": _PATH}),
+    "average": (
+        _average,
+        {
+            "paths": {**_PATH, "nargs": "+"},
+            "--last": _NUMBER,
+            "--to": _TO,
+            "--dtype": {"default": "float32"},
+            "--role": {"default": "policy"},
+            "--merge": _FLAG,
+            "--overwrite": _FLAG,
+        },
+    ),
+    "prune": (
+        _prune,
+        {"run": _PATH, "--keep": {**_NUMBER, "required": True}, "--every": _NUMBER, "--dry-run": _FLAG},
+    ),
+    "fetch": (_fetch, {"url": {}, "--to": _TO}),
+    "upload": (
+        _upload,
+        {"run": _PATH, "url": {}, "--checkpoint": {"default": "latest", "metavar": "WHICH"}},
+    ),
+    "convert": (
+        _convert,
+        {
+            "source": _PATH,
+            "--to": _TO,
+            "--model": _PATH,
+            "--step": _NUMBER,
+            "--weights-only": _FLAG,
+            "--dcp": _FLAG,
+            "--overwrite": _FLAG,
+        },
+    ),
 }
 
 
-def _answer(args: argparse.Namespace, as_json: JsonObject, as_text: Callable[[], str]) -> None:
+def _answer(args: argparse.Namespace, as_json: JsonObject, as_text: Callable[[], str]) -> int:
     print(json.dumps(as_json, indent=1) if args.json else as_text())
+    return int(ExitCode.OK)
+
+
+@contextmanager
+def _locked(run: RunDir) -> Iterator[None]:
+    """Hold the run's lock. Raises BusyError if the run is going on."""
+    try:
+        with FileLock(run.lock, timeout=0):
+            yield
+    except Timeout:
+        raise BusyError(in_use(run)) from None
 
 
 def _one(path: Path) -> Path:
@@ -249,19 +301,24 @@ def _one(path: Path) -> Path:
     if (path / MANIFEST).is_file() or is_step_name(path.name):
         return path
     notes: list[Diagnostic] = []
-    found = choose(path, "latest", notes)
+    checkpoint = choose(path, "latest", notes)
     if notes:
         print(render_all(notes), file=sys.stderr)
-    return found
+    return checkpoint
 
 
 def _on_disk(path: Path) -> None:
     """Raise ConfigError for a URL, of which a path has one slash less."""
     scheme, colon, rest = str(path).partition(":/")
     if colon and scheme in STORES:
-        what, hint = "this verb reads and changes folders only", f"paceline checkpoints fetch {scheme}://"
+        problem, remedy = (
+            "this verb reads and changes folders only",
+            f"paceline checkpoints fetch {scheme}://",
+        )
         raise ConfigError(
-            codes.EXPORT_NO_CHECKPOINT(what, f"{scheme}://{rest.lstrip('/')}", "a URL", f"{hint}… --to DIR")
+            codes.EXPORT_NO_CHECKPOINT(
+                problem, f"{scheme}://{rest.lstrip('/')}", "a URL", f"{remedy}… --to DIR"
+            )
         )
 
 
@@ -270,12 +327,12 @@ def _named(run: Path, which: str) -> list[Path]:
     if (run / MANIFEST).is_file() or is_step_name(run.name):
         return [run]
     folder = RunDir.at(run).checkpoints
-    found = scan(folder if folder.is_dir() else run)
+    checkpoints = scan(folder if folder.is_dir() else run)
     if which != "all":
-        found = found[-1:] if which == "latest" else [f for f in found if f.name == which]
-    if not found:
+        checkpoints = checkpoints[-1:] if which == "latest" else [f for f in checkpoints if f.name == which]
+    if not checkpoints:
         raise ConfigError(_none(run))
-    return [one.path for one in found]
+    return [checkpoint.path for checkpoint in checkpoints]
 
 
 def _none(run: Path | str) -> Diagnostic:
@@ -287,43 +344,10 @@ def _none(run: Path | str) -> Diagnostic:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="paceline checkpoints", description=__doc__, allow_abbrev=False)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--json", action="store_true", help="print JSON")
-    verbs.add_parser("list", parents=[common]).add_argument("run")
-    verify = verbs.add_parser("verify", parents=[common])
-    verify.add_argument("run")
-    verify.add_argument("--checkpoint", default="all", metavar="WHICH")
-    diff = verbs.add_parser("diff", parents=[common])
-    diff.add_argument("first", type=Path)
-    diff.add_argument("second", type=Path)
-    average = verbs.add_parser("average", parents=[common])
-    average.add_argument("paths", type=Path, nargs="+")
-    average.add_argument("--last", type=int)
-    average.add_argument("--to", type=Path, required=True)
-    average.add_argument("--dtype", default="float32")
-    average.add_argument("--role", default="policy")
-    average.add_argument("--merge", action="store_true")
-    average.add_argument("--overwrite", action="store_true")
-    prune = verbs.add_parser("prune", parents=[common])
-    prune.add_argument("run", type=Path)
-    prune.add_argument("--keep", type=int, required=True)
-    prune.add_argument("--every", type=int)
-    prune.add_argument("--dry-run", action="store_true")
-    fetch = verbs.add_parser("fetch", parents=[common])
-    fetch.add_argument("url")
-    fetch.add_argument("--to", type=Path, required=True)
-    upload = verbs.add_parser("upload", parents=[common])
-    upload.add_argument("run", type=Path)
-    upload.add_argument("url")
-    upload.add_argument("--checkpoint", default="latest", metavar="WHICH")
-    convert = verbs.add_parser("convert", parents=[common])
-    convert.add_argument("source", type=Path)
-    convert.add_argument("--to", type=Path, required=True)
-    convert.add_argument("--model", type=Path)
-    convert.add_argument("--step", type=int)
-    convert.add_argument("--weights-only", action="store_true")
-    convert.add_argument("--dcp", action="store_true")
-    convert.add_argument("--overwrite", action="store_true")
+    for verb, (_, options) in _VERBS.items():
+        of_verb = verbs.add_parser(verb)
+        for name, option in {**options, "--json": {**_FLAG, "help": "print JSON"}}.items():
+            of_verb.add_argument(name, **option)
     return parser
 
 

@@ -18,13 +18,13 @@ from paceline.checkpoint.format.folder_layout import LATEST, scan
 from paceline.checkpoint.load.find_checkpoint import (
     AUTO,
     BEFORE_BYTES,
-    at_its_key,
     find_checkpoint,
-    lies_elsewhere,
+    locate_errors,
+    only_missing_files,
 )
 from paceline.checkpoint.node_local.shared_disks import were_one
 from paceline.checkpoint.object_store.commits import read_head
-from paceline.checkpoint.object_store.download import bring_named, bring_newest
+from paceline.checkpoint.object_store.download import download_named, download_newest
 from paceline.checkpoint.object_store.lease import Lease, check_store, wait_until_free
 from paceline.checkpoint.object_store.obstore_backend import open_store
 from paceline.config.registries.object_store_url import is_url, parse_url
@@ -54,17 +54,17 @@ class StartRequest(TypedDict):
 
 def check_object_storage(job: StartRequest) -> list[Diagnostic]:
     """Return what was found, notes and errors."""
-    run, found = RunDir.at(job["run"]), list[Diagnostic]()
+    run, findings = RunDir.at(job["run"]), list[Diagnostic]()
     try:
         with written_for(run.root, job["access"]):
             if job["url"] is not None:
-                found += _own_url(job["url"], run, job)
+                findings += _own_url(job["url"], run, job)
             if is_url(job["resume"]):
                 url = parse_url(str(job["resume"]))
-                found += bring_named(open_store(url), url, run.fetched(url.folder_name)).notes
+                findings += download_named(open_store(url), url, run.fetched(url.folder_name)).notes
     except PacelineError as error:
-        found += error.diagnostics
-    return found
+        findings += error.diagnostics
+    return findings
 
 
 def _own_url(text: str, run: RunDir, job: StartRequest) -> Iterator[Diagnostic]:
@@ -77,21 +77,21 @@ def _own_url(text: str, run: RunDir, job: StartRequest) -> Iterator[Diagnostic]:
         wait_until_free(quick, url, name, Lease())
     if resume in (LATEST, AUTO):
         apart = several and not were_one(run)
-        brought = bring_newest(open_store(url), url, run.checkpoints, several=apart)
+        brought = download_newest(open_store(url), url, run.checkpoints, several=apart)
         if brought is not None:
             yield from brought.notes
         elif resume == LATEST and not several and not scan(run.checkpoints):
-            hint = "set resume_from_checkpoint: auto (starts at step 0 if there is no checkpoint)"
-            what = "there is no checkpoint to resume from, neither on the disk nor at the URL"
-            yield rules_codes.RESUME_NO_CHECKPOINT(what, _RESUME, str(url), hint, Severity.ERROR)
+            remedy = "set resume_from_checkpoint: auto (starts at step 0 if there is no checkpoint)"
+            problem = "there is no checkpoint to resume from, neither on the disk nor at the URL"
+            yield rules_codes.RESUME_NO_CHECKPOINT(problem, _RESUME, str(url), remedy, Severity.ERROR)
         return
     head = read_head(quick, str(url))[1]
     if leads and not resume and head is not None and head.checkpoints:
-        what, found = "the URL already holds a run", f"{url}: {head.checkpoints[-1].name}"
-        hint = (
+        holder = f"{url}: {head.checkpoints[-1].name}"
+        remedy = (
             "set training.resume_from_checkpoint: auto to go on with it, or another training.checkpoint_url"
         )
-        yield codes.OBJECTS_HOLDS_RUN(what, _URL, found, hint)
+        yield codes.OBJECTS_HOLDS_RUN("the URL already holds a run", _URL, holder, remedy)
 
 
 def check_bytes(job: Mapping[str, Any]) -> Iterable[Diagnostic]:
@@ -103,7 +103,7 @@ def check_bytes(job: Mapping[str, Any]) -> Iterable[Diagnostic]:
     try:
         find_checkpoint(job["checkpoint"], RunDir.at(job["run"]), most_bytes=BEFORE_BYTES)
     except CheckpointError as error:
-        return [] if job["several"] and lies_elsewhere(error.diagnostics) else at_its_key(error)
+        return [] if job["several"] and only_missing_files(error.diagnostics) else locate_errors(error)
     return []
 
 

@@ -45,11 +45,9 @@ class Objective(Protocol):
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
         """Return the outputs that the root module of ``role`` must compute."""
-        ...
 
     def attach_outputs(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
         """Return ``batch`` with what the losses need of a reference role's ``outputs``."""
-        ...
 
     def window_sums(
         self, outputs: Mapping[Role, Mapping[str, Tensor]], batch: Batch
@@ -59,15 +57,12 @@ class Objective(Protocol):
 
         The means over the window are put into ``Batch.extras`` under these names.
         """
-        ...
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         """Return an int64 scalar per loss term: its weight in this micro-batch, known before the forward."""
-        ...
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         """Return an fp32 scalar SUM per loss term, with gradient."""
-        ...
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         """Return sums by name ``metric/term`` (``correct/nll``), in evaluation and, for those in
@@ -75,10 +70,8 @@ class Objective(Protocol):
 
         Each is divided by the weight of its term.
         """
-        ...
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics to report from the means of ``metrics`` (by name, without the term), such as a
         standard deviation from a mean of squares.
         """
-        ...

@@ -112,15 +112,15 @@ class Batch:
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield every tensor of the batch itself (not of ``others``)."""
-        own = (getattr(self, f.name) for f in fields(self))
-        yield from (value for value in own if isinstance(value, Tensor))
+        values = (getattr(self, f.name) for f in fields(self))
+        yield from (value for value in values if isinstance(value, Tensor))
         yield from (*self.extras.values(), *self.tokens.values())
 
     def with_numbers(self, numbers: Mapping[str, float]) -> Batch:
         """Return the same batch with ``numbers`` added to ``extras``, float64 and equal for all documents."""
         count, pin = self.document_ids.numel(), bool(numbers) and self.document_ids.is_pinned()
-        made = {n: torch.full((count,), v, dtype=torch.float64) for n, v in numbers.items()}
-        added = {n: values.pin_memory() if pin else values for n, values in made.items()}
+        columns = {n: torch.full((count,), v, dtype=torch.float64) for n, v in numbers.items()}
+        added = {n: values.pin_memory() if pin else values for n, values in columns.items()}
         return replace(self, extras={**self.extras, **added})
 
     def to(self, device: torch.device) -> Batch:
@@ -162,7 +162,6 @@ class RowSource(Protocol):
         """Return the same rows with each prompt's answer replaced by that of the previous document among the
         rows at ``among`` (the last one's for the first).
         """
-        ...
 
     def document_ids(self, epoch: int, positions: list[int]) -> list[int]: ...
 
@@ -175,18 +174,18 @@ def with_prefixes(batch: Batch) -> Batch:
     shares no prefix.
     """
     ids, bounds = batch.input_ids[0], batch.cu_seqlens.tolist()
-    found: list[int] = []
+    lengths: list[int] = []
     owner = 0
     for document, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
         first = slice(bounds[owner], bounds[owner + 1])
         common = common_prefix(ids[first], ids[start:end]) if document else 0
-        found.append(common if common >= MIN_SHARED_TOKENS else 0)
-        owner = owner if found[-1] else document
-    return replace(batch, shared=tuple(found) if any(found) else ())
+        lengths.append(common if common >= MIN_SHARED_TOKENS else 0)
+        owner = owner if lengths[-1] else document
+    return replace(batch, shared=tuple(lengths) if any(lengths) else ())
 
 
-def common_prefix(one: Tensor, other: Tensor) -> int:
+def common_prefix(first: Tensor, second: Tensor) -> int:
     """Return the length of the common prefix of two int64 [n], [m]."""
-    size = min(len(one), len(other))
-    differ = (one[:size] != other[:size]).nonzero()
+    size = min(len(first), len(second))
+    differ = (first[:size] != second[:size]).nonzero()
     return int(differ[0]) if len(differ) else size

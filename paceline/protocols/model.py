@@ -74,13 +74,11 @@ class Slices(Protocol):
 
     def grow(self, seed: int) -> None:
         """Make the rows of ``more``, in fp32, from the seed and the files."""
-        ...
 
     def has(self, name: str) -> bool: ...
 
     def read(self, name: str, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
         """Return the block of ``shape`` at ``offsets`` of the parameter, in the file's dtype, on the CPU."""
-        ...
 
 
 class RootModule(nn.Module):

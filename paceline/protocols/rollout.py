@@ -48,12 +48,12 @@ class RolloutAnswers:
     places: Sequence[Tensor]
     total: Sum
 
-    def everyones(self, own: Sequence[Tensor]) -> Tensor:
-        """Return float64 [R]: one number per answer, from those of this rank's documents (``own``: [D] per
-        micro-batch). Collective.
+    def everyones(self, of_rank: Sequence[Tensor]) -> Tensor:
+        """Return float64 [R]: one number per answer, from those of this rank's documents (``of_rank``: [D]
+        per micro-batch). Collective.
         """
         table = torch.zeros(len(self.groups), dtype=torch.float64)
-        for where, values in zip(self.places, own, strict=True):
+        for where, values in zip(self.places, of_rank, strict=True):
             table[where] = values.detach().cpu().double()
         return torch.tensor(self.total(table.tolist()), dtype=torch.float64)
 
@@ -75,11 +75,9 @@ class OnPolicyObjective(Objective, Protocol):
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
         """Return the forwards that a rollout needs before its first step."""
-        ...
 
     def fields(self) -> tuple[str, ...]:
         """Return the names of ``Batch.tokens`` in a rollout."""
-        ...
 
     def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
         """Return (advantage of each answer's tokens [R], standard deviation of its group's scores [R], 0
@@ -88,13 +86,11 @@ class OnPolicyObjective(Objective, Protocol):
         ``scores`` float64 [R] (NaN: left out), ``groups`` int64 [R] (index of the prompt), ``ended`` bool [R]
         (not truncated).
         """
-        ...
 
     def is_flat(self, scores: Tensor, spread: Tensor) -> bool:
         """Whether the rewards give no answer of a rollout an advantage. Of ``compute_advantages``: its
         ``scores``, the deviations that it returned.
         """
-        ...
 
     def finalize_rollout(
         self, batches: Sequence[Sequence[Batch]], answers: RolloutAnswers
@@ -102,4 +98,3 @@ class OnPolicyObjective(Objective, Protocol):
         """Return (this rank's micro-batches with the fields that depend on all precomputed ones, statistics
         for the log). Collective.
         """
-        ...

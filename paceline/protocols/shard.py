@@ -41,16 +41,13 @@ class ShardReader(Protocol):
 
     def shape(self, role: str, name: str, kind: str) -> tuple[int, ...]:
         """Return the shape of the whole tensor."""
-        ...
 
     def dtype(self, role: str, name: str, kind: str) -> torch.dtype: ...
 
     def read(self, role: str, name: str, kind: str) -> Tensor:
         """Return the whole tensor on the CPU."""
-        ...
 
     def read_block(
         self, role: str, name: str, kind: str, offsets: tuple[int, ...], shape: tuple[int, ...]
     ) -> Tensor:
         """Return the block of ``shape`` at ``offsets``, on the CPU."""
-        ...

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.checkpoint.format.folder_layout import scan
-from paceline.checkpoint.load.find_checkpoint import open_checkpoint
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.config.schema import Config
 from paceline.core.errors import CheckpointError, ConfigError, DataError, ExitCode
@@ -152,7 +151,7 @@ def answer_run(
     end_where_turns_end(root.hf, tokenizer)
     scored = [AnswersAtStep(0, write_answers(root, tokenizer, questions, sampling))] if initial else []
     for checkpoint in checkpoints[-1:] if last else checkpoints:
-        with open_checkpoint(checkpoint.path) as reader:
+        with CheckpointReader(checkpoint.path) as reader:
             load_weights(root, reader)
             scored.append(AnswersAtStep(reader.step, write_answers(root, tokenizer, questions, sampling)))
     return scored

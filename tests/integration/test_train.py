@@ -307,7 +307,7 @@ def test_a_run_is_not_written_over_and_its_export_gives_equal_logits(
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from paceline.checkpoint.load.find_checkpoint import open_checkpoint
+    from paceline.checkpoint.load.reader import CheckpointReader
 
     config = tiny(save_strategy="steps", save_steps=4, max_steps=4)
     assert train(paceline, config, tmp_path, 2).code == 0
@@ -317,7 +317,7 @@ def test_a_run_is_not_written_over_and_its_export_gives_equal_logits(
     assert done.code == 0, done.err
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
-    with open_checkpoint(tmp_path / "run/checkpoints/step-00000004") as reader:
+    with CheckpointReader(tmp_path / "run/checkpoints/step-00000004") as reader:
         for name, parameter in model.named_parameters():
             assert torch.equal(parameter, reader.read("policy", name, "param")), name
     ids = tokenizer("Shout 3: red", return_tensors="pt").input_ids

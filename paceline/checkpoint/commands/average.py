@@ -71,8 +71,7 @@ class AveragedReader(CheckpointReader):
         if kind not in (PARAM, BUFFER) or not first.is_floating_point():
             return first
         if kind == PARAM and (dim := self._side(name)) is not None:
-            factors = [first, *(other.read(role, name, kind) for other in self._others)]
-            beside = torch.cat(factors, dim=dim)
+            beside = torch.cat([first, *(other.read(role, name, kind) for other in self._others)], dim=dim)
             return beside / self.count if name.endswith(_UP) else beside
         total = first.to(torch.float64)
         for other in self._others:
@@ -84,8 +83,8 @@ class AveragedReader(CheckpointReader):
         content = super().side_file(name)
         if name != ADAPTER_CONFIG or not getattr(self, "_adapter", False):
             return content
-        given = parse_object(content, str(self.path), max_bytes=MAX_CONFIG_BYTES)
-        return json.dumps(self._widened(given, "lora_alpha"), indent=2).encode()
+        settings = parse_object(content, str(self.path), max_bytes=MAX_CONFIG_BYTES)
+        return json.dumps(self._widened(settings, "lora_alpha"), indent=2).encode()
 
     def close(self) -> None:
         """Close all checkpoints' files."""
@@ -113,10 +112,10 @@ class AveragedReader(CheckpointReader):
 
     def _check(self, other: CheckpointReader) -> None:
         """Refuse a checkpoint that cannot be averaged with the first."""
-        for key, what in _OF_ONE_RUN.items():
+        for key, subject in _OF_ONE_RUN.items():
             mine, theirs = self.state.get(key), other.state.get(key)
             if mine != theirs:
-                raise self._refused(other, f"{what} differ", f"{str(mine)[:80]} and {str(theirs)[:80]}")
+                raise self._refused(other, f"{subject} differ", f"{str(mine)[:80]} and {str(theirs)[:80]}")
         ours = {n for n in self.names() if n.kind in (PARAM, BUFFER)}
         others = {n for n in other.names() if n.kind in (PARAM, BUFFER)}
         if ours != others:
@@ -127,16 +126,23 @@ class AveragedReader(CheckpointReader):
             if shape != (of_other := other.shape(n.role, n.name, n.kind)):
                 raise self._refused(other, f"'{n.name}' has another shape", f"{shape} and {of_other}")
         if as_object(self.state.get("adapter")).get("target_parameters"):
-            what = "adapters on fused experts are not averaged"
-            raise self._refused(other, what, "lora.target_parameters", _MERGED)
+            raise self._refused(
+                other, "adapters on fused experts are not averaged", "lora.target_parameters", _MERGED
+            )
         if init := as_object(self.state.get("adapter")).get("init_lora_weights"):
-            what = "adapters that began with a part of the base weights are not averaged"
-            raise self._refused(other, what, f"lora.init_lora_weights: {init}", _MERGED)
+            raise self._refused(
+                other,
+                "adapters that began with a part of the base weights are not averaged",
+                f"lora.init_lora_weights: {init}",
+                _MERGED,
+            )
 
-    def _refused(self, other: CheckpointReader, what: str, found: str, remedy: str = "") -> CheckpointError:
+    def _refused(
+        self, other: CheckpointReader, detail: str, values: str, remedy: str = ""
+    ) -> CheckpointError:
         where = f"{self.path}, {other.path}"
         remedy = remedy.format(where=self.path) or _OF_ONE_MODEL
-        return CheckpointError(codes.CHECKPOINT_CANNOT_AVERAGE(where, found, detail=what, remedy=remedy))
+        return CheckpointError(codes.CHECKPOINT_CANNOT_AVERAGE(where, values, detail=detail, remedy=remedy))
 
 
 _OF_ONE_MODEL = "average checkpoints of one model (adapters: of one base and one lora section)"

@@ -9,15 +9,13 @@ from pathlib import Path
 import torch
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.collective import Alone
+from paceline.checkpoint.collective import SingleRank
 from paceline.checkpoint.export.architecture import check_names, is_known
 from paceline.checkpoint.export.peft_adapter import is_adapter
-from paceline.checkpoint.format.strict_json import parse_object
 from paceline.checkpoint.format.tensor_index import TensorName
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
-from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import JsonObject
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import BUFFER, PARAM
@@ -26,7 +24,7 @@ _MOST = 20  # findings of one kind
 
 
 @dataclass(frozen=True)
-class Examined:
+class CheckpointReport:
     """What was read of one checkpoint, and what is wrong with it (nothing: it is sound)."""
 
     path: Path
@@ -46,22 +44,22 @@ class Examined:
         }
 
 
-def examine(checkpoint: Path) -> Examined:
+def examine(checkpoint: Path) -> CheckpointReport:
     """Read all of a checkpoint once; of its tensors one is in memory at a time."""
     try:
-        with CheckpointReader(checkpoint, ranks=Alone()) as reader:
+        with CheckpointReader(checkpoint, ranks=SingleRank()) as reader:
             for file in reader.side_files():
                 reader.side_file(file)
-            names, found = list(reader.names()), _Findings(checkpoint)
+            names, findings = list(reader.names()), _Findings(checkpoint)
             for name in names:
-                _examine(reader, name, found)
-            reader.settle()
-            found.add_all(_against_config(reader, names))
-            return Examined(
-                checkpoint, reader.step, len(names), reader.manifest.total_bytes, tuple(found.found)
+                _examine(reader, name, findings)
+            reader.verify_reads()
+            findings.add_all(_against_config(reader, names))
+            return CheckpointReport(
+                checkpoint, reader.step, len(names), reader.manifest.total_bytes, tuple(findings.found)
             )
     except CheckpointError as error:
-        return Examined(checkpoint, None, 0, 0, error.diagnostics)
+        return CheckpointReport(checkpoint, None, 0, 0, error.diagnostics)
 
 
 class _Findings:
@@ -71,31 +69,36 @@ class _Findings:
         self.checkpoint = checkpoint
         self.found: list[Diagnostic] = []
 
-    def add_all(self, found: tuple[Diagnostic, ...]) -> None:
-        for one in found:
-            if sum(d.code == one.code for d in self.found) < _MOST:
-                self.found.append(one)
+    def add_all(self, more: tuple[Diagnostic, ...]) -> None:
+        for finding in more:
+            if sum(d.code == finding.code for d in self.found) < _MOST:
+                self.found.append(finding)
 
 
-def _examine(reader: CheckpointReader, name: TensorName, found: _Findings) -> None:
+def _examine(reader: CheckpointReader, name: TensorName, findings: _Findings) -> None:
     """Read one tensor and look at its numbers and shape."""
     shape, key = reader.shape(name.role, name.name, name.kind), (name.role, name.name)
     try:
         tensor = reader.read(name.role, name.name, name.kind)
     except CheckpointError as error:
-        found.add_all(error.diagnostics)
+        findings.add_all(error.diagnostics)
         return
     if tensor.is_floating_point():
         wide = tensor if tensor.dtype.itemsize > 1 else tensor.float()
         if bad := int((~torch.isfinite(wide)).sum()):
-            found.add_all((_not_finite(found.checkpoint, name, bad, tensor.numel()),))
+            findings.add_all((_not_finite(findings.checkpoint, name, bad, tensor.numel()),))
     elementwise = tensor.is_floating_point() and len(shape) > 0 and name.kind in _ELEMENTWISE
     if elementwise and reader.has(*key, PARAM) and shape != reader.shape(*key, PARAM):
         shapes = f"{list(shape)}, the parameter {list(reader.shape(*key, PARAM))}"
-        found.add_all(
+        findings.add_all(
             (
                 codes.CHECKPOINT_WRONG_SHAPE(
-                    str(found.checkpoint), shapes, kind=name.kind, name=name.name, role=name.role, hint=_OTHER
+                    str(findings.checkpoint),
+                    shapes,
+                    kind=name.kind,
+                    name=name.name,
+                    role=name.role,
+                    hint=_OTHER,
                 ),
             )
         )
@@ -119,8 +122,7 @@ def _against_config(reader: CheckpointReader, names: list[TensorName]) -> tuple[
         or Role.POLICY.value not in reader.roles()
     ):
         return ()
-    where = str(reader.path / "hf" / "config.json")
-    config = parse_object(reader.side_file("config.json"), where, max_bytes=MAX_CONFIG_BYTES)
+    config = reader.side_json("config.json")
     if not is_known(config):
         return ()
     shapes: Mapping[str, tuple[int, ...]] = {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.base_model_files import together
+from paceline.checkpoint.base_model_files import join_folders
 from paceline.checkpoint.convert.dcp import is_dcp_folder, is_fsdp_folder, read_dcp, read_fsdp
 from paceline.checkpoint.convert.deepspeed_universal import is_universal_folder, read_universal
 from paceline.checkpoint.convert.deepspeed_zero import is_deepspeed_folder, read_deepspeed
@@ -47,24 +47,16 @@ class ForeignReader(Protocol):
     ) -> ForeignState: ...
 
 
-@dataclass(frozen=True)
-class ForeignForm:
-    """One form of checkpoint: how a folder of it is recognised, and read."""
-
-    is_one: Callable[[Path], bool]
-    read: ForeignReader
-
-
 MOST_STEPS = 10**15  # a folder's name has so many digits
-#: In the order in which they are tried.
-FORMS: Sequence[ForeignForm] = (
-    ForeignForm(is_dcp_folder, read_dcp),
-    ForeignForm(is_fsdp_folder, read_fsdp),
-    ForeignForm(is_universal_folder, read_universal),
-    ForeignForm(is_deepspeed_folder, read_deepspeed),
-    ForeignForm(is_trainer_folder, read_trainer),
-    ForeignForm(is_accelerate_folder, read_accelerate),
-)
+#: How a folder of a form is recognised, and its reader; in the order in which they are tried.
+FORMS: Mapping[Callable[[Path], bool], ForeignReader] = {
+    is_dcp_folder: read_dcp,
+    is_fsdp_folder: read_fsdp,
+    is_universal_folder: read_universal,
+    is_deepspeed_folder: read_deepspeed,
+    is_trainer_folder: read_trainer,
+    is_accelerate_folder: read_accelerate,
+}
 
 
 @dataclass(frozen=True)
@@ -86,7 +78,7 @@ class ConversionReport:
             "weights": written.num_weights,
             "moments": written.num_moments,
             "bytes": written.num_bytes,
-            "left": [one.what for one in self.left],
+            "left": [finding.what for finding in self.left],
             "walls": list(self.walls),
         }
 
@@ -112,15 +104,15 @@ def convert(
     """
     if not source.is_dir():
         raise CheckpointError(_unknown(source, "no folder"))
-    form = next((form for form in FORMS if form.is_one(source)), None)
-    if form is None:
+    reader = next((reader for is_one, reader in FORMS.items() if is_one(source)), None)
+    if reader is None:
         there = ", ".join(sorted(path.name for path in source.iterdir())[:8])
         raise CheckpointError(_unknown(source, there or "an empty folder"))
     beside = _model_folder(source) if model is None else model
     config = read_config(beside)
     names = model_names(config, beside)
     with closing(PickleReader()) as pickles:
-        state = form.read(source, MappedFiles(pickles), names, moments=moments)
+        state = reader(source, MappedFiles(pickles), names, moments=moments)
         state.role = role_of(config, state.adapter, state.weights).value
         walls = tuple(pickles.walls)
         if step is not None:
@@ -128,7 +120,7 @@ def convert(
         if not 0 <= state.step < MOST_STEPS:
             raise misfit("the number of finished steps is none", str(source), str(state.step)[:40])
         written = write_converted(
-            state, names.buffers, together(side_files(beside), side_files(source)), source, to
+            state, names.buffers, join_folders(side_files(beside), side_files(source)), source, to
         )
     left = tuple(codes.CONVERT_LEFT(str(source), text=text) for text in state.left)
     return ConversionReport(written, state.form, left, walls)
@@ -149,19 +141,19 @@ def _model_folder(source: Path) -> Path:
     )
 
 
-def _unknown(source: Path, found: str) -> Diagnostic:
+def _unknown(source: Path, content: str) -> Diagnostic:
     ours = (source / MANIFEST).is_file() or RunDir.at(source).checkpoints.is_dir()
     if ours:
         return codes.CONVERT_UNKNOWN(
             "this is a checkpoint of ours",
             str(source),
-            found,
+            content,
             "add --dcp to write it as one of torch.distributed.checkpoint",
         )
     return codes.CONVERT_UNKNOWN(
         "this is no checkpoint that can be converted",
         str(source),
-        found,
+        content,
         "give a checkpoint-* folder, one of Accelerate's save_state, of DeepSpeed (global_step*) or of"
         " torch.distributed.checkpoint",
     )

@@ -20,10 +20,10 @@ from paceline.checkpoint.convert.adapter import adapter_state, is_adapter
 from paceline.checkpoint.convert.hf_trainer import (
     check_adam,
     is_trainer_folder,
-    last_step,
     left_of,
     parameter_order,
-    place_of,
+    step_into,
+    trainer_step,
 )
 from paceline.checkpoint.convert.pickle_reader.allowed_names import (
     DCP_BYTES,
@@ -35,8 +35,10 @@ from paceline.checkpoint.convert.pickle_reader.allowed_names import (
 )
 from paceline.checkpoint.convert.pickle_reader.machine import MAX_BYTES
 from paceline.checkpoint.convert.pickle_reader.torch_tensors import (
+    LazyTensor,
     MappedFiles,
     TorchFile,
+    open_source,
     refused,
     refused_by_name,
 )
@@ -47,14 +49,13 @@ from paceline.checkpoint.convert.pickle_reader.values import (
     Refused,
     Value,
     as_dict,
+    as_integer,
     as_list,
     as_shape,
-    as_whole,
 )
-from paceline.checkpoint.convert.source_state import ADAM, ForeignState, LazyTensor, Moments, incomplete
-from paceline.checkpoint.convert.tensor_names import ModelNames, adapter_name, by_model, unwrapped
+from paceline.checkpoint.convert.source_state import ADAM, ForeignState, Moments, incomplete, some_of
+from paceline.checkpoint.convert.tensor_names import ModelNames, adapter_name, model_state, unwrapped
 from paceline.checkpoint.format.safetensors_file import DTYPES
-from paceline.checkpoint.format.verify_files import open_regular
 
 METADATA = ".metadata"
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
@@ -87,8 +88,8 @@ class DcpFolder:
         self.folder, self._files = folder, files
         path = folder / METADATA
         where = str(path)
-        with refused_by_name(where):
-            content = files.pickles.read(_whole(path))
+        with open_source(path) as file, refused_by_name(where):
+            content = files.pickles.read(file.read(MAX_BYTES + 1))
             if not isinstance(content, PickledCall) or content.name != DCP_METADATA:
                 raise Refused("no metadata of torch.distributed.checkpoint")
             state = as_dict(content.state)
@@ -102,19 +103,24 @@ class DcpFolder:
         for name, tensor in self.tensors.items():
             covered = sum(prod(shape) for shape in tensor.chunks.values())
             if covered != prod(tensor.shape):
-                found = f"{covered} of {prod(tensor.shape)} elements"
-                raise incomplete(f"chunks of '{name}' are missing, or lie over one another", where, found)
+                raise incomplete(
+                    f"chunks of '{name}' are missing, or lie over one another",
+                    where,
+                    f"{covered} of {prod(tensor.shape)} elements",
+                )
 
     def lazy(self, name: str) -> LazyTensor:
         """Return a tensor that is read when it is asked for."""
         tensor = self.tensors[name]
         for offsets, shape in tensor.chunks.items():  # before anything of that size is allocated
-            place, need = self._place(name, offsets), prod(shape) * tensor.dtype.itemsize
-            if place.length < need or place.start + place.length > len(
-                self._files.view(self.folder / place.file)
+            stored, need = self._place(name, offsets), prod(shape) * tensor.dtype.itemsize
+            if stored.length < need or stored.start + stored.length > len(
+                self._files.view(self.folder / stored.file)
             ):
-                found = f"'{name}': a chunk of {need} bytes in {place.length} of {place.file}"
-                raise refused(str(self.folder / METADATA), found)
+                raise refused(
+                    str(self.folder / METADATA),
+                    f"'{name}': a chunk of {need} bytes in {stored.length} of {stored.file}",
+                )
         return LazyTensor(tensor.dtype, tensor.shape, partial(self._load, name, tensor))
 
     def other(self, name: str) -> Value:
@@ -124,49 +130,40 @@ class DcpFolder:
     def _load(self, name: str, tensor: DcpTensor) -> Tensor:
         if len(tensor.chunks) == 1:
             return self._chunk(name, *next(iter(tensor.chunks.items())), tensor.dtype)
-        found = torch.empty(tensor.shape, dtype=tensor.dtype)
+        result = torch.empty(tensor.shape, dtype=tensor.dtype)
         seen = torch.zeros(tensor.shape, dtype=torch.bool)
         for offsets, shape in tensor.chunks.items():
-            at = tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))
-            found[at] = self._chunk(name, offsets, shape, tensor.dtype)
-            seen[at] = True
+            block = tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))
+            result[block] = self._chunk(name, offsets, shape, tensor.dtype)
+            seen[block] = True
         if not bool(seen.all()):
             raise incomplete(f"chunks of '{name}' lie over one another", str(self.folder / METADATA))
-        return found
+        return result
 
     def _chunk(self, name: str, offsets: _Offsets, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         opened = self._open(name, offsets)
         stored = opened.tensor(opened.content)
         if stored is None or stored.shape != shape or stored.dtype != dtype:
-            found = "no tensor" if stored is None else f"{stored.dtype} {list(stored.shape)}"
-            raise refused(opened.where, f"'{name}' is {found}, by the metadata {dtype} {list(shape)}")
-        with refused_by_name(opened.where):
-            return stored.load()
+            held = "no tensor" if stored is None else f"{stored.dtype} {list(stored.shape)}"
+            raise refused(opened.where, f"'{name}' is {held}, by the metadata {dtype} {list(shape)}")
+        return stored.load()
 
     def _place(self, name: str, offsets: _Offsets | None) -> DcpChunk:
-        place = self._places.get((name, offsets))
-        if place is None and offsets is not None and not any(offsets):
-            place = self._places.get((name, None))
-        if place is None:
+        chunk = self._places.get((name, offsets))
+        if chunk is None and offsets is not None and not any(offsets):
+            chunk = self._places.get((name, None))
+        if chunk is None:
             raise incomplete(f"'{name}' has no place in a file", str(self.folder / METADATA))
-        return place
+        return chunk
 
     def _open(self, name: str, offsets: _Offsets | None) -> TorchFile:
-        place = self._place(name, offsets)
-        return self._files.torch_file(self.folder / place.file, place.start, place.length)
+        chunk = self._place(name, offsets)
+        return self._files.torch_file(self.folder / chunk.file, chunk.start, chunk.length)
 
 
-def _whole(path: Path) -> bytes:
-    try:
-        with open_regular(path) as file:
-            return file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise incomplete("a file of the checkpoint is missing", str(path)) from None
-
-
-def _places(given: PickledDict) -> Iterator[tuple[tuple[str, _Offsets | None], DcpChunk]]:
+def _places(storage: PickledDict) -> Iterator[tuple[tuple[str, _Offsets | None], DcpChunk]]:
     """Yield (name, offsets) and place of each chunk. Raises Refused."""
-    for key, value in given.pairs:
+    for key, value in storage.pairs:
         if not isinstance(key, PickledCall) or key.name != DCP_INDEX:
             raise Refused("a place that no tensor has")
         if not isinstance(value, PickledCall) or value.name != DCP_STORAGE:
@@ -180,12 +177,12 @@ def _places(given: PickledDict) -> Iterator[tuple[tuple[str, _Offsets | None], D
         if info.get("transform_descriptors"):
             raise Refused(f"'{name}' is compressed or encrypted by a transform of its own")
         offsets = None if offset is None else as_shape(offset)
-        yield (name, offsets), DcpChunk(file, as_whole(info.get("offset")), as_whole(info.get("length")))
+        yield (name, offsets), DcpChunk(file, as_integer(info.get("offset")), as_integer(info.get("length")))
 
 
-def _tensors(given: PickledDict) -> Iterator[tuple[str, DcpTensor]]:
+def _tensors(metadata: PickledDict) -> Iterator[tuple[str, DcpTensor]]:
     """Yield name and description of each tensor. Raises Refused."""
-    for name, value in given.texts():
+    for name, value in metadata.texts():
         if not isinstance(value, PickledCall) or value.name != DCP_TENSOR:
             continue
         state = as_dict(value.state)
@@ -201,7 +198,7 @@ def _tensors(given: PickledDict) -> Iterator[tuple[str, DcpTensor]]:
             offsets, sizes = as_shape(inner.get("offsets")), as_shape(inner.get("sizes"))
             if not len(offsets) == len(sizes) == len(shape):
                 raise Refused(f"a chunk of '{name[:100]}' with {len(offsets)} of {len(shape)} dimensions")
-            if any(o + n > whole for o, n, whole in zip(offsets, sizes, shape, strict=True)):
+            if any(o + n > size for o, n, size in zip(offsets, sizes, shape, strict=True)):
                 raise Refused(f"a chunk of '{name[:100]}' lies outside of the tensor")
             if prod(sizes) or not prod(shape):
                 chunks[offsets] = sizes
@@ -234,8 +231,7 @@ def read_dcp(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bo
     parts = [DcpFolder(folder, files)]
     if folder.name == MODEL and moments and is_dcp_folder(folder.parent / OPTIMIZER):
         parts.append(DcpFolder(folder.parent / OPTIMIZER, files))
-    form = "a checkpoint of torch.distributed.checkpoint"
-    return _state(parts, form, names, moments=moments)
+    return _state(parts, "a checkpoint of torch.distributed.checkpoint", names, moments=moments)
 
 
 def read_fsdp(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool) -> ForeignState:
@@ -243,7 +239,7 @@ def read_fsdp(folder: Path, files: MappedFiles, names: ModelNames, *, moments: b
     state = read_dcp(folder / MODEL, files, names, moments=moments)
     state.form = "an FSDP checkpoint of Accelerate"
     if is_trainer_folder(folder):
-        state.step = place_of(folder)
+        state.step = trainer_step(folder)
     state.left += left_of(folder)
     return state
 
@@ -262,64 +258,56 @@ def _state(parts: Sequence[DcpFolder], form: str, names: ModelNames, *, moments:
                 weights[name] = part.lazy(name)
         beside += [name for name in part.others if not _GROUP.fullmatch(name)]
     if is_adapter(weights):
-        found, trained, decaying = adapter_state(weights, kept, parts[0].folder, names, form)
+        state = adapter_state(weights, kept, parts[0].folder, names, form)
     else:
         plain = unwrapped(weights, set(names.parameters))
         expected = {*names.parameters, *names.buffers, *names.aliases}
         mine = {name: tensor for name, tensor in plain.items() if name in expected}
         used = {id(tensor) for tensor in mine.values()}
         beside += sorted(name for name, tensor in weights.items() if id(tensor) not in used)
-        found, decaying = ForeignState(form, 0, by_model(mine, names, where)), names.decaying
-        trained = dict(names.parameters)
+        state = model_state(form, mine, names, where)
     if moments and kept:
-        found.moments = _named(found, parts, kept, trained, decaying, where)
-        found.optimizer = ADAM
+        state.moments = _named(state, parts, kept, where)
+        state.optimizer = ADAM
     elif moments:
-        found.left.append("moments: the folder has none, so the optimizer begins anew")
-    found.step = last_step(kept.values())
-    if not found.step:
-        found.left.append("the step: nothing in the folder says it, so it is 0; give it with --step")
+        state.left.append("moments: the folder has none, so the optimizer begins anew")
+    step_into(state, kept)
     if beside:
-        more = f" and {len(beside) - 5} more" if len(beside) > 5 else ""
-        found.left.append(
-            f"entries of the state dict that are no weights or moments: {', '.join(beside[:5])}{more}"
-        )
-    return found
+        state.left.append(f"entries of the state dict that are no weights or moments: {some_of(beside)}")
+    return state
 
 
 def _named(
     state: ForeignState,
     parts: Sequence[DcpFolder],
     kept: Mapping[str, dict[str, LazyTensor]],
-    trained: Mapping[str, tuple[int, ...]],
-    decaying: frozenset[str],
     where: str,
 ) -> Moments:
     """Return the moments by the names of what is trained. Raises CheckpointError."""
     by_name: Mapping[str, dict[str, LazyTensor]] = kept
     if all(name.isdecimal() for name in kept):
         numbers, names = _groups(parts, "params"), _groups(parts, "param_names")
-        order = parameter_order(state, where, numbers, names, trained, decaying)
+        order = parameter_order(state, where, numbers, names)
         by_name = {order[int(n)]: kinds for n, kinds in kept.items() if int(n) in order}
     elif is_adapter(by_name):
         by_name = {adapter_name(name): kinds for name, kinds in by_name.items()}
-    plain = unwrapped(by_name, set(trained))
-    found = {name: plain[name] for name in trained if name in plain}
-    for name, kinds in found.items():
-        check_adam(kinds, name, trained[name], where)
-    return found
+    plain = unwrapped(by_name, set(state.trained))
+    moments = {name: plain[name] for name in state.trained if name in plain}
+    for name, kinds in moments.items():
+        check_adam(kinds, name, state.trained[name], where)
+    return moments
 
 
 def _groups(parts: Iterable[DcpFolder], key: str) -> list[list[Value]]:
     """Return a list of each group, ``params`` or ``param_names``; empty where a group has none."""
-    found: dict[int, list[Value]] = {}
+    lists: dict[int, list[Value]] = {}
     for part in parts:
         for name in part.others:
-            if (one := _LISTS.fullmatch(name)) is not None:
-                found.setdefault(int(one[1]), [])
-                if one[2] == key:
-                    found[int(one[1])] = as_list(part.other(name))
+            if (match := _LISTS.fullmatch(name)) is not None:
+                lists.setdefault(int(match[1]), [])
+                if match[2] == key:
+                    lists[int(match[1])] = as_list(part.other(name))
             elif name.endswith("param_groups"):
                 groups = as_list(part.other(name))
-                found |= {at: as_list(as_dict(group).get(key)) for at, group in enumerate(groups)}
-    return [found[at] for at in sorted(found)]
+                lists |= {number: as_list(as_dict(group).get(key)) for number, group in enumerate(groups)}
+    return [lists[number] for number in sorted(lists)]

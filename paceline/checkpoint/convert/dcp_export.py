@@ -116,9 +116,9 @@ def _put(state: _Nested, name: TensorName, reader: CheckpointReader) -> None:
     *folders, last = _path(name)
     inner = state
     for folder in folders:
-        found = inner.setdefault(folder, {})
-        assert isinstance(found, dict)
-        inner = found
+        deeper = inner.setdefault(folder, {})
+        assert isinstance(deeper, dict)
+        inner = deeper
     shape = reader.shape(name.role, name.name, name.kind)
     inner[last] = torch.empty(shape, dtype=reader.dtype(name.role, name.name, name.kind), device="meta")
 
@@ -134,5 +134,10 @@ def _compare(stage: Path, reader: CheckpointReader, names: dict[str, TensorName]
                 if not torch.equal(theirs, reader.read(name.role, name.name, name.kind)):
                     different.append(flat)
     if different:
-        what = "the folder holds other tensors than the checkpoint; it was removed"
-        raise CheckpointError(codes.EXPORT_LOAD_CHECK(what, str(stage), ", ".join(different[:5])))
+        raise CheckpointError(
+            codes.EXPORT_LOAD_CHECK(
+                "the folder holds other tensors than the checkpoint; it was removed",
+                str(stage),
+                ", ".join(different[:5]),
+            )
+        )

@@ -1,7 +1,8 @@
 """DeepSpeed's ``global_step*`` of ZeRO stages 1, 2 and 3: fp32 masters and Adam's moments, flat and in parts.
 
 Stages 1 and 2 keep a group's parameters one after another in one flat tensor, cut into as many parts as there
-are ranks; stage 3 cuts each parameter.
+are ranks; stage 3 cuts each parameter. Parameters that were frozen are in the model's states, not among the
+optimizer's.
 """
 
 from __future__ import annotations
@@ -17,18 +18,16 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.convert.adapter import adapter_state, is_adapter
-from paceline.checkpoint.convert.deepspeed_frozen import MODEL_STATES, frozen_weights
 from paceline.checkpoint.convert.hf_trainer import (
-    ADAPTER_CONFIG,
     WITHOUT,
     check_adam,
     is_trainer_folder,
     left_of,
-    place_of,
+    trainer_step,
 )
 from paceline.checkpoint.convert.pickle_reader.torch_tensors import (
+    LazyTensor,
     MappedFiles,
-    TensorInFile,
     TorchFile,
     refused,
     refused_by_name,
@@ -43,16 +42,19 @@ from paceline.checkpoint.convert.pickle_reader.values import (
 )
 from paceline.checkpoint.convert.source_state import (
     ADAM,
+    SCHEDULER,
     ForeignState,
-    LazyTensor,
     Moments,
     incomplete,
     misfit,
+    some_of,
 )
-from paceline.checkpoint.convert.tensor_names import ModelNames, adapter_name, by_model, unwrapped
+from paceline.checkpoint.convert.tensor_names import ModelNames, adapter_name, model_state, unwrapped
+from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG
 from paceline.core.files import read_text
 
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_MODEL_STATES = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 MASTER = "fp32"
@@ -62,7 +64,7 @@ MASTER = "fp32"
 class FlatParts:
     """Flat tensors of files, one after another."""
 
-    parts: tuple[TensorInFile, ...]
+    parts: tuple[LazyTensor, ...]
     where: str
 
     @property
@@ -71,22 +73,25 @@ class FlatParts:
 
     def read(self, start: int, count: int) -> Tensor:
         """Return elements ``[start, start + count)``."""
-        found, at = [], 0
-        with refused_by_name(self.where):
-            for part in self.parts:
-                size = prod(part.shape)
-                low, high = max(start, at), min(start + count, at + size)
-                if low < high:
-                    found.append(part.load().reshape(-1)[low - at : high - at])
-                at += size
-        return found[0] if len(found) == 1 else torch.cat(found)
+        pieces, begin = [], 0
+        for part in self.parts:
+            size = prod(part.shape)
+            low, high = max(start, begin), min(start + count, begin + size)
+            if low < high:
+                pieces.append(part.load().reshape(-1)[low - begin : high - begin])
+            begin += size
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def lazy(self, start: int, shape: tuple[int, ...]) -> LazyTensor:
+        """Return the tensor of ``shape`` whose elements begin at ``start``."""
+        return LazyTensor(self.parts[0].dtype, shape, lambda: self.read(start, prod(shape)).view(shape))
 
 
 @dataclass(frozen=True)
 class RankState:
     """What one rank saved: ``flats`` by kind (``fp32``, ``exp_avg``, …), one of each group."""
 
-    flats: dict[str, list[TensorInFile]]
+    flats: dict[str, list[LazyTensor]]
     step: float | None
     paddings: list[list[int]]
     stage: int
@@ -117,7 +122,7 @@ def read_deepspeed(folder: Path, files: MappedFiles, names: ModelNames, *, momen
     inner = deepspeed_folder(folder)
     assert inner is not None
     model = _model_states(inner, files)
-    ranks = [_rank(files.torch_file(path)) for path in _of_ranks(inner)]
+    ranks = [_rank(files.torch_file(path)) for path in _by_rank(inner, _OPTIMIZER)]
     shapes = [
         dict(_shapes(as_dict(group), model.where))
         for group in as_list(as_dict(model.content).get("param_shapes"))
@@ -129,33 +134,33 @@ def read_deepspeed(folder: Path, files: MappedFiles, names: ModelNames, *, momen
         raise misfit("ranks saved other stages of ZeRO", str(inner), str([rank.stage for rank in ranks]))
     if ranks[0].count not in (None, len(ranks)):
         raise incomplete("files of ranks are missing", str(inner), f"{len(ranks)} of {ranks[0].count}")
-    place = _places_3 if stage == 3 else _places_12
-    masters = place(ranks, MASTER, shapes)
+    tensors_of = _places_3 if stage == 3 else _places_12
+    masters = tensors_of(ranks, MASTER, shapes)
     form = f"a checkpoint of DeepSpeed (ZeRO-{stage})"
     if is_adapter(masters):
-        at = inner if (inner / ADAPTER_CONFIG).is_file() else folder
-        state, trained, _ = adapter_state(masters, masters, at, names, form)
+        beside = inner if (inner / ADAPTER_CONFIG).is_file() else folder
+        state = adapter_state(masters, masters, beside, names, form)
     else:
-        weights = {**frozen_weights(inner, files, model, stage), **masters, **_beside(model)}
+        buffers = as_list(as_dict(model.content).get("buffer_names"))  # which every rank has whole
+        weights = {**_frozen(inner, files, model, stage), **masters, **_of_module(model, buffers)}
         _need_frozen(weights, names, inner)
-        state, trained = ForeignState(form, 0, by_model(weights, names, str(inner))), dict(names.parameters)
+        state = model_state(form, weights, names, str(inner))
     steps = as_dict(model.content).get("global_steps")
     state.step = steps if isinstance(steps, int) else 0
     if moments:
-        state.moments = _moments(ranks, shapes, trained, stage)
+        state.moments = _moments(ranks, shapes, state.trained, stage)
         state.optimizer = ADAM
-        if frozen := [name for name in trained if name not in state.moments]:
-            some = ", ".join(frozen[:5]) + (f" and {len(frozen) - 5} more" if len(frozen) > 5 else "")
-            what = "parameters were frozen, so the optimizer has no moments of them; here all are trained"
-            hint = "use --weights-only: weights go on, all with new moments"
-            raise misfit(what, str(inner), some, hint)
+        if frozen := [name for name in state.trained if name not in state.moments]:
+            raise misfit(
+                "parameters were frozen, so the optimizer has no moments of them; here all are trained",
+                str(inner),
+                some_of(frozen),
+                "use --weights-only: weights go on, all with new moments",
+            )
     if is_trainer_folder(folder):
-        state.step = place_of(folder)
+        state.step = trainer_step(folder)
         state.left += left_of(folder)
-    state.left += [
-        "the learning rate's scheduler and client state: set schedule, warm-up and max_steps as they were",
-        "the loss scale of fp16: it begins anew",
-    ]
+    state.left += [SCHEDULER, "the loss scale of fp16: it begins anew"]
     return state
 
 
@@ -164,34 +169,73 @@ def _need_frozen(weights: Mapping[str, LazyTensor], names: ModelNames, folder: P
     plain = unwrapped(weights, set(names.parameters))
     missing = [name for name in names.parameters if name not in plain]
     if missing and len(missing) < len(names.parameters):
-        some = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        what = "parameters are missing: frozen ones, if it was saved with exclude_frozen_parameters"
-        hint = (
-            "save it again with exclude_frozen_parameters=False; or set model.name_or_path to a folder that"
+        raise misfit(
+            "parameters are missing: frozen ones, if it was saved with exclude_frozen_parameters",
+            str(folder),
+            some_of(missing),
+            "save it again with exclude_frozen_parameters=False; or set model.name_or_path to a folder"
+            " that has all weights, for a new run",
         )
-        raise misfit(what, str(folder), some, f"{hint} has all weights, for a new run")
+
+
+def _frozen(folder: Path, files: MappedFiles, model: TorchFile, stage: int) -> dict[str, LazyTensor]:
+    """Return the frozen parameters of a ``global_step*``: whole in ``model`` (stage 1: beside all others, in
+    16 bits), or under stage 3 a part on each rank. Raises CheckpointError.
+    """
+    with refused_by_name(model.where):
+        saved = as_dict(as_dict(model.content).get("frozen_param_shapes")).texts()
+        shapes = {name: as_shape(shape) for name, shape in saved}
+    if not shapes:
+        return _of_module(model) if stage == 1 else {}
+    holders = [model] if stage < 3 else [files.torch_file(path) for path in _by_rank(folder, _MODEL_STATES)]
+    return {name: _joined(name, shape, holders) for name, shape in shapes.items()}
+
+
+def _joined(name: str, shape: tuple[int, ...], holders: Sequence[TorchFile]) -> LazyTensor:
+    parts = []
+    for file in holders:
+        part = file.tensor(as_dict(as_dict(file.content).get("frozen_param_fragments")).get(name))
+        if part is None:
+            raise misfit("a frozen parameter has no values", file.where, name)
+        parts.append(part)
+    flat = FlatParts(tuple(parts), holders[0].where)
+    if flat.numel < prod(shape):
+        raise misfit(
+            "the parts of a frozen parameter are shorter than it",
+            flat.where,
+            f"{name}: {[part.shape for part in parts]} of {shape}",
+        )
+    return flat.lazy(0, shape)
+
+
+def _of_module(model: TorchFile, only: Sequence[Value] | None = None) -> dict[str, LazyTensor]:
+    """Return what the module's state dict holds: all, or tensors of these names."""
+    values = as_dict(as_dict(model.content).get("module")).texts()
+    wanted = ((name, value) for name, value in values if only is None or name in only)
+    return {name: tensor for name, value in wanted if (tensor := model.tensor(value)) is not None}
 
 
 def _model_states(folder: Path, files: MappedFiles) -> TorchFile:
-    found = sorted(path for path in folder.iterdir() if MODEL_STATES.fullmatch(path.name))
-    if not found:
+    path = min((path for path in folder.iterdir() if _MODEL_STATES.fullmatch(path.name)), default=None)
+    if path is None:
         raise incomplete("the folder has no *_model_states.pt", str(folder))
-    return files.torch_file(found[0])
+    return files.torch_file(path)
 
 
-def _of_ranks(folder: Path) -> list[Path]:
-    """Return the optimizer's files by rank. Raises CheckpointError unless they are all there."""
-    found: dict[int, Path] = {}
-    for path in folder.iterdir():
-        if (match := _OPTIMIZER.fullmatch(path.name)) is not None:
-            if int(match[2]):
-                what = "the model is cut over several ranks (tensor or pipeline parallelism)"
-                raise misfit(what, str(path), path.name, "make it universal first: ds_to_universal.py")
-            found[int(match[1])] = path
-    if sorted(found) != list(range(len(found))):
-        missing = sorted(set(range(max(found))) - set(found))
+def _by_rank(folder: Path, names: re.Pattern[str]) -> list[Path]:
+    """Return the files of a kind by rank. Raises CheckpointError unless they are all there."""
+    matches = {path: match for path in folder.iterdir() if (match := names.fullmatch(path.name)) is not None}
+    if cut := [path for path, match in matches.items() if int(match[2])]:
+        raise misfit(
+            "the model is cut over several ranks (tensor or pipeline parallelism)",
+            str(cut[0]),
+            cut[0].name,
+            "make it universal first: ds_to_universal.py",
+        )
+    by_rank = {int(match[1] or 0): path for path, match in matches.items()}
+    if missing := sorted(set(range(max(by_rank))) - set(by_rank)):
         raise incomplete("files of ranks are missing", str(folder), f"ranks {missing[:8]}")
-    return [found[rank] for rank in sorted(found)]
+    return [by_rank[rank] for rank in sorted(by_rank)]
 
 
 def _rank(file: TorchFile) -> RankState:
@@ -202,17 +246,21 @@ def _rank(file: TorchFile) -> RankState:
     if not isinstance(number, int) or number not in (1, 2, 3):
         raise misfit("the file is of no stage of ZeRO", file.where, str(number)[:40])
     if saved.get("ds_zero_partition_groups") is not None:
-        what = "parameters are cut over groups of ranks of their own (MiCS, experts)"
-        raise misfit(what, file.where, "ds_zero_partition_groups", "make it universal first")
-    given = saved.get("fp32_flat_groups" if number == 3 else "single_partition_of_fp32_groups")
-    flats = {MASTER: [_flat(file, one) for one in as_list(given)]}
+        raise misfit(
+            "parameters are cut over groups of ranks of their own (MiCS, experts)",
+            file.where,
+            "ds_zero_partition_groups",
+            "make it universal first",
+        )
+    masters = saved.get("fp32_flat_groups" if number == 3 else "single_partition_of_fp32_groups")
+    flats = {MASTER: [_flat(file, entry) for entry in as_list(masters)]}
     base = saved.get("optimizer_state_dict" if number == 3 else "base_optimizer_state")
     groups = _states_of(base)
     for kind in _MOMENTS:
         flats[kind] = [_flat(file, group.get(kind)) for group in groups if group.get(kind) is not None]
     paddings = [
-        [n for n in as_list(one) if isinstance(n, int)]
-        for one in as_list(saved.get("param_alignment_paddings"))
+        [n for n in as_list(entry) if isinstance(n, int)]
+        for entry in as_list(saved.get("param_alignment_paddings"))
     ]
     count = _number(saved.get("partition_count"))
     return RankState(flats, _step(file, saved, base, groups), paddings, number, count, file.where)
@@ -221,26 +269,22 @@ def _rank(file: TorchFile) -> RankState:
 def _states_of(base: Value) -> list[PickledDict]:
     """Return the optimizer's state of each group: a list, or a state dict with numbers."""
     if isinstance(base, list):
-        return [as_dict(one) for one in base]
+        return [as_dict(group) for group in base]
     return [
-        as_dict(one) for _, one in sorted(as_dict(as_dict(base).get("state")).numbers(), key=lambda p: p[0])
+        as_dict(group)
+        for _, group in sorted(as_dict(as_dict(base).get("state")).numbers(), key=lambda p: p[0])
     ]
 
 
 def _step(file: TorchFile, saved: PickledDict, base: Value, groups: Sequence[PickledDict]) -> float | None:
     """Return the optimizer's step: of a state, or of a group."""
-    in_groups = [as_dict(g).get("step") for g in as_list(as_dict(base).get("param_groups"))]
-    for value in (
+    in_groups = [as_dict(group).get("step") for group in as_list(as_dict(base).get("param_groups"))]
+    candidates = (
         *(group.get("step") for group in groups),
         *in_groups,
         saved.get("base_optimizer_state_step"),
-    ):
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-        if (tensor := file.tensor(value)) is not None and prod(tensor.shape) == 1:
-            with refused_by_name(file.where):
-                return float(tensor.load())
-    return None
+    )
+    return next((step for value in candidates if (step := file.number(value)) is not None), None)
 
 
 def _number(value: Value) -> int | None:
@@ -248,11 +292,11 @@ def _number(value: Value) -> int | None:
     return first if isinstance(first, int) else None
 
 
-def _flat(file: TorchFile, value: Value) -> TensorInFile:
-    found = file.tensor(value)
-    if found is None or len(found.shape) != 1:
+def _flat(file: TorchFile, value: Value) -> LazyTensor:
+    tensor = file.tensor(value)
+    if tensor is None or len(tensor.shape) != 1:
         raise refused(file.where, "a flat group that is no flat tensor")
-    return found
+    return tensor
 
 
 def _shapes(group: PickledDict, where: str) -> list[tuple[str, tuple[int, ...]]]:
@@ -265,7 +309,7 @@ _Shapes = Sequence[dict[str, tuple[int, ...]]]
 
 def _places_12(ranks: Sequence[RankState], kind: str, shapes: _Shapes) -> dict[str, LazyTensor]:
     """Return each parameter's tensor of a kind, under stage 1 or 2."""
-    found: dict[str, LazyTensor] = {}
+    tensors: dict[str, LazyTensor] = {}
     for number, group in enumerate(shapes):
         if any(number >= len(rank.flats[kind]) for rank in ranks):
             raise incomplete(f"a group has no {kind}", ranks[0].where, f"group {number} of {len(shapes)}")
@@ -273,75 +317,63 @@ def _places_12(ranks: Sequence[RankState], kind: str, shapes: _Shapes) -> dict[s
         paddings = ranks[0].paddings[number] if number < len(ranks[0].paddings) else []
         if paddings and len(paddings) != len(group):
             raise misfit("a group has paddings of another number of parameters", ranks[0].where, str(number))
-        at = 0
-        for place, (name, shape) in enumerate(group.items()):
-            found[name] = _lazy(flat, at, shape)
-            at += prod(shape) + (paddings[place] if paddings else 0)
-        at -= paddings[-1] if paddings else 0
-        if not at <= flat.numel:
-            what = f"the ranks' parts of {kind} are shorter than the parameters of their group"
-            raise misfit(what, ranks[0].where, f"{flat.numel} elements, {at} are needed")
-    return found
-
-
-def _lazy(flat: FlatParts, at: int, shape: tuple[int, ...]) -> LazyTensor:
-    return LazyTensor(flat.parts[0].dtype, shape, partial(_cut, flat, at, shape))
-
-
-def _cut(flat: FlatParts, at: int, shape: tuple[int, ...]) -> Tensor:
-    return flat.read(at, prod(shape)).view(shape)
+        begin = 0
+        for index, (name, shape) in enumerate(group.items()):
+            tensors[name] = flat.lazy(begin, shape)
+            begin += prod(shape) + (paddings[index] if paddings else 0)
+        begin -= paddings[-1] if paddings else 0
+        if not begin <= flat.numel:
+            raise misfit(
+                f"the ranks' parts of {kind} are shorter than the parameters of their group",
+                ranks[0].where,
+                f"{flat.numel} elements, {begin} are needed",
+            )
+    return tensors
 
 
 def _places_3(ranks: Sequence[RankState], kind: str, shapes: _Shapes) -> dict[str, LazyTensor]:
     """Return each parameter's tensor of a kind, under stage 3: every rank has a part of it."""
     flats = [FlatParts(tuple(rank.flats[kind]), rank.where) for rank in ranks]
-    found: dict[str, LazyTensor] = {}
-    at = 0
+    tensors: dict[str, LazyTensor] = {}
+    begin = 0
     for group in shapes:
         for name, shape in group.items():
             part = -(-prod(shape) // len(ranks))
             dtype = ranks[0].flats[kind][0].dtype if ranks[0].flats[kind] else torch.float32
-            found[name] = LazyTensor(dtype, shape, partial(_gather, flats, at, part, shape))
-            at += part
+            tensors[name] = LazyTensor(dtype, shape, partial(_gather, flats, begin, part, shape))
+            begin += part
     for flat in flats:
-        if flat.numel < at:
-            what = f"a rank's part of {kind} is shorter than the parameters"
-            raise misfit(what, flat.where, f"{flat.numel} elements, {at} are needed")
-    return found
+        if flat.numel < begin:
+            raise misfit(
+                f"a rank's part of {kind} is shorter than the parameters",
+                flat.where,
+                f"{flat.numel} elements, {begin} are needed",
+            )
+    return tensors
 
 
-def _gather(flats: Sequence[FlatParts], at: int, part: int, shape: tuple[int, ...]) -> Tensor:
-    return torch.cat([flat.read(at, part) for flat in flats])[: prod(shape)].view(shape)
+def _gather(flats: Sequence[FlatParts], begin: int, part: int, shape: tuple[int, ...]) -> Tensor:
+    return torch.cat([flat.read(begin, part) for flat in flats])[: prod(shape)].view(shape)
 
 
 def _moments(
     ranks: Sequence[RankState], shapes: _Shapes, trained: Mapping[str, tuple[int, ...]], stage: int
 ) -> Moments:
-    place = _places_3 if stage == 3 else _places_12
+    tensors_of = _places_3 if stage == 3 else _places_12
     by_kind = {}
     for kind in _MOMENTS:
-        by_name = place(ranks, kind, shapes)
+        by_name = tensors_of(ranks, kind, shapes)
         if is_adapter(by_name):
             by_name = {adapter_name(name): tensor for name, tensor in by_name.items()}
         by_kind[kind] = unwrapped(by_name, set(trained))
     step, where = ranks[0].step, ranks[0].where
     if step is None:
         raise misfit("the optimizer's state has no step: it is not Adam's", where, "", WITHOUT)
-    found: Moments = {}
+    moments: Moments = {}
     for name, shape in trained.items():
-        if all(name in one for one in by_kind.values()):
-            found[name] = {kind: by_kind[kind][name] for kind in _MOMENTS} | {"step": LazyTensor.number(step)}
-            check_adam(found[name], name, shape, where)
-    return found
-
-
-def _beside(model: TorchFile) -> dict[str, LazyTensor]:
-    """Return buffers, which every rank has whole."""
-    content = as_dict(model.content)
-    module = as_dict(content.get("module"))
-    found = {}
-    for name in as_list(content.get("buffer_names")):
-        tensor = model.tensor(module.get(name)) if isinstance(name, str) else None
-        if tensor is not None and isinstance(name, str):
-            found[name] = LazyTensor.stored(tensor, model.where)
-    return found
+        if all(name in tensors for tensors in by_kind.values()):
+            moments[name] = {kind: by_kind[kind][name] for kind in _MOMENTS} | {
+                "step": LazyTensor.number(step)
+            }
+            check_adam(moments[name], name, shape, where)
+    return moments

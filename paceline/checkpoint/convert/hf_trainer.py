@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from math import isfinite
 from pathlib import Path
 
-from paceline.checkpoint.convert.hf_weights import folder_weights
-from paceline.checkpoint.convert.pickle_reader.torch_tensors import MappedFiles, TorchFile
+from torch import Tensor
+
+from paceline.checkpoint.convert.adapter import bare_adapter
+from paceline.checkpoint.convert.pickle_reader.torch_tensors import (
+    LazyTensor,
+    MappedFiles,
+    TorchFile,
+    refused,
+)
 from paceline.checkpoint.convert.pickle_reader.values import Value, as_dict, as_list
 from paceline.checkpoint.convert.source_state import (
     ADAM,
     ADAM_KINDS,
+    NO_STEP,
     ForeignState,
-    LazyTensor,
     incomplete,
     misfit,
 )
 from paceline.checkpoint.convert.tensor_names import (
     ModelNames,
     adapter_name,
-    by_model,
+    model_state,
     read_config,
     unwrapped,
 )
-from paceline.plan.model.parameter_list import NO_DECAY
+from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG
+from paceline.checkpoint.format.safetensors_file import ByteRange, read_header, read_rows
+from paceline.checkpoint.format.verify_files import open_regular
+from paceline.core.errors import CheckpointError
+from paceline.core.json_types import as_object
 
 PLACE, OPTIMIZER, SCALER = "trainer_state.json", "optimizer.pt", "scaler.pt"
-ADAPTER_CONFIG = "adapter_config.json"
 _VALUE_HEADS = ("value_head.safetensors", "value_head.bin")
 WITHOUT = "use --weights-only to bring over the weights alone, with new moments"
 _ASSUMED = (
@@ -49,7 +60,7 @@ def is_trainer_folder(folder: Path) -> bool:
     return (folder / PLACE).is_file()
 
 
-def place_of(folder: Path) -> int:
+def trainer_step(folder: Path) -> int:
     """Return the finished steps by ``trainer_state.json``. Raises CheckpointError."""
     step = read_config(folder, PLACE).get("global_step")
     if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 53:
@@ -65,60 +76,44 @@ def left_of(folder: Path, sentences: Mapping[str, str] = _LEFT) -> list[str]:
 
 def read_trainer(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool) -> ForeignState:
     """Return what a ``checkpoint-*`` holds. Raises CheckpointError."""
-    state, trained, decaying = state_of(folder, files, names, "a checkpoint of Transformers' Trainer")
-    state.step, state.left = place_of(folder), left_of(folder)
+    state = state_of(folder, files, names, "a checkpoint of Transformers' Trainer")
+    state.step, state.left = trainer_step(folder), left_of(folder)
     if moments and (folder / OPTIMIZER).is_file():
-        file = files.torch_file(folder / OPTIMIZER)
-        optimizer_into(state, file, trained, decaying, by_trainer=True)
+        optimizer_into(state, files.torch_file(folder / OPTIMIZER), by_trainer=True)
     elif moments:
         state.left.append("moments: the folder has no optimizer.pt, so the optimizer begins anew")
     scaler_into(state, folder, files)
     return state
 
 
-_Trained = dict[str, tuple[int, ...]]
-
-
-def state_of(
-    folder: Path, files: MappedFiles, names: ModelNames, form: str
-) -> tuple[ForeignState, _Trained, frozenset[str]]:
-    """Return the weights of a folder, its model's or its adapter's; the shapes of what is trained, in the
-    model's order; and which of it weight decay applies to. Raises CheckpointError.
-    """
+def state_of(folder: Path, files: MappedFiles, names: ModelNames, form: str) -> ForeignState:
+    """Return the weights of a folder, its model's or its adapter's. Raises CheckpointError."""
     if heads := [name for name in _VALUE_HEADS if (folder / name).is_file()]:
-        what = "the folder has a value head beside its language model (LLaMA-Factory's rm and ppo stages)"
-        hint = "it has a bias, which score heads have not: train the reward model anew, from these weights"
-        raise misfit(what, str(folder), heads[0], f"{hint} (model.name_or_path)")
+        problem = "the folder has a value head beside its language model (LLaMA-Factory's rm and ppo stages)"
+        remedy = "it has a bias, which score heads have not: train the reward model anew, from these weights"
+        raise misfit(problem, str(folder), heads[0], f"{remedy} (model.name_or_path)")
     adapter = read_config(folder, ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else None
-    given = folder_weights(folder, files, adapter=adapter is not None)
-    if adapter is None:
-        weights = by_model(given, names, str(folder))
-        trained = {name: weights[name].shape for name in names.parameters}
-        return ForeignState(form, 0, weights), trained, names.decaying
-    weights = {adapter_name(name): tensor for name, tensor in given.items()}
-    trained = adapter_order(weights, names)
-    return ForeignState(form, 0, weights, adapter=adapter), trained, adapter_decaying(trained)
+    tensors = folder_weights(folder, files, adapter=adapter is not None)
+    if adapter is not None:
+        weights = {adapter_name(name): tensor for name, tensor in tensors.items()}
+        return bare_adapter(weights, names, form, adapter)
+    state = model_state(form, tensors, names, str(folder))
+    state.trained = {name: state.weights[name].shape for name in names.parameters}
+    return state
 
 
-def optimizer_into(
-    state: ForeignState,
-    file: TorchFile,
-    trained: Mapping[str, tuple[int, ...]],
-    decaying: frozenset[str],
-    *,
-    by_trainer: bool = False,
-) -> None:
+def optimizer_into(state: ForeignState, file: TorchFile, *, by_trainer: bool = False) -> None:
     """Put the moments of an optimizer's file into ``state``. ``by_trainer``: Trainer made the optimizer,
     unless its groups say otherwise. Raises CheckpointError.
     """
     content = as_dict(file.content)
     groups = [as_dict(group) for group in as_list(content.get("param_groups"))]
     numbers, names = ([as_list(group.get(key)) for group in groups] for key in ("params", "param_names"))
-    order = parameter_order(state, file.where, numbers, names, trained, decaying, by_trainer=by_trainer)
+    order = parameter_order(state, file.where, numbers, names, by_trainer=by_trainer)
     by_number = dict(as_dict(content.get("state")).numbers())
     for number, name in order.items():
         if number in by_number:
-            state.moments[name] = adam_of(file, by_number[number], name, trained[name])
+            state.moments[name] = adam_of(file, by_number[number], name, state.trained[name])
     if not state.moments:
         raise incomplete("optimizer.pt has no moments", file.where)
     state.optimizer = ADAM
@@ -130,29 +125,11 @@ def scaler_into(state: ForeignState, folder: Path, files: MappedFiles) -> None:
         state.scaler = _scaler(files.torch_file(folder / SCALER))
 
 
-def adapter_decaying(trained: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
-    """Return those of an adapter's tensors that weight decay applies to."""
-    return frozenset(n for n, shape in trained.items() if len(shape) > 1 and not NO_DECAY.search(n))
-
-
-def adapter_order(weights: Mapping[str, LazyTensor], names: ModelNames) -> dict[str, tuple[int, ...]]:
-    """Return an adapter's tensors with their shapes in the order in which peft's model has them."""
-    at = {name.rpartition(".")[0]: number for number, name in enumerate(names.parameters)}
-
-    def place(name: str) -> tuple[int, str]:
-        layer, factor, _ = name.partition(".lora_")
-        return at.get(layer if factor else name.rpartition(".")[0], len(at)), name
-
-    return {name: weights[name].shape for name in sorted(weights, key=place)}
-
-
 def parameter_order(
     state: ForeignState,
     where: str,
     numbers: list[list[Value]],
-    named: list[list[Value]],
-    trained: Mapping[str, tuple[int, ...]],
-    decaying: frozenset[str],
+    names: list[list[Value]],
     *,
     by_trainer: bool = False,
 ) -> dict[int, str]:
@@ -161,10 +138,11 @@ def parameter_order(
     Trainer makes two, with and without decay, each in the model's order. Others may have one, whose order
     nothing says: it is refused ``by_trainer``, and said in ``state.left`` otherwise.
     """
-    flat = [number for group in numbers for number in group]
-    if all(named) and [len(group) for group in numbers] == [len(group) for group in named]:
-        return _by_names(where, flat, [str(name) for group in named for name in group], trained)
-    decayed, plain = [n for n in trained if n in decaying], [n for n in trained if n not in decaying]
+    flat, trained = [number for group in numbers for number in group], state.trained
+    if all(names) and [len(group) for group in numbers] == [len(group) for group in names]:
+        return _by_names(where, flat, [str(name) for group in names for name in group], trained)
+    decayed = [n for n in trained if n in state.decaying]
+    plain = [n for n in trained if n not in state.decaying]
     sizes, two = [len(group) for group in numbers], [len(decayed), len(plain)]
     filled = [size for size in sizes if size]
     order: list[str] = []
@@ -192,33 +170,45 @@ def _by_names(
     pairs = zip(names, numbers, strict=True)
     plain = unwrapped({adapter_name(name): number for name, number in pairs}, set(trained))
     if strange := sorted(set(plain) - set(trained)):
-        what = "the optimizer's param_names are none of what the model trains"
-        raise misfit(what, where, ", ".join(strange[:5])[:300], WITHOUT)
+        raise misfit(
+            "the optimizer's param_names are none of what the model trains",
+            where,
+            ", ".join(strange[:5])[:300],
+            WITHOUT,
+        )
     return {number: name for name, number in plain.items() if isinstance(number, int)}
 
 
 def adam_of(file: TorchFile, value: Value, name: str, shape: tuple[int, ...]) -> dict[str, LazyTensor]:
     """Return Adam's state of one parameter. Raises CheckpointError."""
-    found: dict[str, LazyTensor] = {}
-    for kind, one in as_dict(value).texts():
-        tensor = file.tensor(one)
+    states: dict[str, LazyTensor] = {}
+    for kind, item in as_dict(value).texts():
+        tensor = file.tensor(item)
         if tensor is not None:
-            found[kind] = LazyTensor.stored(tensor, file.where)
-        elif isinstance(one, (int, float)):
-            found[kind] = LazyTensor.number(float(one))
-    check_adam(found, name, shape, file.where)
-    return found
+            states[kind] = tensor
+        elif isinstance(item, (int, float)):
+            states[kind] = LazyTensor.number(float(item))
+    check_adam(states, name, shape, file.where)
+    return states
 
 
-def check_adam(found: Mapping[str, LazyTensor], name: str, shape: tuple[int, ...], where: str) -> None:
+def check_adam(states: Mapping[str, LazyTensor], name: str, shape: tuple[int, ...], where: str) -> None:
     """Raise CheckpointError unless a parameter's moments are Adam's, in its shape."""
-    if set(found) != ADAM_KINDS:
-        what = f"the moments of '{name}' are not Adam's (exp_avg, exp_avg_sq, step)"
-        raise misfit(what, where, ", ".join(sorted(found)) or "nothing", WITHOUT)
-    for kind, tensor in found.items():
+    if set(states) != ADAM_KINDS:
+        raise misfit(
+            f"the moments of '{name}' are not Adam's (exp_avg, exp_avg_sq, step)",
+            where,
+            ", ".join(sorted(states)) or "nothing",
+            WITHOUT,
+        )
+    for kind, tensor in states.items():
         if tensor.shape != (() if kind == "step" else shape):
-            what = f"{kind} of '{name}' has another shape than the parameter"
-            raise misfit(what, where, f"{tensor.shape}, the parameter {shape}", WITHOUT)
+            raise misfit(
+                f"{kind} of '{name}' has another shape than the parameter",
+                where,
+                f"{tensor.shape}, the parameter {shape}",
+                WITHOUT,
+            )
 
 
 def _scaler(file: TorchFile) -> tuple[float, int] | None:
@@ -227,11 +217,12 @@ def _scaler(file: TorchFile) -> tuple[float, int] | None:
     return (float(scale), tracker) if isinstance(scale, float) and isinstance(tracker, int) else None
 
 
-def last_step(moments: Iterable[Mapping[str, LazyTensor]]) -> int:
-    """Return the largest ``step`` among the moments; 0 without any."""
-    steps = [kinds["step"] for kinds in moments if "step" in kinds]
-    found = [float(step.load()) for step in steps if step.shape == ()]
-    return int(max((value for value in found if isfinite(value)), default=0))
+def step_into(state: ForeignState, moments: Mapping[str, Mapping[str, LazyTensor]]) -> None:
+    """Put the largest ``step`` among the moments into ``state``; say where there is none."""
+    tensors = [kinds["step"] for kinds in moments.values() if "step" in kinds]
+    steps = [float(tensor.load()) for tensor in tensors if tensor.shape == ()]
+    state.step = int(max(filter(isfinite, steps), default=0))
+    state.left += [] if state.step else [NO_STEP]
 
 
 ACCELERATE_OPTIMIZER = "optimizer.bin"
@@ -257,14 +248,72 @@ def read_accelerate(folder: Path, files: MappedFiles, names: ModelNames, *, mome
         path.name for path in folder.iterdir() if path.name.startswith(("model_1.", "optimizer_1."))
     )
     if others:
-        what, hint = "the folder holds several models or optimizers", "save each model in a folder of its own"
-        raise misfit(what, str(folder), ", ".join(others), hint)
-    state, trained, decaying = state_of(folder, files, names, "a checkpoint of Accelerate")
+        raise misfit(
+            "the folder holds several models or optimizers",
+            str(folder),
+            ", ".join(others),
+            "save each model in a folder of its own",
+        )
+    state = state_of(folder, files, names, "a checkpoint of Accelerate")
     state.left = left_of(folder, _LEFT_BY_ACCELERATE)
     if moments:
-        optimizer_into(state, files.torch_file(folder / ACCELERATE_OPTIMIZER), trained, decaying)
+        optimizer_into(state, files.torch_file(folder / ACCELERATE_OPTIMIZER))
     scaler_into(state, folder, files)
-    state.step = last_step(state.moments.values())
-    if not state.step:
-        state.left.append("the step: nothing in the folder says it, so it is 0; give it with --step")
+    step_into(state, state.moments)
     return state
+
+
+_INDEX = ".index.json"
+_MODELS = ("model.safetensors", "pytorch_model.bin", "pytorch_model_fsdp.bin")
+_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+
+
+def folder_weights(folder: Path, files: MappedFiles, *, adapter: bool = False) -> dict[str, LazyTensor]:
+    """Return the tensors of a folder's model, or of its adapter. Raises CheckpointError."""
+    for name in _ADAPTERS if adapter else _MODELS:
+        if (folder / f"{name}{_INDEX}").is_file():
+            tensors: dict[str, LazyTensor] = {}
+            for part in _of_index(folder, f"{name}{_INDEX}"):
+                tensors |= dict(file_weights(folder / part, files))
+            return tensors
+        if (folder / name).is_file():
+            return dict(file_weights(folder / name, files))
+    raise incomplete(
+        "the folder has no weights", str(folder), f"none of {', '.join(_ADAPTERS if adapter else _MODELS)}"
+    )
+
+
+def _of_index(folder: Path, index: str) -> list[str]:
+    names = {str(name) for name in as_object(read_config(folder, index).get("weight_map")).values()}
+    for name in names:
+        if "/" in name or "\\" in name or name.startswith("."):
+            raise refused(str(folder / index), f"the file name {name[:100]!r}, which is no plain one")
+    return sorted(names)
+
+
+def file_weights(path: Path, files: MappedFiles) -> Iterator[tuple[str, LazyTensor]]:
+    """Yield name and tensor of one file. Raises CheckpointError."""
+    if path.suffix == ".safetensors":
+        yield from _safetensors(path)
+        return
+    opened = files.torch_file(path)
+    for name, value in as_dict(opened.content).texts():
+        if (tensor := opened.tensor(value)) is not None:
+            yield name, tensor
+
+
+def _safetensors(path: Path) -> Iterator[tuple[str, LazyTensor]]:
+    try:
+        with open_regular(path) as file:
+            slots, _, _ = read_header(file, path.parent, path.name)
+    except FileNotFoundError:
+        raise incomplete("a file of the checkpoint is missing", str(path)) from None
+    except CheckpointError as exc:
+        raise misfit("the file is no sound safetensors file", str(path), exc.diagnostics[0].found) from None
+    for name, slot in slots.items():
+        yield name, LazyTensor(slot.dtype, slot.shape, partial(_read, path, slot))
+
+
+def _read(path: Path, slot: ByteRange) -> Tensor:
+    with open_regular(path) as file:
+        return read_rows(file, slot, 0, slot.shape[0] if slot.shape else 1)

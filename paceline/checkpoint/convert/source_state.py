@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
 from paceline.checkpoint import codes
-from paceline.checkpoint.convert.pickle_reader.torch_tensors import TensorInFile, refused_by_name
+from paceline.checkpoint.convert.pickle_reader.torch_tensors import LazyTensor
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject
 from paceline.protocols.roles import Role
-
-
-@dataclass(frozen=True)
-class LazyTensor:
-    """A tensor of known dtype and shape; ``load`` reads it. Raises CheckpointError."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    load: Callable[[], Tensor]
-
-    @staticmethod
-    def stored(tensor: TensorInFile, where: str) -> LazyTensor:
-        """Return a tensor of a file of torch.save."""
-
-        def load() -> Tensor:
-            with refused_by_name(where):
-                return tensor.load()
-
-        return LazyTensor(tensor.dtype, tensor.shape, load)
-
-    @staticmethod
-    def number(value: float) -> LazyTensor:
-        """Return a number as an optimizer's ``step`` is kept: a float32 scalar."""
-        return LazyTensor(torch.float32, (), lambda: torch.tensor(value, dtype=torch.float32))
-
 
 Moments = dict[str, dict[str, LazyTensor]]  # parameter → kind (exp_avg …) → tensor
 
@@ -47,6 +19,7 @@ class ForeignState:
     """What was found. ``form``: of which program, in words. ``weights`` by the names that the file has.
 
     role       the part that the model plays
+    trained    the shapes of what is trained, in the model's order; ``decaying``: what weight decay applies to
     moments    by the same names; empty where there are none
     optimizer  our name of what has such moments
     scaler     scale and growth tracker of fp16's scaler, where there is one
@@ -63,8 +36,13 @@ class ForeignState:
     adapter: JsonObject | None = None
     left: list[str] = field(default_factory=list)
     role: str = Role.POLICY.value
+    trained: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    decaying: frozenset[str] = frozenset()
 
 
+#: What is said of a step that no file of the folder has, and of a scheduler that is not brought over
+NO_STEP = "the step: nothing in the folder says it, so it is 0; give it with --step"
+SCHEDULER = "the learning rate's scheduler and client state: set schedule, warm-up and max_steps as they were"
 #: What Adam keeps of a parameter; ``ADAM`` is our name of it. Other optimizers are not brought over.
 ADAM_KINDS = frozenset({"exp_avg", "exp_avg_sq", "step"})
 ADAM = "adamw_torch"
@@ -78,3 +56,8 @@ def misfit(what: str, where: str, found: str, hint: str = "") -> CheckpointError
 def incomplete(what: str, where: str, found: str = "") -> CheckpointError:
     """Return the error of a part that is missing."""
     return CheckpointError(codes.CONVERT_INCOMPLETE(what, where, found, "copy the whole folder"))
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return the first names of a list, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from paceline.checkpoint.base_model_files import base_files
-from paceline.checkpoint.convert.source_state import incomplete, misfit
+from paceline.checkpoint.convert.pickle_reader.torch_tensors import LazyTensor
+from paceline.checkpoint.convert.source_state import ForeignState, incomplete, misfit, some_of
 from paceline.checkpoint.export.architecture import gives_scores, is_known, text_model_of
 from paceline.checkpoint.format.strict_json import parse_object
 from paceline.core.files import MAX_CONFIG_BYTES, open_file, read_bytes
@@ -49,45 +50,54 @@ class ModelNames:
 def model_names(config: JsonObject, where: Path) -> ModelNames:
     """Return the names of the model of a ``config.json``. Raises CheckpointError."""
     if not is_known(config):
-        hint = "export its weights with the program that wrote it, and set model.name_or_path"
-        found = f"model_type: {config.get('model_type')!r}"
-        raise misfit("Transformers has no causal language model of this type", str(where), found, hint)
+        remedy = "export its weights with the program that wrote it, and set model.name_or_path"
+        value = f"model_type: {config.get('model_type')!r}"
+        raise misfit("Transformers has no causal language model of this type", str(where), value, remedy)
     try:
         model = text_model_of(dict(config))
     except Exception as exc:  # whatever a config of a stranger makes Transformers raise
-        what, found = "Transformers builds no model of this config", f"{type(exc).__name__}: {exc}"[:300]
-        raise misfit(what, str(where / "config.json"), found, "put the model's own config there") from exc
-    named = dict(model.named_parameters())
+        problem, value = "Transformers builds no model of this config", f"{type(exc).__name__}: {exc}"[:300]
+        raise misfit(problem, str(where / "config.json"), value, "put the model's own config there") from exc
+    parameters = dict(model.named_parameters())
     buffers = {name: tuple(b.shape) for name, b in persistent_buffers(model)}
     return ModelNames(
-        {name: tuple(p.shape) for name, p in named.items()},
-        frozenset(name for name, p in named.items() if decays(name, p)),
+        {name: tuple(p.shape) for name, p in parameters.items()},
+        frozenset(name for name, p in parameters.items() if decays(name, p)),
         buffers,
-        frozenset(set(model.state_dict()) - set(named) - set(buffers)),
+        frozenset(set(model.state_dict()) - set(parameters) - set(buffers)),
     )
 
 
-def by_model(given: Mapping[str, T], names: ModelNames, where: str) -> dict[str, T]:
+def by_model(tensors: Mapping[str, T], names: ModelNames, where: str) -> dict[str, T]:
     """Return tensors by the model's own names: without a wrapper's prefix, a tied one once.
 
     Raises CheckpointError if one is missing, or is none of the model's.
     """
-    plain = unwrapped(given, set(names.parameters))
+    plain = unwrapped(tensors, set(names.parameters))
     expected = {*names.parameters, *names.buffers}
     missing, unknown = sorted(expected - set(plain)), sorted(set(plain) - expected - names.aliases)
     missing = [name for name in missing if name in names.parameters]
-    for what, some in (("are missing", missing), ("are none of the model's", unknown)):
+    for verdict, some in (("are missing", missing), ("are none of the model's", unknown)):
         if some:
-            listed = ", ".join(some[:5]) + (f" and {len(some) - 5} more" if len(some) > 5 else "")
-            hint = "give the model's folder with --model" if len(some) > 5 else ""
-            raise misfit(f"tensors {what}", where, listed, hint)
+            raise misfit(
+                f"tensors {verdict}",
+                where,
+                some_of(some),
+                "give the model's folder with --model" if len(some) > 5 else "",
+            )
     return {name: plain[name] for name in expected if name in plain}
 
 
-def unwrapped(given: Mapping[str, T], expected: Collection[str]) -> dict[str, T]:
+def model_state(form: str, tensors: Mapping[str, LazyTensor], names: ModelNames, where: str) -> ForeignState:
+    """Return the state of a whole model, by its own names. Raises CheckpointError as ``by_model``."""
+    weights = by_model(tensors, names, where)
+    return ForeignState(form, 0, weights, trained=names.parameters, decaying=names.decaying)
+
+
+def unwrapped(tensors: Mapping[str, T], expected: Collection[str]) -> dict[str, T]:
     """Return names without the words of wrappers, and without a prefix that all share."""
     plain: dict[str, T] = {}
-    for name, value in given.items():
+    for name, value in tensors.items():
         bare = name
         for word in _WRAPPERS:
             bare = bare.replace(word, "") if word != "module." or bare.startswith(word) else bare
@@ -141,9 +151,9 @@ def read_config(folder: Path, name: str = "config.json") -> JsonObject:
 
 def side_files(folder: Path) -> dict[str, bytes]:
     """Return the config, the tokenizer's files and what else a model's folder has, by name."""
-    own = {name: read_bytes(folder / name) for name in _CONFIGS if (folder / name).is_file()}
-    found = {**base_files(folder), **own}
-    return {name: data for name, data in found.items() if not name.endswith(".json") or _is_json(data)}
+    configs = {name: read_bytes(folder / name) for name in _CONFIGS if (folder / name).is_file()}
+    files = {**base_files(folder), **configs}
+    return {name: data for name, data in files.items() if not name.endswith(".json") or _is_json(data)}
 
 
 def _is_json(data: bytes) -> bool:

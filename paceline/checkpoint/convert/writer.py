@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.checkpointer import Checkpointer
-from paceline.checkpoint.commands.verify import Alone
-from paceline.checkpoint.convert.source_state import ForeignState, LazyTensor
+from paceline.checkpoint.commands.verify import SingleRank
+from paceline.checkpoint.convert.pickle_reader.torch_tensors import LazyTensor
+from paceline.checkpoint.convert.source_state import ForeignState
 from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG
 from paceline.checkpoint.format.durable_files import named_errors
 from paceline.checkpoint.format.manifest import CONVERTED, HF_FOLDER, STATE
@@ -70,7 +71,7 @@ def write_converted(
     contents = Contents(
         written, {"format": "pt"}, places, {**files, STATE: dump_object(_state(state, folder), STATE)}
     )
-    saver = Checkpointer(RunDir.at(to), Alone())
+    saver = Checkpointer(RunDir.at(to), SingleRank())
     with named_errors(to):
         path = saver.publish(state.step, lambda: contents)
     cost = saver.last
@@ -79,14 +80,14 @@ def write_converted(
 
 
 def _state(state: ForeignState, folder: Path) -> JsonObject:
-    found: dict[str, Json] = {"train": {"step": state.step}, CONVERTED: state.form}
+    content: dict[str, Json] = {"train": {"step": state.step}, CONVERTED: state.form}
     if state.optimizer:
-        found["optimizer"] = {"name": state.optimizer, "args": {}}
+        content["optimizer"] = {"name": state.optimizer, "args": {}}
     if state.adapter is not None:
-        found["adapter"] = to_json(spec_of(state.adapter, str(folder / ADAPTER_CONFIG)))
+        content["adapter"] = to_json(spec_of(state.adapter, str(folder / ADAPTER_CONFIG)))
         base = state.adapter.get("base_model_name_or_path")
-        found["base_model"] = {"name_or_path": str(base or ""), "fingerprint": "", "ties": {}}
-    return found
+        content["base_model"] = {"name_or_path": str(base or ""), "fingerprint": "", "ties": {}}
+    return content
 
 
 def _entry(name: TensorName, tensor: LazyTensor) -> TensorEntry:
@@ -99,11 +100,11 @@ def _loaded(tensor: LazyTensor, dtype: torch.dtype) -> Tensor:
 
 
 def _scaler_entries(role: str, scale: float, tracker: int) -> list[TensorEntry]:
-    given: dict[str, Callable[[], Tensor]] = {
+    scalars: dict[str, Callable[[], Tensor]] = {
         "scale": lambda: torch.tensor(scale, dtype=torch.float32),
         "growth_tracker": lambda: torch.tensor(tracker),
     }
     return [
         TensorEntry(TensorName(role, kind, SCALER).encode(), make().dtype, (), make)
-        for kind, make in given.items()
+        for kind, make in scalars.items()
     ]

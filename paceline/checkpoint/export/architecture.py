@@ -40,8 +40,8 @@ def auto_of(config: Mapping[str, Json]) -> type[_BaseAutoModelClass]:
 
 def gives_scores(config: Mapping[str, Json]) -> bool:
     """Whether a config names a class with a score head in place of the language-model head."""
-    named = config.get("architectures")
-    return isinstance(named, list) and any(str(name).endswith(SCORES) for name in named)
+    classes = config.get("architectures")
+    return isinstance(classes, list) and any(str(name).endswith(SCORES) for name in classes)
 
 
 def text_model_of(config: Mapping[str, Json]) -> PreTrainedModel:
@@ -51,11 +51,11 @@ def text_model_of(config: Mapping[str, Json]) -> PreTrainedModel:
     plain = {
         k: _plain(v) for k, v in config.items() if k not in ("model_type", "auto_map", "transformers_version")
     }
-    made = AutoConfig.for_model(str(config["model_type"]), **plain)
-    if (whole := whole_model(made)) is not None:
-        made = whole.text
+    settings = AutoConfig.for_model(str(config["model_type"]), **plain)
+    if (composite := whole_model(settings)) is not None:
+        settings = composite.text
     with torch.device("meta"):
-        return auto_of(config).from_config(made)  # type: ignore[no-untyped-call]
+        return auto_of(config).from_config(settings)  # type: ignore[no-untyped-call]
 
 
 def whole_of(config: Mapping[str, Json]) -> WholeModel | None:
@@ -71,7 +71,7 @@ def whole_of(config: Mapping[str, Json]) -> WholeModel | None:
 def _plain(value: Json) -> Json:
     """Decode a ``config.json`` value as Transformers does: ``{"__float__": "Infinity"}`` is a float."""
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, dict):
         return (
             float(str(value["__float__"]))
@@ -87,9 +87,12 @@ def check_names(config: JsonObject, shapes: Mapping[str, tuple[int, ...]], where
     Also sets ``architectures`` in ``config``. Returns the model on the meta device. Raises CheckpointError.
     """
     if not is_known(config):
-        what = "Transformers has no causal language model of this type"
         raise CheckpointError(
-            codes.EXPORT_MODEL_TYPE(what, str(where), f"model_type: {config.get('model_type')!r}")
+            codes.EXPORT_MODEL_TYPE(
+                "Transformers has no causal language model of this type",
+                str(where),
+                f"model_type: {config.get('model_type')!r}",
+            )
         )
     model = text_model_of(config)
     if composite_of(config) is None:  # a composite's names the class with all parts
@@ -104,8 +107,11 @@ def check_names(config: JsonObject, shapes: Mapping[str, tuple[int, ...]], where
         ),
     }
     if any(wrong.values()):
-        what = "the checkpoint's tensors do not match its config.json"
-        raise CheckpointError(codes.EXPORT_TENSORS(what, str(where), listed_wrong(wrong)))
+        raise CheckpointError(
+            codes.EXPORT_TENSORS(
+                "the checkpoint's tensors do not match its config.json", str(where), listed_wrong(wrong)
+            )
+        )
     return model
 
 

@@ -38,36 +38,51 @@ class Exporters:
     own: tuple[OwnExporter, ...] = ()
 
 
-def exporters_of(given: Sequence[Exporter] | None, checkpoint: Path) -> Exporters:
+def exporters_of(requested: Sequence[Exporter] | None, checkpoint: Path) -> Exporters:
     """Return the exporters that are named, or, if None are given, those of the checkpoint's run.
 
     ``none`` stands for no exporter. Raises ConfigError before anything is written.
     """
     where = "--exporter"
-    if given is None:
-        given, where = _of_run(checkpoint), "training.exporters"
-    if isinstance(given, str) or callable(given):
-        given = [given]
-    read, own, gguf = own_name("exporters", (*EXPORTERS, NO_EXPORTER)), list[OwnExporter](), False
-    for one in given:
-        name = read(one) if isinstance(one, str) else getattr(one, "__qualname__", type(one).__name__)
-        if isinstance(one, str) and name in EXPORTERS:
+    if requested is None:
+        requested, where = _of_run(checkpoint), "training.exporters"
+    if isinstance(requested, str) or callable(requested):
+        requested = [requested]
+    read, functions, gguf = own_name("exporters", (*EXPORTERS, NO_EXPORTER)), list[OwnExporter](), False
+    for exporter in requested:
+        name = (
+            read(exporter)
+            if isinstance(exporter, str)
+            else getattr(exporter, "__qualname__", type(exporter).__name__)
+        )
+        if isinstance(exporter, str) and name in EXPORTERS:
             gguf = True
-        elif not isinstance(one, str) or name != NO_EXPORTER:
-            own.append(OwnExporter(name, own_exporter(name, where) if isinstance(one, str) else one))
-    return Exporters(gguf, tuple(own))
+        elif not isinstance(exporter, str) or name != NO_EXPORTER:
+            functions.append(
+                OwnExporter(name, own_exporter(name, where) if isinstance(exporter, str) else exporter)
+            )
+    return Exporters(gguf, tuple(functions))
 
 
 def own_exporter(name: str, where: str) -> Callable[[Path], None]:
     """Return the function ``module:function``. Raises ConfigError."""
     if ":" not in name:
-        what, hint = f"there is no exporter named '{name}'", f"{', '.join(EXPORTERS)}, or module:function"
-        raise ConfigError(codes.EXPORT_EXPORTER(what, where, name, hint))
-    found: Callable[[Path], None] = load_attr(name)
-    if not callable(found):
-        what = f"'{name}' is no function of the exported folder"
-        raise ConfigError(codes.EXPORT_EXPORTER(what, where, type(found).__name__, "name a function"))
-    return found
+        problem, remedy = (
+            f"there is no exporter named '{name}'",
+            f"{', '.join(EXPORTERS)}, or module:function",
+        )
+        raise ConfigError(codes.EXPORT_EXPORTER(problem, where, name, remedy))
+    function: Callable[[Path], None] = load_attr(name)
+    if not callable(function):
+        raise ConfigError(
+            codes.EXPORT_EXPORTER(
+                f"'{name}' is no function of the exported folder",
+                where,
+                type(function).__name__,
+                "name a function",
+            )
+        )
+    return function
 
 
 def _of_run(checkpoint: Path) -> Sequence[str]:
@@ -77,27 +92,39 @@ def _of_run(checkpoint: Path) -> Sequence[str]:
         stored = parse_object(read_run_file(file).encode(), str(file), max_bytes=_MOST_BYTES).get("training")
     except OSError:
         return ()
-    named = stored.get("exporters") if isinstance(stored, dict) else None
-    return [str(one) for one in named] if isinstance(named, list) else ()
+    names = stored.get("exporters") if isinstance(stored, dict) else None
+    return [str(name) for name in names] if isinstance(names, list) else ()
 
 
-def run_exporters(own: Iterable[OwnExporter], folder: Path) -> None:
+def run_exporters(exporters: Iterable[OwnExporter], folder: Path) -> None:
     """Call each with the folder. Raises CheckpointError for one that raises or changes what is there."""
-    for one in own:
+    for exporter in exporters:
         before = _files(folder)
         try:
-            one.function(folder)
+            exporter.function(folder)
         except Exception as error:  # a user's function may raise anything
-            what, found = f"the exporter '{one.name}' raised an exception", f"{type(error).__name__}: {error}"
-            hint = "correct it, or leave it out (--exporter none)"
-            raise CheckpointError(codes.EXPORT_EXPORTER(what, str(folder), found[:400], hint)) from error
+            problem, evidence = (
+                f"the exporter '{exporter.name}' raised an exception",
+                f"{type(error).__name__}: {error}",
+            )
+            raise CheckpointError(
+                codes.EXPORT_EXPORTER(
+                    problem, str(folder), evidence[:400], "correct it, or leave it out (--exporter none)"
+                )
+            ) from error
         after = _files(folder)
         if changed := [name for name, state in before.items() if after.get(name) != state]:
-            what = f"the exporter '{one.name}' has changed files of the model"
-            hint = "an exporter writes files of its own names into the folder"
-            raise CheckpointError(codes.EXPORT_EXPORTER(what, str(folder), ", ".join(changed[:8]), hint))
+            problem = f"the exporter '{exporter.name}' has changed files of the model"
+            raise CheckpointError(
+                codes.EXPORT_EXPORTER(
+                    problem,
+                    str(folder),
+                    ", ".join(changed[:8]),
+                    "an exporter writes files of its own names into the folder",
+                )
+            )
 
 
 def _files(folder: Path) -> dict[str, tuple[int, int]]:
-    found = ((p, p.stat()) for p in sorted(folder.rglob("*")) if p.is_file())
-    return {str(p.relative_to(folder)): (state.st_size, state.st_mtime_ns) for p, state in found}
+    files = ((p, p.stat()) for p in sorted(folder.rglob("*")) if p.is_file())
+    return {str(p.relative_to(folder)): (state.st_size, state.st_mtime_ns) for p, state in files}

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.format.safetensors_file import Slot, read_header, read_rows
+from paceline.checkpoint.format.safetensors_file import ByteRange, read_header, read_rows
 from paceline.core.files import open_file
 from paceline.models.loading.safetensors_files import StoredSlice, TensorFiles
 
@@ -23,7 +23,7 @@ class FolderReads(TensorFiles):
     """Safetensors files, opened when wanted; a context manager."""
 
     def __init__(self) -> None:
-        self._slots: dict[Path, dict[str, Slot]] = {}
+        self._slots: dict[Path, dict[str, ByteRange]] = {}
         self._files: dict[Path, BinaryIO] = {}
 
     def slice_of(self, file: Path, name: str) -> StoredSlice:
@@ -37,7 +37,7 @@ class FolderReads(TensorFiles):
             raise OSError(f"{file} ended early")
         return torch.frombuffer(raw, dtype=slot.dtype) if raw else torch.empty(0, dtype=slot.dtype)
 
-    def _slot(self, file: Path, name: str) -> Slot:
+    def _slot(self, file: Path, name: str) -> ByteRange:
         if file not in self._slots:
             self._slots[file] = read_header(self._opened(file), file.parent, file.name)[0]
         if name not in self._slots[file]:
@@ -68,7 +68,7 @@ class FolderReads(TensorFiles):
 class _Stored(StoredSlice):
     """A tensor of an open file: the rows that are wanted are read, then their columns are cut."""
 
-    def __init__(self, file: BinaryIO, slot: Slot) -> None:
+    def __init__(self, file: BinaryIO, slot: ByteRange) -> None:
         self._file, self._slot = file, slot
 
     def get_shape(self) -> list[int]:

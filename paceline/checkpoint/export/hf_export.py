@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import torch
@@ -86,11 +87,9 @@ def export_hf(
     """Export the model of ``role`` as a folder that ``from_pretrained`` loads.
 
     The class is ``AutoModelForCausalLM``, for a reward or value model ``AutoModelForSequenceClassification``.
-    One tensor is in memory, and what it is made from. What the run did not train (``checkpoint.carried``) is
-    copied from the model that it started from. The checkpoint of an adapter becomes a folder that
-    ``PeftModel.from_pretrained`` loads onto its base; with ``merge`` a full model (``export_merged``).
-
-    ``exporters`` write further files into the folder, such as ``model.gguf``.
+    One tensor is in memory, and what it is made from. What the run did not train is copied from the model
+    that it started from. The checkpoint of an adapter becomes a folder that ``PeftModel.from_pretrained``
+    loads onto its base; with ``merge`` a full model. ``exporters`` write further files into the folder.
 
     ``verified``: the checkpoint's hashes were compared just now, and are not again; ``opened`` opens it
     (``averaged``: with others). Every number must be finite in ``dtype``, and the tensors must be exactly
@@ -98,44 +97,48 @@ def export_hf(
     (``load_check``). ``to`` appears complete or not at all. Raises ConfigError (destination, dtype) and
     CheckpointError.
     """
-    _check_dtype(dtype)
+    if dtype not in DTYPES:
+        raise ConfigError(codes.EXPORT_DTYPE("--dtype", dtype, hint=", ".join(DTYPES)))
     check_sources(to, checkpoint)
     check_destination(to, overwrite)
-    opened = opened or partial(CheckpointReader, verify=not verified)
-    # Choose the tensors to write: an adapter's, or a model's (a merged one, or one with a score head).
     with (
         being_read(checkpoint),
-        opened(checkpoint) as reader,
+        (opened or partial(CheckpointReader, verify=not verified))(checkpoint) as reader,
         FolderReads() as files,
         named_errors(to, what="the export cannot be written"),
     ):
-        role, adapter = _role(reader, role), is_adapter(reader)
-        of_model = partial(_of_model, checkpoint=checkpoint, files=files)
-        chosen = _of_adapter if adapter and not merge else of_model
-        content = chosen(reader, role, dtype)
+        role, kind = _role(reader, role), "model"
+        if is_adapter(reader):
+            kind = "merged model" if merge else "adapter"
+        content = (
+            _of_adapter(reader, role, dtype)
+            if kind == "adapter"
+            else _of_model(reader, role, dtype, checkpoint, files)
+        )
         if exporters.gguf:
-            check_gguf(config_of(reader, dtype), is_adapter=adapter and not merge)
+            check_gguf(config_of(reader, dtype), is_adapter=kind == "adapter")
         checked = load_back and not content.remote
-        # Write next to the destination, load back, then rename.
         to.parent.mkdir(parents=True, exist_ok=True)
-        entries, carried = content.entries, content.carried
-        need_space(to.parent, sum(e.num_bytes for e in (*entries, *carried)))
+        entries, num_carried = content.entries, len(content.carried)
+        need_space(to.parent, sum(entry.num_bytes for entry in (*entries, *content.carried)))
         with staged(to, overwrite) as stage:
             content.fill(stage, max_shard_bytes, checkpoint if checked else None)
-            if exporters.gguf:
-                write_gguf(stage, DTYPES[dtype])
-            run_exporters(exporters.own, stage)
-            written = {
-                p.relative_to(stage).as_posix(): p.stat().st_size for p in stage.rglob("*") if p.is_file()
-            }
-            names, size = tuple(sorted(written)), sum(written.values())
-        count = sum(torch.Size(e.shape).numel() for e in entries)
-        kind = "model" if not adapter else "merged model" if merge else "adapter"
-        begun = as_object(reader.state.get("adapter")).get("init_lora_weights") if kind == "adapter" else None
-        init = str(begun or "")
+            sizes = _run_exporters(exporters, stage, dtype)
+        begun = as_object(reader.state.get("adapter")).get("init_lora_weights")
+        count, size = sum(prod(entry.shape) for entry in entries), sum(sizes.values())
+        names, init = tuple(sorted(sizes)), str(begun or "") if kind == "adapter" else ""
         return ExportReport(
-            to, reader.step, dtype, len(entries), count, size, names, checked, kind, len(carried), init
+            to, reader.step, dtype, len(entries), count, size, names, checked, kind, num_carried, init
         )
+
+
+def _run_exporters(exporters: Exporters, stage: Path, dtype: str) -> dict[str, int]:
+    """Write further files; return the bytes of all files by name."""
+    if exporters.gguf:
+        write_gguf(stage, DTYPES[dtype])
+    run_exporters(exporters.own, stage)
+    files = (path for path in stage.rglob("*") if path.is_file())
+    return {path.relative_to(stage).as_posix(): path.stat().st_size for path in files}
 
 
 @dataclass(frozen=True)
@@ -179,12 +182,12 @@ def _of_model(
         entries = merged_entries(reader, role, config, entries, DTYPES[dtype], files)
     remote = "auto_map" in config and config.get("model_type") is not None and not is_known(config)
     skeleton = None if remote else check_names(config, {e.name: e.shape for e in entries}, checkpoint)
-    saved, whole, released, exported = entries, whole_of(config), entries, None
+    saved, composite, released, exported = entries, whole_of(config), entries, None
     if skeleton is not None:
-        if whole is not None:  # under the names of the class with all parts
-            names = whole.names(skeleton)
+        if composite is not None:  # under the names of the class with all parts
+            names = composite.names(skeleton)
             saved = [replace(e, name=names[e.name]) for e in entries]
-        released = hub_entries(skeleton if whole is None else whole.skeleton, saved)
+        released = hub_entries(skeleton if composite is None else composite.skeleton, saved)
         exported = ExportedTensors(skeleton, entries, saved, released, carried)
 
     def fill(stage: Path, max_shard_bytes: int, against: Path | None) -> None:
@@ -199,40 +202,27 @@ def _of_model(
     return _Content(saved, fill, carried, remote)
 
 
-def _check_dtype(dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise ConfigError(codes.EXPORT_DTYPE("--dtype", dtype, hint=", ".join(DTYPES)))
-
-
 def _role(reader: CheckpointReader, requested: str) -> str:
-    """Return ``requested``.
-
-    If it is the default and the checkpoint has one role only (a reward model), return that one.
-    """
+    """Return ``requested``; if it is the default and the checkpoint has one other role only, that one."""
     roles = reader.roles()
-    return (
-        roles[0]
-        if requested == Role.POLICY.value and requested not in roles and len(roles) == 1
-        else requested
-    )
+    is_other = requested == Role.POLICY.value and requested not in roles and len(roles) == 1
+    return roles[0] if is_other else requested
 
 
 def _entries(reader: CheckpointReader, role: str, dtype: torch.dtype) -> list[TensorEntry]:
     names = [n for n in reader.names() if n.role == role and n.kind in (PARAM, BUFFER)]
     if not names:
-        found = ", ".join(reader.roles()) or "none"
-        raise CheckpointError(codes.EXPORT_NO_ROLE(str(reader.path), f"roles: {found}", role=role))
+        roles = ", ".join(reader.roles()) or "none"
+        raise CheckpointError(codes.EXPORT_NO_ROLE(str(reader.path), f"roles: {roles}", role=role))
     entries = []
     for name in names:
-        stored = reader.dtype(name.role, name.name, name.kind)
+        key = (name.role, name.name, name.kind)
+        stored = reader.dtype(*key)
         target = dtype if stored.is_floating_point else stored
-        entries.append(
-            TensorEntry(
-                name.name, target, reader.shape(name.role, name.name, name.kind), _cast(reader, name, target)
-            )
-        )
+        load = partial(_finite, reader, name, target)
+        entries.append(TensorEntry(name.name, target, reader.shape(*key), load))
     return entries
 
 
-def _cast(reader: CheckpointReader, name: TensorName, dtype: torch.dtype) -> Callable[[], Tensor]:
-    return lambda: finite(reader.read(name.role, name.name, name.kind), dtype, reader.path, name.name)
+def _finite(reader: CheckpointReader, name: TensorName, dtype: torch.dtype) -> Tensor:
+    return finite(reader.read(name.role, name.name, name.kind), dtype, reader.path, name.name)

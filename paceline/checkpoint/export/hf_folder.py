@@ -55,8 +55,11 @@ def check_sources(to: Path, checkpoint: Path) -> None:
         base = str(config.get("base_model_name_or_path") or "")
     for path, name in ((checkpoint, "the checkpoint"), (Path(base), "the base model of the adapter")):
         if str(path) != "." and path.exists() and path.resolve().is_relative_to(to.resolve()):
-            what, hint = f"{name} is there, which the export reads", "give another folder"
-            raise ConfigError(codes.EXPORT_DESTINATION(what, "--to", str(to), hint))
+            raise ConfigError(
+                codes.EXPORT_DESTINATION(
+                    f"{name} is there, which the export reads", "--to", str(to), "give another folder"
+                )
+            )
 
 
 def check_destination(to: Path, overwrite: bool) -> None:
@@ -65,13 +68,23 @@ def check_destination(to: Path, overwrite: bool) -> None:
         return
     is_model = any(any(to.glob(name)) for name in _OF_MODELS) and not RunDir(to).exists()
     if overwrite and to.is_dir() and not is_model:
-        what = "only the folder of a model is replaced, and this one holds something else"
-        raise ConfigError(codes.EXPORT_DESTINATION(what, "--to", str(to), f"--to {to / 'model'}"))
-    if os.path.lexists(to) and not (overwrite and to.is_dir() and not to.is_symlink()):
-        what = "the destination exists and is not empty" if to.is_dir() else "the destination is not a folder"
         raise ConfigError(
             codes.EXPORT_DESTINATION(
-                what, "--to", str(to), "give another folder, or --overwrite to replace this one"
+                "only the folder of a model is replaced, and this one holds something else",
+                "--to",
+                str(to),
+                f"--to {to / 'model'}",
+            )
+        )
+    if os.path.lexists(to) and not (overwrite and to.is_dir() and not to.is_symlink()):
+        raise ConfigError(
+            codes.EXPORT_DESTINATION(
+                "the destination exists and is not empty"
+                if to.is_dir()
+                else "the destination is not a folder",
+                "--to",
+                str(to),
+                "give another folder, or --overwrite to replace this one",
             )
         )
 
@@ -103,14 +116,14 @@ def finite(tensor: Tensor, dtype: torch.dtype, path: Path, name: str) -> Tensor:
     """
     if not tensor.is_floating_point():
         return tensor
-    whole = tensor.contiguous()
-    cast = whole if whole.dtype == dtype else torch.empty_like(whole, dtype=dtype)
+    source = tensor.contiguous()
+    cast = source if source.dtype == dtype else torch.empty_like(source, dtype=dtype)
     # piece by piece: what torch compares and casts with would be a copy of a large tensor each
-    pieces = (torch.split(one.view(-1), _PIECE) for one in (whole, cast))
-    for piece, made in zip(*pieces, strict=True):
-        if made.dtype != piece.dtype:
-            made.copy_(piece)
-        if not bool(torch.isfinite(made).all()):
+    pieces = (torch.split(values.view(-1), _PIECE) for values in (source, cast))
+    for piece, converted in zip(*pieces, strict=True):
+        if converted.dtype != piece.dtype:
+            converted.copy_(piece)
+        if not bool(torch.isfinite(converted).all()):
             raise _not_finite(path, name, tensor, dtype)
     return cast
 
@@ -118,17 +131,17 @@ def finite(tensor: Tensor, dtype: torch.dtype, path: Path, name: str) -> Tensor:
 def _not_finite(path: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> CheckpointError:
     bad = int((~torch.isfinite(tensor)).sum())
     if bad:
-        what, hint = (
+        problem, remedy = (
             f"'{name}' contains {bad} values that are not numbers: training had diverged",
             "export an earlier checkpoint",
         )
     else:
-        what = (
+        problem = (
             f"'{name}' reaches {float(tensor.abs().max()):.3g}, which"
             f" {str(dtype).removeprefix('torch.')} cannot represent"
         )
-        hint = "use --dtype bfloat16 or float32"
-    return CheckpointError(codes.EXPORT_NOT_FINITE(what, str(path), hint=hint))
+        remedy = "use --dtype bfloat16 or float32"
+    return CheckpointError(codes.EXPORT_NOT_FINITE(problem, str(path), hint=remedy))
 
 
 def config_of(reader: CheckpointReader, dtype: str) -> JsonObject:
@@ -138,9 +151,7 @@ def config_of(reader: CheckpointReader, dtype: str) -> JsonObject:
     """
     if "config.json" not in reader.side_files():
         raise CheckpointError(codes.EXPORT_NO_CONFIG(str(reader.path)))
-    raw = parse_object(
-        reader.side_file("config.json"), str(reader.path / "hf" / "config.json"), max_bytes=MAX_CONFIG_BYTES
-    )
+    raw = reader.side_json("config.json")
     return {
         k: v
         for k, v in raw.items()
@@ -156,12 +167,12 @@ def scoring(config: Mapping[str, Json], reader: CheckpointReader) -> JsonObject:
     """
     generation = _generation(reader)
     pad, ends = generation.get("pad_token_id"), listed(generation.get("eos_token_id"))
-    one: JsonObject = {
+    labels: JsonObject = {
         "id2label": {"0": "LABEL_0"},
         "label2id": {"LABEL_0": 0},
         "pad_token_id": None if pad in ends else pad,
     }
-    return {**config, **one, "architectures": [SCORES]}
+    return {**config, **labels, "architectures": [SCORES]}
 
 
 def write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str, Json], remote: bool) -> None:
@@ -194,9 +205,7 @@ def write_kept(stage: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _generation(reader: CheckpointReader) -> JsonObject:
-    if GENERATION not in reader.side_files():
-        return {}
-    return parse_object(reader.side_file(GENERATION), GENERATION, max_bytes=MAX_CONFIG_BYTES)
+    return reader.side_json(GENERATION) if GENERATION in reader.side_files() else {}
 
 
 def write_weights(stage: Path, entries: list[TensorEntry], max_shard_bytes: int) -> None:
@@ -254,7 +263,7 @@ def pad_apart(stage: Path, ends: Collection[int]) -> int | None:
         tokenizer = AutoTokenizer.from_pretrained(str(stage), local_files_only=True, trust_remote_code=False)
     except Exception:  # noqa: BLE001  (damaged files raise many types, and a class may need its own code)
         return None
-    chosen = next((one for one in _candidates(tokenizer) if one not in ends), None)
+    chosen = next((token for token in _candidates(tokenizer) if token not in ends), None)
     if chosen is not None and chosen != tokenizer.pad_token_id:
         for name in _SETTINGS:
             if (path := stage / name).is_file():
@@ -269,9 +278,9 @@ def _candidates(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     special = {
         index: token.content for index, token in tokenizer.added_tokens_decoder.items() if token.special
     }
-    own = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id)
-    unwritten = [index for index, text in special.items() if text not in written and index not in own]
-    return [one for one in (own[0], *unwritten, *own[1:]) if one is not None]
+    standard = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id)
+    unwritten = [index for index, text in special.items() if text not in written and index not in standard]
+    return [candidate for candidate in (standard[0], *unwritten, *standard[1:]) if candidate is not None]
 
 
 def replace_json(path: Path, values: Mapping[str, Json]) -> None:

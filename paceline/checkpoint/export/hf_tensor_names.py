@@ -30,28 +30,26 @@ def hub_entries(model: PreTrainedModel, entries: Sequence[TensorEntry]) -> list[
     written; if several are made from one (the experts of a layer), that one and they are in memory, if one
     is made from several, those of its layer. Such results lie beside each other in a file.
     """
-    whole = _reverted(model, {e.name: _empty(e) for e in entries})
+    expected = _reverted(model, {e.name: _empty(e) for e in entries})
     by_name = {e.name: e for e in entries}
-    if set(whole) == set(by_name) and all(whole[n].shape == torch.Size(by_name[n].shape) for n in whole):
+    if set(expected) == set(by_name) and all(
+        expected[n].shape == torch.Size(by_name[n].shape) for n in expected
+    ):
         return list(entries)
     # Convert in the smallest groups that give the right result: single tensors, layers, the whole model.
-    for key in (_itself, _layer, lambda _: ""):
+    for key in (str, _layer, lambda _: ""):
         try:
-            made = _grouped(model, entries, key)
+            converted = _grouped(model, entries, key)
         except (RuntimeError, ValueError, KeyError, IndexError):  # needs tensors of several of these groups
             continue
-        if {e.name: torch.Size(e.shape) for e in made} == {n: t.shape for n, t in whole.items()}:
-            return made
+        if {e.name: torch.Size(e.shape) for e in converted} == {n: t.shape for n, t in expected.items()}:
+            return converted
     raise AssertionError("the complete model is one of the groups that were tried")
 
 
-def _itself(name: str) -> str:
-    return name
-
-
 def _layer(name: str) -> str:
-    found = _LAYER.match(name)
-    return found[1] if found else ""
+    match = _LAYER.match(name)
+    return match[1] if match else ""
 
 
 def _grouped(
@@ -61,17 +59,17 @@ def _grouped(
     groups: dict[str, list[TensorEntry]] = {}
     for entry in entries:
         groups.setdefault(key(entry.name), []).append(entry)
-    made, ready = [], _Ready(model)
+    converted, ready = [], _Ready(model)
     for word, group in groups.items():
         shapes = _reverted(model, {e.name: _empty(e) for e in group})
         if set(shapes) == {e.name for e in group} and all(shapes[e.name].shape == e.shape for e in group):
-            made += group
+            converted += group
             continue
-        made += [
+        converted += [
             TensorEntry(name, t.dtype, tuple(t.shape), ready.loader(group, name), beside=word)
             for name, t in shapes.items()
         ]
-    return made
+    return converted
 
 
 @dataclass
@@ -106,5 +104,5 @@ def _empty(entry: TensorEntry) -> Tensor:
 def _reverted(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     from transformers.core_model_loading import revert_weight_conversion
 
-    found: dict[str, Tensor] = revert_weight_conversion(model, dict(tensors))
-    return found
+    released: dict[str, Tensor] = revert_weight_conversion(model, dict(tensors))
+    return released

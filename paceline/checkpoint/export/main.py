@@ -7,11 +7,11 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.export.exporters import Exporters, exporters_of
@@ -63,15 +63,21 @@ def _fetched(args: argparse.Namespace, pushes: bool, notes: list[Diagnostic]) ->
     system's for temporary files), which is removed at the end. Every block's hash has been compared.
     """
     from paceline.checkpoint.export.hf_folder import check_destination
-    from paceline.checkpoint.object_store.download import bring_named
+    from paceline.checkpoint.object_store.download import download_named
     from paceline.checkpoint.object_store.obstore_backend import open_store
 
     url, beside = url_of(args.run), None
     if args.checkpoint not in ("result", "latest"):
         step = args.checkpoint.removeprefix("step-")
         if url.step is not None or not (step.isascii() and step.isdigit()):
-            what, hint = "a URL has the newest, or a step", f"{url}/step-00000500, without --checkpoint"
-            raise ConfigError(codes.EXPORT_NO_CHECKPOINT(what, "--checkpoint", args.checkpoint, hint))
+            raise ConfigError(
+                codes.EXPORT_NO_CHECKPOINT(
+                    "a URL has the newest, or a step",
+                    "--checkpoint",
+                    args.checkpoint,
+                    f"{url}/step-00000500, without --checkpoint",
+                )
+            )
         url = replace(url, step=step_name(int(step)))
     if not pushes:
         to = Path(args.to).expanduser().absolute()
@@ -79,7 +85,7 @@ def _fetched(args: argparse.Namespace, pushes: bool, notes: list[Diagnostic]) ->
         beside = to.parent
         make_folder(beside)
     with tempfile.TemporaryDirectory(prefix=".paceline-fetched-", dir=beside) as folder:
-        brought = bring_named(open_store(url), url, RunDir.at(folder).checkpoints)
+        brought = download_named(open_store(url), url, RunDir.at(folder).checkpoints)
         notes += brought.notes
         yield brought.path
 
@@ -89,9 +95,12 @@ def url_of(text: str) -> ObjectUrl:
     try:
         return parse_url(text)
     except ValueError as wrong:
-        hint = "s3://bucket/folder, or s3://bucket/folder/step-00000500"
         raise ConfigError(
-            rules_codes.SAVE_CHECKPOINT_URL(f"this URL cannot be used: {wrong}", "URL", hint=hint)
+            rules_codes.SAVE_CHECKPOINT_URL(
+                f"this URL cannot be used: {wrong}",
+                "URL",
+                hint="s3://bucket/folder, or s3://bucket/folder/step-00000500",
+            )
         ) from None
 
 
@@ -153,8 +162,8 @@ def _print(checkpoint: Path, report: ExportReport, where: str) -> None:
 def shard_bytes(text: str) -> int:
     """Return the bytes of ``--max-shard-size``. Raises ConfigError."""
     with suppress(ValueError):
-        if (found := bytes_of(text)) > 0:
-            return found
+        if (count := bytes_of(text)) > 0:
+            return count
     raise ConfigError(codes.EXPORT_SHARD_SIZE("--max-shard-size", text))
 
 
@@ -164,31 +173,33 @@ def choose(run: Path, which: str, notes: list[Diagnostic]) -> Path:
     ``result``: the one named by result.json (the best, if the run kept it), else the latest. Raises
     CheckpointError and ConfigError.
     """
-    at = RunDir.at(run)
+    run_dir = RunDir.at(run)
     if not run.exists():
-        what, hint = (
-            "there is no such folder",
-            "give a run directory such as outputs/demo, or a checkpoint in it",
+        raise CheckpointError(
+            codes.EXPORT_NO_CHECKPOINT(
+                "there is no such folder",
+                str(run),
+                hint="give a run directory such as outputs/demo, or a checkpoint in it",
+            )
         )
-        raise CheckpointError(codes.EXPORT_NO_CHECKPOINT(what, str(run), hint=hint))
-    if not at.checkpoints.is_dir():
-        found = find_checkpoint(str(run), at, notes)
+    if not run_dir.checkpoints.is_dir():
+        checkpoint = find_checkpoint(str(run), run_dir, notes)
     elif which == "result":
-        named = _named_by_result(at)
-        found = find_checkpoint(str(named) if named is not None else "auto", at, notes)
+        best = _named_by_result(run_dir)
+        checkpoint = find_checkpoint(str(best) if best is not None else "auto", run_dir, notes)
     elif which == "latest":
-        found = find_checkpoint("auto", at, notes)
+        checkpoint = find_checkpoint("auto", run_dir, notes)
     else:
-        found = find_checkpoint(str(_step(at, which)), at, notes)
-    if found is None:
+        checkpoint = find_checkpoint(str(_step(run_dir, which)), run_dir, notes)
+    if checkpoint is None:
         raise CheckpointError(
             codes.EXPORT_NO_CHECKPOINT(
                 "this run has saved no checkpoint",
-                str(at.checkpoints),
+                str(run_dir.checkpoints),
                 hint="wait for the first save, or train again with training.save_strategy: steps",
             )
         )
-    return found
+    return checkpoint
 
 
 def _step(run: RunDir, which: str) -> Path:
@@ -220,28 +231,35 @@ def _named_by_result(run: RunDir) -> Path | None:
     return path if is_step_name(name) and path.is_dir() else None
 
 
+_FLAG = {"action": "store_true"}
+_ARGUMENTS: Mapping[str, dict[str, Any]] = {
+    "verb": {"choices": ["export", "push"]},
+    "run": {"help": "a run directory or a checkpoint, or the URL of one"},
+    "--to": {"required": True, "metavar": "DIR", "help": "the folder to write, or hf://owner/name"},
+    "--public": {**_FLAG, "help": "make a new repository public"},
+    "--dtype": {"default": "float32", "help": "float32 (as trained), bfloat16 or float16"},
+    "--checkpoint": {
+        "default": "result",
+        "metavar": "WHICH",
+        "help": "latest, best or step-N [the one the run's result names]",
+    },
+    "--role": {"default": "policy", "help": "which model of the run"},
+    "--merge": {**_FLAG, "help": "merge the adapter into its base: writes a complete model"},
+    "--gguf": {**_FLAG, "help": "also write model.gguf"},
+    "--exporter": {
+        "action": "append",
+        "metavar": "NAME",
+        "help": "gguf, none, or module:function; several times",
+    },
+    "--max-shard-size": {"default": "5GB", "metavar": "SIZE", "help": "of a file of weights"},
+    "--overwrite": {**_FLAG, "help": "replace a folder that is not empty"},
+}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="paceline export", description=__doc__, allow_abbrev=False)
-    parser.add_argument("verb", choices=["export", "push"])
-    parser.add_argument("run", help="a run directory or a checkpoint, or the URL of one")
-    parser.add_argument("--to", required=True, metavar="DIR", help="the folder to write, or hf://owner/name")
-    parser.add_argument("--public", action="store_true", help="make a new repository public")
-    parser.add_argument("--dtype", default="float32", help="float32 (as trained), bfloat16 or float16")
-    parser.add_argument(
-        "--checkpoint",
-        default="result",
-        metavar="WHICH",
-        help="latest, best or step-N [the one the run's result names]",
-    )
-    parser.add_argument("--role", default="policy", help="which model of the run")
-    parser.add_argument(
-        "--merge", action="store_true", help="merge the adapter into its base: writes a complete model"
-    )
-    parser.add_argument("--gguf", action="store_true", help="also write model.gguf")
-    also = "gguf, none, or module:function; several times"
-    parser.add_argument("--exporter", action="append", metavar="NAME", help=also)
-    parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of a file of weights")
-    parser.add_argument("--overwrite", action="store_true", help="replace a folder that is not empty")
+    for name, options in _ARGUMENTS.items():
+        parser.add_argument(name, **options)
     return parser
 
 

@@ -54,22 +54,29 @@ def merged_entries(
     """
     saved = reader.state.get("adapter")
     if not isinstance(saved, dict):
-        raise CheckpointError(_no_spec(reader))
+        raise CheckpointError(codes.EXPORT_ADAPTER(str(reader.path), "no 'adapter' in its state"))
     if "config" not in reader.state:
-        raise CheckpointError(_converted(reader))
+        raise CheckpointError(
+            codes.EXPORT_BASE_MODEL(
+                "the adapter was another program's: which base weights it was trained on is not known",
+                str(reader.path),
+                hint="resume from it and merge a checkpoint of that run, or export the adapter without"
+                " --merge",
+            )
+        )
     spec = from_json(AdapterSpec, saved)
     values = _Trained(reader, role, tuple(e.name for e in trained))
     hf, slices, wide = _base_model(reader, role, config, values)
     if slices is not None:
         slices = slices.read_by(files)
     # It must be the base that was trained on.
-    base, found = base_of(reader), base_fingerprint(hf, slices)
-    if base.get("fingerprint") and found != base["fingerprint"]:
+    base, fingerprint = base_of(reader), base_fingerprint(hf, slices)
+    if base.get("fingerprint") and fingerprint != base["fingerprint"]:
         raise CheckpointError(
             codes.EXPORT_BASE_MODEL(
                 "the base weights differ from those that the adapter was trained on",
                 str(base.get("name_or_path") or "model.config"),
-                f"fingerprint {str(found)[:12]}, trained on {str(base['fingerprint'])[:12]}",
+                f"fingerprint {str(fingerprint)[:12]}, trained on {str(base['fingerprint'])[:12]}",
                 "use the exact revision it was trained on; or export the adapter without --merge",
             )
         )
@@ -168,15 +175,3 @@ def _base_model(
 
 def _misfit(reader: CheckpointReader, error: Exception) -> Diagnostic:
     return codes.EXPORT_TENSORS("the adapter does not fit its base model", str(reader.path), str(error)[:300])
-
-
-def _converted(reader: CheckpointReader) -> Diagnostic:
-    return codes.EXPORT_BASE_MODEL(
-        "the adapter was another program's: which base weights it was trained on is not known",
-        str(reader.path),
-        hint="resume from it and merge a checkpoint of that run, or export the adapter without --merge",
-    )
-
-
-def _no_spec(reader: CheckpointReader) -> Diagnostic:
-    return codes.EXPORT_ADAPTER(str(reader.path), "no 'adapter' in its state")

@@ -47,7 +47,6 @@ class HubNames(Protocol):
 
     def has(self, name: str, kind: str) -> bool:
         """Whether there is such a ``model`` or ``dataset``."""
-        ...
 
 
 def model_card(checkpoint: Path, report: ExportReport, repo: str, hub: HubNames) -> str:
@@ -87,9 +86,9 @@ def _header(config: Config, report: ExportReport, hub: HubNames) -> str:
     if base and not config.model.config and not Path(base).exists() and hub.has(base, "model"):
         lines += [f"base_model: {json.dumps(base)}"]
         lines += [f"base_model_relation: {'adapter' if adapter else 'finetune'}"]
-    names = dict.fromkeys(one.path for one in config.data.train if not Path(one.path).exists())
-    known = [name for name in names if hub.has(name, "dataset")]
-    lines += [f"datasets: {json.dumps(known)}"] if known else []
+    names = dict.fromkeys(data_set.path for data_set in config.data.train if not Path(data_set.path).exists())
+    on_hub = [name for name in names if hub.has(name, "dataset")]
+    lines += [f"datasets: {json.dumps(on_hub)}"] if on_hub else []
     return "\n".join(["---", *lines, "---"])
 
 
@@ -107,10 +106,10 @@ def _facts(
         "Base model",
         _start(config) + (f", revision {config.model.revision}" if config.model.revision else ""),
     )
-    for one in config.data.train:
-        more = f", split {one.split}" if one.split != "train" else ""
-        more += f", weight {one.weight:g}" if one.weight != 1 else ""
-        yield "Data", _code(_public(one.path)) + more
+    for data_set in config.data.train:
+        more = f", split {data_set.split}" if data_set.split != "train" else ""
+        more += f", weight {data_set.weight:g}" if data_set.weight != 1 else ""
+        yield "Data", _code(_public(data_set.path)) + more
     yield "Algorithm", str(training.algorithm)
     if lora is not None:
         yield "Adapter", f"LoRA, rank {lora.r}, alpha {lora.alpha}; exported as: {report.kind}"
@@ -140,7 +139,7 @@ def _losses(history: History, last: int) -> Iterable[str]:
         ]
         yield "## Training loss"
         yield _table(("step", "loss", "learning rate"), rows)
-    evals = {step: one.metrics for step, one in history.evals.items() if step <= last}
+    evals = {step: event.metrics for step, event in history.evals.items() if step <= last}
     if evals:
         step = max(evals)
         yield f"## Evaluation after step {step}"
@@ -163,8 +162,8 @@ def _use(report: ExportReport, repo: str) -> str:
 
 def _settings(config: Config) -> Iterable[str]:
     """Yield ``key=value`` of what is not a default and not of the machine that trained."""
-    own, defaults = leaves(config.to_json()), leaves(Config().to_json())
-    for path, value in own.items():
+    values, defaults = leaves(config.to_json()), leaves(Config().to_json())
+    for path, value in values.items():
         if value != defaults.get(path) and not path.startswith(_OF_THE_MACHINE):
             yield f"{path}={shown(path, _plain(value), 400)}"
 

@@ -21,10 +21,8 @@ from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG, config_of, writ
 from paceline.checkpoint.export.reload_check import different_as_stored
 from paceline.checkpoint.export.untrained_tensors import places_in
 from paceline.checkpoint.format.safetensors_file import TensorEntry
-from paceline.checkpoint.format.strict_json import parse_object
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import CheckpointError
-from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import JsonObject, as_object
 from paceline.models.lora.names import WEIGHTS, adapted_modules, peft_key
 from paceline.models.module_tensors import shapes_standing_in
@@ -48,13 +46,13 @@ def adapter_entries(
     """
     adapted = adapted_modules(e.name for e in entries)
     ties = as_object(base_of(reader).get("ties"))
-    named = entries + [
-        replace(e, name=other) for e in entries for other, own in ties.items() if own == e.name
+    with_ties = entries + [
+        replace(e, name=other) for e in entries for other, trained in ties.items() if trained == e.name
     ]
     if names is None:
-        return [replace(e, name=peft_key(e.name, adapted)) for e in named]
+        return [replace(e, name=peft_key(e.name, adapted)) for e in with_ties]
     adapted = frozenset(map(names.of, adapted))
-    return [replace(e, name=peft_key(names.of(e.name), adapted)) for e in named]
+    return [replace(e, name=peft_key(names.of(e.name), adapted)) for e in with_ties]
 
 
 def write_adapter_files(
@@ -65,8 +63,8 @@ def write_adapter_files(
     """
     files = {name: reader.side_file(name) for name in reader.side_files() if name not in _OF_WHOLE_MODELS}
     if names is not None:
-        settings = parse_object(files[ADAPTER_CONFIG], str(reader.path), max_bytes=MAX_CONFIG_BYTES)
-        files[ADAPTER_CONFIG] = json.dumps(names.settings(settings, trained), indent=2).encode()
+        settings = names.settings(reader.side_json(ADAPTER_CONFIG), trained)
+        files[ADAPTER_CONFIG] = json.dumps(settings, indent=2).encode()
     write_kept(stage, files)
 
 
@@ -77,8 +75,13 @@ def check_adapter(stage: Path, entries: list[TensorEntry], reader: CheckpointRea
     with FolderReads() as files:
         wrong += different_as_stored([e for e in entries if e.name in stored], stored, files)
     if wrong := wrong or _peft_misses(stage, reader):
-        what = "peft loads other weights than were written; the export was removed"
-        raise CheckpointError(codes.EXPORT_LOAD_CHECK(what, str(reader.path), ", ".join(wrong[:5])))
+        raise CheckpointError(
+            codes.EXPORT_LOAD_CHECK(
+                "peft loads other weights than were written; the export was removed",
+                str(reader.path),
+                ", ".join(wrong[:5]),
+            )
+        )
 
 
 def _peft_misses(stage: Path, reader: CheckpointReader) -> list[str]:
@@ -89,8 +92,8 @@ def _peft_misses(stage: Path, reader: CheckpointReader) -> list[str]:
     config = config_of(reader, "float32")
     if not is_known(config):  # its class is code from the hub, which is not run here
         return []
-    whole = whole_of(config)
-    base = text_model_of(config) if whole is None else whole.skeleton
+    composite = whole_of(config)
+    base = text_model_of(config) if composite is None else composite.skeleton
     try:
         with warnings.catch_warnings(record=True), shapes_standing_in(base, on=True):
             settings = LoraConfig.from_pretrained(str(stage))
@@ -135,8 +138,8 @@ class NamesInWhole:
         """Return the name there of a module, or of something below one (a factor of an adapter)."""
         parts = name.split(".")
         for length in range(len(parts), 0, -1):
-            if (found := self.modules.get(".".join(parts[:length]))) is not None:
-                return ".".join((found, *parts[length:]))
+            if (inner := self.modules.get(".".join(parts[:length]))) is not None:
+                return ".".join((inner, *parts[length:]))
         return name
 
     def settings(self, peft: JsonObject, trained: Iterable[str]) -> JsonObject:
@@ -152,15 +155,21 @@ class NamesInWhole:
             for layer in layers
             if not layer.removesuffix(".base_layer").endswith(experts or ("\0",))
         ]
-        whole = {
+        full_modules = {
             self.of(module)
             for module in self.modules
             if names_module(_listed(peft.get("modules_to_save")), module)
         }
-        ranks = {self.of(one): rank_of(spec, one) for one in layers if rank_of(spec, one) != spec.r}
-        alphas = {self.of(one): alpha_of(spec, one) for one in layers if alpha_of(spec, one) != spec.alpha}
+        ranks = {
+            self.of(target): rank_of(spec, target) for target in layers if rank_of(spec, target) != spec.r
+        }
+        alphas = {
+            self.of(target): alpha_of(spec, target)
+            for target in layers
+            if alpha_of(spec, target) != spec.alpha
+        }
         by_name: JsonObject = dict.fromkeys(("exclude_modules", "layers_to_transform", "layers_pattern"))
-        by_name |= {"target_modules": sorted(targets), "modules_to_save": sorted(whole) or None}
+        by_name |= {"target_modules": sorted(targets), "modules_to_save": sorted(full_modules) or None}
         return {**peft, **by_name, "rank_pattern": {**ranks}, "alpha_pattern": {**alphas}}
 
 
@@ -168,21 +177,20 @@ def names_in_whole(reader: CheckpointReader) -> NamesInWhole | None:
     """Return the names of the checkpoint's language model within its folder's; None where it is all."""
     if "config.json" not in reader.side_files():
         return None
-    where = str(reader.path / "hf" / "config.json")
-    config = parse_object(reader.side_file("config.json"), where, max_bytes=MAX_CONFIG_BYTES)
-    whole = whole_of(config)
-    return None if whole is None else NamesInWhole(_modules(whole, text_model_of(config)))
+    config = reader.side_json("config.json")
+    composite = whole_of(config)
+    return None if composite is None else NamesInWhole(_modules(composite, text_model_of(config)))
 
 
-def _modules(whole: WholeModel, text: PreTrainedModel) -> dict[str, str]:
+def _modules(composite: WholeModel, text: PreTrainedModel) -> dict[str, str]:
     """Return the modules that hold a tensor, and those around them, by the names of their tensors."""
-    found: dict[str, str] = {}
-    for name, other in whole.names(text).items():
+    modules: dict[str, str] = {}
+    for name, other in composite.names(text).items():
         mine, theirs = name.split("."), other.split(".")
         while len(mine) > 1 and mine[-1] == theirs[-1]:
             mine, theirs = mine[:-1], theirs[:-1]
-            found[".".join(mine)] = ".".join(theirs)
-    return found
+            modules[".".join(mine)] = ".".join(theirs)
+    return modules
 
 
 def _listed(value: object) -> list[str]:

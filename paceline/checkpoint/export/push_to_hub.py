@@ -86,18 +86,16 @@ def push(
     """
     repo = repo_of(to)
     if not get_token():
-        what = "nobody is logged in to the Hugging Face hub"
-        hint = "hf auth login, or set HF_TOKEN to a token that may write"
-        raise ConfigError(codes.PUSH_TOKEN(what, to, hint=hint))
+        remedy = "hf auth login, or set HF_TOKEN to a token that may write"
+        raise ConfigError(codes.PUSH_TOKEN("nobody is logged in to the Hugging Face hub", to, hint=remedy))
     api = HfApi(endpoint=endpoint)
     with _named(to, "the hub cannot be asked"):
-        found = _look(api, repo)
-    held = sorted(set(found.files) - _OF_A_NEW_ONE)
+        repository = _look(api, repo)
+    held = sorted(set(repository.files) - _OF_A_NEW_ONE)
     if held and not overwrite:
-        what = "this repository is not empty"
         some = ", ".join(held[:4]) + (" …" if len(held) > 4 else "")
-        hint = "name a new one, or give --overwrite: its files are replaced, and its history keeps them"
-        raise ConfigError(codes.PUSH_NOT_EMPTY(what, to, some, hint))
+        remedy = "name a new one, or give --overwrite: its files are replaced, and its history keeps them"
+        raise ConfigError(codes.PUSH_NOT_EMPTY("this repository is not empty", to, some, remedy))
     with tempfile.TemporaryDirectory(prefix="paceline-push-") as scratch:
         report = export_hf(
             checkpoint,
@@ -114,8 +112,10 @@ def push(
         removed = tuple(sorted(set(held) - set(report.files)))
         print(f"uploading {len(report.files)} files, {human_bytes(report.num_bytes)}, to {repo}", flush=True)
         with _named(to, "the hub has not taken the commit"):
-            url = _commit(api, repo, found, report, card, removed, public)
-    private = found.private if found.head is not None else not public
+            if repository.head is None:
+                api.create_repo(repo, private=not public, exist_ok=False)
+            url = _commit(api, repo, repository.head, report, card, removed)
+    private = repository.private if repository.head is not None else not public
     return PushReport(report, repo, url, private, removed)
 
 
@@ -124,32 +124,21 @@ def _look(api: HfApi, repo: str) -> _Repository:
         info = api.model_info(repo)
     except NoSuchRepository:
         return _Repository(None, True, ())
-    return _Repository(info.sha, bool(info.private), tuple(one.rfilename for one in info.siblings or ()))
+    return _Repository(info.sha, bool(info.private), tuple(file.rfilename for file in info.siblings or ()))
 
 
 def _commit(
-    api: HfApi,
-    repo: str,
-    found: _Repository,
-    report: ExportReport,
-    card: str,
-    removed: Sequence[str],
-    public: bool,
+    api: HfApi, repo: str, head: str | None, report: ExportReport, card: str, removed: Sequence[str]
 ) -> str:
-    """Make the one commit and return its address."""
+    """Make the one commit after ``head`` and return its address."""
     disable_progress_bars()  # in a log they would be a line a redraw
-    if found.head is None:
-        api.create_repo(repo, private=not public, exist_ok=False)
     adding = [CommitOperationAdd(name, str(report.path / name)) for name in report.files if name != CARD]
+    deleting = [CommitOperationDelete(name) for name in removed]
     done = api.create_commit(
         repo,
-        [
-            CommitOperationAdd(CARD, card.encode()),
-            *adding,
-            *(CommitOperationDelete(name) for name in removed),
-        ],
+        [CommitOperationAdd(CARD, card.encode()), *adding, *deleting],
         commit_message=f"paceline: step {report.step}, {report.kind}",
-        parent_commit=found.head,  # refused if somebody else has committed since
+        parent_commit=head,  # refused if somebody else has committed since
     )
     return str(done.commit_url)
 
@@ -166,21 +155,28 @@ class _Names(HubNames):
 
 
 @contextmanager
-def _named(to: str, what: str) -> Iterator[None]:
+def _named(to: str, failed: str) -> Iterator[None]:
     """Turn the hub's errors into ConfigError."""
     try:
         yield
     except HFValidationError as error:
         raise ConfigError(codes.PUSH_PLACE("the hub has no such names", to, str(error)[:300])) from error
     except OfflineModeIsEnabled as error:
-        hint = "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE"
-        raise ConfigError(codes.PUSH_HUB(what, to, "offline mode is set", hint)) from error
+        raise ConfigError(
+            codes.PUSH_HUB(failed, to, "offline mode is set", "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE")
+        ) from error
     except (HTTPError, OSError, ValueError, RuntimeError) as error:
-        hint = "nothing was committed; check that the token may write there (hf auth whoami), and try again"
-        raise ConfigError(codes.PUSH_HUB(what, to, _words(error), hint)) from error
+        raise ConfigError(
+            codes.PUSH_HUB(
+                failed,
+                to,
+                _words(error),
+                "nothing was committed; check that the token may write there (hf auth whoami), and try again",
+            )
+        ) from error
 
 
 def _words(error: BaseException) -> str:
     """Return an error's own words, with those of what caused it, on one line."""
-    texts = [" ".join(str(one).split()) for one in (error, error.__cause__) if one is not None]
+    texts = [" ".join(str(cause).split()) for cause in (error, error.__cause__) if cause is not None]
     return ": ".join(texts)[:300]

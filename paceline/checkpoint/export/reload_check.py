@@ -67,8 +67,8 @@ def check_load(stage: Path, exported: ExportedTensors, where: Path) -> None:
     whole up to LOADED_WHOLE. Raises CheckpointError ``export.load_check``.
     """
     config: JsonObject = json.loads((stage / "config.json").read_text("utf-8"))
-    whole, in_parts = whole_of(config), exported.num_bytes > LOADED_WHOLE
-    model, info = _load_quietly(stage, config, whole, on_meta=in_parts)
+    composite, in_parts = whole_of(config), exported.num_bytes > LOADED_WHOLE
+    model, info = _load_quietly(stage, config, composite, on_meta=in_parts)
     places = places_of(stage, stage)
     wrong = {
         key: sorted(map(str, info.get(key) or ()))
@@ -79,7 +79,7 @@ def check_load(stage: Path, exported: ExportedTensors, where: Path) -> None:
         wrong["unexpected_keys"] = sorted(beside - {e.name for e in exported.carried})
     with FolderReads() as files:
         if in_parts:
-            if (slices := _slices(stage, exported, whole)) is None:  # a parameter is made in another way
+            if (slices := _slices(stage, exported, composite)) is None:  # a parameter is made in another way
                 wrong["different"] = different_as_stored(exported.released, places, files)
             else:
                 slices = slices.read_by(files)
@@ -93,8 +93,13 @@ def check_load(stage: Path, exported: ExportedTensors, where: Path) -> None:
             ]
         wrong["different"] += different_as_stored(exported.carried, places, files)
     if any(wrong.values()):
-        what = "Transformers loads other weights than were written; the export was removed"
-        raise CheckpointError(codes.EXPORT_LOAD_CHECK(what, str(where), listed_wrong(wrong)))
+        raise CheckpointError(
+            codes.EXPORT_LOAD_CHECK(
+                "Transformers loads other weights than were written; the export was removed",
+                str(where),
+                listed_wrong(wrong),
+            )
+        )
 
 
 def different_as_stored(
@@ -103,11 +108,13 @@ def different_as_stored(
     """Return the names of ``entries`` that are not at their ``places``, bit for bit."""
 
     def same(entry: TensorEntry) -> bool:
-        place = places.get(entry.name)
-        if place is None or (place.slot.dtype, place.slot.shape) != (entry.dtype, entry.shape):
+        stored_at = places.get(entry.name)
+        if stored_at is None or (stored_at.slot.dtype, stored_at.slot.shape) != (entry.dtype, entry.shape):
             return False
-        stored = files.slice_of(place.file, entry.name)
-        return all(_equal(stored[part] if part else stored[()], own) for part, own in _pieces(entry.load()))
+        stored = files.slice_of(stored_at.file, entry.name)
+        return all(
+            _equal(stored[part] if part else stored[()], values) for part, values in _pieces(entry.load())
+        )
 
     return [entry.name for entry in entries if not same(entry)]
 
@@ -116,28 +123,29 @@ def _same_in_parts(entry: TensorEntry, slices: FolderSlices) -> bool:
     """Whether a model that reads its parameters from the files would get this tensor."""
     if not slices.has(entry.name):
         return False
-    for part, own in _pieces(entry.load()):
-        first = [p.start for p in part] + [0] * (own.ndim - len(part))
-        found = slices.read(entry.name, first, own.shape)
-        if found.dtype != own.dtype or not _equal(found, own):
+    for part, values in _pieces(entry.load()):
+        loaded = slices.read(
+            entry.name, [p.start for p in part] + [0] * (values.ndim - len(part)), values.shape
+        )
+        if loaded.dtype != values.dtype or not _equal(loaded, values):
             return False
     return True
 
 
-def _slices(stage: Path, exported: ExportedTensors, whole: WholeModel | None) -> FolderSlices | None:
+def _slices(stage: Path, exported: ExportedTensors, composite: WholeModel | None) -> FolderSlices | None:
     config = json.loads((stage / "config.json").read_text("utf-8"))
-    found = folder_tensors(
+    tensors = folder_tensors(
         exported.skeleton,
         str(stage),
         None,
         fresh=frozenset(),
         leaves_out=gives_scores(config),
-        whole=whole,
+        whole=composite,
     )
-    if found is None:
+    if tensors is None:
         return None
-    converting = None if whole is None else whole.skeleton
-    slices = folder_slices(exported.skeleton, found, converting=converting)
+    converting = None if composite is None else composite.skeleton
+    slices = folder_slices(exported.skeleton, tensors, converting=converting)
     return slices if isinstance(slices, FolderSlices) else None
 
 
@@ -152,17 +160,17 @@ def _pieces(tensor: Tensor) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
         yield (slice(first, first + len(part)),), part
 
 
-def _equal(found: Tensor, own: Tensor) -> bool:
+def _equal(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors of one dtype have the same bits: a copied tensor may hold NaN."""
-    found, own = found.contiguous().view(-1), own.contiguous().view(-1)
-    return bool(torch.equal(found.view(torch.uint8), own.view(torch.uint8)))
+    first, second = first.contiguous().view(-1), second.contiguous().view(-1)
+    return bool(torch.equal(first.view(torch.uint8), second.view(torch.uint8)))
 
 
 def _load_quietly(
-    folder: Path, config: JsonObject, whole: WholeModel | None, on_meta: bool
+    folder: Path, config: JsonObject, composite: WholeModel | None, on_meta: bool
 ) -> tuple[PreTrainedModel, _Loaded]:
     """Call ``from_pretrained`` without its progress bar; return the model and the loading info."""
-    auto = auto_of(config) if whole is None else class_of_whole(whole.skeleton.config)
+    auto = auto_of(config) if composite is None else class_of_whole(composite.skeleton.config)
     with without_progress():
         model, info = auto.from_pretrained(
             str(folder),

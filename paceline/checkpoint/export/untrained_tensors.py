@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.format.safetensors_file import Slot, TensorEntry, read_header, read_rows
+from paceline.checkpoint.format.safetensors_file import ByteRange, TensorEntry, read_header, read_rows
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import CheckpointError
 from paceline.core.files import open_file, read_bytes
@@ -35,18 +36,18 @@ def carried_entries(reader: CheckpointReader) -> list[TensorEntry]:
         return []
     source, revision = str(state.get("name_or_path")), state.get("revision")
     try:
-        folder = weights_folder(source, None if revision is None else str(revision))
-        places = places_of(folder, reader.path)
+        places = places_of(weights_folder(source, None if revision is None else str(revision)), reader.path)
         missing = [str(n) for n in names if n not in places]
-        found = {str(n): places[str(n)] for n in names if n in places}
+        carried = {str(n): places[str(n)] for n in names if n in places}
         if missing:
             raise _changed(source, f"{len(missing)} are not there: {', '.join(missing[:4])}", len(names))
-        if (digest := digest_of(found)) != state.get("sha256"):
+        if (digest := digest_of(carried)) != state.get("sha256"):
             raise _changed(source, f"sha256 {digest[:12]}, was {str(state.get('sha256'))[:12]}", len(names))
     except (OSError, ValueError) as error:
         raise _changed(source, str(error)[:300], len(names)) from error
     return [
-        TensorEntry(name, place.slot.dtype, place.slot.shape, _Load(place)) for name, place in found.items()
+        TensorEntry(name, tensor.slot.dtype, tensor.slot.shape, partial(_load, tensor))
+        for name, tensor in carried.items()
     ]
 
 
@@ -57,24 +58,16 @@ def carried_files(reader: CheckpointReader) -> dict[str, bytes]:
         return {}
     revision = state.get("revision")
     folder = weights_folder(str(state.get("name_or_path")), None if revision is None else str(revision))
-    found = (folder / name for name in _PROCESSORS)
-    return {path.name: read_bytes(path) for path in found if path.is_file()}
+    return {name: read_bytes(folder / name) for name in _PROCESSORS if (folder / name).is_file()}
 
 
-@dataclass(frozen=True)
-class _Load:
-    """Reads one tensor when it is called."""
-
-    place: TensorBytes
-
-    def __call__(self) -> Tensor:
-        with open_file(self.place.file) as file:
-            rows = self.place.slot.shape[0] if self.place.slot.shape else 1
-            return read_rows(file, self.place.slot, 0, rows)
+def _load(place: TensorBytes) -> Tensor:
+    with open_file(place.file) as file:
+        return read_rows(file, place.slot, 0, place.slot.shape[0] if place.slot.shape else 1)
 
 
-def _changed(source: str, found: str, count: int) -> CheckpointError:
-    return CheckpointError(codes.EXPORT_CARRIED(source, found, count=count))
+def _changed(source: str, difference: str, count: int) -> CheckpointError:
+    return CheckpointError(codes.EXPORT_CARRIED(source, difference, count=count))
 
 
 STATE_KEY = "carried"  # in a checkpoint's state
@@ -86,7 +79,7 @@ class TensorBytes:
     """Where a tensor's bytes are."""
 
     file: Path
-    slot: Slot
+    slot: ByteRange
 
 
 def carried_state(folder: Path, name: str, revision: str | None, names: Collection[str]) -> JsonObject:
@@ -129,20 +122,20 @@ def places_in(path: Path, where: Path) -> dict[str, TensorBytes]:
 def digest_of(places: Mapping[str, TensorBytes]) -> str:
     """Return the sha256 over names, dtypes, shapes and bytes."""
     digest = hashlib.sha256()
-    for name, place in sorted(places.items()):
-        digest.update(f"{name}|{place.slot.dtype}|{list(place.slot.shape)}|".encode())
-        for block in _blocks(place):
+    for name, tensor in sorted(places.items()):
+        digest.update(f"{name}|{tensor.slot.dtype}|{list(tensor.slot.shape)}|".encode())
+        for block in _blocks(tensor):
             digest.update(block)
     return digest.hexdigest()
 
 
-def _blocks(place: TensorBytes) -> Iterator[bytes]:
-    with open_file(place.file) as file:
-        file.seek(place.slot.start)
-        left = place.slot.end - place.slot.start
+def _blocks(tensor: TensorBytes) -> Iterator[bytes]:
+    with open_file(tensor.file) as file:
+        file.seek(tensor.slot.start)
+        left = tensor.slot.end - tensor.slot.start
         while left:
             block = file.read(min(left, _BLOCK_BYTES))
             if not block:
-                raise OSError(f"{place.file} ended early")
+                raise OSError(f"{tensor.file} ended early")
             left -= len(block)
             yield block

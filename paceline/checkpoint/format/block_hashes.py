@@ -18,10 +18,14 @@ from typing import BinaryIO, Protocol
 
 import xxhash
 
+# A block is one read from object storage, and what is fetched again when it is damaged.
 BLOCK_BYTES = 64 * 1024 * 1024
+# Small enough that ranks with different shards of a tensor seldom share a leaf, large for a disk.
 LEAF_BYTES = 256 * 1024
+# Limits of what a manifest may ask for: whoever reads allocates by them.
 _MOST_BLOCK_BYTES = 1024 * 1024 * 1024
 _MOST_LEAVES = 65_536  # of a block
+_PIECE = 8 * 1024 * 1024
 
 
 class _Hash(Protocol):
@@ -35,7 +39,7 @@ LEAF_HASHES: Mapping[str, Callable[[], _Hash]] = {SHA256: hashlib.sha256, XXH3: 
 
 
 @dataclass(frozen=True)
-class Grain:
+class BlockSizes:
     """Bytes of a block and of a leaf; the last ones of a file may be shorter. ``leaf_hash``: of
     ``LEAF_HASHES``.
     """
@@ -56,9 +60,9 @@ class Grain:
 
     def hash_of_leaf(self, leaf: memoryview) -> bytes:
         """Return the hash of a whole leaf. Releases the interpreter's lock."""
-        found = LEAF_HASHES[self.leaf_hash]()
-        found.update(leaf)
-        return found.digest()
+        digest = LEAF_HASHES[self.leaf_hash]()
+        digest.update(leaf)
+        return digest.digest()
 
     def blocks(self, num_bytes: int) -> int:
         """Return the number of blocks of a file."""
@@ -79,7 +83,7 @@ def hash_of_block(leaves: Iterable[bytes]) -> str:
 class BlockHash:
     """The hashes of a file's blocks, taken while it is written from its beginning."""
 
-    def __init__(self, grain: Grain) -> None:
+    def __init__(self, grain: BlockSizes) -> None:
         self._grain, self._new = grain, LEAF_HASHES[grain.leaf_hash]
         self._leaf = self._new()
         self._in_leaf = 0
@@ -115,14 +119,16 @@ class BlockHash:
         self._leaves = []
 
 
-def read_block_hash(file: BinaryIO, block: int, num_bytes: int, grain: Grain) -> str:
+def hash_of_bytes(pieces: Iterable[memoryview], grain: BlockSizes) -> str:
+    """Return the hash of one block from its bytes, a piece after another."""
+    block = BlockHash(grain)
+    for piece in pieces:
+        block.update(piece)
+    return (*block.hashes(), "nothing")[0]
+
+
+def read_block_hash(file: BinaryIO, block: int, num_bytes: int, grain: BlockSizes) -> str:
     """Read a block of an open file and return its hash. Raises OSError."""
-    found = BlockHash(grain)
-    at, end = block * grain.block_bytes, min(num_bytes, (block + 1) * grain.block_bytes)
-    while at < end:
-        piece = os.pread(file.fileno(), min(8 * 1024 * 1024, end - at), at)
-        if not piece:
-            break
-        found.update(memoryview(piece))
-        at += len(piece)
-    return (*found.hashes(), "nothing")[0]
+    start, end = block * grain.block_bytes, min(num_bytes, (block + 1) * grain.block_bytes)
+    reads = (os.pread(file.fileno(), min(_PIECE, end - begin), begin) for begin in range(start, end, _PIECE))
+    return hash_of_bytes(map(memoryview, reads), grain)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.format.block_hashes import BlockHash, Grain
+from paceline.checkpoint.format.block_hashes import BlockHash, BlockSizes
 from paceline.checkpoint.format.manifest import FileEntry
 from paceline.core.errors import CheckpointError
 from paceline.core.os_errors import refusal_of
@@ -20,6 +20,7 @@ from paceline.core.units import human_bytes
 
 CrashPoint = Callable[[str], None]
 _BLOCK = 16 * 1024 * 1024
+# Two hide the hash behind the write; more would only hold memory.
 _PENDING = 2  # pieces that wait to be hashed
 _ROOM = (
     "free disk space, lower training.save_total_limit if it is above 1, or set training.output_dir to another"
@@ -67,42 +68,47 @@ def named_errors(where: Path, what: str = "the checkpoint cannot be written") ->
         raise os_error(exc, where, what) from exc
 
 
-def os_error(exc: OSError, where: Path, what: str = "the checkpoint cannot be written") -> CheckpointError:
+def os_error(exc: OSError, where: Path, failed: str = "the checkpoint cannot be written") -> CheckpointError:
     """Return the CheckpointError for an error of the operating system."""
-    code, reason, hint = _CODES.get(
+    code, reason, remedy = _CODES.get(
         exc.errno or 0, (codes.CHECKPOINT_IO, "", "check the disk and its file system")
     )
     refused = refusal_of(exc, where)
     if refused is not None and refused.kind == "no_inodes":
-        reason, hint = refused.reason, refused.hint
-    found = f"{os.strerror(exc.errno)}: {exc.filename or where}" if exc.errno else str(exc)
-    text = f"{what}: {reason}" if reason else what
-    return CheckpointError(code(f"{text}; earlier checkpoints are unchanged", str(where), found, hint))
+        reason, remedy = refused.reason, refused.hint
+    evidence = f"{os.strerror(exc.errno)}: {exc.filename or where}" if exc.errno else str(exc)
+    text = f"{failed}: {reason}" if reason else failed
+    return CheckpointError(code(f"{text}; earlier checkpoints are unchanged", str(where), evidence, remedy))
 
 
 def write_fresh(
-    path: Path, blocks: Iterable[bytes | memoryview], crash: CrashPoint = never, grain: Grain | None = None
+    path: Path,
+    blocks: Iterable[bytes | memoryview],
+    crash: CrashPoint = never,
+    grain: BlockSizes | None = None,
 ) -> FileEntry:
     """Create ``path`` (it must not exist, not even as a link), write the blocks, fsync, close.
 
     The entry has one sha256, or with ``grain`` the hashes of the file's blocks. Raises OSError.
     """
-    digest, of_blocks, size = hashlib.sha256(), BlockHash(grain or Grain()), 0
+    digest, of_blocks, size = hashlib.sha256(), BlockHash(grain or BlockSizes()), 0
+    # O_EXCL and O_NOFOLLOW: a name that is there already, or a link, is somebody else's file.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         crash("file_created")
-        with _Behind((digest if grain is None else of_blocks).update) as hashed:
+        with _HashThread((digest if grain is None else of_blocks).update) as hashed:
             for block in blocks:
                 view = memoryview(block).cast("B") if memoryview(block).nbytes else memoryview(b"")
                 for start in range(0, len(view), _BLOCK):
                     piece = view[start : start + _BLOCK]
-                    hashed.take(piece)
+                    hashed.enqueue(piece)
                     write_all(fd, piece)
                     _begin_writing_back(fd, size, len(piece))
                     size += len(piece)
                 if len(view) >= _BLOCK:
-                    hashed.settle()  # a large tensor is let go before the next one is asked for
+                    hashed.wait()  # a large tensor is let go before the next one is asked for
                 block = view = piece = memoryview(b"")
+        # Errors of delayed writes come at fsync, so the file counts only after it.
         crash("file_written")
         os.fsync(fd)
     finally:
@@ -128,7 +134,7 @@ def need_space(folder: Path, num_bytes: int) -> None:
         )
 
 
-class _Behind:
+class _HashThread:
     """Calls ``update`` with pieces in order, those of large files in a thread while they are written: hashing
     releases the interpreter's lock, as writing does.
     """
@@ -138,10 +144,10 @@ class _Behind:
         self._thread: ThreadPoolExecutor | None = None
         self._pending: deque[Future[None]] = deque()
 
-    def __enter__(self) -> _Behind:
+    def __enter__(self) -> _HashThread:
         return self
 
-    def take(self, piece: memoryview) -> None:
+    def enqueue(self, piece: memoryview) -> None:
         """Take the next piece, which must not change until the end; few are kept waiting."""
         if self._thread is None and len(piece) < _BLOCK:
             self._update(piece)
@@ -152,7 +158,7 @@ class _Behind:
         if len(self._pending) > _PENDING:
             self._pending.popleft().result()
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until all that was taken is hashed."""
         while self._pending:
             self._pending.popleft().result()
@@ -161,7 +167,7 @@ class _Behind:
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=kind is not None)
         if kind is None:
-            self.settle()
+            self.wait()
 
 
 def _begin_writing_back(fd: int, start: int, count: int) -> None:
@@ -196,6 +202,7 @@ def make_folder(path: Path) -> None:
 
 def replace_text(path: Path, text: str, crash: CrashPoint = never) -> None:
     """Replace a small text file atomically and durably."""
+    # Same folder: a rename is atomic only within one file system.
     fresh = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         write_fresh(fresh, [text.encode()])

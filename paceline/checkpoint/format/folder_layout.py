@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,17 +14,16 @@ from paceline.core.errors import CheckpointError
 from paceline.core.files import listed
 
 LATEST, BEST, VERIFIED = "latest", "best", "verified"  # hints beside the checkpoints: text files with a name
+# Eight digits sort as text; up to fifteen are read, for runs of very many steps.
 _STEP = re.compile(r"step-(\d{8,15})")
-_REPLACED = re.compile(r"\.replaced-(step-\d{8,15})-[0-9a-f]+")
-_TRASH = re.compile(r"\.trash-(step-\d{8,15})-[0-9a-f]+")
-_STAGING = re.compile(r"\.staging-(step-\d{8,15})-[0-9a-f]+")
+_ASIDE = re.compile(r"\.(replaced|trash|staging)-(step-\d{8,15})-[0-9a-f]+")
 _LEFTOVER = re.compile(r"\.(staging|fetching|trash)-step-\d{8,15}-[0-9a-f]+")
 _HINT_LEFT = re.compile(r"\.(latest|best|verified)\.[0-9a-f]+")
 MAX_HINT_BYTES = 64
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckpointFolder:
     """A folder that is or was meant to be a checkpoint.
 
     ``problem``: why it cannot be used (sizes are checked, hashes are not).
@@ -45,21 +44,11 @@ class Found:
         return (self.manifest.sequence, self.manifest.step) if self.manifest else (-1, self.step)
 
 
-def staging_name(step_name: str, nonce: str) -> str:
-    return f".staging-{step_name}-{nonce}"
-
-
-def fetching_name(step_name: str, nonce: str) -> str:
-    """Return the name of a folder into which a checkpoint of another node is brought."""
-    return f".fetching-{step_name}-{nonce}"
-
-
-def trash_name(step_name: str, nonce: str) -> str:
-    return f".trash-{step_name}-{nonce}"
-
-
-def replaced_name(step_name: str, nonce: str) -> str:
-    return f".replaced-{step_name}-{nonce}"
+def aside_name(use: str, step_name: str, nonce: str | None = None) -> str:
+    """Return the name of a folder beside the checkpoints: ``staging`` (a save), ``fetching`` (brought from
+    another node), ``replaced`` or ``trash`` (being removed).
+    """
+    return f".{use}-{step_name}-{nonce or os.urandom(6).hex()}"
 
 
 def shard_name(rank: int, world_size: int) -> str:
@@ -70,22 +59,12 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def replaced_step(folder: str) -> str | None:
-    """Return the step's name of a folder that was being replaced; None for any other."""
-    match = _REPLACED.fullmatch(folder)
-    return match[1] if match else None
-
-
-def trash_step(folder: str) -> str | None:
-    """Return the step's name of a folder that was being removed; None for any other."""
-    match = _TRASH.fullmatch(folder)
-    return match[1] if match else None
-
-
-def staging_step(folder: str) -> str | None:
-    """Return the step's name of a folder of a save that has not been published; None for any other."""
-    match = _STAGING.fullmatch(folder)
-    return match[1] if match else None
+def step_of_folder(folder: str, *uses: str) -> str | None:
+    """Return the step's name of a folder that is ``replaced``, ``trash`` (being removed) or ``staging`` (of a
+    save that has not been published); None for any other.
+    """
+    match = _ASIDE.fullmatch(folder)
+    return match[2] if match and match[1] in uses else None
 
 
 def unfinished(folder: Path) -> list[Path]:
@@ -102,32 +81,33 @@ def step_of(name: str) -> int:
     return int(name.removeprefix("step-"))
 
 
-def scan(folder: Path) -> list[Found]:
+def scan(folder: Path) -> list[CheckpointFolder]:
     """Return every published checkpoint in ``folder``, oldest first, including links to some on another disk.
 
     If a step was being replaced, the old folder counts while the new one is not complete.
     """
     names = _names(folder)
-    found = [examine_folder(folder / name, name) for name in (*names, *_links(folder)) if is_step_name(name)]
-    whole = {f.name for f in found if f.problem is None}
+    links = entries(folder, os.DirEntry.is_symlink)
+    checkpoints = [examine_folder(folder / name, name) for name in (*names, *links) if is_step_name(name)]
+    complete = {checkpoint.name for checkpoint in checkpoints if checkpoint.problem is None}
     for name in names:
-        match = _REPLACED.fullmatch(name)
-        if match and match[1] not in whole:
-            found.append(examine_folder(folder / name, match[1]))
-    return sorted(found, key=lambda f: f.age_key)
+        step = step_of_folder(name, "replaced")
+        if step is not None and step not in complete:
+            checkpoints.append(examine_folder(folder / name, step))
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.age_key)
 
 
-def leftovers(folder: Path, found: Sequence[Found] | None = None) -> list[Path]:
+def leftovers(folder: Path, checkpoints: Sequence[CheckpointFolder] | None = None) -> list[Path]:
     """Return folders of interrupted saves, and replaced checkpoints whose successor is complete.
 
-    ``found``: what ``scan`` has returned, where it was called already.
+    ``checkpoints``: what ``scan`` has returned, where it was called already.
     """
     names = _names(folder)
-    kept = {f.path.name for f in (scan(folder) if found is None else found)}
+    kept = {f.path.name for f in (scan(folder) if checkpoints is None else checkpoints)}
     return [
         folder / name
         for name in names
-        if _LEFTOVER.fullmatch(name) or (_REPLACED.fullmatch(name) and name not in kept)
+        if _LEFTOVER.fullmatch(name) or (step_of_folder(name, "replaced") and name not in kept)
     ]
 
 
@@ -139,6 +119,7 @@ def leftover_hints(folder: Path) -> list[Path]:
 def read_hint(path: Path) -> str | None:
     """Return the step name in ``latest`` or ``best``; None if missing or not a step name."""
     try:
+        # O_NONBLOCK: opening a pipe that somebody put there must not hang.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
@@ -151,26 +132,24 @@ def read_hint(path: Path) -> str | None:
     return text if is_step_name(text) else None
 
 
+def entries(folder: Path, keep: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    """Return the sorted names of the folder's entries that ``keep`` takes; none if there is no folder."""
+    try:
+        return sorted(entry.name for entry in os.scandir(folder) if keep(entry))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    return entries(folder, lambda entry: entry.is_dir(follow_symlinks=False))
 
 
-def _links(folder: Path) -> list[str]:
-    try:
-        return sorted(entry.name for entry in os.scandir(folder) if entry.is_symlink())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def examine_folder(path: Path, name: str) -> Found:
+def examine_folder(path: Path, name: str) -> CheckpointFolder:
     manifest: Manifest | None = None
     try:
         manifest = read_manifest(path)
         check_name(path, manifest)
         check_sizes(path, manifest)
     except CheckpointError as problem:
-        return Found(path, name, manifest, problem)
-    return Found(path, name, manifest, None)
+        return CheckpointFolder(path, name, manifest, problem)
+    return CheckpointFolder(path, name, manifest, None)

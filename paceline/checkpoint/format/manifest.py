@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.errors import newer
-from paceline.checkpoint.format.block_hashes import SHA256, Grain
+from paceline.checkpoint.format.block_hashes import SHA256, BlockSizes
 from paceline.checkpoint.format.strict_json import dump_object, parse_object
 from paceline.checkpoint.format.tensor_index import TensorRows, parse_index
 from paceline.core.errors import CheckpointError
@@ -28,6 +28,7 @@ MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 MAX_ITEMS = 8_000_000  # values in a manifest
 MAX_FILES = 100_000
 
+# No leading dot and no slash: such a name leads neither out of the folder nor to a hidden file.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _Invalid = Callable[[str], CheckpointError]
@@ -66,7 +67,7 @@ class Manifest:
     files: Mapping[str, FileEntry]
     paceline_version: str = PACKAGE_VERSION
     tensors: Mapping[str, TensorRows] | None = None
-    grain: Grain = field(default_factory=Grain)
+    grain: BlockSizes = field(default_factory=BlockSizes)
 
     @property
     def total_bytes(self) -> int:
@@ -143,8 +144,8 @@ _KEYS_OF = {1: _KEYS, 2: _KEYS_2, 3: _KEYS_2 | {"leaf_hash"}}
 
 
 def _manifest(data: JsonObject, where: str) -> Manifest:
-    def invalid(what: str) -> CheckpointError:
-        return CheckpointError(codes.CHECKPOINT_MANIFEST(where, what[:200]))
+    def invalid(problem: str) -> CheckpointError:
+        return CheckpointError(codes.CHECKPOINT_MANIFEST(where, problem[:200]))
 
     # Format and version first: they decide what else to expect.
     if data.get("format") != FORMAT:
@@ -171,10 +172,10 @@ def _manifest(data: JsonObject, where: str) -> Manifest:
         raise invalid(f"created: {created!r}")
     if not isinstance(written_by, str):
         raise invalid("paceline_version is not text")
-    grain = Grain()
+    grain = BlockSizes()
     if version > 1:
         block, leaf = (_whole(data[key], 1, key, invalid) for key in ("block_bytes", "leaf_bytes"))
-        grain = Grain(block, leaf, str(data.get("leaf_hash", SHA256)))
+        grain = BlockSizes(block, leaf, str(data.get("leaf_hash", SHA256)))
         if not grain.is_sound:
             leaves = f"leaves of {grain.leaf_bytes} hashed by {grain.leaf_hash[:20]!r}"
             raise invalid(f"blocks of {grain.block_bytes} bytes with {leaves}")
@@ -188,13 +189,14 @@ def _manifest(data: JsonObject, where: str) -> Manifest:
     return Manifest(step, sequence, world_size, float(created), files, written_by, tensors, grain)
 
 
-def _whole(value: Json, least: int, what: str, invalid: _Invalid) -> int:
+def _whole(value: Json, least: int, field_name: str, invalid: _Invalid) -> int:
+    # Up to 2**53, which every JSON reader holds exactly; type(), since True is an int.
     if type(value) is int and least <= value < 1 << 53:
         return value
-    raise invalid(f"{what}: {value!r}")
+    raise invalid(f"{field_name}: {value!r}")
 
 
-def _files(entries: Json, grain: Grain | None, invalid: _Invalid) -> dict[str, FileEntry]:
+def _files(entries: Json, grain: BlockSizes | None, invalid: _Invalid) -> dict[str, FileEntry]:
     """Return the checked entries; ``grain`` is None in version 1."""
     if not isinstance(entries, dict) or not 0 < len(entries) <= MAX_FILES:
         raise invalid(f"files: between 1 and {MAX_FILES} are allowed")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.errors import damaged
-from paceline.checkpoint.format.block_hashes import Grain
+from paceline.checkpoint.format.block_hashes import BlockSizes
 from paceline.checkpoint.format.durable_files import CrashPoint, never, write_fresh
 from paceline.checkpoint.format.manifest import FileEntry
 from paceline.core import safetensors_header
@@ -48,7 +48,7 @@ class TensorEntry:
 
 
 @dataclass(frozen=True)
-class Slot:
+class ByteRange:
     """A tensor in a file: bytes ``[start, end)`` from the beginning of the file."""
 
     dtype: torch.dtype
@@ -62,7 +62,7 @@ def write_tensors(
     entries: Sequence[TensorEntry],
     metadata: Mapping[str, str],
     crash: CrashPoint = never,
-    grain: Grain | None = None,
+    grain: BlockSizes | None = None,
 ) -> FileEntry:
     """Write a new safetensors file, with at most one tensor in memory beyond those that ``load`` refers to.
 
@@ -74,15 +74,16 @@ def write_tensors(
 
 def in_order(entries: Sequence[TensorEntry]) -> list[TensorEntry]:
     """Return the tensors in the order of the file, which keeps them aligned."""
+    # Wide dtypes first: each tensor then begins at a multiple of its item size.
     return sorted(entries, key=lambda e: (-e.dtype.itemsize, e.beside or e.name, e.name))
 
 
 def starts_of(entries: Sequence[TensorEntry]) -> dict[str, tuple[str, int]]:
     """Return name → (the header's word for its dtype, first byte after the header)."""
-    places, at = dict[str, tuple[str, int]](), 0
+    places, begin = dict[str, tuple[str, int]](), 0
     for entry in in_order(entries):
-        places[entry.name] = (DTYPE_WORDS[entry.dtype], at)
-        at += entry.num_bytes
+        places[entry.name] = (DTYPE_WORDS[entry.dtype], begin)
+        begin += entry.num_bytes
     return places
 
 
@@ -91,7 +92,9 @@ def file_bytes(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> i
     return len(_header(entries, metadata)) + sum(e.num_bytes for e in entries)
 
 
-def read_header(file: BinaryIO, checkpoint: Path, name: str) -> tuple[dict[str, Slot], dict[str, str], int]:
+def read_header(
+    file: BinaryIO, checkpoint: Path, name: str
+) -> tuple[dict[str, ByteRange], dict[str, str], int]:
     """Return the tensors and the metadata of an open file, and the bytes before the first tensor.
 
     Raises CheckpointError unless the tensors fill the file exactly, without gaps or overlaps.
@@ -104,13 +107,13 @@ def read_header(file: BinaryIO, checkpoint: Path, name: str) -> tuple[dict[str, 
     if unknown := {t.dtype for t in header.tensors.values()} - DTYPES.keys():
         raise damaged(checkpoint, name, f"torch has no dtype {', '.join(sorted(unknown))}")
     slots = {
-        key: Slot(DTYPES[t.dtype], t.shape, header.start + t.span[0], header.start + t.span[1])
+        key: ByteRange(DTYPES[t.dtype], t.shape, header.start + t.span[0], header.start + t.span[1])
         for key, t in header.tensors.items()
     }
     return slots, header.metadata, header.start
 
 
-def read_rows(file: BinaryIO, slot: Slot, first: int, count: int) -> Tensor:
+def read_rows(file: BinaryIO, slot: ByteRange, first: int, count: int) -> Tensor:
     """Read rows ``[first, first + count)`` of dim 0 of a tensor (a scalar: everything) to the CPU."""
 
     def fill(view: memoryview, at: int) -> None:
@@ -123,7 +126,7 @@ def read_rows(file: BinaryIO, slot: Slot, first: int, count: int) -> Tensor:
     return rows_by(fill, slot, first, count)
 
 
-def rows_by(fill: Callable[[memoryview, int], None], slot: Slot, first: int, count: int) -> Tensor:
+def rows_by(fill: Callable[[memoryview, int], None], slot: ByteRange, first: int, count: int) -> Tensor:
     """As ``read_rows``, with ``fill(view, at)`` to read the bytes at ``at`` of the slot's file."""
     shape = (count, *slot.shape[1:]) if slot.shape else ()
     row_bytes = prod(slot.shape[1:]) * slot.dtype.itemsize
@@ -149,7 +152,7 @@ def _blocks(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> Iter
 
 def _header(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> bytes:
     header: dict[str, Json] = {"__metadata__": dict(metadata)} if metadata else {}
-    at = 0
+    begin = 0
     for entry in entries:
         if entry.name in header:
             raise ValueError(f"the tensor {entry.name} is given twice")
@@ -158,10 +161,11 @@ def _header(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> byte
         header[entry.name] = {
             "dtype": DTYPE_WORDS[entry.dtype],
             "shape": list(entry.shape),
-            "data_offsets": [at, at + entry.num_bytes],
+            "data_offsets": [begin, begin + entry.num_bytes],
         }
-        at += entry.num_bytes
+        begin += entry.num_bytes
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    # The format pads with spaces, so that tensors begin aligned to 8 bytes.
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         raise ValueError(f"a header of {len(text)} bytes: too many tensors for one file")

@@ -22,6 +22,7 @@ def parse_object(
     if len(data) > max_bytes:
         raise _refused(where, f"{len(data)} bytes, at most {max_bytes} are read")
     try:
+        # Duplicate keys are refused: which one counts differs between readers.
         value = json.loads(data.decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
         raise _refused(where, f"{type(exc).__name__}: {exc}"[:300]) from None
@@ -58,6 +59,7 @@ def _no_constant(text: str) -> NoReturn:
 
 
 def _bound(value: Json, where: str, max_depth: int, max_items: int) -> None:
+    # Level by level, since recursion would end at Python's own limit.
     level: list[Json] = [value]
     depth, items = 0, 0
     while level:
@@ -95,9 +97,9 @@ def _check(value: Json, where: str, path: str) -> None:
         raise _unwritable(where, path, type(value).__name__)
 
 
-def _refused(where: str, found: str) -> CheckpointError:
-    return CheckpointError(codes.CHECKPOINT_JSON(where, found))
+def _refused(where: str, reason: str) -> CheckpointError:
+    return CheckpointError(codes.CHECKPOINT_JSON(where, reason))
 
 
-def _unwritable(where: str, path: str, found: str) -> CheckpointError:
-    return CheckpointError(codes.CHECKPOINT_STATE_NOT_JSON(where, found, path=path))
+def _unwritable(where: str, path: str, value: str) -> CheckpointError:
+    return CheckpointError(codes.CHECKPOINT_STATE_NOT_JSON(where, value, path=path))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_DIMS = 16
+# Numbers above are not exact in JSON readers that use doubles.
 _MOST = 1 << 53
 Runs = tuple[int, ...]  # (first, step, count) of each run, one after another
 
@@ -53,27 +54,27 @@ class TensorRows:
     def of(dtype: str, shape: tuple[int, ...], rows: Iterable[BlockRow]) -> TensorRows:
         """Pack the rows."""
         rows = sorted(rows, key=lambda row: (row.offsets[::-1], row.file))
-        whole = all(row.sizes == shape for row in rows)
+        uncut = all(row.sizes == shape for row in rows)
         return TensorRows(
             dtype,
             shape,
             pack([row.file for row in rows]),
             pack([row.start for row in rows]),
-            None if whole else tuple(pack([row.offsets[d] for row in rows]) for d in range(len(shape))),
-            None if whole else tuple(pack([row.sizes[d] for row in rows]) for d in range(len(shape))),
+            None if uncut else tuple(pack([row.offsets[d] for row in rows]) for d in range(len(shape))),
+            None if uncut else tuple(pack([row.sizes[d] for row in rows]) for d in range(len(shape))),
         )
 
     def to_json(self) -> JsonObject:
-        found: JsonObject = {
+        columns: JsonObject = {
             "dtype": self.dtype,
             "shape": list(self.shape),
             "file": list(self.file),
             "start": list(self.start),
         }
         if self.offsets is not None and self.sizes is not None:
-            found["offsets"] = [list(runs) for runs in self.offsets]
-            found["sizes"] = [list(runs) for runs in self.sizes]
-        return found
+            columns["offsets"] = [list(runs) for runs in self.offsets]
+            columns["sizes"] = [list(runs) for runs in self.sizes]
+        return columns
 
     def files(self) -> NDArray[np.int64]:
         """Return the shard number of each block."""
@@ -83,14 +84,14 @@ class TensorRows:
         """Return the blocks, or those of the given numbers."""
         import numpy as np
 
-        at = np.arange(len(self.files())) if numbers is None else numbers
+        selected = np.arange(len(self.files())) if numbers is None else numbers
         dims = range(len(self.shape))
-        file, start = unpack(self.file)[at].tolist(), unpack(self.start)[at].tolist()
+        file, start = unpack(self.file)[selected].tolist(), unpack(self.start)[selected].tolist()
         if self.offsets is None or self.sizes is None:
             zero = (0,) * len(self.shape)
             return [BlockRow(f, s, zero, self.shape) for f, s in zip(file, start, strict=True)]
-        offsets = [unpack(self.offsets[d])[at].tolist() for d in dims]
-        sizes = [unpack(self.sizes[d])[at].tolist() for d in dims]
+        offsets = [unpack(self.offsets[d])[selected].tolist() for d in dims]
+        sizes = [unpack(self.sizes[d])[selected].tolist() for d in dims]
         return [
             BlockRow(file[i], start[i], tuple(o[i] for o in offsets), tuple(s[i] for s in sizes))
             for i in range(len(file))
@@ -112,17 +113,17 @@ class TensorRows:
 def pack(values: Sequence[int]) -> Runs:
     """Return runs (first, step, count) of ``values``."""
     runs: list[int] = []
-    at = 0
-    while at < len(values):
-        first, step, count = values[at], 0, 1
-        if at + 1 < len(values):
-            step, count = values[at + 1] - first, 2
-            while at + count < len(values) and values[at + count] == first + step * count:
+    begin = 0
+    while begin < len(values):
+        first, step, count = values[begin], 0, 1
+        if begin + 1 < len(values):
+            step, count = values[begin + 1] - first, 2
+            while begin + count < len(values) and values[begin + count] == first + step * count:
                 count += 1
-        if count == 2 and step and at + 2 < len(values):  # a pair at a break: the second may begin a run
+        if count == 2 and step and begin + 2 < len(values):  # a pair at a break: the second may begin a run
             step, count = 0, 1
         runs += (first, step if count > 1 else 0, count)
-        at += count
+        begin += count
     return tuple(runs)
 
 
@@ -137,20 +138,20 @@ def unpack(runs: Runs) -> NDArray[np.int64]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def parse_index(given: Json, num_files: int) -> dict[str, TensorRows]:
+def parse_index(entries: Json, num_files: int) -> dict[str, TensorRows]:
     """Return encoded tensor name → its rows, from a manifest of ``num_files`` shards.
 
     Nothing is spread out: counts, files and places are bounded by their runs. Raises ValueError.
     """
-    if not isinstance(given, dict):
+    if not isinstance(entries, dict):
         raise ValueError("tensors is not an object")
-    return {name: _tensor(name, entry, num_files) for name, entry in given.items()}
+    return {name: _tensor(name, entry, num_files) for name, entry in entries.items()}
 
 
 def _tensor(name: str, entry: Json, num_files: int) -> TensorRows:
-    def need(condition: bool, what: str) -> None:
+    def need(condition: bool, part: str) -> None:
         if not condition:
-            raise ValueError(f"tensor {name[:100]!r}: {what}")
+            raise ValueError(f"tensor {name[:100]!r}: {part}")
 
     need(isinstance(entry, dict), "it is not an object")
     assert isinstance(entry, dict)
@@ -164,7 +165,7 @@ def _tensor(name: str, entry: Json, num_files: int) -> TensorRows:
     for key in ("offsets", "sizes") if "offsets" in entry else ():
         column = entry[key]
         need(isinstance(column, list) and len(column) == len(shape), f"its {key}")  # type: ignore[arg-type]
-        lists[key] = [_runs(one) for one in column]  # type: ignore[union-attr]
+        lists[key] = [_runs(numbers) for numbers in column]  # type: ignore[union-attr]
     every = [*columns.values(), *(runs for some in lists.values() for runs in some)]
     need(all(runs is not None for runs in every), "a column is not (first, step, count) of non-negative runs")
     counts = {sum(runs[2::3]) for runs in every if runs is not None}
@@ -172,8 +173,8 @@ def _tensor(name: str, entry: Json, num_files: int) -> TensorRows:
     need(1 <= min(counts) <= num_files, f"{min(counts)} blocks in {num_files} files")
     need(_top(columns["file"]) < num_files, f"a file number of {_top(columns['file'])} among {num_files}")
     for d, runs in enumerate(lists.get("sizes", ())):
-        at = lists["offsets"][d]
-        need(max(_top(runs), _top(at)) <= shape[d], "a block outside the tensor")  # type: ignore[index]
+        end = max(_top(runs), _top(lists["offsets"][d]))
+        need(end <= shape[d], "a block outside the tensor")  # type: ignore[index]
     return TensorRows(
         str(dtype),
         tuple(shape),  # type: ignore[arg-type]
@@ -250,6 +251,7 @@ class TensorName:
         if len(parts) != 3:
             raise ValueError(f"{text!r} does not have the form role|kind|name")
         name = TensorName(*(unquote(part, errors="strict") for part in parts))
+        # One spelling a name: two encodings of one tensor would hide a duplicate.
         if name.encode() != text:
             raise ValueError(f"{text!r} is not encoded as written")
         return name
@@ -274,16 +276,17 @@ def decode_place(
     if not isinstance(data, dict) or set(data) != {"global_shape", "offsets"}:
         raise ValueError(f"the entry of {encoded!r} is {text[:200]!r}")
     # Validate: shapes of the block's rank, and a block inside the tensor.
-    whole, offsets = data["global_shape"], data["offsets"]
-    for numbers in (whole, offsets):
+    full_shape, offsets = data["global_shape"], data["offsets"]
+    for numbers in (full_shape, offsets):
         if (
             not isinstance(numbers, list)
             or len(numbers) != len(shape)
             or not all(type(n) is int and 0 <= n < 1 << 53 for n in numbers)
         ):
             raise ValueError(f"the entry of {encoded!r} is {text[:200]!r}")
-    if any(o + s > w for o, s, w in zip(offsets, shape, whole, strict=True)):
+    if any(o + s > w for o, s, w in zip(offsets, shape, full_shape, strict=True)):
         raise ValueError(
-            f"the block {encoded!r} at {offsets} of shape {list(shape)} exceeds the tensor of shape {whole}"
+            f"the block {encoded!r} at {offsets} of shape {list(shape)} exceeds the tensor of shape"
+            f" {full_shape}"
         )
-    return tuple(whole), tuple(offsets)
+    return tuple(full_shape), tuple(offsets)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.errors import damaged, foreign_file, incomplete, scattered, unreadable
-from paceline.checkpoint.format.block_hashes import Grain, read_block_hash
+from paceline.checkpoint.errors import damaged, incomplete, scattered, unreadable
+from paceline.checkpoint.format.block_hashes import BlockSizes, read_block_hash
 from paceline.checkpoint.format.manifest import (
     HF_FOLDER,
     MANIFEST,
@@ -103,7 +103,8 @@ def check_foreign(checkpoint: Path) -> None:
         with suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted(folder.iterdir()):
                 if path.suffix.lower() in PICKLE_SUFFIXES or path.name in _PICKLED_NAMES:
-                    raise foreign_file(path)
+                    finding = codes.CHECKPOINT_FOREIGN_FILE(str(folder), path.name, name=path.name)
+                    raise CheckpointError(finding)
 
 
 def verify(checkpoint: Path, manifest: Manifest, *, tensors: bool = True) -> None:
@@ -119,20 +120,21 @@ def verify(checkpoint: Path, manifest: Manifest, *, tensors: bool = True) -> Non
         with open_part(checkpoint, name) as file:
             verify_open(file, manifest.files[name], checkpoint, name)
 
-    def compare_block(place: tuple[str, int]) -> None:
-        with open_part(checkpoint, place[0]) as file:
-            verify_block(file, manifest.files[place[0]], place[1], manifest.grain, checkpoint, place[0])
+    def compare_block(block: tuple[str, int]) -> None:
+        with open_part(checkpoint, block[0]) as file:
+            verify_block(file, manifest.files[block[0]], block[1], manifest.grain, checkpoint, block[0])
 
     names = [name for name in manifest.files if tensors or not name.endswith(".safetensors")]
-    whole = [name for name in names if not manifest.files[name].blocks]
-    blocks = [(name, at) for name in names for at in range(len(manifest.files[name].blocks))]
+    unblocked = [name for name in names if not manifest.files[name].blocks]
+    blocks = [(name, number) for name in names for number in range(len(manifest.files[name].blocks))]
     with ThreadPoolExecutor(_AT_ONCE) as pool:  # hashlib releases the GIL
-        for _ in (*pool.map(compare, whole), *pool.map(compare_block, blocks)):
+        for _ in (*pool.map(compare, unblocked), *pool.map(compare_block, blocks)):
             pass
 
 
 def verify_open(file: BinaryIO, entry: FileEntry, checkpoint: Path, name: str) -> None:
     """Check the sha256 of an open file and rewind it, so that the bytes read later are the verified ones."""
+    # The open file is hashed, not its name: what is read later is what was verified.
     digest, size = hashlib.sha256(), 0
     file.seek(0)
     while block := file.read(_PIECE):
@@ -144,18 +146,18 @@ def verify_open(file: BinaryIO, entry: FileEntry, checkpoint: Path, name: str) -
 
 
 def verify_block(
-    file: BinaryIO, entry: FileEntry, block: int, grain: Grain, checkpoint: Path, name: str
+    file: BinaryIO, entry: FileEntry, block: int, grain: BlockSizes, checkpoint: Path, name: str
 ) -> None:
     """Check the hash of one block of an open shard. Raises CheckpointError."""
-    found = read_block_hash(file, block, entry.bytes, grain)
-    if found != entry.blocks[block]:
-        raise damaged(checkpoint, name, wrong_block(entry, block, grain, found))
+    digest = read_block_hash(file, block, entry.bytes, grain)
+    if digest != entry.blocks[block]:
+        raise damaged(checkpoint, name, wrong_block(entry, block, grain, digest))
 
 
-def wrong_block(entry: FileEntry, block: int, grain: Grain, found: str) -> str:
+def wrong_block(entry: FileEntry, block: int, grain: BlockSizes, digest: str) -> str:
     """Say which bytes have another hash."""
     first, last = block * grain.block_bytes, min(entry.bytes, (block + 1) * grain.block_bytes)
-    return f"bytes {first} to {last}: hash {found[:12]}… instead of {entry.blocks[block][:12]}…"
+    return f"bytes {first} to {last}: hash {digest[:12]}… instead of {entry.blocks[block][:12]}…"
 
 
 def open_part(checkpoint: Path, name: str) -> BinaryIO:
@@ -184,8 +186,9 @@ def _followed(checkpoint: Path, name: str) -> Path:
         return path
     target = target_of(checkpoint, path)
     if target is None:
-        found = f"a link that leads outside of the checkpoint, to {os.path.realpath(path)}"
-        raise damaged(checkpoint, name, found)
+        raise damaged(
+            checkpoint, name, f"a link that leads outside of the checkpoint, to {os.path.realpath(path)}"
+        )
     return target
 
 
@@ -202,6 +205,7 @@ def open_regular(path: Path) -> BinaryIO:
         if exc.errno in _OF_THE_MACHINE:
             raise unreadable(path, exc) from exc
         raise damaged(path.parent, path.name, f"it cannot be opened: {exc.strerror}") from exc
+    # fstat after open: the name may have been exchanged in between.
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise damaged(path.parent, path.name, "it is not a regular file")
@@ -236,11 +240,11 @@ def check_name(checkpoint: Path, manifest: Manifest) -> None:
 
     Reads no files.
     """
-    named = _NAMED.fullmatch(checkpoint.name)
-    if named and int(named[1]) != manifest.step:
+    match = _NAMED.fullmatch(checkpoint.name)
+    if match and int(match[1]) != manifest.step:
         raise _misplaced(
             checkpoint,
-            f"the folder is named step {int(named[1])}, but its manifest is of step {manifest.step}",
+            f"the folder is named step {int(match[1])}, but its manifest is of step {manifest.step}",
         )
     for name in manifest.files:
         shard = _SHARD.fullmatch(name)
@@ -255,12 +259,14 @@ def check_state(checkpoint: Path, manifest: Manifest, state: Mapping[str, Json])
     """
     train = state.get("train")
     step = train.get("step") if isinstance(train, Mapping) else None
-    for what, mine, theirs in (
+    for field_name, mine, theirs in (
         ("step", step, manifest.step),
         ("world_size", state.get("world_size"), manifest.world_size),
     ):
         if mine is not None and mine != theirs:
-            raise _misplaced(checkpoint, f"{what}: {str(mine)[:40]} in state.json, {theirs} in manifest.json")
+            raise _misplaced(
+                checkpoint, f"{field_name}: {str(mine)[:40]} in state.json, {theirs} in manifest.json"
+            )
 
 
 def read_state(checkpoint: Path) -> JsonObject:
@@ -281,5 +287,5 @@ def read_config(checkpoint: Path) -> JsonObject:
         return parse_object(file.read(MAX_CONFIG_BYTES + 1), str(path), max_bytes=MAX_CONFIG_BYTES)
 
 
-def _misplaced(checkpoint: Path, found: str) -> CheckpointError:
-    return CheckpointError(codes.CHECKPOINT_MISPLACED(str(checkpoint), found))
+def _misplaced(checkpoint: Path, disagreement: str) -> CheckpointError:
+    return CheckpointError(codes.CHECKPOINT_MISPLACED(str(checkpoint), disagreement))

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
-from paceline.checkpoint.collective import CheckpointWorld, together
+from paceline.checkpoint.collective import CheckpointWorld, on_all_ranks
 from paceline.checkpoint.errors import damaged
 from paceline.checkpoint.format.manifest import Manifest
 from paceline.checkpoint.format.verify_files import open_part, verify_open, wrong_block
@@ -59,24 +59,26 @@ def check_blocks(
     Where ranks see copies of a shard on several disks, each copy of a block that was read is verified. Raises
     the same CheckpointError on every rank, for the first damaged block.
     """
+    # In rounds, so that the hashes of leaves fit one message however large the checkpoint is.
     for places in _rounds(reads):
-        seen = together(ranks, partial(_seen, reads, places), path, _UNREAD)
-        known, wanted = _merged(reads, places, seen, readers)
+        seen = on_all_ranks(ranks, partial(_seen, reads, places), path, _UNREAD)
+        hashes, wanted = _merged(reads, places, seen, readers)
         mine = _share(wanted, ranks.rank)
-        more = together(ranks, partial(_read_rest, reads, places, mine), path, _UNREAD)
-        verdicts = {int(i): found for one in seen for i, found in one["wrong"].items()}
-        for rank, one in enumerate(more):
-            for i, leaves in one.items():
-                known[int(i), readers.disks[rank]] |= _decoded(leaves)
-        for (place, _), of_copy in known.items():
-            if found := reads.verdict(*places[place], of_copy):
-                verdicts.setdefault(place, found)
+        more = on_all_ranks(ranks, partial(_read_rest, reads, places, mine), path, _UNREAD)
+        verdicts = {int(i): digest for answer in seen for i, digest in answer["wrong"].items()}
+        for rank, answer in enumerate(more):
+            for i, leaves in answer.items():
+                hashes[int(i), readers.disks[rank]] |= _decoded(leaves)
+        for (index, _), of_copy in hashes.items():
+            if digest := reads.verdict(*places[index], of_copy):
+                verdicts.setdefault(index, digest)
+        # The first block in order, on every rank: all of them raise the same error.
         if verdicts:
             first = min(verdicts)
             number, block = places[first]
             name = manifest.shards[number]
-            found = wrong_block(manifest.files[name], block, manifest.grain, verdicts[first])
-            raise damaged(path, name, found)
+            digest = wrong_block(manifest.files[name], block, manifest.grain, verdicts[first])
+            raise damaged(path, name, digest)
 
 
 def check_whole_files(ranks: CheckpointWorld, path: Path, manifest: Manifest) -> None:
@@ -90,7 +92,7 @@ def check_whole_files(ranks: CheckpointWorld, path: Path, manifest: Manifest) ->
                 verify_open(file, manifest.files[name], path, name)
         return True
 
-    together(ranks, work, path, _UNREAD)
+    on_all_ranks(ranks, work, path, _UNREAD)
 
 
 def _rounds(reads: HashedReads) -> Iterator[list[tuple[int, int]]]:
@@ -109,14 +111,14 @@ def _rounds(reads: HashedReads) -> Iterator[list[tuple[int, int]]]:
 def _seen(reads: HashedReads, places: list[tuple[int, int]]) -> _Seen:
     seen: _Seen = {"good": [], "wrong": {}, "parts": {}}
     for i, (number, block) in enumerate(places):
-        known = reads.known(number, block)
-        verdict = reads.verdict(number, block, known)
+        hashes = reads.known(number, block)
+        verdict = reads.verdict(number, block, hashes)
         if verdict == "":
             seen["good"].append(i)
         elif verdict:
             seen["wrong"][str(i)] = verdict
-        elif known:
-            seen["parts"][str(i)] = _encoded(known)
+        elif hashes:
+            seen["parts"][str(i)] = _encoded(hashes)
     return seen
 
 
@@ -128,23 +130,23 @@ def _merged(
     """
     disks = readers.disks
     judged: set[tuple[int, int]] = set()
-    for one, disk in zip(seen, disks, strict=True):
-        judged |= {(i, disk) for i in one["good"]} | {(int(i), disk) for i in one["wrong"]}
-    known: _Known = {}
-    for one, disk in zip(seen, disks, strict=True):
-        for i, leaves in one["parts"].items():
+    for answer, disk in zip(seen, disks, strict=True):
+        judged |= {(i, disk) for i in answer["good"]} | {(int(i), disk) for i in answer["wrong"]}
+    hashes: _Known = {}
+    for answer, disk in zip(seen, disks, strict=True):
+        for i, leaves in answer["parts"].items():
             if (int(i), disk) not in judged:
-                known.setdefault((int(i), disk), {}).update(_decoded(leaves))
-    touched = {i for i, _ in (*judged, *known)}
+                hashes.setdefault((int(i), disk), {}).update(_decoded(leaves))
+    touched = {i for i, _ in (*judged, *hashes)}
     unread = [i for i in range(len(places)) if i not in touched]
-    known |= {(i, disks[readers.owners[places[i][0]][0]]): {} for i in unread}
+    hashes |= {(i, disks[readers.owners[places[i][0]][0]]): {} for i in unread}
     wanted: dict[Owners, list[tuple[int, int]]] = {}
-    of_disk = {disk: wanted.setdefault(readers.of_disk(disk), []) for disk in {of for _, of in known}}
-    for place, disk in sorted(known):
-        number, block = places[place]
+    of_disk = {disk: wanted.setdefault(readers.of_disk(disk), []) for disk in {of for _, of in hashes}}
+    for index, disk in sorted(hashes):
+        number, block = places[index]
         leaves_of = reads.grain.leaves(block, reads.files.sizes[number])
-        of_disk[disk] += [(place, leaf) for leaf in leaves_of if leaf not in known[place, disk]]
-    return known, wanted
+        of_disk[disk] += [(index, leaf) for leaf in leaves_of if leaf not in hashes[index, disk]]
+    return hashes, wanted
 
 
 def _share(wanted: Mapping[Owners, list[tuple[int, int]]], rank: int) -> list[tuple[int, int]]:
@@ -152,7 +154,7 @@ def _share(wanted: Mapping[Owners, list[tuple[int, int]]], rank: int) -> list[tu
     for ranks, leaves in wanted.items():
         if rank in ranks:
             first, last = (
-                len(leaves) * at // len(ranks) for at in (ranks.index(rank), ranks.index(rank) + 1)
+                len(leaves) * part // len(ranks) for part in (ranks.index(rank), ranks.index(rank) + 1)
             )
             return leaves[first:last]
     return []
@@ -162,14 +164,18 @@ def _read_rest(
     reads: HashedReads, places: list[tuple[int, int]], mine: list[tuple[int, int]]
 ) -> dict[str, dict[str, str]]:
     """Read and hash unread leaves; return their hashes by block and leaf."""
-    at = 0
-    while at < len(mine):
-        i, first = mine[at]
+    index = 0
+    while index < len(mine):
+        i, first = mine[index]
         number, last = places[i][0], first
-        while at + 1 < len(mine) and places[mine[at + 1][0]][0] == number and mine[at + 1][1] == last + 1:
-            at, last = at + 1, last + 1
+        while (
+            index + 1 < len(mine)
+            and places[mine[index + 1][0]][0] == number
+            and mine[index + 1][1] == last + 1
+        ):
+            index, last = index + 1, last + 1
         reads.hash_leaves(number, range(first, last + 1))
-        at += 1
+        index += 1
     wanted: dict[int, set[int]] = {}
     for i, leaf in mine:
         wanted.setdefault(i, set()).add(leaf)

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.errors import skipped
-from paceline.checkpoint.format.folder_layout import LATEST, Found, is_step_name, leftovers, read_hint, scan
+from paceline.checkpoint.format.folder_layout import (
+    LATEST,
+    CheckpointFolder,
+    is_step_name,
+    leftovers,
+    read_hint,
+    scan,
+)
 from paceline.checkpoint.format.manifest import MANIFEST, Manifest
 from paceline.checkpoint.format.verify_files import check_name, check_state, read_manifest, read_state, verify
 from paceline.config.registries.object_store_url import is_url, parse_url
@@ -17,9 +23,6 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.rules import codes as rules_codes
-
-if TYPE_CHECKING:
-    from paceline.checkpoint.load.reader import CheckpointReader
 
 AUTO = "auto"
 BEFORE_BYTES = 1 << 30  # a larger checkpoint's tensors are verified by the ranks, as they read them
@@ -47,7 +50,7 @@ def find_checkpoint(
     if where in (LATEST, AUTO):
         return _newest(run.checkpoints, notes, most_bytes, known, may_be_none=where == AUTO)
     if is_url(where):  # brought down before the ranks start (checkpoint/preflight.py)
-        folder, name = place_of(where, run)
+        folder, name = checkpoint_location(where, run)
         return (
             _newest(folder, notes, most_bytes, known)
             if name is None
@@ -55,7 +58,7 @@ def find_checkpoint(
         )
     # A path: one checkpoint, `latest` in a checkpoints folder, a run directory, or a checkpoints folder.
     path = Path(where).expanduser().absolute()
-    folder, name = place_of(where, run)
+    folder, name = checkpoint_location(where, run)
     if name is not None:
         return _exactly(path, most_bytes, known)
     if not folder.is_dir() or (folder == path and not scan(path)):
@@ -63,7 +66,7 @@ def find_checkpoint(
     return _newest(folder, notes, most_bytes, known)
 
 
-def place_of(where: str, run: RunDir) -> tuple[Path, str | None]:
+def checkpoint_location(where: str, run: RunDir) -> tuple[Path, str | None]:
     """Return the folder of checkpoints that ``where`` means, and the name of the one in it if it means one,
     as ``find_checkpoint`` takes it.
     """
@@ -81,28 +84,21 @@ def place_of(where: str, run: RunDir) -> tuple[Path, str | None]:
     return (folder if folder.is_dir() or not path.is_dir() else path), None
 
 
-def lies_elsewhere(found: Iterable[Diagnostic]) -> bool:
+def only_missing_files(findings: Iterable[Diagnostic]) -> bool:
     """Whether these errors are of missing files, which other nodes may have."""
     missing = {
         codes.CHECKPOINT_INCOMPLETE.name,
         rules_codes.RESUME_NO_CHECKPOINT.name,
         rules_codes.RESUME_ONLY_INCOMPLETE.name,
     }
-    return all(one.code in missing or one.evidence.get("absent") for one in found)
+    return all(finding.code in missing or finding.evidence.get("absent") for finding in findings)
 
 
-def at_its_key(error: PacelineError) -> list[Diagnostic]:
-    """Return the errors of a checkpoint at the config key that names it, with its folder in ``found``."""
+def locate_errors(error: PacelineError) -> list[Diagnostic]:
+    """Return the errors of a checkpoint at the config key that names it, with its folder in ``findings``."""
     key = "training.resume_from_checkpoint"
-    found = [(d, d.where if d.where != key else "") for d in error.diagnostics]
-    return [replace(d, where=key, found=": ".join(filter(None, (folder, d.found)))) for d, folder in found]
-
-
-def open_checkpoint(path: Path) -> CheckpointReader:
-    """Open a checkpoint for reading, with every byte verified. Raises CheckpointError."""
-    from paceline.checkpoint.load.reader import CheckpointReader  # needs torch; finding one does not
-
-    return CheckpointReader(path)
+    findings = [(d, d.where if d.where != key else "") for d in error.diagnostics]
+    return [replace(d, where=key, found=": ".join(filter(None, (folder, d.found)))) for d, folder in findings]
 
 
 def _newest(
@@ -118,23 +114,26 @@ def _newest(
     Refuse if some exist but none is complete (resume.only_incomplete), and if one was written by a newer
     Paceline: to go on from an older one would train its steps again, for no damage.
     """
-    found = scan(folder)
-    hint = read_hint(folder / LATEST)
-    problems: list[tuple[Found, CheckpointError]] = []
+    checkpoints = scan(folder)
+    hinted = read_hint(folder / LATEST)
+    problems: list[tuple[CheckpointFolder, CheckpointError]] = []
     # Newest first; notes name what was skipped on the way.
-    for candidate in reversed(found):
+    for candidate in reversed(checkpoints):
+        # Sizes first, hashes last: a truncated file is found without reading the others.
         problem = candidate.problem or known.get(candidate.path) or problem_of(candidate, most_bytes)
         if problem is None:
-            refuse_newer(found, candidate.step)
+            refuse_newer(checkpoints, candidate.step)
             problems += [
-                (f, f.problem) for f in found if f.problem and f.manifest is None and f.step > candidate.step
+                (f, f.problem)
+                for f in checkpoints
+                if f.problem and f.manifest is None and f.step > candidate.step
             ]
             notes.extend(_passed_over(f, p, candidate) for f, p in problems)
-            if problems or candidate.path.is_symlink() or (hint is not None and hint != candidate.name):
-                notes.append(_took(candidate, hint))
+            if problems or candidate.path.is_symlink() or (hinted is not None and hinted != candidate.name):
+                notes.append(_took(candidate, hinted))
             return candidate.path
         problems.append((candidate, problem))
-    refuse_newer(found)
+    refuse_newer(checkpoints)
     if problems:
         raise CheckpointError(_only_incomplete(folder, problems))
     # No checkpoint at all: a fresh start if that is allowed.
@@ -156,11 +155,15 @@ def _newest(
     )
 
 
-def refuse_newer(found: Sequence[Found], step: int = -1) -> None:
+def refuse_newer(checkpoints: Sequence[CheckpointFolder], step: int = -1) -> None:
     """Raise the error of a checkpoint of a newer Paceline, of a later step than ``step``."""
-    for one in found:
-        if one.problem and one.step > step and one.problem.diagnostics[0].code == codes.CHECKPOINT_NEWER.name:
-            raise one.problem
+    for checkpoint in checkpoints:
+        if (
+            checkpoint.problem
+            and checkpoint.step > step
+            and checkpoint.problem.diagnostics[0].code == codes.CHECKPOINT_NEWER.name
+        ):
+            raise checkpoint.problem
 
 
 def _exactly(path: Path, most_bytes: int | None, known: Mapping[Path, CheckpointError]) -> Path:
@@ -180,39 +183,46 @@ def _is_hashed(manifest: Manifest, most_bytes: int | None) -> bool:
     return most_bytes is None or manifest.total_bytes <= most_bytes
 
 
-def problem_of(found: Found, most_bytes: int | None) -> CheckpointError | None:
+def problem_of(checkpoint: CheckpointFolder, most_bytes: int | None) -> CheckpointError | None:
     """Return what is wrong with a checkpoint whose files have their sizes (``most_bytes``: as above)."""
-    assert found.manifest is not None
+    assert checkpoint.manifest is not None
     try:
-        verify(found.path, found.manifest, tensors=_is_hashed(found.manifest, most_bytes))
-        check_state(found.path, found.manifest, read_state(found.path))
+        verify(checkpoint.path, checkpoint.manifest, tensors=_is_hashed(checkpoint.manifest, most_bytes))
+        check_state(checkpoint.path, checkpoint.manifest, read_state(checkpoint.path))
     except CheckpointError as problem:
         return problem
     return None
 
 
-def _passed_over(found: Found, problem: CheckpointError, taken: Found) -> Diagnostic:
-    first, again = problem.diagnostics[0], found.step - taken.step
+def _passed_over(
+    checkpoint: CheckpointFolder, problem: CheckpointError, taken: CheckpointFolder
+) -> Diagnostic:
+    first, again = problem.diagnostics[0], checkpoint.step - taken.step
     steps = f"; {again} step{'s are' if again > 1 else ' is'} trained again" if again > 0 else ""
-    hint = f"check it, then remove it by hand; resuming from {taken.name} instead{steps}"
-    return skipped(found.name, first.what, str(found.path), hint, first)
+    return skipped(
+        checkpoint.name,
+        first.what,
+        str(checkpoint.path),
+        f"check it, then remove it by hand; resuming from {taken.name} instead{steps}",
+        first,
+    )
 
 
-def _took(found: Found, hint: str | None) -> Diagnostic:
-    note = f" ('latest' names {hint})" if hint and hint != found.name else ""
-    if found.path.is_symlink():
-        note += f", a link to {found.path.resolve()}"
+def _took(checkpoint: CheckpointFolder, hinted: str | None) -> Diagnostic:
+    note = f" ('latest' names {hinted})" if hinted and hinted != checkpoint.name else ""
+    if checkpoint.path.is_symlink():
+        note += f", a link to {checkpoint.path.resolve()}"
     return codes.RESUME_CHOSEN(
-        f"resuming from {found.name}, the newest complete checkpoint{note}",
-        str(found.path),
+        f"resuming from {checkpoint.name}, the newest complete checkpoint{note}",
+        str(checkpoint.path),
         severity=Severity.NOTE,
     )
 
 
-def _only_incomplete(folder: Path, problems: list[tuple[Found, CheckpointError]]) -> Diagnostic:
+def _only_incomplete(folder: Path, problems: list[tuple[CheckpointFolder, CheckpointError]]) -> Diagnostic:
     listed = "; ".join(
-        f"{found.name}: {problem.diagnostics[0].what}: {problem.diagnostics[0].found}"
-        for found, problem in problems[:5]
+        f"{checkpoint.name}: {problem.diagnostics[0].what}: {problem.diagnostics[0].found}"
+        for checkpoint, problem in problems[:5]
     )
     return rules_codes.RESUME_ONLY_INCOMPLETE(
         "the run has checkpoints, but none of them is complete; nothing was deleted",
@@ -220,39 +230,37 @@ def _only_incomplete(folder: Path, problems: list[tuple[Found, CheckpointError]]
         listed,
         "remove resume_from_checkpoint and set another training.output_dir to start from scratch,"
         " or set resume_from_checkpoint: PATH of a complete checkpoint",
-        evidence={"checkpoints": [str(found.path) for found, _ in problems]},
+        evidence={"checkpoints": [str(checkpoint.path) for checkpoint, _ in problems]},
     )
 
 
 def save_never_ended(folder: Path, count: int) -> Diagnostic:
     """Return the warning that a run begins anew although saves were begun."""
-    what = (
+    return codes.RESUME_FRESH_START(
         f"{count} save{'s were' if count > 1 else ' was'} started but never completed; no"
-        " checkpoint was published, so the run starts at step 0"
+        " checkpoint was published, so the run starts at step 0",
+        str(folder),
+        severity=Severity.WARNING,
     )
-    return codes.RESUME_FRESH_START(what, str(folder), severity=Severity.WARNING)
 
 
 def _no_such(path: Path) -> Diagnostic:
     if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
-        hint = (
-            "a Hugging Face folder is not a checkpoint (it has no optimizer): to continue training"
-            " from its weights, set model.name_or_path"
-        )
         return codes.RESUME_NOT_A_CHECKPOINT(
-            "this is a Hugging Face folder", "training.resume_from_checkpoint", str(path), hint
+            "this is a Hugging Face folder",
+            "training.resume_from_checkpoint",
+            str(path),
+            "a Hugging Face folder is not a checkpoint (it has no optimizer): to continue training"
+            " from its weights, set model.name_or_path",
         )
     near = path if path.is_dir() else path.parent
     there = [f.name for f in scan(near)]
-    found = (
-        f"{path}"
-        + ("" if path.exists() else " does not exist")
-        + (f"; available: {', '.join(there[-3:])}" if there else "")
-    )
     return codes.RESUME_NOT_A_CHECKPOINT(
         "there is no checkpoint at this path",
         "training.resume_from_checkpoint",
-        found,
+        f"{path}"
+        + ("" if path.exists() else " does not exist")
+        + (f"; available: {', '.join(there[-3:])}" if there else ""),
         "use latest, auto, a run directory, or …/checkpoints/step-00000500",
         evidence={"absent": not path.exists()},
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.checkpoint.format.folder_layout import BEST, LATEST, VERIFIED, Found, read_hint, scan
+from paceline.checkpoint.format.folder_layout import BEST, LATEST, VERIFIED, CheckpointFolder, read_hint, scan
 from paceline.checkpoint.format.verify_files import read_state
 from paceline.checkpoint.save.retention import last_verified
 from paceline.core.errors import CheckpointError
@@ -56,15 +56,15 @@ class ListedCheckpoint:
 def list_checkpoints(folder: Path) -> list[ListedCheckpoint]:
     """Return the checkpoints in a run directory or in its ``checkpoints`` folder, oldest first."""
     run = RunDir.at(folder)
-    at = run.checkpoints if run.checkpoints.is_dir() else folder
-    evals = load_history(RunDir.at(at.parent)).evals
-    measured = {step: one.metrics for step, one in evals.items()}
+    checkpoints = run.checkpoints if run.checkpoints.is_dir() else folder
+    evals = load_history(RunDir.at(checkpoints.parent)).evals
+    measured = {step: event.metrics for step, event in evals.items()}
     marks = {
-        LATEST: read_hint(at / LATEST),
-        BEST: read_hint(at / BEST),
-        VERIFIED: last_verified(at),
+        LATEST: read_hint(checkpoints / LATEST),
+        BEST: read_hint(checkpoints / BEST),
+        VERIFIED: last_verified(checkpoints),
     }
-    return [_listed(found, marks, measured) for found in scan(at)]
+    return [_listed(checkpoint, marks, measured) for checkpoint in scan(checkpoints)]
 
 
 def as_table(rows: list[ListedCheckpoint]) -> str:
@@ -82,22 +82,22 @@ def as_table(rows: list[ListedCheckpoint]) -> str:
 
 
 def _listed(
-    found: Found, marks: Mapping[str, str | None], measured: Mapping[int, Mapping[str, float]]
+    checkpoint: CheckpointFolder, marks: Mapping[str, str | None], measured: Mapping[int, Mapping[str, float]]
 ) -> ListedCheckpoint:
-    manifest, state, problem = found.manifest, JsonObject(), found.problem
+    manifest, state, problem = checkpoint.manifest, JsonObject(), checkpoint.problem
     if problem is None:
         try:
-            state = read_state(found.path)
+            state = read_state(checkpoint.path)
         except CheckpointError as error:
             problem = error
-    metric, value = _metric(state, measured.get(found.step, {}))
+    metric, value = _metric(state, measured.get(checkpoint.step, {}))
     first = problem.diagnostics[0] if problem else None
-    mine = tuple(mark for mark, name in marks.items() if name == found.name)
+    mine = tuple(mark for mark, name in marks.items() if name == checkpoint.name)
     sound = VERIFIED if VERIFIED in mine else "complete"
     return ListedCheckpoint(
-        found.name,
-        found.path,
-        found.step,
+        checkpoint.name,
+        checkpoint.path,
+        checkpoint.step,
         manifest.total_bytes if manifest else None,
         str(state.get("strategy") or ""),
         manifest.world_size if manifest else None,
@@ -112,8 +112,8 @@ def _listed(
 def _metric(state: JsonObject, measured: Mapping[str, float]) -> tuple[str, float | None]:
     """Return the run's metric and its value at this step: as measured, or as the best so far."""
     training, train = as_object(as_object(state.get("config")).get("training")), as_object(state.get("train"))
-    named: Json = training.get("metric_for_best_model")
-    metric = str(named) if named else LOSS
+    configured: Json = training.get("metric_for_best_model")
+    metric = str(configured) if configured else LOSS
     for name in (metric, f"eval_{metric}"):
         if name in measured:
             return name, measured[name]

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.collective import CheckpointWorld, together
+from paceline.checkpoint.collective import CheckpointWorld, on_all_ranks
 from paceline.checkpoint.errors import damaged
 from paceline.checkpoint.format.manifest import HF_FOLDER, MANIFEST, STATE, Manifest
-from paceline.checkpoint.format.safetensors_file import DTYPE_WORDS, DTYPES, Slot, read_header, rows_by
+from paceline.checkpoint.format.safetensors_file import DTYPE_WORDS, DTYPES, ByteRange, read_header, rows_by
 from paceline.checkpoint.format.strict_json import parse_object
 from paceline.checkpoint.format.tensor_index import (
     BlockRow,
@@ -34,8 +34,9 @@ from paceline.checkpoint.format.verify_files import (
 )
 from paceline.checkpoint.format.verify_files import verify as verify_all
 from paceline.checkpoint.load.distributed_verify import Readers, check_blocks, check_whole_files
-from paceline.checkpoint.load.shard_files import AT_ONCE, Elsewhere, HashedReads, OpenFiles
+from paceline.checkpoint.load.shard_files import AT_ONCE, HashedReads, OpenFiles, RemoteFiles
 from paceline.core.errors import CheckpointError
+from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import JsonObject
 from paceline.protocols.shard import PARAM
 
@@ -43,12 +44,13 @@ KEPT_FREE = 512  # open files besides a checkpoint's: sockets, logs, data
 MAX_SIDE_FILE_BYTES = 1024 * 1024 * 1024
 
 
-def room_for(files: int) -> None:
+def raise_open_files_limit(files: int) -> None:
     """Raise the soft limit of open files if it is too low for ``files`` and the hard limit allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = files + KEPT_FREE
     most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
     if soft != resource.RLIM_INFINITY and soft < most:
+        # The soft limit only: raising the hard one needs a privilege.
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
@@ -56,8 +58,9 @@ class CheckpointReader:
     """An open published checkpoint. Implements ``protocols.shard.ShardReader``; a context manager.
 
     With ``verify`` all hashes are compared first. With ``ranks`` it is opened by all of them together
-    (collective): each hashes what it reads, and ``settle`` must be called after the last read. ``manifest``
-    and ``state``: what another rank has read of it. ``elsewhere``: where files are that are not in ``path``.
+    (collective): each hashes what it reads, and ``verify_reads`` must be called after the last read.
+    ``manifest`` and ``state``: what another rank has read of it. ``elsewhere``: where files are that are not
+    in ``path``.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class CheckpointReader:
         ranks: CheckpointWorld | None = None,
         manifest: Manifest | None = None,
         state: JsonObject | None = None,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: RemoteFiles | None = None,
     ) -> None:
         self.path = path
         self.manifest: Manifest = read_manifest(path) if manifest is None else manifest
@@ -77,7 +80,7 @@ class CheckpointReader:
             check_sizes(path, self.manifest)
             if verify and ranks is None:
                 verify_all(path, self.manifest)
-        room_for(AT_ONCE)
+        raise_open_files_limit(AT_ONCE)
         shards = self.manifest.shards
         sizes = [self.manifest.files[name].bytes for name in shards]
         self._files = OpenFiles(path, shards, sizes, elsewhere)
@@ -108,7 +111,7 @@ class CheckpointReader:
             self.close()
             raise
 
-    def settle(self) -> None:
+    def verify_reads(self) -> None:
         """Verify what has been read, and what nobody has, over all ranks. Collective with ``ranks``.
 
         Raises the same CheckpointError on all ranks.
@@ -121,13 +124,13 @@ class CheckpointReader:
         self._hashing = None  # what is read from here on has been verified
         self._files.damage_is_found_later = False
         hashing.end()
-        mine = [at for at, of in enumerate(readers.owners) if of[at % len(of)] == ranks.rank]
+        mine = [number for number, of in enumerate(readers.owners) if of[number % len(of)] == ranks.rank]
 
         def headers() -> bool:
             check_headers(self._files, self.manifest, mine)
             return True
 
-        together(ranks, headers, self.path, "the checkpoint cannot be read")
+        on_all_ranks(ranks, headers, self.path, "the checkpoint cannot be read")
 
     def _readers(self, ranks: CheckpointWorld) -> Readers:
         shards, elsewhere = self.manifest.shards, self._elsewhere
@@ -199,6 +202,7 @@ class CheckpointReader:
             ]
             if any(lo >= hi for lo, hi in zip(low, high, strict=True)):
                 continue
+            # Rows are contiguous in the file, columns are cut in memory.
             rows = self._rows(tensor, block, low[0] - block.offsets[0], high[0] - low[0])
             source = (
                 slice(None),
@@ -230,6 +234,11 @@ class CheckpointReader:
         """Return the verified content of a Hugging Face side file. Raises KeyError."""
         return self._content(f"{HF_FOLDER}/{name}", MAX_SIDE_FILE_BYTES)
 
+    def side_json(self, name: str) -> JsonObject:
+        """Return a side file's JSON object. Raises KeyError and CheckpointError."""
+        where = str(self.path / HF_FOLDER / name)
+        return parse_object(self.side_file(name), where, max_bytes=MAX_CONFIG_BYTES)
+
     def close(self) -> None:
         """Close all files. Safe to call twice."""
         if self._hashing is not None:
@@ -259,7 +268,7 @@ class CheckpointReader:
     def _rows(self, tensor: TensorRows, block: BlockRow, first: int, count: int) -> Tensor:
         """Read rows of a block."""
         dtype, start = DTYPES[tensor.dtype], self._data[block.file] + block.start
-        slot = Slot(dtype, block.sizes, start, start + prod(block.sizes) * dtype.itemsize)
+        slot = ByteRange(dtype, block.sizes, start, start + prod(block.sizes) * dtype.itemsize)
         within = all(o + n <= of for o, n, of in zip(block.offsets, block.sizes, tensor.shape, strict=True))
         if slot.end > self._files.sizes[block.file] or not within:
             raise damaged(self.path, self._files.names[block.file], "a tensor lies outside of it")
@@ -268,15 +277,15 @@ class CheckpointReader:
 
     def _named(self, index: Mapping[str, TensorRows]) -> dict[TensorName, TensorRows]:
         """Return the index by decoded names. Raises CheckpointError for a name or dtype that is not ours."""
-        found = {}
+        tensors = {}
         for encoded, rows in index.items():
             try:
-                found[TensorName.decode(encoded)] = rows
+                tensors[TensorName.decode(encoded)] = rows
             except ValueError as exc:
                 raise damaged(self.path, MANIFEST, str(exc)[:300]) from None
             if rows.dtype not in DTYPES:
                 raise damaged(self.path, MANIFEST, f"dtype {rows.dtype[:40]} of {encoded[:200]}")
-        return found
+        return tensors
 
     def _state(self) -> JsonObject:
         return parse_object(
@@ -300,10 +309,13 @@ def index_of_headers(files: OpenFiles) -> tuple[dict[str, TensorRows], list[int]
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     for number in range(len(files.names)):
         table, start = _table(files, number)
-        for encoded, (dtype, whole, _) in table.items():
-            if kinds.setdefault(encoded, (dtype, whole)) != (dtype, whole):
-                what = f"'{encoded}' has another shape or dtype than in another shard"
-                raise damaged(files.path, files.names[number], what)
+        for encoded, (dtype, shape, _) in table.items():
+            if kinds.setdefault(encoded, (dtype, shape)) != (dtype, shape):
+                raise damaged(
+                    files.path,
+                    files.names[number],
+                    f"'{encoded}' has another shape or dtype than in another shard",
+                )
         tables.append(table)
         data.append(start)
     return build_index(tables), data
@@ -317,14 +329,14 @@ def check_headers(files: OpenFiles, manifest: Manifest, numbers: Iterable[int]) 
     wanted = set(numbers)
     expected: dict[int, Table] = {number: {} for number in wanted}
     for encoded, tensor in (manifest.tensors or {}).items():
-        at = [i for i, number in enumerate(tensor.files().tolist()) if number in wanted]
-        for row in tensor.rows(at) if at else ():
+        rows = [i for i, number in enumerate(tensor.files().tolist()) if number in wanted]
+        for row in tensor.rows(rows) if rows else ():
             expected[row.file][encoded] = (tensor.dtype, tensor.shape, row)
     for number, table in expected.items():
         name = files.names[number]
-        found, data = _table(files, number)
-        if data != manifest.files[name].data or found != table:
-            differ = sorted(k for k in found.keys() | table.keys() if found.get(k) != table.get(k))
+        header, data = _table(files, number)
+        if data != manifest.files[name].data or header != table:
+            differ = sorted(k for k in header.keys() | table.keys() if header.get(k) != table.get(k))
             raise damaged(
                 files.path,
                 name,
@@ -341,12 +353,12 @@ def _table(files: OpenFiles, number: int) -> tuple[Table, int]:
     for encoded, slot in slots.items():
         try:
             TensorName.decode(encoded)
-            whole, offsets = decode_place(encoded, metadata, slot.shape)
+            shape, offsets = decode_place(encoded, metadata, slot.shape)
         except (ValueError, RecursionError) as exc:
             raise damaged(files.path, name, str(exc)[:300]) from None
         table[encoded] = (
             DTYPE_WORDS[slot.dtype],
-            whole,
+            shape,
             BlockRow(number, slot.start - data, offsets, slot.shape),
         )
     return table, data

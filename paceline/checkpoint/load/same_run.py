@@ -16,19 +16,19 @@ def same_run(state: Mapping[str, Json], now: Mapping[str, Json], *, override: Co
     ``seed``, ``global_batch``, ``seq_len``, ``packing`` (a field absent from ``now`` is not compared). World
     size and strategy may change. ``override``: fields that may differ.
     """
-    found = [
+    differences = [
         codes.CHECKPOINT_OTHER_RUN(
             field,
             f"{_short(state.get(field))} in the checkpoint, {_short(now[field])} now",
-            detail=what,
-            hint=hint,
+            detail=detail,
+            hint=remedy,
             evidence={"field": field, "old": state.get(field), "new": now[field]},
         )
-        for field, (what, hint) in _FIELDS.items()
+        for field, (detail, remedy) in _FIELDS.items()
         if field in now and field not in override and state.get(field) != now[field]
     ]
-    if found:
-        raise CheckpointError(*found)
+    if differences:
+        raise CheckpointError(*differences)
 
 
 _ANEW = (

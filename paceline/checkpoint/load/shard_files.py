@@ -14,16 +14,17 @@ from typing import BinaryIO, Protocol
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.errors import damaged, incomplete
-from paceline.checkpoint.format.block_hashes import SHA256, Grain, hash_of_block
+from paceline.checkpoint.format.block_hashes import SHA256, BlockSizes, hash_of_block
 from paceline.checkpoint.format.manifest import Manifest
 from paceline.checkpoint.format.verify_files import open_if_there, open_part
 from paceline.core.errors import CheckpointError
 
+# Far below a soft limit of 1,024 open files, which data workers and sockets share.
 AT_ONCE = 64  # open shards of one reader
 Owners = range | tuple[int, ...]  # ranks
 
 
-class Elsewhere(Protocol):
+class RemoteFiles(Protocol):
     """Where files are that are not in a checkpoint's folder here."""
 
     def fetch(self, name: str) -> None:
@@ -31,16 +32,13 @@ class Elsewhere(Protocol):
 
         Raises CheckpointError: ``checkpoint.damaged`` if no node has it as it was saved.
         """
-        ...
 
     def owners(self, name: str) -> Owners:
         """Return ranks that see one disk which has it."""
-        ...
 
     @property
     def disk_of_ranks(self) -> Sequence[int]:
         """By rank, the number of the disk that it sees."""
-        ...
 
 
 class OpenFiles:
@@ -52,11 +50,9 @@ class OpenFiles:
     """
 
     def __init__(
-        self, path: Path, names: Sequence[str], sizes: Sequence[int], elsewhere: Elsewhere | None = None
+        self, path: Path, names: Sequence[str], sizes: Sequence[int], elsewhere: RemoteFiles | None = None
     ) -> None:
-        self.path = path
-        self.names = names
-        self.sizes = sizes
+        self.path, self.names, self.sizes = path, names, sizes
         self.num_read = 0  # bytes that were asked of the file system
         self._open: OrderedDict[int, BinaryIO] = OrderedDict()
         self._seen: dict[int, tuple[int, int, int]] = {}
@@ -75,6 +71,7 @@ class OpenFiles:
         info = os.fstat(file.fileno())
         if info.st_size != self.sizes[number]:
             raise damaged(self.path, name, f"{info.st_size} bytes instead of {self.sizes[number]}")
+        # A file that was replaced while it is read would mix two checkpoints.
         identity = (info.st_dev, info.st_ino, info.st_mtime_ns)
         if self._seen.setdefault(number, identity) != identity:
             raise damaged(self.path, name, "it was replaced or written to while it was being read")
@@ -117,6 +114,7 @@ class OpenFiles:
             self._open.popitem()[1].close()
 
 
+# A rank that reads blocks in order comes back to a few edges only: 16 MiB.
 _EDGES = 64  # leaves kept in memory that were read for a part of them
 _HASHED_AT_ONCE = 8
 _PIECE = 8 * 1024 * 1024
@@ -129,7 +127,7 @@ class HashedReads:
 
     def __init__(self, files: OpenFiles, manifest: Manifest) -> None:
         self.files = files
-        self.grain: Grain = manifest.grain
+        self.grain: BlockSizes = manifest.grain
         self.blocks: Sequence[tuple[str, ...]] = [manifest.files[name].blocks for name in manifest.shards]
         self._known: list[dict[int, bytes]] = [{} for _ in self.blocks]
         self._edges: OrderedDict[tuple[int, int], bytes] = OrderedDict()
@@ -157,31 +155,31 @@ class HashedReads:
     def hash_leaves(self, number: int, leaves: range) -> None:
         """Read and hash leaves that nobody wanted."""
         leaf, size = self.grain.leaf_bytes, self.files.sizes[number]
-        at, end = leaves.start * leaf, min(size, leaves.stop * leaf)
-        piece = memoryview(bytearray(min(max(leaf, _PIECE // leaf * leaf), end - at)))
-        while at < end:
-            part = piece[: end - at]
-            self.files.read_into(part, number, at)
-            self._hash(part, number, at // leaf)
-            at += len(part)
+        begin, end = leaves.start * leaf, min(size, leaves.stop * leaf)
+        piece = memoryview(bytearray(min(max(leaf, _PIECE // leaf * leaf), end - begin)))
+        while begin < end:
+            part = piece[: end - begin]
+            self.files.read_into(part, number, begin)
+            self._hash(part, number, begin // leaf)
+            begin += len(part)
 
     def known(self, number: int, block: int) -> dict[int, bytes]:
         """Return leaf number → hash of the leaves of a block that this rank has read."""
         leaves = self.grain.leaves(block, self.files.sizes[number])
-        known = self._known[number]
-        return {at: known[at] for at in leaves if at in known}
+        hashes = self._known[number]
+        return {leaf: hashes[leaf] for leaf in leaves if leaf in hashes}
 
-    def verdict(self, number: int, block: int, known: dict[int, bytes]) -> str | None:
+    def verdict(self, number: int, block: int, hashes: dict[int, bytes]) -> str | None:
         """Return "" for a sound block, its wrong hash for another; None if a leaf is not known."""
         leaves = self.grain.leaves(block, self.files.sizes[number])
-        if len(known) < len(leaves):
+        if len(hashes) < len(leaves):
             return None
-        found = hash_of_block(known[at] for at in leaves)
-        return "" if found == self.blocks[number][block] else found
+        digest = hash_of_block(hashes[leaf] for leaf in leaves)
+        return "" if digest == self.blocks[number][block] else digest
 
     def places(self) -> Iterator[tuple[int, int]]:
         """Iterate over all blocks: shard number, block number."""
-        return ((number, at) for number, blocks in enumerate(self.blocks) for at in range(len(blocks)))
+        return ((number, block) for number, blocks in enumerate(self.blocks) for block in range(len(blocks)))
 
     def end(self) -> None:
         """End the threads."""
@@ -190,9 +188,9 @@ class HashedReads:
     def _edge(self, number: int, leaf: int) -> bytes:
         key = (number, leaf)
         if key not in self._edges:
-            at = leaf * self.grain.leaf_bytes
-            piece = memoryview(bytearray(min(self.grain.leaf_bytes, self.files.sizes[number] - at)))
-            self.files.read_into(piece, number, at)
+            begin = leaf * self.grain.leaf_bytes
+            piece = memoryview(bytearray(min(self.grain.leaf_bytes, self.files.sizes[number] - begin)))
+            self.files.read_into(piece, number, begin)
             self._hash(piece, number, leaf)
             self._edges[key] = bytes(piece)
             if len(self._edges) > _EDGES:
@@ -201,12 +199,12 @@ class HashedReads:
         return self._edges[key]
 
     def _hash(self, view: memoryview, number: int, first: int) -> None:
-        leaf, known = self.grain.leaf_bytes, self._known[number]
+        leaf, hashes = self.grain.leaf_bytes, self._known[number]
 
-        def of(at: int) -> tuple[int, bytes]:
-            return first + at // leaf, self.grain.hash_of_leaf(view[at : at + leaf])
+        def of(begin: int) -> tuple[int, bytes]:
+            return first + begin // leaf, self.grain.hash_of_leaf(view[begin : begin + leaf])
 
-        wanted = [at for at in range(0, len(view), leaf) if first + at // leaf not in known]
+        wanted = [begin for begin in range(0, len(view), leaf) if first + begin // leaf not in hashes]
         # XXH3 takes a leaf faster than a thread takes a task
         several = len(wanted) > 1 and self.grain.leaf_hash == SHA256
-        known.update(self._pool.map(of, wanted) if several else map(of, wanted))
+        hashes.update(self._pool.map(of, wanted) if several else map(of, wanted))

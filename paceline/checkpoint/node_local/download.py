@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.errors import damaged
-from paceline.checkpoint.format.block_hashes import Grain
 from paceline.checkpoint.format.durable_files import named_errors, need_space, sync_folder, write_fresh
-from paceline.checkpoint.format.manifest import MANIFEST, MAX_MANIFEST_BYTES, FileEntry, Manifest
+from paceline.checkpoint.format.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
 from paceline.checkpoint.format.verify_files import wrong_block
-from paceline.checkpoint.node_local.file_server import Holder, RefusedError, asked_for
-from paceline.checkpoint.save.retention import manifest_digest
+from paceline.checkpoint.node_local.file_server import PeerNode, RefusedError, asked_for
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 
@@ -23,30 +22,31 @@ _STAGED = ".fetched-"
 _CANNOT = "a file of the checkpoint cannot be brought from another node"
 
 
-def fetch_manifest(folder: Path, digest: str, holders: Sequence[Holder], key: bytes) -> None:
+@dataclass(frozen=True)
+class _Refusal:
+    """Why a node's file was not taken; ``damaged``: its bytes are others than those that were saved."""
+
+    holder: PeerNode
+    reason: str
+    damaged: bool
+
+
+def fetch_manifest(folder: Path, digest: str, holders: Sequence[PeerNode], key: bytes) -> None:
     """Bring the manifest into ``folder``. Raises CheckpointError."""
-    reasons: list[tuple[Holder, str, bool]] = []
-    for holder in holders:
-        staged = _staged(folder, MANIFEST)
-        try:
-            with asked_for(holder.place, key, digest, MANIFEST) as (size, pieces):
-                if size > MAX_MANIFEST_BYTES:
-                    raise RefusedError(f"its manifest has {size} bytes")
-                with named_errors(folder, _CANNOT):
-                    write_fresh(staged, _received(pieces))
-            os.rename(staged, folder / MANIFEST)
-            if manifest_digest(folder) == digest:
-                return
-            (folder / MANIFEST).unlink()
-            reasons.append((holder, "it is another manifest", True))
-        except (RefusedError, OSError) as exc:
-            staged.unlink(missing_ok=True)
-            reasons.append((holder, _words(exc), False))
-    raise _not_fetched(folder, MANIFEST, reasons)
+
+    def bring(staged: Path, holder: PeerNode) -> str:
+        with asked_for(holder.place, key, digest, MANIFEST) as (size, pieces):
+            if size > MAX_MANIFEST_BYTES:
+                raise RefusedError(f"its manifest has {size} bytes")
+            with named_errors(folder, _CANNOT):
+                written = write_fresh(staged, _received(pieces))
+        return "" if written.sha256 == digest else "it is another manifest"
+
+    _from_one_of(holders, folder, MANIFEST, bring)
 
 
 def fetch_file(
-    checkpoint: Path, manifest: Manifest, name: str, digest: str, holders: Sequence[Holder], key: bytes
+    checkpoint: Path, manifest: Manifest, name: str, digest: str, holders: Sequence[PeerNode], key: bytes
 ) -> list[Diagnostic]:
     """Bring one file from the first of ``holders`` whose bytes have the manifest's hashes; return warnings of
     those that gave others. One rank of a node brings it, the others wait.
@@ -54,56 +54,69 @@ def fetch_file(
     Raises CheckpointError: ``checkpoint.damaged`` where each holder's bytes are wrong,
     ``checkpoint.not_fetched`` where one did not answer, ``checkpoint.disk_full``.
     """
-    entry, final = manifest.files[name], checkpoint / name
-    reasons: list[tuple[Holder, str, bool]] = []
+    entry = manifest.files[name]
+
+    def bring(staged: Path, holder: PeerNode) -> str:
+        with asked_for(holder.place, key, digest, name) as (size, pieces):
+            if size != entry.bytes:
+                raise RefusedError(f"its file has {size} bytes instead of {entry.bytes}")
+            with named_errors(staged.parent, _CANNOT):
+                grain = manifest.grain if entry.blocks else None
+                written = write_fresh(staged, _received(pieces), grain=grain)
+        if not entry.blocks:
+            return "" if written.sha256 == entry.sha256 else f"sha256 {written.sha256[:12]}…"
+        pairs = enumerate(zip(written.blocks, entry.blocks, strict=True))
+        block, wrong = next(((block, theirs) for block, (theirs, ours) in pairs if theirs != ours), (0, ""))
+        return wrong and wrong_block(entry, block, manifest.grain, wrong)
+
     with _alone(checkpoint, name):
-        if final.exists():
+        if (checkpoint / name).exists():
             return []
         need_space(checkpoint, entry.bytes)
-        final.parent.mkdir(parents=True, exist_ok=True)
-        for holder in holders:
-            staged = _staged(checkpoint, name)
-            try:
-                wrong = _bring(staged, entry, manifest.grain, name, digest, holder, key)
-            except (RefusedError, OSError) as exc:
-                staged.unlink(missing_ok=True)
-                reasons.append((holder, _words(exc), False))
-                continue
-            except BaseException:
-                staged.unlink(missing_ok=True)
-                raise
-            if wrong:
-                staged.unlink()
-                reasons.append((holder, wrong, True))
-                continue
-            with named_errors(checkpoint, _CANNOT):
-                os.rename(staged, final)
-                sync_folder(final.parent)
-            return [_other_bytes(checkpoint, name, *reason[:2]) for reason in reasons if reason[2]]
-    raise _not_fetched(checkpoint, name, reasons)
+        (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
+        refusals = _from_one_of(holders, checkpoint, name, bring)
+    return [
+        codes.CHECKPOINT_HOLDER_DAMAGED(str(checkpoint), refusal.reason, holder=refusal.holder, name=name)
+        for refusal in refusals
+        if refusal.damaged
+    ]
+
+
+def _from_one_of(
+    holders: Sequence[PeerNode], checkpoint: Path, name: str, bring: Callable[[Path, PeerNode], str]
+) -> list[_Refusal]:
+    """Name the file as the first of ``holders`` gives it right; return why those before it did not.
+
+    ``bring`` writes a holder's bytes and returns what differs, nothing if they are right. Raises
+    CheckpointError.
+    """
+    refusals: list[_Refusal] = []
+    for holder in holders:
+        staged = checkpoint / f"{_STAGED}{_flat(name)}-{os.urandom(4).hex()}"
+        try:
+            wrong = bring(staged, holder)
+            if not wrong:
+                with named_errors(checkpoint, _CANNOT):
+                    os.rename(staged, checkpoint / name)
+                    sync_folder((checkpoint / name).parent)
+                return refusals
+            refusals.append(_Refusal(holder, wrong, True))
+        except (RefusedError, OSError) as exc:
+            refusals.append(_Refusal(holder, _words(exc), False))
+        finally:
+            staged.unlink(missing_ok=True)
+    reasons = "; ".join(f"{refusal.holder}: {refusal.reason}" for refusal in refusals)
+    if refusals and all(refusal.damaged for refusal in refusals):
+        raise damaged(checkpoint, name, reasons)
+    raise CheckpointError(
+        codes.CHECKPOINT_NOT_FETCHED(str(checkpoint), reasons or "no node has it", name=name)
+    )
 
 
 def remove_unfinished(checkpoint: Path) -> None:
     """Remove what interrupted fetches have left in a checkpoint's folder."""
     for left in checkpoint.glob(f"{_STAGED}*"):
         left.unlink(missing_ok=True)
-
-
-def _bring(
-    staged: Path, entry: FileEntry, grain: Grain, name: str, digest: str, holder: Holder, key: bytes
-) -> str:
-    """Write a holder's bytes; return what differs from the manifest, nothing if they are right."""
-    with asked_for(holder.place, key, digest, name) as (size, pieces):
-        if size != entry.bytes:
-            raise RefusedError(f"its file has {size} bytes instead of {entry.bytes}")
-        with named_errors(staged.parent, _CANNOT):
-            found = write_fresh(staged, _received(pieces), grain=grain if entry.blocks else None)
-    if not entry.blocks:
-        return "" if found.sha256 == entry.sha256 else f"sha256 {found.sha256[:12]}…"
-    for block, (theirs, ours) in enumerate(zip(found.blocks, entry.blocks, strict=True)):
-        if theirs != ours:
-            return wrong_block(entry, block, grain, theirs)
-    return ""
 
 
 def _received(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
@@ -121,15 +134,12 @@ def _alone(checkpoint: Path, name: str) -> Iterator[None]:
     with named_errors(checkpoint, _CANNOT):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
+        # Ranks of one node ask for the same side files at once.
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         path.unlink(missing_ok=True)
         os.close(fd)
-
-
-def _staged(checkpoint: Path, name: str) -> Path:
-    return checkpoint / f"{_STAGED}{_flat(name)}-{os.urandom(4).hex()}"
 
 
 def _flat(name: str) -> str:
@@ -138,16 +148,3 @@ def _flat(name: str) -> str:
 
 def _words(exc: Exception) -> str:
     return (str(exc) or type(exc).__name__).splitlines()[0][:200]
-
-
-def _not_fetched(checkpoint: Path, name: str, reasons: Sequence[tuple[Holder, str, bool]]) -> CheckpointError:
-    found = "; ".join(f"{holder}: {why}" for holder, why, _ in reasons)
-    if reasons and all(wrong for _, _, wrong in reasons):
-        return damaged(checkpoint, name, found)
-    return CheckpointError(
-        codes.CHECKPOINT_NOT_FETCHED(str(checkpoint), found or "no node has it", name=name)
-    )
-
-
-def _other_bytes(checkpoint: Path, name: str, holder: Holder, wrong: str) -> Diagnostic:
-    return codes.CHECKPOINT_HOLDER_DAMAGED(str(checkpoint), wrong, holder=holder, name=name)

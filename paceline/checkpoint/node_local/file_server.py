@@ -20,7 +20,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import BinaryIO
 
-from paceline.checkpoint.collective import CheckpointWorld, together
+from paceline.checkpoint.collective import CheckpointWorld, on_all_ranks
 from paceline.checkpoint.format.durable_files import named_errors
 from paceline.checkpoint.format.manifest import MANIFEST
 from paceline.checkpoint.format.verify_files import open_part, read_manifest
@@ -33,11 +33,12 @@ _NONCE, _PROOF, _LENGTH = 32, 32, 8  # bytes
 _MOST_REQUEST = 4096
 _SECONDS = 60.0  # without a byte: a disk that wakes up may take long
 _PIECE = 8 * 1024 * 1024
+# Each holds a piece of 8 MiB; more nodes wait for their turn in the backlog.
 _AT_ONCE = 16  # connections
 
 
 @dataclass(frozen=True)
-class Holder:
+class PeerNode:
     """A node that has files: its leader's rank and host, and where it gives them."""
 
     rank: int
@@ -97,6 +98,7 @@ class FileServer:
                 if length > _MOST_REQUEST:
                     return
                 request = _exactly(line, length)
+                # The proof holds both nonces: an overheard request cannot be sent again.
                 if not hmac.compare_digest(proof, _proof(self._key, b"ask", mine, theirs, request)):
                     return
                 wanted = json.loads(request)
@@ -114,12 +116,14 @@ class FileServer:
 
 
 @contextlib.contextmanager
-def asked_for(place: Place, key: bytes, digest: str, name: str) -> Iterator[tuple[int, Iterator[memoryview]]]:
-    """Yield the size of a file at ``place``, and its bytes piece by piece, each in memory of its own.
+def asked_for(
+    address: Place, key: bytes, digest: str, name: str
+) -> Iterator[tuple[int, Iterator[memoryview]]]:
+    """Yield the size of a file at ``address``, and its bytes piece by piece, each in memory of its own.
 
     Raises RefusedError, and OSError where the connection fails or ends early.
     """
-    with socket.create_connection(place, timeout=_SECONDS) as line:
+    with socket.create_connection(address, timeout=_SECONDS) as line:
         theirs, mine = _exactly(line, _NONCE), secrets.token_bytes(_NONCE)
         request = json.dumps(_request(digest, name)).encode()
         head = len(request).to_bytes(_LENGTH, "big")
@@ -155,8 +159,8 @@ def _pieces(line: socket.socket, size: int, signature: hmac.HMAC) -> Iterator[me
         raise RefusedError("its bytes are not signed with the run's secret")
 
 
-def _proof(key: bytes, what: bytes, first: bytes, second: bytes, text: bytes) -> bytes:
-    return hmac.new(key, what + first + second + text, hashlib.sha256).digest()
+def _proof(key: bytes, purpose: bytes, first: bytes, second: bytes, text: bytes) -> bytes:
+    return hmac.new(key, purpose + first + second + text, hashlib.sha256).digest()
 
 
 def _exactly(line: socket.socket, count: int) -> bytes:
@@ -176,7 +180,7 @@ def _fill(line: socket.socket, view: memoryview) -> None:
 _WHAT = "this node cannot give its files to the others"
 
 
-class FilesGiven:
+class SharedFiles:
     """What this disk's leader gives, and the places and the key of all leaders.
 
     ``address`` gives that of this machine towards a host, or where none is named towards the host at which
@@ -190,11 +194,11 @@ class FilesGiven:
         self._address, self._secret = address, secret
         self._server: FileServer | None = None
         self._folders: dict[str, Path] = {}  # manifest's digest → folder here, whose files are given
-        self._places: dict[int, Holder] = {}
+        self._places: dict[int, PeerNode] = {}
         self.key = b""
 
     @property
-    def places(self) -> Mapping[int, Holder]:
+    def places(self) -> Mapping[int, PeerNode]:
         """By the disk's leader, where it gives its files; empty before ``open``."""
         return self._places
 
@@ -207,14 +211,14 @@ class FilesGiven:
         if self._places:
             return
         first = self._ranks.rank == 0
-        tokens = together(self._ranks, lambda: secrets.token_hex(32) if first else "", folder, _WHAT)
+        tokens = on_all_ranks(self._ranks, lambda: secrets.token_hex(32) if first else "", folder, _WHAT)
         self.key = key_of(self._secret, tokens[0])
 
         def own(towards: str = "") -> str:
             with named_errors(folder, _WHAT):
                 return self._address(towards)
 
-        addresses = together(self._ranks, lambda: own() if self._leads else "", folder, _WHAT)
+        addresses = on_all_ranks(self._ranks, lambda: own() if self._leads else "", folder, _WHAT)
         reached = [address for address in addresses if address and not _is_loopback(address)]
 
         def listen() -> tuple[str, str, int] | None:
@@ -227,10 +231,10 @@ class FilesGiven:
                 self._server = FileServer(address, self.key, self._open_file)
             return socket.gethostname(), *self._server.place
 
-        for rank, answers in enumerate(together(self._ranks, listen, folder, _WHAT)):
+        for rank, answers in enumerate(on_all_ranks(self._ranks, listen, folder, _WHAT)):
             if answers is not None:
                 host, address, port = answers
-                self._places[rank] = Holder(rank, host, (address, port))
+                self._places[rank] = PeerNode(rank, host, (address, port))
 
     def close(self) -> None:
         """Give no more files. Not collective; all ranks have read what they need."""

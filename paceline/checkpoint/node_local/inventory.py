@@ -12,11 +12,10 @@ from typing import TypedDict
 from paceline.checkpoint import codes
 from paceline.checkpoint.errors import skipped
 from paceline.checkpoint.format.folder_layout import (
+    entries,
     is_step_name,
-    replaced_step,
-    staging_step,
     step_of,
-    trash_step,
+    step_of_folder,
 )
 from paceline.checkpoint.format.manifest import Manifest
 from paceline.checkpoint.format.verify_files import check_foreign, check_name, read_manifest
@@ -47,7 +46,7 @@ class DiskPart(TypedDict):
 
 
 @dataclass(frozen=True)
-class _OfOneManifest:
+class _OneManifest:
     """A checkpoint by its folder's name and its manifest's digest."""
 
     name: str
@@ -61,7 +60,7 @@ class _OfOneManifest:
 
 
 @dataclass(frozen=True)
-class Whole(_OfOneManifest):
+class CompleteCheckpoint(_OneManifest):
     """A checkpoint of which every file is on some disk; ``folders``: the folder's name by disk."""
 
     folders: Mapping[int, str]
@@ -73,7 +72,7 @@ class Whole(_OfOneManifest):
 
 
 @dataclass(frozen=True)
-class Lacking(_OfOneManifest):
+class IncompleteCheckpoint(_OneManifest):
     """A checkpoint that is not whole: the numbers of the files that no disk has, or the manifest's error."""
 
     missing: tuple[int, ...]
@@ -90,7 +89,7 @@ class Survey:
     @property
     def steps(self) -> set[int]:
         """The steps of the whole checkpoints."""
-        return {one.step for one in self.whole}
+        return {checkpoint.step for checkpoint in self.whole}
 
     @property
     def newest_sequence(self) -> int:
@@ -106,21 +105,21 @@ class Survey:
         """Return folders of a disk that no whole checkpoint needs any more: replaced by a whole one, or of
         one that was being removed.
         """
-        whole = {one.name: one for one in self.whole}
+        complete = {checkpoint.name: checkpoint for checkpoint in self.whole}
         leaving = {(part["name"], part["digest"]) for part in self._all() if part["trash"]}
-        kept = {(one.name, one.digest) for one in self.whole}
-        found = []
+        kept = {(checkpoint.name, checkpoint.digest) for checkpoint in self.whole}
+        folders = []
         for part in self.parts.get(disk, ()):
             key = (part["name"], part["digest"])
             if part["trash"] or key in kept:
                 continue
-            replaced = part["folder"] != part["name"] and part["name"] in whole
-            older = replaced and part["sequence"] < whole[part["name"]].sequence  # 0 where half is removed
+            replaced = part["folder"] != part["name"] and part["name"] in complete
+            older = replaced and part["sequence"] < complete[part["name"]].sequence  # 0 where half is removed
             if older or (key in leaving and part["problem"] is None):
-                found.append(part["folder"])
-        return found
+                folders.append(part["folder"])
+        return folders
 
-    def interrupted(self, begun: Iterable[DiskPart]) -> list[Lacking]:
+    def interrupted(self, begun: Iterable[DiskPart]) -> list[IncompleteCheckpoint]:
         """Return the checkpoints of saves that ended before their commit. ``begun``: what saves have left
         unpublished on the disks.
 
@@ -132,9 +131,10 @@ class Survey:
             if part["problem"] is None:
                 staged.setdefault((part["name"], part["digest"]), set()).update(part["have"])
         return [
-            one
-            for one in self.lacking
-            if one.missing and staged.get((one.name, one.digest), set()).issuperset(one.missing)
+            checkpoint
+            for checkpoint in self.lacking
+            if checkpoint.missing
+            and staged.get((checkpoint.name, checkpoint.digest), set()).issuperset(checkpoint.missing)
         ]
 
     def _all(self) -> Iterable[DiskPart]:
@@ -143,17 +143,18 @@ class Survey:
 
 def parts_in(folder: Path, only: Collection[str] | None = None) -> list[DiskPart]:
     """Return what one disk's ``checkpoints`` folder holds; with ``only`` the folders of these names."""
-    found = []
+    parts = []
     for name in _folders(folder):
-        step = name if only is not None or is_step_name(name) else (replaced_step(name) or trash_step(name))
+        any_name = only is not None or is_step_name(name)
+        step = name if any_name else step_of_folder(name, "replaced", "trash")
         if step is not None and (only is None or name in only):
-            found.append(_part(folder / name, step, trash=trash_step(name) is not None))
-    return found
+            parts.append(_part(folder / name, step, trash=step_of_folder(name, "trash") is not None))
+    return parts
 
 
 def begun_in(folder: Path) -> list[DiskPart]:
     """Return what saves that were not published have left in one disk's ``checkpoints`` folder."""
-    steps = {name: staging_step(name) for name in _folders(folder)}
+    steps = {name: step_of_folder(name, "staging") for name in _folders(folder)}
     return [_part(folder / name, step, trash=False) for name, step in steps.items() if step is not None]
 
 
@@ -183,7 +184,9 @@ def _part(path: Path, name: str, *, trash: bool) -> DiskPart:
         return part
     part["digest"] = manifest_digest(path) or ""
     part["sequence"], part["files"] = manifest.sequence, len(manifest.files)
-    part["have"] = [at for at, file in enumerate(files_of(manifest)) if _is_there(path, file, manifest)]
+    part["have"] = [
+        number for number, file in enumerate(files_of(manifest)) if _is_there(path, file, manifest)
+    ]
     return part
 
 
@@ -197,48 +200,48 @@ def _is_there(checkpoint: Path, name: str, manifest: Manifest) -> bool:
 
 
 def _folders(folder: Path) -> list[str]:
-    try:
-        return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    return entries(folder, os.DirEntry.is_dir)
 
 
-def _judged(parts: Mapping[int, Sequence[DiskPart]]) -> tuple[list[Whole], list[Lacking]]:
+def _judged(
+    parts: Mapping[int, Sequence[DiskPart]],
+) -> tuple[list[CompleteCheckpoint], list[IncompleteCheckpoint]]:
     """Return the whole checkpoints, one a step's name, and the others; both oldest first."""
     sides: dict[tuple[str, str], dict[int, DiskPart]] = {}
-    lacking: list[Lacking] = []
-    for disk, found in parts.items():
-        for part in found:
+    lacking: list[IncompleteCheckpoint] = []
+    for disk, of_disk in parts.items():
+        for part in of_disk:
             if part["trash"]:
                 continue
             if part["problem"] is not None:
-                problem = Diagnostic.from_json(part["problem"])
-                lacking.append(Lacking(part["name"], "", -1, (), problem))
+                lacking.append(
+                    IncompleteCheckpoint(part["name"], "", -1, (), Diagnostic.from_json(part["problem"]))
+                )
                 continue
             sides.setdefault((part["name"], part["digest"]), {})[disk] = part
-    whole: dict[str, Whole] = {}
+    complete: dict[str, CompleteCheckpoint] = {}
     for (name, digest), of in sides.items():
         first = next(iter(of.values()))
         have = {disk: frozenset(part["have"]) for disk, part in of.items()}
         missing = sorted(set(range(first["files"])) - frozenset().union(*have.values()))
         if missing:
-            lacking.append(Lacking(name, digest, first["sequence"], tuple(missing)))
+            lacking.append(IncompleteCheckpoint(name, digest, first["sequence"], tuple(missing)))
             continue
-        one = Whole(
+        checkpoint = CompleteCheckpoint(
             name, digest, first["sequence"], {disk: part["folder"] for disk, part in of.items()}, have
         )
-        if name not in whole or whole[name].sequence < one.sequence:
-            whole[name] = one
+        if name not in complete or complete[name].sequence < checkpoint.sequence:
+            complete[name] = checkpoint
     return (
-        sorted(whole.values(), key=lambda one: (one.sequence, one.step)),
-        sorted(lacking, key=lambda one: (one.sequence, one.name)),
+        sorted(complete.values(), key=lambda checkpoint: (checkpoint.sequence, checkpoint.step)),
+        sorted(lacking, key=lambda checkpoint: (checkpoint.sequence, checkpoint.name)),
     )
 
 
 _MOST = 5  # names in one message
 
 
-class NodeLook(TypedDict):
+class NodeInventory(TypedDict):
     """What the leader of a disk tells: its host, the folder it looked in (and how that follows from the path
     that the user gave; empty for ``latest``, ``auto`` and URLs), what is there, what saves have left that
     were not published (``begun``), and how many folders of that kind there are (``staged``).
@@ -252,49 +255,55 @@ class NodeLook(TypedDict):
     staged: int
 
 
-def names_of(lacking: Sequence[Lacking], look: NodeLook, folder: Path) -> dict[str, str]:
+def names_of(lacking: Sequence[IncompleteCheckpoint], look: NodeInventory, folder: Path) -> dict[str, str]:
     """Return digest → the names of the files that no disk has, of the manifests that this disk has."""
-    found = {}
+    reasons = {}
     for part in look["parts"]:
-        for one in lacking:
-            if part["digest"] == one.digest and one.missing:
+        for checkpoint in lacking:
+            if part["digest"] == checkpoint.digest and checkpoint.missing:
                 try:
                     names = files_of(read_manifest(folder / part["folder"]))
                 except CheckpointError:
                     continue
-                missing = [names[number] for number in one.missing]
+                missing = [names[number] for number in checkpoint.missing]
                 more = f" and {len(missing) - _MOST} more" if len(missing) > _MOST else ""
-                found[one.digest] = f"no node has {', '.join(missing[:_MOST])}{more}"
-    return found
+                reasons[checkpoint.digest] = f"no node has {', '.join(missing[:_MOST])}{more}"
+    return reasons
 
 
-def passed_over(one: Lacking, why: str, taken: Whole) -> Diagnostic:
+def passed_over(checkpoint: IncompleteCheckpoint, why: str, taken: CompleteCheckpoint) -> Diagnostic:
     """Return the warning that a newer checkpoint is not taken."""
-    again = one.step - taken.step
+    again = checkpoint.step - taken.step
     steps = f"; {again} step{'s are' if again > 1 else ' is'} trained again" if again > 0 else ""
-    hint = (
+    return skipped(
+        checkpoint.name,
+        why,
+        checkpoint.name,
         "start with the node that has the files, or copy its step folder to one of these nodes;"
-        f" resuming from {taken.name} instead{steps}"
+        f" resuming from {taken.name} instead{steps}",
+        checkpoint.problem,
     )
-    return skipped(one.name, why, one.name, hint, one.problem)
 
 
-def chosen_note(one: Whole, path: Path, num_disks: int) -> Diagnostic:
+def chosen_note(checkpoint: CompleteCheckpoint, path: Path, num_disks: int) -> Diagnostic:
     """Return the note on the checkpoint that is taken."""
-    parts = len(one.folders)
-    what = f"resuming from {one.name}, whole over the disks of {parts} of {num_disks} nodes"
-    return codes.RESUME_CHOSEN(what, str(path), severity=Severity.NOTE)
+    parts = len(checkpoint.folders)
+    return codes.RESUME_CHOSEN(
+        f"resuming from {checkpoint.name}, whole over the disks of {parts} of {num_disks} nodes",
+        str(path),
+        severity=Severity.NOTE,
+    )
 
 
 def no_whole_one(
-    lacking: Sequence[tuple[Lacking, str]],
+    lacking: Sequence[tuple[IncompleteCheckpoint, str]],
     damage: Sequence[CheckpointError],
-    looks: Mapping[int, NodeLook],
+    looks: Mapping[int, NodeInventory],
     where: str,
     run: RunDir,
 ) -> CheckpointError:
     """Return the error that no checkpoint is whole: what is missing, who was asked, what to do."""
-    listed = [f"{one.name}: {why}" for one, why in reversed(lacking)]
+    listed = [f"{checkpoint.name}: {why}" for checkpoint, why in reversed(lacking)]
     listed += [f"{error.diagnostics[0].what}: {error.diagnostics[0].found}" for error in damage]
     hosts = ", ".join(f"{look['host']} (rank {disk})" for disk, look in sorted(looks.items())[:16])
     return CheckpointError(

@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import TypedDict, TypeVar
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.collective import CheckpointWorld, together
-from paceline.checkpoint.format.block_hashes import Grain
+from paceline.checkpoint.collective import CheckpointWorld, on_all_ranks
+from paceline.checkpoint.format.block_hashes import BlockSizes
 from paceline.checkpoint.format.durable_files import CrashPoint, need_space, replace_text, sync_folder
-from paceline.checkpoint.format.folder_layout import leftover_hints, staging_name, trash_name, unfinished
+from paceline.checkpoint.format.folder_layout import aside_name, leftover_hints, unfinished
 from paceline.checkpoint.node_local.inventory import DiskPart, Survey, parts_in
 from paceline.checkpoint.node_local.shared_disks import Disks
 from paceline.checkpoint.save.retention import (
-    Noted,
     RetentionRule,
     discard,
     is_being_read,
     last_verified,
     manifest_digest,
+    noting_errors,
 )
-from paceline.checkpoint.save.staging import Stage, Written, manifest_of
+from paceline.checkpoint.save.staging import RankFiles, Stage, manifest_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
@@ -64,7 +64,7 @@ class NodesPublisher:
         disks: Disks,
         rule: RetentionRule,
         crash: CrashPoint,
-        grain: Grain,
+        grain: BlockSizes,
         notes: list[Diagnostic],
     ) -> None:
         self._run, self._world, self._disks = run, world, disks
@@ -95,7 +95,7 @@ class NodesPublisher:
         nonce, self._created, self._renaming = begun[0]["nonce"], begun[0]["created"], False
         self._may_be_committed = False
         final = self._run.checkpoint(step)
-        folder = self._folder / staging_name(final.name, nonce)
+        folder = self._folder / aside_name("staging", final.name, nonce)
         stage = Stage(step, nonce, self._survey.newest_sequence + 1, folder, final)
 
         def make() -> None:
@@ -108,7 +108,7 @@ class NodesPublisher:
         self._together(make)
         return stage
 
-    def publish(self, stage: Stage, written: list[Written], protected: str | None) -> None:
+    def publish(self, stage: Stage, written: list[RankFiles], protected: str | None) -> None:
         """After all ranks agreed: rename the folders into view, rank 0's last; then remove what is old.
 
         ``protected``: rank 0's counts. Raises CheckpointError, the same on all ranks; ``undo`` is then called
@@ -142,8 +142,7 @@ class NodesPublisher:
         self._together(lambda: self._rename(stage) if self._leads and not first else None)
         self._commit(stage)
         self._crash("published")
-        ended = self._together(lambda: self._after(stage, protected))
-        self._prune(stage, ended)
+        self._prune(stage, self._together(lambda: self._after(stage, protected)))
 
     def undo(self, stage: Stage) -> None:
         """Take back what this rank did of a save that failed before the commit, with an error that all ranks
@@ -192,23 +191,23 @@ class NodesPublisher:
         kept: list[str] = []
         reading: list[str] = []
         if self._leads:
-            with Noted(self._notes, self._folder):
+            with noting_errors(self._notes, self._folder):
                 stage.forget_old()
-            with Noted(self._notes, self._run.latest):
+            with noting_errors(self._notes, self._run.latest):
                 replace_text(self._run.latest, stage.final.name + "\n", self._crash)
             if self._rule.last is not None:
                 mine = self._survey.folders(self._world.rank)
-                for one in self._survey.whole:
-                    folder = mine.get((one.name, one.digest))
+                for checkpoint in self._survey.whole:
+                    folder = mine.get((checkpoint.name, checkpoint.digest))
                     if folder is not None and self._is_read(self._folder / folder):
-                        reading.append(one.name)
+                        reading.append(checkpoint.name)
         if self._world.rank == 0:
             kept = [*filter(None, (protected, last_verified(self._folder)))]
         return {"read": reading, "kept": kept}
 
     def _is_read(self, checkpoint: Path) -> bool:
         """Whether somebody reads a checkpoint of this disk; one that does not tell is not removed."""
-        with Noted(self._notes, checkpoint):
+        with noting_errors(self._notes, checkpoint):
             try:
                 return is_being_read(checkpoint)
             except FileNotFoundError:
@@ -221,25 +220,25 @@ class NodesPublisher:
         """
         if self._rule.last is None:
             return
-        whole = [one for one in self._survey.whole if one.name != stage.final.name]
-        names = [*(one.name for one in whole), stage.final.name]
+        earlier = [checkpoint for checkpoint in self._survey.whole if checkpoint.name != stage.final.name]
+        names = [*(checkpoint.name for checkpoint in earlier), stage.final.name]
         stay: Collection[str] = {
             stage.final.name,
             *self._rule.reasons(names, None, None),
-            *(name for one in ended for name in (*one["read"], *one["kept"])),
+            *(name for checkpoint in ended for name in (*checkpoint["read"], *checkpoint["kept"])),
         }
-        gone = [one for one in whole if one.name not in stay]
+        gone = [checkpoint for checkpoint in earlier if checkpoint.name not in stay]
         if not gone:
             return
         mine = self._survey.folders(self._world.rank) if self._leads else {}
         aside = []
 
         def put_aside() -> None:
-            with Noted(self._notes, self._folder):
-                for one in gone:
-                    path = self._folder / mine.get((one.name, one.digest), ".none")
+            with noting_errors(self._notes, self._folder):
+                for checkpoint in gone:
+                    path = self._folder / mine.get((checkpoint.name, checkpoint.digest), ".none")
                     if path.is_dir() and not path.is_symlink():
-                        trash = self._folder / trash_name(one.name, os.urandom(6).hex())
+                        trash = self._folder / aside_name("trash", checkpoint.name)
                         os.rename(path, trash)
                         aside.append(trash)
                         self._crash("pruned_aside")
@@ -260,4 +259,4 @@ class NodesPublisher:
             hint.unlink(missing_ok=True)
 
     def _together(self, work: Callable[[], T]) -> list[T]:
-        return together(self._world, work, self._folder, "the checkpoint could not be written")
+        return on_all_ranks(self._world, work, self._folder, "the checkpoint could not be written")

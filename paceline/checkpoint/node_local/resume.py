@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict, TypeVar
+from typing import TypeVar
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.collective import CheckpointWorld, together
+from paceline.checkpoint.collective import CheckpointWorld, on_all_ranks
 from paceline.checkpoint.errors import incomplete, skipped
 from paceline.checkpoint.format.durable_files import named_errors, sync_folder
 from paceline.checkpoint.format.folder_layout import (
     LATEST,
-    fetching_name,
-    replaced_name,
-    trash_name,
+    aside_name,
     unfinished,
 )
 from paceline.checkpoint.format.manifest import Manifest
 from paceline.checkpoint.format.verify_files import open_part, read_manifest, verify_open
-from paceline.checkpoint.load.find_checkpoint import AUTO, find_checkpoint, place_of, save_never_ended
+from paceline.checkpoint.load.find_checkpoint import (
+    AUTO,
+    checkpoint_location,
+    find_checkpoint,
+    save_never_ended,
+)
 from paceline.checkpoint.node_local.download import fetch_file, fetch_manifest, remove_unfinished
-from paceline.checkpoint.node_local.file_server import FilesGiven, Holder
+from paceline.checkpoint.node_local.file_server import PeerNode, SharedFiles
 from paceline.checkpoint.node_local.inventory import (
+    CompleteCheckpoint,
     DiskPart,
-    Lacking,
-    NodeLook,
+    IncompleteCheckpoint,
+    NodeInventory,
     Survey,
-    Whole,
     begun_in,
     chosen_note,
     files_of,
@@ -57,7 +59,7 @@ _OF_THE_CHECKPOINT = frozenset(
 
 
 @dataclass(frozen=True)
-class OnNodes:
+class NodeLocalCheckpoint:
     """A checkpoint as this rank opens it: its folder on this disk, which gets the files that are opened here.
 
     ``holders``: by a file's name, the disks that have it; ``places``: by the disk's leader.
@@ -67,7 +69,7 @@ class OnNodes:
     manifest: Manifest
     digest: str
     holders: Mapping[str, Sequence[int]]
-    places: Mapping[int, Holder]
+    places: Mapping[int, PeerNode]
     disks: Disks
     key: bytes
     notes: list[Diagnostic]
@@ -88,16 +90,10 @@ class OnNodes:
         return self.disks.leaders
 
 
-class _FolderOnDisk(TypedDict):
-    """What a leader tells of its disk: the checkpoint's folder on it."""
-
-    path: str
-
-
 class NodesResume:
     """Finds checkpoints over the disks of one run's ranks, and gives this disk's files to the other nodes.
 
-    ``address``, ``secret``: of ``FilesGiven``. Every method is collective, unless it says otherwise.
+    ``address``, ``secret``: of ``SharedFiles``. Every method is collective, unless it says otherwise.
     """
 
     def __init__(
@@ -106,14 +102,14 @@ class NodesResume:
         self._ranks, self._disks = ranks, disks
         self._disk = disks.leaders[ranks.rank]
         self._leads = disks.leads(ranks.rank)
-        self._given = FilesGiven(ranks, self._leads, address, secret)
+        self._given = SharedFiles(ranks, self._leads, address, secret)
         self._damage: dict[tuple[str, str], CheckpointError] = {}
         self._last: tuple[tuple[str, str], Path] | None = None
         self.notes: list[Diagnostic] = []
 
     def find(
         self, where: str, run: RunDir, notes: list[Diagnostic], damaged: Mapping[Path, CheckpointError]
-    ) -> OnNodes | None:
+    ) -> NodeLocalCheckpoint | None:
         """Return the checkpoint that ``where`` means (``checkpoint.resume.find_checkpoint``); None for
         ``auto`` where no node has any.
 
@@ -127,20 +123,24 @@ class NodesResume:
         if where in (LATEST, AUTO):
             survey, removed = remove_interrupted(survey, of_disks, self._disk, self._ranks)
             notes += removed
-        while usable := [one for one in survey.whole if (one.name, one.digest) not in self._damage]:
-            one = usable[-1]
-            self._refuse_newer(survey, one.step)
+        while usable := [
+            newest for newest in survey.whole if (newest.name, newest.digest) not in self._damage
+        ]:
+            newest = usable[-1]
+            self._refuse_newer(survey, newest.step)
             try:
-                opened = self._opened(one, self._folder(where, run, one, of_disks))
+                opened = self._opened(newest, self._folder(where, run, newest, of_disks))
             except CheckpointError as error:
                 if error.diagnostics[0].code not in _OF_THE_CHECKPOINT:
                     raise
-                self._damage[one.name, one.digest] = error
+                self._damage[newest.name, newest.digest] = error
                 continue
-            self._last = ((one.name, one.digest), opened.path)
-            skipped = [two for two in survey.lacking if two.step > one.step and two.step not in survey.steps]
-            notes += self._passed_over(skipped, one, of_disks)
-            notes.append(chosen_note(one, opened.path, len(of_disks)))
+            self._last = ((newest.name, newest.digest), opened.path)
+            skipped = [
+                two for two in survey.lacking if two.step > newest.step and two.step not in survey.steps
+            ]
+            notes += self._passed_over(skipped, newest, of_disks)
+            notes.append(chosen_note(newest, opened.path, len(of_disks)))
             return opened
         self._refuse_newer(survey, -1)
         if survey.lacking or self._damage:
@@ -154,30 +154,41 @@ class NodesResume:
         """Give no more files. Not collective; all ranks have read what they need."""
         self._given.close()
 
-    def _look(self, where: str, run: RunDir) -> NodeLook:
-        folder, only = place_of(where, run)
+    def _look(self, where: str, run: RunDir) -> NodeInventory:
+        folder, only = checkpoint_location(where, run)
+        by_name = where in (LATEST, AUTO) or is_url(where)  # else a path, which may differ by node
         parts: list[DiskPart] = parts_in(folder, None if only is None else (only,))
         return {
             "host": socket.gethostname(),
             "folder": str(folder),
-            "relation": _relation(where, folder),
+            "relation": "" if by_name else os.path.relpath(folder, _absolute(where)),
             "parts": parts,
             "begun": begun_in(folder),
             "staged": len(unfinished(folder)),
         }
 
-    def _folder(self, where: str, run: RunDir, one: Whole, looks: Mapping[int, NodeLook]) -> Path:
+    def _folder(
+        self, where: str, run: RunDir, checkpoint: CompleteCheckpoint, looks: Mapping[int, NodeInventory]
+    ) -> Path:
         """Return the folder of checkpoints on this disk: a path means what it means where it leads to one."""
-        if self._disk in one.folders:
+        if self._disk in checkpoint.folders:
             return Path(looks[self._disk]["folder"])
-        relation = looks[min(one.folders)]["relation"]
-        return Path(os.path.normpath(_absolute(where) / relation)) if relation else place_of(where, run)[0]
+        relation = looks[min(checkpoint.folders)]["relation"]
+        return (
+            Path(os.path.normpath(_absolute(where) / relation))
+            if relation
+            else checkpoint_location(where, run)[0]
+        )
 
     def _refuse_newer(self, survey: Survey, step: int) -> None:
         """Raise the error of a checkpoint of a newer Paceline, of a later step than ``step``."""
-        for one in survey.lacking:
-            if one.problem and one.step > step and one.problem.code == codes.CHECKPOINT_NEWER.name:
-                raise CheckpointError(one.problem)
+        for checkpoint in survey.lacking:
+            if (
+                checkpoint.problem
+                and checkpoint.step > step
+                and checkpoint.problem.code == codes.CHECKPOINT_NEWER.name
+            ):
+                raise CheckpointError(checkpoint.problem)
 
     def _nothing(self, where: str, run: RunDir, notes: list[Diagnostic], staged: int) -> None:
         """Where no node has any checkpoint: as with one disk, rank 0 says what that means.
@@ -186,63 +197,62 @@ class NodesResume:
         """
 
         def none_there() -> None:
-            found = find_checkpoint(where, run, most_bytes=0) if self._ranks.rank == 0 else None
-            if found is not None:
-                what = "rank 0's disk has a checkpoint that was not there when the nodes looked for one"
+            checkpoint = find_checkpoint(where, run, most_bytes=0) if self._ranks.rank == 0 else None
+            if checkpoint is not None:
                 raise CheckpointError(
-                    codes.CHECKPOINT_INCOMPLETE(what, where, str(found), "start again: nothing was changed")
+                    codes.CHECKPOINT_INCOMPLETE(
+                        "rank 0's disk has a checkpoint that was not there when the nodes looked for one",
+                        where,
+                        str(checkpoint),
+                        "start again: nothing was changed",
+                    )
                 )
 
         self._together(none_there, run.checkpoints)
         if staged:
             notes.append(save_never_ended(run.checkpoints, staged))
 
-    def _opened(self, one: Whole, folder: Path) -> OnNodes:
+    def _opened(self, checkpoint: CompleteCheckpoint, folder: Path) -> NodeLocalCheckpoint:
         """Make the checkpoint's folder on each disk, with the manifest and what is no tensor."""
-        total = len(frozenset().union(*one.have.values()))
+        total = len(frozenset().union(*checkpoint.have.values()))
         disks = sorted({*self._disks.leaders})
-        if any(len(one.have.get(disk, ())) < total for disk in disks):
+        if any(len(checkpoint.have.get(disk, ())) < total for disk in disks):
             self._given.open(folder)
-        if one.folders.get(self._disk) is not None:
-            self._given.give(one.digest, folder / one.folders[self._disk])
+        if checkpoint.folders.get(self._disk) is not None:
+            self._given.give(checkpoint.digest, folder / checkpoint.folders[self._disk])
         places = self._given.places
-        givers = [places[disk] for disk in sorted(one.have) if disk in places]
+        givers = [places[disk] for disk in sorted(checkpoint.have) if disk in places]
         self._together(lambda: self._leads, folder)  # all disks that have it give it from here on
 
-        def ready() -> _FolderOnDisk | None:
-            if not self._leads:
-                return None
-            return {"path": str(self._made_ready(one, folder, givers))}
+        def ready() -> str:
+            return str(self._made_ready(checkpoint, folder, givers)) if self._leads else ""
 
-        answers = self._together(ready, folder)[self._disk]
-        assert answers is not None, "a leader tells"
-        path = Path(answers["path"])
-        self._given.give(one.digest, path)
+        path = Path(self._together(ready, folder)[self._disk])
+        self._given.give(checkpoint.digest, path)
         manifest = read_manifest(path)
-        holders = {name: one.holders(number) for number, name in enumerate(files_of(manifest))}
-        return OnNodes(path, manifest, one.digest, holders, places, self._disks, self._given.key, self.notes)
+        holders = {name: checkpoint.holders(number) for number, name in enumerate(files_of(manifest))}
+        return NodeLocalCheckpoint(
+            path, manifest, checkpoint.digest, holders, places, self._disks, self._given.key, self.notes
+        )
 
-    def _made_ready(self, one: Whole, folder: Path, holders: Sequence[Holder]) -> Path:
+    def _made_ready(self, checkpoint: CompleteCheckpoint, folder: Path, holders: Sequence[PeerNode]) -> Path:
         """Return the checkpoint's folder on this disk, with its manifest and its side files; make it."""
-        there = one.folders.get(self._disk)
-        path = folder / there if there is not None else None
-        if path is None:
-            fresh = folder / fetching_name(one.name, secrets.token_hex(6))
-            with named_errors(folder, _WHAT):
-                fresh.mkdir(parents=True)
-            try:
-                fetch_manifest(fresh, one.digest, holders, self._given.key)
-                self._bring_side_files(one, fresh)
-                path = _named(fresh, folder / one.name)
-            except BaseException:
-                discard(fresh)
-                raise
-            return path
-        remove_unfinished(path)
-        self._bring_side_files(one, path)
-        return path
+        if (name := checkpoint.folders.get(self._disk)) is not None:
+            remove_unfinished(folder / name)
+            self._bring_side_files(checkpoint, folder / name)
+            return folder / name
+        fresh = folder / aside_name("fetching", checkpoint.name)
+        with named_errors(folder, _WHAT):
+            fresh.mkdir(parents=True)
+        try:
+            fetch_manifest(fresh, checkpoint.digest, holders, self._given.key)
+            self._bring_side_files(checkpoint, fresh)
+            return _named(fresh, folder / checkpoint.name)
+        except BaseException:
+            discard(fresh)
+            raise
 
-    def _bring_side_files(self, one: Whole, path: Path) -> None:
+    def _bring_side_files(self, checkpoint: CompleteCheckpoint, path: Path) -> None:
         """Bring what every rank reads: all that is no tensor, and all of version 1, whose files have one hash
         each. What was here already is compared with its hash.
         """
@@ -250,44 +260,51 @@ class NodesResume:
         for number, name in enumerate(files_of(manifest)):
             if name.endswith(".safetensors") and manifest.tensors is not None:
                 continue
-            if number in one.have.get(self._disk, ()):
+            if number in checkpoint.have.get(self._disk, ()):
                 if not name.endswith(".safetensors"):
                     with open_part(path, name) as file:
                         verify_open(file, manifest.files[name], path, name)
                 continue
-            holders = [self._given.places[disk] for disk in one.holders(number)]
-            self.notes += fetch_file(path, manifest, name, one.digest, holders, self._given.key)
+            holders = [self._given.places[disk] for disk in checkpoint.holders(number)]
+            self.notes += fetch_file(path, manifest, name, checkpoint.digest, holders, self._given.key)
 
     def _passed_over(
-        self, lacking: Sequence[Lacking], taken: Whole, looks: Mapping[int, NodeLook]
+        self,
+        lacking: Sequence[IncompleteCheckpoint],
+        taken: CompleteCheckpoint,
+        looks: Mapping[int, NodeInventory],
     ) -> list[Diagnostic]:
         """Say which newer checkpoints are not taken, and why."""
-        found = [passed_over(one, why, taken) for one, why in self._named(lacking, looks)]
+        warnings = [passed_over(checkpoint, why, taken) for checkpoint, why in self._named(lacking, looks)]
         for (name, digest), error in self._damage.items():
-            one = Lacking(name, digest, 0, (), error.diagnostics[0])
-            found.append(passed_over(one, error.diagnostics[0].what, taken))
-        return found
+            checkpoint = IncompleteCheckpoint(name, digest, 0, (), error.diagnostics[0])
+            warnings.append(passed_over(checkpoint, error.diagnostics[0].what, taken))
+        return warnings
 
-    def _named(self, lacking: Sequence[Lacking], looks: Mapping[int, NodeLook]) -> list[tuple[Lacking, str]]:
+    def _named(
+        self, lacking: Sequence[IncompleteCheckpoint], looks: Mapping[int, NodeInventory]
+    ) -> list[tuple[IncompleteCheckpoint, str]]:
         """Return each checkpoint with what it lacks, by name: those who have its manifest know the names."""
         if not lacking:
             return []
         folder = Path(looks[self._disk]["folder"])
         mine = names_of(lacking, looks[self._disk], folder) if self._leads else {}
         answers = self._together(lambda: mine, folder)
-        named = {digest: why for of_rank in answers for digest, why in of_rank.items()}
-        return [(one, named.get(one.digest) or (one.problem.what if one.problem else "")) for one in lacking]
+        reasons = {digest: why for of_rank in answers for digest, why in of_rank.items()}
+        return [
+            (
+                checkpoint,
+                reasons.get(checkpoint.digest) or (checkpoint.problem.what if checkpoint.problem else ""),
+            )
+            for checkpoint in lacking
+        ]
 
     def _together(self, work: Callable[[], T], where: Path) -> list[T]:
-        return together(self._ranks, work, where, _WHAT)
+        return on_all_ranks(self._ranks, work, where, _WHAT)
 
 
 def _absolute(where: str) -> Path:
     return Path(where).expanduser().absolute()
-
-
-def _relation(where: str, folder: Path) -> str:
-    return "" if where in (LATEST, AUTO) or is_url(where) else os.path.relpath(folder, _absolute(where))
 
 
 def _named(fresh: Path, final: Path) -> Path:
@@ -297,7 +314,7 @@ def _named(fresh: Path, final: Path) -> Path:
     if os.path.lexists(final):
         if not final.name.startswith("step-"):
             raise incomplete(final, "this node has another checkpoint under this name")
-        final = final.with_name(replaced_name(final.name, secrets.token_hex(6)))
+        final = final.with_name(aside_name("replaced", final.name))
     with named_errors(final.parent, _WHAT):
         os.rename(fresh, final)
         sync_folder(final.parent)
@@ -305,7 +322,7 @@ def _named(fresh: Path, final: Path) -> Path:
 
 
 def remove_interrupted(
-    survey: Survey, looks: Mapping[int, NodeLook], disk: int, ranks: CheckpointWorld
+    survey: Survey, looks: Mapping[int, NodeInventory], disk: int, ranks: CheckpointWorld
 ) -> tuple[Survey, list[Diagnostic]]:
     """Remove, on each disk, the parts of checkpoints that were never committed; return what is left, and a
     warning for each. Collective; ``disk`` is this rank's. One that is being read stays.
@@ -316,26 +333,36 @@ def remove_interrupted(
     folder, mine = Path(looks[disk]["folder"]), survey.folders(disk) if disk == ranks.rank else {}
 
     def remove() -> list[str]:
-        parts = [mine[one.name, one.digest] for one in halves if (one.name, one.digest) in mine]
+        parts = [
+            mine[checkpoint.name, checkpoint.digest]
+            for checkpoint in halves
+            if (checkpoint.name, checkpoint.digest) in mine
+        ]
         return [part for part in parts if _removed(folder / part)]
 
-    gone = together(ranks, remove, folder, "what an interrupted save has left cannot be removed")
-    parts = {at: [p for p in look["parts"] if p["folder"] not in gone[at]] for at, look in looks.items()}
+    gone = on_all_ranks(ranks, remove, folder, "what an interrupted save has left cannot be removed")
+    parts = {
+        other: [p for p in look["parts"] if p["folder"] not in gone[other]] for other, look in looks.items()
+    }
     left = Survey(parts)
-    return left, [_note(one, folder) for one in halves if one not in left.lacking]
+    return left, [_note(checkpoint, folder) for checkpoint in halves if checkpoint not in left.lacking]
 
 
 def _removed(path: Path) -> bool:
     """Remove a folder, renamed first as any checkpoint; False if somebody reads it."""
     with suppress(OSError):
         if not path.is_symlink() and not is_being_read(path):
-            trash = path.with_name(trash_name(path.name, os.urandom(6).hex()))
+            trash = path.with_name(aside_name("trash", path.name))
             os.rename(path, trash)
             discard(trash)
             return True
     return False
 
 
-def _note(one: Lacking, folder: Path) -> Diagnostic:
-    why = "its save was interrupted before all nodes had it; what it left was removed"
-    return skipped(one.name, why, str(folder), "an earlier one is taken")
+def _note(checkpoint: IncompleteCheckpoint, folder: Path) -> Diagnostic:
+    return skipped(
+        checkpoint.name,
+        "its save was interrupted before all nodes had it; what it left was removed",
+        str(folder),
+        "an earlier one is taken",
+    )

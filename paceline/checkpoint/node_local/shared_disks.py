@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.collective import CheckpointWorld, together
+from paceline.checkpoint.collective import CheckpointWorld, on_all_ranks
 from paceline.checkpoint.format.durable_files import replace_text
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.files import read_run_file
@@ -71,7 +71,7 @@ def find_disks(ranks: CheckpointWorld, folder: Path, *, first_on_node: bool) -> 
     does not write one, too. Raises the same CheckpointError on every rank.
     """
     rank = ranks.rank
-    nonce = together(ranks, lambda: os.urandom(8).hex() if rank == 0 else "", folder, _WHAT)[0]
+    nonce = on_all_ranks(ranks, lambda: os.urandom(8).hex() if rank == 0 else "", folder, _WHAT)[0]
     name = f".disk-{nonce}"
     mine: list[Path] = []
 
@@ -83,18 +83,19 @@ def find_disks(ranks: CheckpointWorld, folder: Path, *, first_on_node: bool) -> 
         return wanted
 
     try:
-        together(ranks, lambda: write(folder / name, rank == 0), folder, _WHAT)
-        seen = together(ranks, lambda: bool(_seen(folder, [name])), folder, _WHAT)
+        on_all_ranks(ranks, lambda: write(folder / name, rank == 0), folder, _WHAT)
+        seen = on_all_ranks(ranks, lambda: bool(_seen(folder, [name])), folder, _WHAT)
         if all(seen):
             return Disks.one(ranks.world_size)
+        # Only where rank 0's file is missing: with one disk a start writes one file.
         apart = first_on_node and not seen[rank]
-        wrote = together(ranks, lambda: write(folder / f"{name}-{rank}", apart), folder, _WHAT)
+        wrote = on_all_ranks(ranks, lambda: write(folder / f"{name}-{rank}", apart), folder, _WHAT)
         # Who has written there itself looks once more: its client then asks for the folder anew.
-        seen = together(ranks, lambda: seen[rank] or bool(_seen(folder, [name])), folder, _WHAT)
+        seen = on_all_ranks(ranks, lambda: seen[rank] or bool(_seen(folder, [name])), folder, _WHAT)
         if all(seen):
             return Disks.one(ranks.world_size)
         others = {f"{name}-{writer}": writer for writer, did in enumerate(wrote) if did}
-        rows = together(ranks, lambda: [others[one] for one in _seen(folder, [*others])], folder, _WHAT)
+        rows = on_all_ranks(ranks, lambda: [others[file] for file in _seen(folder, [*others])], folder, _WHAT)
     finally:
         for path in mine:
             path.unlink(missing_ok=True)
@@ -110,12 +111,12 @@ def _seen(folder: Path, names: Sequence[str]) -> list[str]:
         with suppress(FileNotFoundError, NotADirectoryError):
             os.listdir(folder.parent)  # a file server's client asks again for what it lists
             there = {*os.listdir(folder)}
-        found = [name for name in names if name in there or opens_path(folder / name)]
-        if len(found) == len(names):
-            return found
+        visible = [name for name in names if name in there or opens_path(folder / name)]
+        if len(visible) == len(names):
+            return visible
         if look + 1 < _LOOKS:
             time.sleep(BETWEEN_SECONDS)
-    return found
+    return visible
 
 
 def opens_path(path: Path) -> bool:

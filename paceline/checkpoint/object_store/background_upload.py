@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.collective import CheckpointWorld, together
+from paceline.checkpoint.collective import CheckpointWorld, on_all_ranks
 from paceline.checkpoint.format.durable_files import replace_text
 from paceline.checkpoint.format.manifest import MANIFEST, Manifest
 from paceline.checkpoint.format.verify_files import read_manifest
@@ -98,10 +98,7 @@ class Uploads:
         writer: StoreWriter | None,
     ) -> None:
         assert (ranks.rank == 0) == (writer is not None)
-        self._store = store
-        self._url = url
-        self._ranks = ranks
-        self._writer = writer
+        self._store, self._url, self._ranks, self._writer = store, url, ranks, writer
         self._notes: queue.Queue[Diagnostic] = queue.Queue()
         self._waiting: queue.Queue[_Published | None] = queue.Queue()
         self._failed: _Published | None = None  # the newest, if it did not go up; alike on all ranks
@@ -164,6 +161,7 @@ class Uploads:
         if self._committing.acquire(timeout=_LAST_SECONDS):  # else its claim must outlive this process
             self._given_up = True
             self._committing.release()
+            # In a thread, since a store that does not answer must not hold the end of the process.
             closing = threading.Thread(target=self._writer.close, name="paceline-upload-end", daemon=True)
             closing.start()
             closing.join(_LAST_SECONDS)
@@ -181,9 +179,9 @@ class Uploads:
 
     def _run(self) -> None:
         try:
-            while (one := self._waiting.get()) is not None:
-                if self._is_newest(one):
-                    self._try(one)
+            while (published := self._waiting.get()) is not None:
+                if self._is_newest(published):
+                    self._try(published)
             if self._failed is not None:  # once more, since no other save will
                 self._upload(self._failed)
         except BaseException as exc:  # noqa: BLE001 - raised again by ``end``
@@ -192,63 +190,69 @@ class Uploads:
             if self._writer is not None:
                 self._writer.close()
 
-    def _is_newest(self, one: _Published) -> bool:
-        """Whether ``one`` is to go up: none is published after it, and one that the run goes on from is not
-        there already, as rank 0 sees it. Collective.
+    def _is_newest(self, published: _Published) -> bool:
+        """Whether a checkpoint is to go up: none is published after it, and one that the run goes on from is
+        not there already, as rank 0 sees it. Collective.
         """
-        newest, there = self._together(lambda: self._look_at(one))[0]
-        if not newest and not one.resumed and self._ranks.rank == 0:
-            self._note(codes.OBJECTS_SKIPPED(str(self._url), name=one.path.name))
+        newest, there = self._together(lambda: self._look_at(published))[0]
+        if not newest and not published.resumed and self._ranks.rank == 0:
+            self._note(codes.OBJECTS_SKIPPED(str(self._url), name=published.path.name))
         return newest and not there
 
-    def _look_at(self, one: _Published) -> tuple[bool, bool]:
-        """Return, on rank 0, whether none is published after ``one``, and whether the URL has one as new."""
+    def _look_at(self, published: _Published) -> tuple[bool, bool]:
+        """Return, on rank 0, whether whether none is published later, and whether the URL has one as new."""
         if self._writer is None:
             return True, False
         newest, there = self._waiting.empty() or self._ends_next(), False
-        if one.resumed and newest:
+        if published.resumed and newest:
             with suppress(CheckpointError):  # the upload will name it, as a warning
                 self._writer.open()
                 stored = self._writer.newest
-                there = stored is not None and stored.sequence >= read_manifest(one.path).sequence
-            self._up = one.path if there else self._up
+                there = stored is not None and stored.sequence >= read_manifest(published.path).sequence
+            self._up = published.path if there else self._up
         return newest, there
 
     def _ends_next(self) -> bool:
         with self._waiting.mutex:
             return self._waiting.queue[0] is None
 
-    def _try(self, one: _Published) -> None:
+    def _try(self, published: _Published) -> None:
         try:
-            self._upload(one)
+            self._upload(published)
             self._failed = None
         except CheckpointError as error:
-            self._failed = one
+            self._failed = published
+            name = published.path.name
             if self._ranks.rank == 0:
                 for diagnostic in error.diagnostics:
-                    what = f"{one.path.name} is on the disk, but was not uploaded: {diagnostic.what}"
-                    self._note(replace(diagnostic, what=what, severity=Severity.WARNING))
+                    self._note(
+                        replace(
+                            diagnostic,
+                            what=f"{name} is on the disk, but was not uploaded: {diagnostic.what}",
+                            severity=Severity.WARNING,
+                        )
+                    )
 
-    def _upload(self, one: _Published) -> None:
+    def _upload(self, published: _Published) -> None:
         """Upload, compare, commit. Collective. Raises CheckpointError, the same on all ranks."""
         began = time.perf_counter()
-        rank, writer, name = self._ranks.rank, self._writer, one.path.name
+        rank, writer, name = self._ranks.rank, self._writer, published.path.name
         manifests: list[Manifest] = []
 
         def begin() -> str:
             if writer is None:
                 return ""
-            manifests.append(read_manifest(one.path))
+            manifests.append(read_manifest(published.path))
             return writer.begin(name, manifests[0].files)
 
         folder = self._together(begin)[0]
         files = list(manifests[0].files) if manifests else []
 
         def send() -> dict[str, int]:
-            held = being_read(one.path) if (one.path / MANIFEST).is_file() else nullcontext()
+            held = being_read(published.path) if (published.path / MANIFEST).is_file() else nullcontext()
             with held:  # retention may prune it meanwhile
-                mine = files_of_rank(one.path, files, rank, self._ranks.world_size)
-                return upload(self._store, one.path, mine, folder)
+                mine = files_of_rank(published.path, files, rank, self._ranks.world_size)
+                return upload(self._store, published.path, mine, folder)
 
         sent = self._together(send)
         sizes = {file: size for of_rank in sent for file, size in of_rank.items()}
@@ -261,8 +265,8 @@ class Uploads:
                     raise CheckpointError(
                         codes.OBJECTS_NOT_IN_TIME("the run has ended meanwhile", str(self._url))
                     )
-                writer.commit(manifests[0], name, folder, sizes, one.best)
-                self._up = one.path
+                writer.commit(manifests[0], name, folder, sizes, published.best)
+                self._up = published.path
 
         self._together(commit)
         if writer is not None:
@@ -270,8 +274,8 @@ class Uploads:
             self._tidy(writer)
 
     def _report(self, name: str, folder: str, num_bytes: int, seconds: float) -> None:
-        found = f"{human_bytes(num_bytes)} in {human_seconds(seconds)}, under {folder}"
-        self._note(codes.OBJECTS_UPLOADED(str(self._url), found, name=name, url=self._url))
+        amount = f"{human_bytes(num_bytes)} in {human_seconds(seconds)}, under {folder}"
+        self._note(codes.OBJECTS_UPLOADED(str(self._url), amount, name=name, url=self._url))
 
     def _tidy(self, writer: StoreWriter) -> None:
         try:
@@ -284,8 +288,7 @@ class Uploads:
         self._notes.put(diagnostic)
 
     def _together(self, work: Callable[[], object]) -> list:
-        where = Path(str(self._url))
-        return together(self._ranks, work, where, "the checkpoint could not be uploaded")
+        return on_all_ranks(self._ranks, work, Path(str(self._url)), "the checkpoint could not be uploaded")
 
 
 def _left_behind(path: Path, url: ObjectUrl, seconds: float) -> Diagnostic:

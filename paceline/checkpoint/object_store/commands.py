@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.collective import Alone
+from paceline.checkpoint.collective import SingleRank
 from paceline.checkpoint.format.folder_layout import LATEST
 from paceline.checkpoint.format.verify_files import read_manifest
 from paceline.checkpoint.load.list_checkpoints import ListedCheckpoint
 from paceline.checkpoint.object_store.background_upload import Uploads, run_id
 from paceline.checkpoint.object_store.commits import read_head
-from paceline.checkpoint.object_store.download import manifest_of, named_by
+from paceline.checkpoint.object_store.download import manifest_of, stored_checkpoint
 from paceline.checkpoint.object_store.interface import ObjectStore
 from paceline.checkpoint.object_store.lease import check_store, last_run
 from paceline.checkpoint.object_store.obstore_backend import open_store
@@ -36,14 +36,23 @@ def list_stored(store: ObjectStore, url: ObjectUrl) -> list[ListedCheckpoint]:
     """
     _, head = read_head(store, str(url))
     rows = []
-    for one in head.checkpoints if head is not None else ():
-        newest = head is not None and one == head.checkpoints[-1]
+    for checkpoint in head.checkpoints if head is not None else ():
+        newest = head is not None and checkpoint == head.checkpoints[-1]
         age = max(0.0, time.time() - head.created) if head is not None and newest else None
         marks = (LATEST,) if newest else ()
-        where = f"{url}/{one.name}"
         rows.append(
             ListedCheckpoint(
-                one.name, where, one.step, one.num_bytes, "", None, age, "", None, marks, "committed"
+                checkpoint.name,
+                f"{url}/{checkpoint.name}",
+                checkpoint.step,
+                checkpoint.num_bytes,
+                "",
+                None,
+                age,
+                "",
+                None,
+                marks,
+                "committed",
             )
         )
     return [row for row in rows if url.step in (None, row.name)]
@@ -76,12 +85,12 @@ def verdicts(store: ObjectStore, url: ObjectUrl, which: str) -> Iterator[StoredV
     if url.step is None and which == "all":
         wanted = [replace(url, step=row.name) for row in list_stored(store, url)] or [url]
     for each in wanted:
-        one, found = named_by(store, each), tuple[Diagnostic, ...]()
+        checkpoint, findings = stored_checkpoint(store, each), tuple[Diagnostic, ...]()
         try:
-            verify_stored(store, one.folder, manifest_of(store, one)[0])
+            verify_stored(store, checkpoint.folder, manifest_of(store, checkpoint)[0])
         except CheckpointError as error:
-            found = error.diagnostics
-        yield StoredVerdict(f"{url}/{one.name}", one.step, one.num_bytes, found)
+            findings = error.diagnostics
+        yield StoredVerdict(f"{url}/{checkpoint.name}", checkpoint.step, checkpoint.num_bytes, findings)
 
 
 def _named(url: ObjectUrl, which: str) -> ObjectUrl:
@@ -99,14 +108,24 @@ def send(checkpoint: Path, run: RunDir, url: ObjectUrl) -> list[Diagnostic]:
     manifest, head = read_manifest(checkpoint), read_head(store, str(url))[1]
     if head is not None and head.checkpoints:
         newest = head.checkpoints[-1]
-        own = run.run_id.is_file() and last_run(store) == read_run_file(run.run_id).strip()
-        if own and (newest.name, newest.sequence) == (checkpoint.name, manifest.sequence):
+        same_run = run.run_id.is_file() and last_run(store) == read_run_file(run.run_id).strip()
+        if same_run and (newest.name, newest.sequence) == (checkpoint.name, manifest.sequence):
             return []
-        if not own or newest.sequence >= manifest.sequence:
-            what = "the URL has a newer checkpoint" if own else "the URL holds the checkpoints of another run"
-            hint = "give the run's newest checkpoint" if own else "give this run a URL of its own"
-            raise CheckpointError(codes.OBJECTS_HOLDS_RUN(what, str(url), newest.name, hint))
-    uploads = Uploads(store, url, Alone(), StoreWriter(store, url, run_id(run), RetentionRule(None)))
+        if not same_run or newest.sequence >= manifest.sequence:
+            problem = (
+                "the URL has a newer checkpoint"
+                if same_run
+                else "the URL holds the checkpoints of another run"
+            )
+            raise CheckpointError(
+                codes.OBJECTS_HOLDS_RUN(
+                    problem,
+                    str(url),
+                    newest.name,
+                    "give the run's newest checkpoint" if same_run else "give this run a URL of its own",
+                )
+            )
+    uploads = Uploads(store, url, SingleRank(), StoreWriter(store, url, run_id(run), RetentionRule(None)))
     uploads.published(checkpoint)
     uploads.end()
     return uploads.take_notes()

@@ -64,7 +64,7 @@ class Commit:
             "number": self.number,
             "writer": self.writer,
             "created": self.created,
-            "checkpoints": [one.to_json() for one in self.checkpoints],
+            "checkpoints": [checkpoint.to_json() for checkpoint in self.checkpoints],
             "dropped": list(self.dropped),
         }
         return dump_object(content, COMMITS)
@@ -78,6 +78,7 @@ def last_number(exists: Callable[[int], bool]) -> int:
     """Return the largest number that exists; 0 if 1 does not. Numbers are without gaps: it asks 2 log2 of it
     times.
     """
+    # Doubling, then halving: a listing may be late, a question for one name is not.
     above = 1
     while exists(above):
         above *= 2
@@ -135,8 +136,8 @@ def _commit(data: JsonObject, number: int, where: str) -> Commit | None:
         number,
         str(data["writer"]),
         created if math.isfinite(created) else 0.0,
-        tuple(_stored(as_object(one)) for one in checkpoints),
-        tuple(_folder(one) for one in dropped),
+        tuple(_stored(as_object(entry)) for entry in checkpoints),
+        tuple(_folder(entry) for entry in dropped),
     )
 
 

@@ -52,39 +52,30 @@ class ObjectStore(Protocol):
     @property
     def reads_back(self) -> ReadBack:
         """How much of an upload is to be read back, by how far the store itself compares it with a hash."""
-        ...
 
     def create(self, name: str, content: bytes) -> bool:
         """Write an object that must not exist; return False, and change nothing, if it does."""
-        ...
 
     def put(self, name: str, content: bytes) -> None:
         """Write an object, over one that exists."""
-        ...
 
     def put_file(self, name: str, path: Path) -> None:
         """Write an object from a file, a part at a time."""
-        ...
 
     def facts(self, name: str) -> ObjectFacts | None:
         """Return what is known of an object; None if there is none."""
-        ...
 
     def get(self, name: str) -> bytes | None:
         """Return a small object; None if there is none."""
-        ...
 
     def get_range(self, name: str, start: int, end: int) -> bytes:
         """Return the bytes from ``start`` up to ``end`` (exclusive), all of them."""
-        ...
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects, where they exist."""
-        ...
 
     def names(self, folder: str) -> list[str]:
         """Return the names in ``folder`` and below it, as the store lists them now."""
-        ...
 
 
 def again(work: Callable[[], T], *, times: int = _TIMES, pause: Callable[[float], None] = time.sleep) -> T:
@@ -107,10 +98,10 @@ def create_own(store: ObjectStore, name: str, content: bytes) -> bool:
         created = store.create(name, content)
     except StoreUnavailable as lost:
         try:
-            found = again(lambda: store.get(name))
+            stored = again(lambda: store.get(name))
         except StoreUnavailable:
-            found = None
-        if found is None:
+            stored = None
+        if stored is None:
             raise lost from None
-        return found == content
+        return stored == content
     return created or again(lambda: store.get(name)) == content

@@ -33,6 +33,7 @@ from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject
 
 CLAIMS, PROBES = "claims", "probes"
+# Four beats in a row must be lost before a lease ends.
 LEASE_SECONDS, _BEAT_SECONDS, _LOOK_SECONDS = 90.0, 20.0, 5.0
 
 
@@ -55,10 +56,7 @@ class Claim:
     """This process's claim, alive until ``end``."""
 
     def __init__(self, store: ObjectStore, number: int, writer: str, lease: Lease) -> None:
-        self.number = number
-        self.writer = writer
-        self._store = store
-        self._lease = lease
+        self.number, self.writer, self._store, self._lease = number, writer, store, lease
         self._ended = threading.Event()
         threading.Thread(target=self._beat, name="paceline-claim", daemon=True).start()
 
@@ -82,6 +80,7 @@ def check_store(store: ObjectStore, url: ObjectUrl) -> datetime:
     """Check that this process may write and remove objects, and that a create is refused where the object
     exists. Return the store's time. Raises StoreRefused and StoreUnavailable.
     """
+    # A name of its own each time: two runs that start together do not meet here.
     name = f"{PROBES}/{os.urandom(8).hex()}"
     try:
         if not create_own(store, name, b"1\n"):
@@ -93,8 +92,14 @@ def check_store(store: ObjectStore, url: ObjectUrl) -> datetime:
         with suppress(CheckpointError):  # an error from above is the one to name
             store.delete([name])
     if facts is None:
-        what, hint = "an object that was just written is not there", "use a store whose reads see its writes"
-        raise StoreRefused(codes.OBJECTS_UNAVAILABLE(what, str(url), name, hint))
+        raise StoreRefused(
+            codes.OBJECTS_UNAVAILABLE(
+                "an object that was just written is not there",
+                str(url),
+                name,
+                "use a store whose reads see its writes",
+            )
+        )
     return facts.modified
 
 
@@ -144,8 +149,8 @@ def _beside(number: int, word: str) -> str:
 def _last_sign(store: ObjectStore, number: int) -> datetime:
     """Return when a claim was last heard of."""
     names = (numbered(CLAIMS, number), _beside(number, "alive"))
-    found = [again(partial(store.facts, name)) for name in names]
-    return max(facts.modified for facts in found if facts is not None)
+    signs = [again(partial(store.facts, name)) for name in names]
+    return max(facts.modified for facts in signs if facts is not None)
 
 
 def _was_given_back(store: ObjectStore, number: int) -> bool:
@@ -155,10 +160,10 @@ def _was_given_back(store: ObjectStore, number: int) -> bool:
 def _claim_at(store: ObjectStore, number: int) -> JsonObject:
     """Return what a claim says; empty if it cannot be read."""
     try:
-        found = json.loads(again(lambda: store.get(numbered(CLAIMS, number))) or b"{}")
+        claim = json.loads(again(lambda: store.get(numbered(CLAIMS, number))) or b"{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return claim if isinstance(claim, dict) else {}
 
 
 def _in_use(url: ObjectUrl, held: JsonObject, age: float) -> Diagnostic:

@@ -30,7 +30,9 @@ _MOST_PARTS = 9_000  # S3 allows 10,000
 _AT_ONCE = 4  # parts of one file under way
 _ENDPOINTS = frozenset({"AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"})
 _AMAZON = re.compile(r"(.+\.)?amazonaws\.com(\.cn)?")
+# Cloud machines answer with credentials here, where nothing else has any.
 _METADATA = "169.254.169.254"
+# Queries of presigned URLs hold signatures.
 _QUERY = re.compile(r"\?[^\s\"']+")
 
 
@@ -108,8 +110,7 @@ class ObstoreStore:
     """An ``ObjectStore`` of obstore."""
 
     def __init__(self, store: Store, url: ObjectUrl) -> None:
-        self._store = store
-        self._url = url
+        self._store, self._url = store, url
 
     @property
     def reads_back(self) -> ReadBack:
@@ -118,12 +119,11 @@ class ObstoreStore:
         return ReadBack.SAMPLES if _other_endpoint(current()) else ReadBack.NOTHING
 
     def create(self, name: str, content: bytes) -> bool:
-        import obstore
         from obstore.exceptions import AlreadyExistsError, NotSupportedError, PreconditionError
 
         with self._named(name, "the object could not be created"):
             try:
-                obstore.put(self._store, name, content, mode="create")
+                self._store.put(name, content, mode="create")
             except (AlreadyExistsError, PreconditionError):
                 return False
             except NotSupportedError as exc:
@@ -131,81 +131,71 @@ class ObstoreStore:
         return True
 
     def put(self, name: str, content: bytes) -> None:
-        import obstore
-
         with self._named(name, "the object could not be written"):
-            obstore.put(self._store, name, content, use_multipart=False)
+            self._store.put(name, content, use_multipart=False)
 
     def put_file(self, name: str, path: Path) -> None:
-        import obstore
-
         size = path.stat().st_size
+        # Larger parts for files that would need more than S3 takes.
         part = max(_PART_BYTES, -(-size // _MOST_PARTS // _MIB) * _MIB)
         with self._named(name, "the file could not be uploaded"):
             if size <= part:
-                obstore.put(self._store, name, path.read_bytes(), use_multipart=False)
+                self._store.put(name, path.read_bytes(), use_multipart=False)
             else:
-                obstore.put(self._store, name, path, chunk_size=part, max_concurrency=_AT_ONCE)
+                self._store.put(name, path, chunk_size=part, max_concurrency=_AT_ONCE)
 
     def facts(self, name: str) -> ObjectFacts | None:
-        import obstore
-
         with self._named(name, "the object could not be looked at"):
             try:
-                found = obstore.head(self._store, name)
+                head = self._store.head(name)
             except FileNotFoundError:
                 return None
-        return ObjectFacts(found["size"], found["last_modified"])
+        return ObjectFacts(head["size"], head["last_modified"])
 
     def get(self, name: str) -> bytes | None:
-        import obstore
-
         with self._named(name, "the object could not be read"):
             try:
-                found = obstore.get(self._store, name)
-                content = bytes(found.bytes())
+                answer = self._store.get(name)
+                content = bytes(answer.bytes())
             except FileNotFoundError:
                 return None
-        if len(content) != found.meta["size"]:
-            raise self._short(name, len(content), found.meta["size"])
+        if len(content) != answer.meta["size"]:
+            raise self._short(name, len(content), answer.meta["size"])
         return content
 
     def get_range(self, name: str, start: int, end: int) -> bytes:
-        import obstore
-
         with self._named(name, "the object could not be read"):
             try:
-                content = bytes(obstore.get_range(self._store, name, start=start, end=end))
+                content = bytes(self._store.get_range(name, start=start, end=end))
             except FileNotFoundError:
-                what = "an object of the checkpoint is not in the store"
                 raise CheckpointError(
-                    codes.OBJECTS_DAMAGED(what, f"{self._url}/{name}", "removed, or never there")
+                    codes.OBJECTS_DAMAGED(
+                        "an object of the checkpoint is not in the store",
+                        f"{self._url}/{name}",
+                        "removed, or never there",
+                    )
                 ) from None
         if len(content) != end - start:
             raise self._short(name, len(content), end - start)
         return content
 
     def delete(self, names: Sequence[str]) -> None:
-        import obstore
-
         with self._named(names[0] if names else "", "objects could not be removed"):
             for name in names:
                 with suppress(FileNotFoundError):
-                    obstore.delete(self._store, name)
+                    self._store.delete(name)
 
     def names(self, folder: str) -> list[str]:
-        import obstore
-
         with self._named(folder, "the objects could not be listed"):
-            return [entry["path"] for chunk in obstore.list(self._store, folder) for entry in chunk]
+            return [entry["path"] for chunk in self._store.list(folder) for entry in chunk]
 
-    def _named(self, name: str, what: str) -> AbstractContextManager[None]:
-        return _named(self._url, what, name)
+    def _named(self, name: str, failed: str) -> AbstractContextManager[None]:
+        return _named(self._url, failed, name)
 
-    def _short(self, name: str, found: int, expected: int) -> StoreUnavailable:
+    def _short(self, name: str, arrived: int, expected: int) -> StoreUnavailable:
         return StoreUnavailable(
             codes.OBJECTS_UNAVAILABLE(
-                "an object arrived short", f"{self._url}/{name}", f"{found} of {expected} bytes"
+                "an object arrived short", f"{self._url}/{name}", f"{arrived} of {expected} bytes"
             )
         )
 
@@ -219,8 +209,11 @@ def _named(url: ObjectUrl, what: str, name: str = "") -> Iterator[None]:
     try:
         yield
     except (PermissionDeniedError, UnauthenticatedError) as exc:
-        hint = "check the credentials of this process and what they may do"
-        raise StoreRefused(codes.OBJECTS_DENIED(what, where, _words(exc), hint)) from None
+        raise StoreRefused(
+            codes.OBJECTS_DENIED(
+                what, where, _words(exc), "check the credentials of this process and what they may do"
+            )
+        ) from None
     except FileNotFoundError as exc:
         raise StoreRefused(
             codes.OBJECTS_DENIED(what, where, _words(exc), "check that the bucket exists")
@@ -233,8 +226,14 @@ def _named(url: ObjectUrl, what: str, name: str = "") -> Iterator[None]:
                 "set those of the store, or start on its machines",
             )
             raise StoreRefused(codes.OBJECTS_DENIED(what, where, words, hint)) from None
-        hint = "check the network, AWS_ENDPOINT_URL and AWS_REGION (or those of your store), and try again"
-        raise StoreUnavailable(codes.OBJECTS_UNAVAILABLE(what, where, words, hint)) from None
+        raise StoreUnavailable(
+            codes.OBJECTS_UNAVAILABLE(
+                what,
+                where,
+                words,
+                "check the network, AWS_ENDPOINT_URL and AWS_REGION (or those of your store), and try again",
+            )
+        ) from None
 
 
 def _words(error: BaseException) -> str:
@@ -242,6 +241,6 @@ def _words(error: BaseException) -> str:
     return _QUERY.sub("?…", " ".join(text.split()))[:300]
 
 
-def no_conditional_create(url: ObjectUrl, found: str) -> Diagnostic:
+def no_conditional_create(url: ObjectUrl, answer: str) -> Diagnostic:
     """Return the diagnostic of a store by which no checkpoint can be committed."""
-    return codes.OBJECTS_NO_CONDITIONAL_CREATE(str(url), found)
+    return codes.OBJECTS_NO_CONDITIONAL_CREATE(str(url), answer)

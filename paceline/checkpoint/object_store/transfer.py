@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.errors import damaged
-from paceline.checkpoint.format.block_hashes import BlockHash
+from paceline.checkpoint.format.block_hashes import BlockSizes, hash_of_bytes
 from paceline.checkpoint.format.durable_files import sync_folder, write_fresh
 from paceline.checkpoint.format.folder_layout import shard_name
 from paceline.checkpoint.format.manifest import MANIFEST, FileEntry, Manifest, folders_of
-from paceline.checkpoint.format.verify_files import open_part, verify_open, wrong_block
+from paceline.checkpoint.format.verify_files import open_part, wrong_block
 from paceline.checkpoint.object_store.interface import ObjectStore, ReadBack, StoreUnavailable, again
 from paceline.core.errors import CheckpointError
 
 PIECE = 16 * 1024 * 1024
 _SAMPLE = 1024 * 1024
 _AT_ONCE = 4  # blocks under way, each in memory
+# A second read tells damage in the store from damage on the way.
 _LOOKS = 2  # reads of a block before it counts as damaged in the store
 
 
@@ -31,7 +35,7 @@ def files_of_rank(checkpoint: Path, files: Sequence[str], rank: int, world_size:
     if rank:
         mine = shard_name(rank, world_size)
         return [mine] if (checkpoint / mine).is_file() else []
-    others = {shard_name(one, world_size) for one in range(1, world_size)}
+    others = {shard_name(other, world_size) for other in range(1, world_size)}
     return [name for name in (*files, MANIFEST) if name not in others]
 
 
@@ -41,12 +45,12 @@ def upload(store: ObjectStore, checkpoint: Path, names: Sequence[str], folder: s
     Raises CheckpointError, also ``objects.damaged`` if the store holds something else.
     """
 
-    def one(name: str) -> None:
+    def put(name: str) -> None:
         store.put_file(f"{folder}/{name}", checkpoint / name)
         _compare(store, checkpoint, name, f"{folder}/{name}")
 
     for name in names:
-        again(lambda name=name: one(name))  # type: ignore[misc]
+        again(partial(put, name))
     return {name: (checkpoint / name).stat().st_size for name in names}
 
 
@@ -75,8 +79,8 @@ def read_back_ranges(much: ReadBack, size: int) -> list[tuple[int, int]]:
     return [(start, start + _SAMPLE) for start in starts]
 
 
-def _other(stored: str, found: str) -> StoreUnavailable:
-    return StoreUnavailable(codes.OBJECTS_DAMAGED("an upload arrived damaged", stored, found))
+def _other(stored: str, difference: str) -> StoreUnavailable:
+    return StoreUnavailable(codes.OBJECTS_DAMAGED("an upload arrived damaged", stored, difference))
 
 
 def download(store: ObjectStore, folder: str, manifest: Manifest, content: bytes, into: Path) -> None:
@@ -89,47 +93,13 @@ def download(store: ObjectStore, folder: str, manifest: Manifest, content: bytes
     for inner in folders:
         os.mkdir(into / inner)
     with ThreadPoolExecutor(_AT_ONCE, "paceline-fetch") as pool:
-        for name, entry in manifest.files.items():
-            fetch_file(store, f"{folder}/{name}", entry, manifest, into, name, pool)
+        for name in manifest.files:
+            stored = CheckpointObject(store, folder, name, manifest)
+            stored.check(write_fresh(into / name, stored.pieces(pool), grain=stored.grain).sha256)
     write_fresh(into / MANIFEST, [content])
     for inner in reversed(folders):
         sync_folder(into / inner)
     sync_folder(into)
-
-
-def fetch_file(
-    store: ObjectStore,
-    stored: str,
-    entry: FileEntry,
-    manifest: Manifest,
-    into: Path,
-    name: str,
-    pool: ThreadPoolExecutor,
-) -> None:
-    piece = _piece_bytes(entry, manifest)
-    fd = os.open(into / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-
-        def bring(block: int) -> None:
-            view, at = memoryview(_piece(store, stored, entry, manifest, name, block)), block * piece
-            while view:
-                done = os.pwrite(fd, view, at)
-                view, at = view[done:], at + done
-
-        tasks = [pool.submit(bring, block) for block in range(-(-entry.bytes // piece))]
-        try:
-            for task in tasks:
-                task.result()
-        finally:  # the descriptor's number may be another file's once it is closed: nothing writes to it then
-            for task in tasks:
-                task.cancel()
-            wait(tasks)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    if not entry.blocks:
-        with open_part(into, name) as file:
-            verify_open(file, entry, into, name)
 
 
 def verify_stored(store: ObjectStore, folder: str, manifest: Manifest) -> None:
@@ -138,47 +108,62 @@ def verify_stored(store: ObjectStore, folder: str, manifest: Manifest) -> None:
     Raises CheckpointError that names the first that differs.
     """
     with ThreadPoolExecutor(_AT_ONCE, "paceline-verify") as pool:
-        for name, entry in manifest.files.items():
-            read = partial(_piece, store, f"{folder}/{name}", entry, manifest, name)
-            count = -(-entry.bytes // _piece_bytes(entry, manifest))
-            if entry.blocks:
-                for _ in pool.map(lambda block, read=read: read(block) and None, range(count)):
-                    pass
-                continue
-            found = sha256()
-            for block in range(count):
-                found.update(read(block))
-            if found.hexdigest() != entry.sha256:
-                raise damaged(Path(folder), name, f"sha256 {found.hexdigest()[:12]}…")
+        for name in manifest.files:
+            stored, digest = CheckpointObject(store, folder, name, manifest), sha256()
+            for piece in stored.pieces(pool):
+                if stored.grain is None:
+                    digest.update(piece)
+            stored.check(digest.hexdigest())
 
 
-def _piece_bytes(entry: FileEntry, manifest: Manifest) -> int:
-    return manifest.grain.block_bytes if entry.blocks else PIECE
+@dataclass(frozen=True)
+class CheckpointObject:
+    """A file of a stored checkpoint, as the manifest has it; ``grain``: None where it has one sha256."""
 
+    store: ObjectStore
+    folder: str
+    name: str
+    manifest: Manifest
 
-def _piece(
-    store: ObjectStore, stored: str, entry: FileEntry, manifest: Manifest, name: str, number: int
-) -> bytes:
-    """Read a piece of a stored file: a block, if it has hashes of blocks, and then with the right one.
+    @property
+    def entry(self) -> FileEntry:
+        return self.manifest.files[self.name]
 
-    Raises CheckpointError.
-    """
-    size = _piece_bytes(entry, manifest)
-    start, end = number * size, min(entry.bytes, (number + 1) * size)
-    for _ in range(_LOOKS):
-        found = again(lambda: store.get_range(stored, start, end))
-        if not entry.blocks:
-            return found
-        sound = _hash(found, manifest)
-        if sound == entry.blocks[number]:
-            return found
-    raise damaged(Path(stored).parent, name, wrong_block(entry, number, manifest.grain, sound))
+    @property
+    def grain(self) -> BlockSizes | None:
+        return self.manifest.grain if self.entry.blocks else None
 
+    def pieces(self, pool: Executor) -> Iterator[bytes]:
+        """Yield the file's bytes in order, with a few reads under way; a block with its right hash.
 
-def _hash(block: bytes, manifest: Manifest) -> str:
-    found = BlockHash(manifest.grain)
-    found.update(memoryview(block))
-    return (*found.hashes(), "nothing")[0]
+        Raises CheckpointError.
+        """
+        size = PIECE if self.grain is None else self.grain.block_bytes
+        numbers = iter(range(-(-self.entry.bytes // size)))
+        reads = deque(pool.submit(self._piece, number, size) for number in islice(numbers, _AT_ONCE))
+        while reads:
+            piece = reads.popleft().result()
+            reads.extend(pool.submit(self._piece, number, size) for number in islice(numbers, 1))
+            yield piece
+
+    def check(self, digest: str) -> None:
+        """Raise CheckpointError if a file that has one sha256 has another than ``digest``."""
+        if self.grain is None and digest != self.entry.sha256:
+            raise damaged(
+                Path(self.folder), self.name, f"sha256 {digest[:12]}… instead of {self.entry.sha256[:12]}…"
+            )
+
+    def _piece(self, number: int, size: int) -> bytes:
+        start, end = number * size, min(self.entry.bytes, (number + 1) * size)
+        for _ in range(_LOOKS):  # a proxy on the way may have damaged the first
+            piece = again(lambda: self.store.get_range(f"{self.folder}/{self.name}", start, end))
+            if self.grain is None:
+                return piece
+            digest = hash_of_bytes([memoryview(piece)], self.grain)
+            if digest == self.entry.blocks[number]:
+                return piece
+        difference = wrong_block(self.entry, number, self.manifest.grain, digest)
+        raise damaged(Path(self.folder), self.name, difference)
 
 
 def read_stored_manifest(store: ObjectStore, folder: str) -> tuple[Manifest, bytes]:
@@ -186,6 +171,9 @@ def read_stored_manifest(store: ObjectStore, folder: str) -> tuple[Manifest, byt
     stored = f"{folder}/{MANIFEST}"
     content = again(lambda: store.get(stored))
     if content is None:
-        what = "the checkpoint's manifest is not in the store"
-        raise CheckpointError(codes.OBJECTS_DAMAGED(what, stored, "removed, or never complete"))
+        raise CheckpointError(
+            codes.OBJECTS_DAMAGED(
+                "the checkpoint's manifest is not in the store", stored, "removed, or never complete"
+            )
+        )
     return Manifest.from_bytes(content, stored), content

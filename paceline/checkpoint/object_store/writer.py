@@ -40,11 +40,7 @@ class StoreWriter:
         rule: RetentionRule,
         lease: Lease = Lease(),  # noqa: B008 (frozen)
     ) -> None:
-        self._store = store
-        self._url = url
-        self._run = run
-        self._rule = rule
-        self._lease = lease
+        self._store, self._url, self._run, self._rule, self._lease = store, url, run, rule, lease
         self._claim: Claim | None = None
         self._last = 0  # number of the newest record
         self._checkpoints: tuple[StoredCheckpoint, ...] = ()
@@ -88,9 +84,14 @@ class StoreWriter:
         wanted = {file: entry.bytes for file, entry in manifest.files.items()}
         wrong = [file for file, size in wanted.items() if sizes.get(file) != size]
         if wrong or MANIFEST not in sizes:
-            what = "not every file of the checkpoint has gone up"
-            found = f"{(wrong or [MANIFEST])[0]}: {sizes.get((wrong or [MANIFEST])[0])} bytes there"
-            raise CheckpointError(codes.OBJECTS_DAMAGED(what, f"{self._url}/{folder}", found))
+            problem = "not every file of the checkpoint has gone up"
+            raise CheckpointError(
+                codes.OBJECTS_DAMAGED(
+                    problem,
+                    f"{self._url}/{folder}",
+                    f"{(wrong or [MANIFEST])[0]}: {sizes.get((wrong or [MANIFEST])[0])} bytes there",
+                )
+            )
         added = StoredCheckpoint(name, manifest.step, manifest.sequence, manifest.total_bytes, folder)
         for _ in range(_TRIES):
             self._still_ours()
@@ -120,7 +121,7 @@ class StoreWriter:
                 self._store.delete([f"{folder}/{file}" for file in (*manifest.files, MANIFEST)])
             else:  # without a manifest: what a listing shows
                 self._store.delete(self._store.names(folder))
-            self._dropped = tuple(one for one in self._dropped if one != folder)
+            self._dropped = tuple(dropped for dropped in self._dropped if dropped != folder)
 
     def close(self) -> None:
         """Give the claim back."""
@@ -131,10 +132,10 @@ class StoreWriter:
     def _next(self, added: StoredCheckpoint, best: str | None) -> Commit:
         """Return the record after the last one, with what retention keeps; the new one always stays."""
         assert self._claim is not None
-        before = [one for one in self._checkpoints if one.name != added.name]
-        kept = self._rule.reasons([*(one.name for one in before), added.name], best, None)
-        stays = tuple(one for one in before if one.name in kept)
-        gone = [one.folder for one in self._checkpoints if one not in stays]
+        before = [checkpoint for checkpoint in self._checkpoints if checkpoint.name != added.name]
+        kept = self._rule.reasons([*(checkpoint.name for checkpoint in before), added.name], best, None)
+        stays = tuple(checkpoint for checkpoint in before if checkpoint.name in kept)
+        gone = [checkpoint.folder for checkpoint in self._checkpoints if checkpoint not in stays]
         dropped = tuple(dict.fromkeys((*self._dropped, *gone)))
         return Commit(self._last + 1, self._claim.writer, time.time(), (*stays, added), dropped)
 
@@ -146,37 +147,39 @@ class StoreWriter:
         """Forget that the folders of committed checkpoints were to be removed: a commit that seemed to have
         failed may have acted.
         """
-        named = {one.folder for one in checkpoints}
-        self._failed = {folder: files for folder, files in self._failed.items() if folder not in named}
-        self._dropped = tuple(one for one in self._dropped if one not in named)
+        folders = {checkpoint.folder for checkpoint in checkpoints}
+        self._failed = {folder: files for folder, files in self._failed.items() if folder not in folders}
+        self._dropped = tuple(checkpoint for checkpoint in self._dropped if checkpoint not in folders)
 
     def _learn(self, number: int) -> None:
         """Take over record ``number``, which exists: an earlier try of ours that seemed to have failed, or a
         torn one. Raises CheckpointError ``objects.other_writer``.
         """
         assert self._claim is not None
-        found = read_commit(self._store, number, str(self._url))
-        if found is None:
+        commit = read_commit(self._store, number, str(self._url))
+        if commit is None:
             self._last = number
             return
-        if found.writer != self._claim.writer:
-            raise CheckpointError(self._other_writer(f"{found.object_name} is of another run"))
-        self._take(found)
+        if commit.writer != self._claim.writer:
+            raise CheckpointError(self._other_writer(f"{commit.object_name} is of another run"))
+        self._take(commit)
 
     def _still_ours(self) -> None:
         assert self._claim is not None
         if not self._claim.is_current():
             raise CheckpointError(self._other_writer("a newer claim is there"))
 
-    def _other_writer(self, found: str) -> Diagnostic:
-        return codes.OBJECTS_OTHER_WRITER("training.checkpoint_url", f"{self._url}: {found}")
+    def _other_writer(self, sign: str) -> Diagnostic:
+        return codes.OBJECTS_OTHER_WRITER("training.checkpoint_url", f"{self._url}: {sign}")
 
     def _orphans(self) -> Sequence[str]:
         """Return folders that runs before this one began and never committed, as far as a listing shows."""
         assert self._claim is not None
-        named = {*(one.folder for one in self._checkpoints), *self._dropped}
-        found = {"/".join(name.split("/")[:2]) for name in self._store.names(DATA)}
-        return sorted(one for one in found - named if _claim_of(one) < self._claim.number)
+        known_folders = {*(checkpoint.folder for checkpoint in self._checkpoints), *self._dropped}
+        folders = {"/".join(name.split("/")[:2]) for name in self._store.names(DATA)}
+        return sorted(
+            checkpoint for checkpoint in folders - known_folders if _claim_of(checkpoint) < self._claim.number
+        )
 
 
 def _claim_of(folder: str) -> int:

@@ -15,12 +15,17 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.errors import incomplete
 from paceline.checkpoint.format.durable_files import CrashPoint, never, replace_text
-from paceline.checkpoint.format.folder_layout import VERIFIED, Found, is_step_name, step_of, trash_name
+from paceline.checkpoint.format.folder_layout import (
+    VERIFIED,
+    CheckpointFolder,
+    aside_name,
+    is_step_name,
+    step_of,
+)
 from paceline.checkpoint.format.manifest import MANIFEST, MAX_MANIFEST_BYTES
 from paceline.checkpoint.format.verify_files import open_part
 from paceline.core.diagnostics import Diagnostic, Severity
@@ -50,7 +55,7 @@ class RetentionRule:
 
 
 def prune(
-    complete: Sequence[Found],
+    complete: Sequence[CheckpointFolder],
     rule: RetentionRule,
     protected: Collection[str],
     folder: Path,
@@ -66,20 +71,20 @@ def prune(
         return []
     kept = rule.reasons([f.name for f in complete], None, last_verified(folder))
     removed = []
-    for found in complete:
-        if found.name in kept or found.name in protected or found.path.is_symlink():
+    for checkpoint in complete:
+        if checkpoint.name in kept or checkpoint.name in protected or checkpoint.path.is_symlink():
             continue
         with suppress(FileNotFoundError):  # somebody else has removed it
-            if not is_being_read(found.path):
-                remove(found, crash)
-                removed.append(found.name)
+            if not is_being_read(checkpoint.path):
+                remove(checkpoint, crash)
+                removed.append(checkpoint.name)
     return removed
 
 
-def remove(found: Found, crash: CrashPoint = never) -> None:
+def remove(checkpoint: CheckpointFolder, crash: CrashPoint = never) -> None:
     """Remove a complete checkpoint. Raises OSError."""
-    trash = found.path.with_name(trash_name(found.name, os.urandom(6).hex()))
-    os.rename(found.path, trash)
+    trash = checkpoint.path.with_name(aside_name("trash", checkpoint.name))
+    os.rename(checkpoint.path, trash)
     crash("pruned_aside")
     shutil.rmtree(trash)
 
@@ -106,6 +111,7 @@ def being_read(checkpoint: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise incomplete(checkpoint, f"{MANIFEST} is missing") from None
     try:
+        # The lock goes with the descriptor, also when the process is killed.
         _lock(fd, fcntl.LOCK_SH)
         yield
     finally:
@@ -126,32 +132,24 @@ def _lock(fd: int, kind: int) -> bool:
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except OSError as exc:
+        # NFS without a lock daemon: then nobody can tell, and nothing is held back.
         return exc.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)
     return True
 
 
-class Noted:
-    """A context that turns an OSError into a note: the checkpoint is published, only housekeeping failed."""
-
-    def __init__(self, notes: list[Diagnostic], where: Path) -> None:
-        self._notes = notes
-        self._where = where
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if not isinstance(exc, OSError):
-            return False
-        what = "the checkpoint is published, but a later operation failed"
-        self._notes.append(housekeeping_failed(what, self._where, exc))
-        return True
+@contextmanager
+def noting_errors(notes: list[Diagnostic], where: Path) -> Iterator[None]:
+    """Turn an OSError raised inside into a note: the checkpoint is published, only housekeeping failed."""
+    try:
+        yield
+    except OSError as exc:
+        problem = "the checkpoint is published, but a later operation failed"
+        notes.append(housekeeping_failed(problem, where, exc))
 
 
-def housekeeping_failed(what: str, where: Path, error: OSError) -> Diagnostic:
+def housekeeping_failed(problem: str, where: Path, error: OSError) -> Diagnostic:
     """Return the warning that something beside a sound checkpoint could not be done."""
-    return codes.CHECKPOINT_HOUSEKEEPING(what, str(where), str(error), severity=Severity.WARNING)
+    return codes.CHECKPOINT_HOUSEKEEPING(problem, str(where), str(error), severity=Severity.WARNING)
 
 
 _MOST = 128
@@ -161,8 +159,8 @@ def mark_verified(checkpoint: Path) -> None:
     """Record that all of ``checkpoint`` has been verified, if it stands among a run's. Raises OSError."""
     if not is_step_name(checkpoint.name) or checkpoint.parent.name != "checkpoints":
         return
-    if (found := _mark_of(checkpoint)) is not None:
-        replace_text(checkpoint.parent / VERIFIED, found)
+    if (mark := _mark_of(checkpoint)) is not None:
+        replace_text(checkpoint.parent / VERIFIED, mark)
 
 
 def last_verified(checkpoints: Path) -> str | None:

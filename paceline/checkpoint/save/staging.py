@@ -11,16 +11,15 @@ from typing import TypedDict
 from torch import Tensor
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.format.block_hashes import Grain
+from paceline.checkpoint.format.block_hashes import BlockSizes
 from paceline.checkpoint.format.durable_files import CrashPoint, need_space, sync_folder, write_fresh
 from paceline.checkpoint.format.folder_layout import (
-    Found,
+    CheckpointFolder,
+    aside_name,
     leftover_hints,
     leftovers,
-    replaced_name,
     scan,
     shard_name,
-    staging_name,
 )
 from paceline.checkpoint.format.manifest import (
     HF_FOLDER,
@@ -42,7 +41,6 @@ from paceline.checkpoint.format.tensor_index import (
     encode_place,
 )
 from paceline.checkpoint.save.retention import discard
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json
 from paceline.protocols.shard import Shard
@@ -59,14 +57,14 @@ class Stage:
     final: Path
 
     def fill(
-        self, contents: Contents, rank: int, world_size: int, crash: CrashPoint, grain: Grain
-    ) -> Written:
+        self, contents: Contents, rank: int, world_size: int, crash: CrashPoint, grain: BlockSizes
+    ) -> RankFiles:
         """Write a rank's files; return their entries, and where tensors lie.
 
         Raises OSError and CheckpointError.
         """
         if not self.folder.is_dir():
-            raise CheckpointError(_not_shared(self.folder))
+            raise CheckpointError(codes.CHECKPOINT_NOT_SHARED(str(self.folder)))
         written: dict[str, FileEntry] = {}
         if contents.entries:
             name = shard_name(rank, world_size)
@@ -116,7 +114,7 @@ class Stage:
     @property
     def aside(self) -> Path:
         """Where an older checkpoint of the step is put meanwhile."""
-        return self.final.with_name(replaced_name(self.final.name, self.nonce))
+        return self.final.with_name(aside_name("replaced", self.final.name, self.nonce))
 
     def forget_old(self) -> None:
         """Remove an older checkpoint of the step, once the new name is durable."""
@@ -133,34 +131,29 @@ class Stage:
         discard(self.folder)
 
 
-def open_stage(final: Path, step: int, num_bytes: int, crash: CrashPoint) -> tuple[Stage, list[Found]]:
+def open_stage(
+    final: Path, step: int, num_bytes: int, crash: CrashPoint
+) -> tuple[Stage, list[CheckpointFolder]]:
     """Remove leftovers of interrupted saves, make a folder; return it, and the checkpoints that are there.
 
     For rank 0. The run's lock excludes others. Raises CheckpointError ``checkpoint.disk_full`` if the disk
     has no room for ``num_bytes``.
     """
     folder = final.parent
-    found = scan(folder)
-    for left in leftovers(folder, found):
+    checkpoints = scan(folder)
+    for left in leftovers(folder, checkpoints):
         discard(left)
-    for hint in leftover_hints(folder):
-        hint.unlink(missing_ok=True)
+    for leftover_hint in leftover_hints(folder):
+        leftover_hint.unlink(missing_ok=True)
+    # Before any byte is written: a full disk then leaves no staging folder.
     need_space(folder, num_bytes)
-    newest = max((f.age_key[0] for f in found), default=0)
+    # A sequence, not the step: a resumed run may save a step anew.
+    newest = max((f.age_key[0] for f in checkpoints), default=0)
     nonce = os.urandom(6).hex()
-    name = staging_name(final.name, nonce)
+    name = aside_name("staging", final.name, nonce)
     os.mkdir(folder / name)
     crash("staging_made")
-    return Stage(step, nonce, max(newest, 0) + 1, folder / name, final), found
-
-
-def complete_after(found: Sequence[Found], published: Found) -> list[Found]:
-    """Return the complete checkpoints, oldest first, once ``published`` stands beside those ``found``."""
-    return [*(f for f in found if f.problem is None and f.name != published.name), published]
-
-
-def _not_shared(folder: Path) -> Diagnostic:
-    return codes.CHECKPOINT_NOT_SHARED(str(folder))
+    return Stage(step, nonce, max(newest, 0) + 1, folder / name, final), checkpoints
 
 
 @dataclass(frozen=True)
@@ -203,7 +196,7 @@ def contents_of(
 TensorPlaces = dict[str, tuple[str, int, list[int], list[int], list[int]]]
 
 
-class WrittenFile(TypedDict):
+class PendingFileEntry(TypedDict):
     """A ``FileEntry`` on its way to rank 0."""
 
     bytes: int
@@ -212,12 +205,12 @@ class WrittenFile(TypedDict):
     blocks: list[str]
 
 
-class Written(TypedDict):
+class RankFiles(TypedDict):
     """What one rank wrote: its files, and the tensors of its shard by encoded name: dtype, first byte after
     the header, whole shape, offsets and shape of the block.
     """
 
-    files: dict[str, WrittenFile]
+    files: dict[str, PendingFileEntry]
     tensors: TensorPlaces
 
 
@@ -236,7 +229,7 @@ def entries_of(shards: list[Shard]) -> tuple[list[TensorEntry], dict[str, str]]:
 
 
 def places_of(shards: list[Shard], entries: list[TensorEntry]) -> TensorPlaces:
-    """Return where this rank's tensors lie in its file, as ``Written`` has them."""
+    """Return where this rank's tensors lie in its file, as ``RankFiles`` has them."""
     starts = starts_of(entries)
     return {
         e.name: (*starts[e.name], list(shard.global_shape), list(shard.offsets), list(e.shape))
@@ -244,9 +237,9 @@ def places_of(shards: list[Shard], entries: list[TensorEntry]) -> TensorPlaces:
     }
 
 
-def index_of(written: list[Written], shards: Sequence[str]) -> dict[str, TensorRows]:
+def index_of(written: list[RankFiles], shards: Sequence[str]) -> dict[str, TensorRows]:
     """Return the index of all shards. Raises ValueError."""
-    numbers = {name: at for at, name in enumerate(shards)}
+    numbers = {name: number for number, name in enumerate(shards)}
     tables = []
     for of_rank in written:
         file = next((numbers[name] for name in of_rank["files"] if name in numbers), 0)
@@ -260,7 +253,7 @@ def index_of(written: list[Written], shards: Sequence[str]) -> dict[str, TensorR
 
 
 def manifest_of(
-    step: int, sequence: int, world_size: int, created: float, written: list[Written], grain: Grain
+    step: int, sequence: int, world_size: int, created: float, written: list[RankFiles], grain: BlockSizes
 ) -> Manifest:
     """Return the manifest of what all ranks wrote. Raises ValueError."""
     files = {

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.checkpoint.base_model_files import base_files, together
+from paceline.checkpoint.base_model_files import base_files, join_folders
 from paceline.checkpoint.export.architecture import gives_scores
 from paceline.checkpoint.export.untrained_tensors import STATE_KEY
 from paceline.config.sections.model import ModelSection
@@ -127,7 +127,7 @@ def kept_files(model: ModelSection, tokenizer: Path) -> dict[str, bytes]:
     unchanged = model.tokenizer in (None, model.name_or_path) and not changed
     if folder is not None and unchanged and bool(templates_in(folder)) == bool(templates_in(tokenizer)):
         return kept
-    return together(kept, base_files(tokenizer))
+    return join_folders(kept, base_files(tokenizer))
 
 
 def _generation(hf: HFModel) -> JsonObject:

@@ -67,8 +67,8 @@ def open_resume(
 ) -> ResumePoint:
     """Open the checkpoint to resume from. Collective.
 
-    Tensors are verified as they are read (``CheckpointReader.settle``). ``state_now`` is what this run would
-    save; ``damaged``: checkpoints that were found so; ``nodes``: where the nodes do not share the run
+    Tensors are verified as they are read (``CheckpointReader.verify_reads``). ``state_now`` is what this run
+    would save; ``damaged``: checkpoints that were found so; ``nodes``: where the nodes do not share the run
     directory. Raises CheckpointError or ConfigError, the same on all ranks.
     """
     if not where:

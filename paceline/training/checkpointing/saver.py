@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from paceline.checkpoint.async_checkpointer import SavedBeside, SavesBeside
+from paceline.checkpoint.async_checkpointer import AsyncCheckpointer, AsyncSaveResult
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.format.folder_layout import step_name
 from paceline.checkpoint.object_store.background_upload import Deadline, Uploads
@@ -79,7 +79,7 @@ class RunCheckpointer:
         published: Published,
         *,
         keep_best: bool,
-        beside: SavesBeside | None = None,
+        beside: AsyncCheckpointer | None = None,
         uploads: Uploads | None = None,
         note: Callable[[Diagnostic], None] = lambda diagnostic: None,
     ) -> None:
@@ -131,7 +131,7 @@ class RunCheckpointer:
             with contextlib.suppress(CheckpointError):
                 self._ended(self._beside.end(RESCUE_SECONDS))
 
-    def _ended(self, saved: SavedBeside | None) -> bool:
+    def _ended(self, saved: AsyncSaveResult | None) -> bool:
         assert self._beside is not None
         if saved is None:
             return False

@@ -14,9 +14,9 @@ from paceline.checkpoint.format.verify_files import read_config, read_manifest, 
 from paceline.checkpoint.load.find_checkpoint import (
     AUTO,
     BEFORE_BYTES,
-    at_its_key,
     find_checkpoint,
-    lies_elsewhere,
+    locate_errors,
+    only_missing_files,
 )
 from paceline.checkpoint.load.same_run import same_run
 from paceline.config.registries.object_store_url import is_url, parse_url
@@ -77,10 +77,10 @@ def look_at_checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | 
             return
         manifest, state, saved = read_manifest(path), read_state(path), read_config(path)
     except PacelineError as error:
-        if several and lies_elsewhere(error.diagnostics):
+        if several and only_missing_files(error.diagnostics):
             yield _on_all_nodes(run)
         else:
-            yield from at_its_key(error)
+            yield from locate_errors(error)
         return
     yield _chosen(path, manifest.total_bytes)
     best = as_object(state.get("train")).get("best_step")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.algorithms.algorithm import Algorithm, algorithm_class
 from paceline.algorithms.moe_balance_loss import WithBalanceLoss
-from paceline.checkpoint.async_checkpointer import SavesBeside
+from paceline.checkpoint.async_checkpointer import AsyncCheckpointer
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.export.untrained_tensors import STATE_KEY
 from paceline.checkpoint.load.reader import CheckpointReader
@@ -264,7 +264,7 @@ class RunBuilder:
                     same_base(self.reader.state, adapter_of(handles[role].root), role.value)
                     strategy.import_state(handles[role], self.reader)
                 try:
-                    self.reader.settle()
+                    self.reader.verify_reads()
                     break
                 except CheckpointError as error:
                     if self.former is None:
@@ -327,7 +327,9 @@ class RunBuilder:
             checkpointer,
             published,
             keep_best=t.load_best_model_at_end,
-            beside=SavesBeside(checkpointer, ranks, self.world.device) if self.plan.save_async else None,
+            beside=AsyncCheckpointer(checkpointer, ranks, self.world.device)
+            if self.plan.save_async
+            else None,
             uploads=None if t.checkpoint_url is None else self._uploads(t.checkpoint_url),
             note=hooks.note,
         )

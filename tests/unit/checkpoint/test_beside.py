@@ -13,9 +13,10 @@ import torch
 from checkpoint_samples import FILES, OneRank, on_ranks, sample_shards, whole
 from test_crash_points import Killed, check, kill_at, points
 
-from paceline.checkpoint.async_checkpointer import SavesBeside, SnapshotMemory
+from paceline.checkpoint.async_checkpointer import AsyncCheckpointer, SnapshotMemory
 from paceline.checkpoint.checkpointer import Checkpointer
-from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.protocols.shard import Shard
@@ -23,9 +24,9 @@ from paceline.protocols.shard import Shard
 CPU = torch.device("cpu")
 
 
-def beside(run: RunDir, world: Any = None, keep: int | None = None, **kwargs: Any) -> SavesBeside:
+def beside(run: RunDir, world: Any = None, keep: int | None = None, **kwargs: Any) -> AsyncCheckpointer:
     world = world or OneRank()
-    return SavesBeside(Checkpointer(run, world, keep, **kwargs), world, CPU)
+    return AsyncCheckpointer(Checkpointer(run, world, keep, **kwargs), world, CPU)
 
 
 def odd_shards() -> list[Shard]:
@@ -58,7 +59,7 @@ def test_the_bytes_are_those_of_a_synchronous_save(tmp_path: Path) -> None:
     ended = saves.end()
     assert ended is not None and (ended.step, ended.path) == (3, other.checkpoint(3))
     assert files_of(ended.path) == files_of(there)
-    with open_checkpoint(there) as mine, open_checkpoint(ended.path) as its:
+    with CheckpointReader(there) as mine, CheckpointReader(ended.path) as its:
         assert mine.manifest.files == its.manifest.files and mine.manifest.tensors == its.manifest.tensors
     assert ended.cost.num_bytes == sum(map(len, files_of(there).values()))
 
@@ -75,7 +76,7 @@ def test_what_training_changes_after_the_start_is_not_saved(
     state["train"]["step"] = 99
     at_work.set()
     assert saves.end() is not None and not saves.is_running and saves.end() is None
-    with open_checkpoint(run.checkpoint(1)) as reader:
+    with CheckpointReader(run.checkpoint(1)) as reader:
         assert torch.equal(reader.read("policy", "w", "param"), torch.ones(1000))
         assert reader.state == {"train": {"step": 1}}
 
@@ -141,7 +142,7 @@ def test_without_memory_for_a_snapshot_the_save_is_synchronous_and_says_so(
     assert saves.end() is not None
     (note,) = saves.take_notes()
     assert note.code == "checkpoint.no_snapshot" and saves.take_notes() == []
-    with open_checkpoint(run.checkpoint(1)) as reader:
+    with CheckpointReader(run.checkpoint(1)) as reader:
         assert torch.equal(reader.read("policy", "w", "param"), torch.ones(8))
 
 
@@ -170,7 +171,7 @@ def test_one_scan_a_save(run: RunDir, save: Callable[..., Path], monkeypatch: py
     seen: list[str] = []
     real = folder_layout.examine_folder
 
-    def look(path: Path, name: str) -> folder_layout.Found:
+    def look(path: Path, name: str) -> folder_layout.CheckpointFolder:
         seen.append(name)
         return replace(real(path, name))
 

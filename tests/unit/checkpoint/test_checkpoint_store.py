@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.format import durable_files
-from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, DataError
 from paceline.core.rundir import RunDir
@@ -30,7 +31,7 @@ def names_in(run: RunDir) -> list[str]:
 def test_every_bit_comes_back(run: RunDir, save: Save) -> None:
     path = save(7)
     assert path == run.checkpoint(7)
-    with open_checkpoint(path) as reader:
+    with CheckpointReader(path) as reader:
         assert (reader.step, reader.state, reader.manifest.world_size) == (7, {"train": {"step": 7}}, 1)
         for shard in sample_shards(7):
             back = reader.read(shard.role, shard.name, shard.kind)
@@ -55,7 +56,7 @@ def test_bits_that_arithmetic_would_lose(run: RunDir) -> None:
     ]
     # not contiguous, and a name that needs encoding
     strange.append(whole("é|%/..", torch.ones(2, 2).t()[:, :1]))
-    with open_checkpoint(Checkpointer(run, OneRank()).save(1, strange, {}, {})) as reader:
+    with CheckpointReader(Checkpointer(run, OneRank()).save(1, strange, {}, {})) as reader:
         assert torch.equal(reader.read("policy", "x", "param").view(torch.int32), odd.view(torch.int32))
         for shard in strange[1:]:
             assert torch.equal(reader.read("policy", shard.name, "param"), shard.tensor)
@@ -68,7 +69,7 @@ def test_the_library_reads_our_files(save: Save) -> None:
 
 def test_state_floats_are_exact(run: RunDir) -> None:
     state = {"best": 0.1 + 0.2, "deep": [{"x": 1e-300}], "none": None, "big": 2**63}
-    with open_checkpoint(Checkpointer(run, OneRank()).save(1, [], state, {})) as reader:
+    with CheckpointReader(Checkpointer(run, OneRank()).save(1, [], state, {})) as reader:
         assert reader.state == state
 
 
@@ -103,7 +104,7 @@ def test_two_ranks_write_their_own_blocks_and_any_block_is_read(run: RunDir) -> 
     saver.save(3, sample_shards(3), {}, FILES)
     files = [p for p in run.checkpoint(3).rglob("*") if p.is_file() and p.name != "manifest.json"]
     assert saver.last is not None and saver.last.num_bytes == sum(p.stat().st_size for p in files)
-    with open_checkpoint(run.checkpoint(4)) as reader:
+    with CheckpointReader(run.checkpoint(4)) as reader:
         assert reader.manifest.world_size == 2
         for name in ("w", "c"):
             assert torch.equal(reader.read("policy", name, "param"), whole_w)
@@ -114,7 +115,7 @@ def test_a_tensor_with_a_missing_part_is_refused(run: RunDir) -> None:
     Checkpointer(run, OneRank()).save(
         1, [Shard("policy", "w", "param", (6, 4), (0, 0), torch.ones(3, 4))], {}, {}
     )
-    with open_checkpoint(run.checkpoint(1)) as reader:
+    with CheckpointReader(run.checkpoint(1)) as reader:
         assert torch.equal(reader.read_block("policy", "w", "param", (1, 0), (2, 4)), torch.ones(2, 4))
         with pytest.raises(CheckpointError, match="tensor_incomplete") as caught:
             reader.read("policy", "w", "param")
@@ -122,7 +123,7 @@ def test_a_tensor_with_a_missing_part_is_refused(run: RunDir) -> None:
 
 
 def test_a_tensor_that_was_not_saved_is_named(save: Save) -> None:
-    with open_checkpoint(save(1)) as reader, pytest.raises(CheckpointError, match="no_tensor") as caught:
+    with CheckpointReader(save(1)) as reader, pytest.raises(CheckpointError, match="no_tensor") as caught:
         reader.read("policy", "model.b.bias", "exp_avg")
     assert "kinds stored for it: param" in str(caught.value)
 
@@ -189,7 +190,7 @@ def test_a_step_saved_again_replaces_the_old_one_and_is_newest(run: RunDir, save
     for step in (1, 2, 3):
         save(step)
     path = Checkpointer(run, OneRank()).save(2, [whole("new", torch.ones(1))], {"again": True}, {})
-    with open_checkpoint(path) as reader:
+    with CheckpointReader(path) as reader:
         assert reader.state == {"again": True}
     # step 3 belongs to the branch that was given up
     assert find_checkpoint("latest", run) == run.checkpoint(2)

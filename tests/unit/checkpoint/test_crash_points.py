@@ -10,7 +10,8 @@ import torch
 from checkpoint_samples import FILES, OneRank, sample_shards
 
 from paceline.checkpoint.checkpointer import Checkpointer
-from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.rundir import RunDir
 
 
@@ -42,7 +43,7 @@ def kill_at(number: int) -> Callable[[str], None]:
 def check(run: RunDir, allowed: set[int]) -> int:
     found = find_checkpoint("latest", run)
     assert found is not None
-    with open_checkpoint(found) as reader:
+    with CheckpointReader(found) as reader:
         assert reader.step in allowed and reader.state["step"] == reader.step
         for shard in sample_shards(reader.step):
             assert torch.equal(reader.read(shard.role, shard.name, shard.kind), shard.tensor)

@@ -14,7 +14,7 @@ import torch
 from checkpoint_samples import FILES, OneRank, on_ranks, sample_shards
 from recorded import Crash, Recorder, Tree, crashes, read_tree, write_tree
 
-from paceline.checkpoint.async_checkpointer import SavesBeside
+from paceline.checkpoint.async_checkpointer import AsyncCheckpointer
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.format.verify_files import open_part, read_manifest, verify_open
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint
@@ -76,7 +76,7 @@ def two_ranks(run: RunDir, saved: Callable[[int], None]) -> None:
 
 
 def beside_training(run: RunDir, saved: Callable[[int], None]) -> None:
-    saves = SavesBeside(Checkpointer(run, OneRank(), 1), OneRank(), torch.device("cpu"))
+    saves = AsyncCheckpointer(Checkpointer(run, OneRank(), 1), OneRank(), torch.device("cpu"))
     for step in (1, 2):
         saves.start(step, sample_shards(step), {"step": step}, FILES)
         assert saves.end() is not None

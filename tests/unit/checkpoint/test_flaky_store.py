@@ -20,10 +20,10 @@ from s3_stand_in import s3_stand_in
 from test_objects import tree
 
 from paceline.checkpoint.checkpointer import Checkpointer
-from paceline.checkpoint.format.block_hashes import Grain
+from paceline.checkpoint.format.block_hashes import BlockSizes
 from paceline.checkpoint.object_store.background_upload import Uploads
 from paceline.checkpoint.object_store.commits import read_head
-from paceline.checkpoint.object_store.download import bring_newest
+from paceline.checkpoint.object_store.download import download_newest
 from paceline.checkpoint.object_store.lease import check_store
 from paceline.checkpoint.object_store.obstore_backend import open_store
 from paceline.checkpoint.object_store.writer import StoreWriter
@@ -61,7 +61,7 @@ def soak(
         return Uploads(store, url, OneRank(), writer)
 
     uploads = started()
-    saver, at_once = Checkpointer(run, OneRank(), 2, grain=Grain(4096, 1024)), 0
+    saver, at_once = Checkpointer(run, OneRank(), 2, grain=BlockSizes(4096, 1024)), 0
     for step in range(1, saves + 1):
         path = saver.save(step, sample_shards(step), {"train": {"step": step}}, FILES)
         uploads.published(path)
@@ -75,7 +75,7 @@ def soak(
         newest = head.checkpoints[-1] if head is not None else None
         assert not up or (newest is not None and newest.step == step), f"step {step} was lost"
         if step % 10 == 0 or not up:  # what is committed is whole, whatever has failed
-            there = bring_newest(sound, url, root / f"there{step}")
+            there = download_newest(sound, url, root / f"there{step}")
             assert newest is None or (there is not None and there.path.name == newest.name)
             assert not up or (there is not None and tree(there.path) == tree(path)), f"step {step} is wrong"
         if step % restart == 0:  # the next start claims the URL anew, and lists what the last one left
@@ -85,7 +85,7 @@ def soak(
     head = read_head(sound, "")[1]
     assert head is not None and head.checkpoints[-1].step == saves
     assert len(head.checkpoints) == min(3, saves)
-    there = bring_newest(store, url, root / "over the failing line")
+    there = download_newest(store, url, root / "over the failing line")
     assert there is not None and tree(there.path) == tree(run.checkpoint(saves))
     folders = {"/".join(name.split("/")[:2]) for name in sound.names("data")}
     assert {one.folder for one in head.checkpoints} <= folders and len(folders) <= len(head.checkpoints) + 2

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint.format.block_hashes import BlockHash, Grain
+from paceline.checkpoint.format.block_hashes import BlockHash, BlockSizes
 from paceline.checkpoint.format.manifest import Manifest, digest_of, is_safe_name
 from paceline.checkpoint.format.strict_json import parse_object
-from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 
@@ -61,7 +62,7 @@ def forge(checkpoint: Path, name: str, data: bytes, version: int = 3) -> None:
         for one in manifest["files"]:
             manifest["files"][one] = whole_file((checkpoint / one).read_bytes())
     if manifest["version"] > 1 and name.endswith(".safetensors"):
-        blocks = BlockHash(Grain(leaf_hash=manifest.get("leaf_hash", "sha256")))
+        blocks = BlockHash(BlockSizes(leaf_hash=manifest.get("leaf_hash", "sha256")))
         blocks.update(memoryview(data))
         start = min(max(8 + int.from_bytes(data[:8], "little"), 8), max(8, len(data)))
         manifest["files"][name] = {"bytes": len(data), "data": start, "blocks": list(blocks.hashes())}
@@ -122,11 +123,11 @@ def test_a_pickle_in_any_slot_is_refused(
     else:
         (path / slot).write_bytes(data)
     if forged and slot.startswith("hf/"):  # bytes that we only hand on: never parsed here
-        with open_checkpoint(path) as reader:
+        with CheckpointReader(path) as reader:
             assert reader.side_file(slot[3:]) == data
     else:
         with pytest.raises(CheckpointError):
-            open_checkpoint(path)
+            CheckpointReader(path)
         if not forged:
             with pytest.raises(CheckpointError):
                 find_checkpoint("latest", run)
@@ -142,7 +143,7 @@ def test_a_pickle_beside_our_files_is_refused(save: Save, tmp_path: Path, slot: 
     else:
         (path / slot).write_bytes(pickles(canary)["zip"])
     with pytest.raises(CheckpointError, match="foreign_file"):
-        open_checkpoint(path)
+        CheckpointReader(path)
     assert not canary.exists()
 
 
@@ -162,7 +163,7 @@ def test_metadata_of_torch_that_names_os_system_is_refused(save: Save, tmp_path:
     (path / name).write_bytes(pickle.dumps(Command(canary)))
     assert b"system" in (path / name).read_bytes()
     with pytest.raises(CheckpointError, match="foreign_file") as caught:
-        open_checkpoint(path)
+        CheckpointReader(path)
     assert Path(name).name in str(caught.value) and not canary.exists()
 
 
@@ -174,7 +175,7 @@ def test_a_folder_of_torchs_checkpoint_is_named_and_not_read(run: RunDir, tmp_pa
     with pytest.raises(CheckpointError, match="not_a_checkpoint"):
         find_checkpoint(str(folder), run)
     with pytest.raises(CheckpointError):
-        open_checkpoint(folder)
+        CheckpointReader(folder)
     assert not canary.exists()
 
 
@@ -183,7 +184,7 @@ def test_a_whole_file_that_is_a_pickle_named_safetensors_is_refused(save: Save, 
     for version in (3, 2, 1):
         forge(path, SHARD, pickle.dumps(Command(canary)), version)
         with pytest.raises(CheckpointError) as caught:
-            open_checkpoint(path)
+            CheckpointReader(path)
         assert SHARD in str(caught.value) and not canary.exists()
 
 
@@ -224,7 +225,7 @@ def test_an_index_that_lies_is_refused_before_memory_is_asked_for(
     forge_index(path, INDEXES[kind])
     monkeypatch.setattr(torch, "empty", lambda *a, **k: pytest.fail("allocated"))
     with pytest.raises(CheckpointError, match=r"checkpoint\.(damaged|manifest)"):
-        open_checkpoint(path)
+        CheckpointReader(path)
 
 
 def test_nothing_else_is_tried_when_the_safe_way_fails(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +236,7 @@ def test_nothing_else_is_tried_when_the_safe_way_fails(save: Save, monkeypatch: 
     monkeypatch.setattr(pickle, "loads", lambda *a, **k: called.append("pickle.loads"))
     forge(path, SHARD, b"\x80\x04N.")
     with pytest.raises(CheckpointError):
-        open_checkpoint(path)
+        CheckpointReader(path)
     assert called == []
 
 
@@ -270,7 +271,7 @@ def test_names_that_leave_the_folder_are_refused(save: Save, name: str) -> None:
     manifest["files"][name] = manifest["files"].pop(SHARD)
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="checkpoint.manifest"):
-        open_checkpoint(path)
+        CheckpointReader(path)
 
 
 @pytest.mark.parametrize("slot", [SHARD, "state.json", "manifest.json", "hf/config.json"])
@@ -279,7 +280,7 @@ def test_a_link_is_not_followed_even_to_the_right_bytes(save: Save, tmp_path: Pa
     (path / slot).rename(tmp_path / "outside")
     (path / slot).symlink_to(tmp_path / "outside")
     with pytest.raises(CheckpointError, match="checkpoint.damaged"):
-        open_checkpoint(path)
+        CheckpointReader(path)
 
 
 @pytest.mark.parametrize("slot", [SHARD, "manifest.json"])
@@ -288,7 +289,7 @@ def test_a_pipe_does_not_hang(save: Save, slot: str) -> None:
     (path / slot).unlink()
     os.mkfifo(path / slot)
     with pytest.raises(CheckpointError):
-        open_checkpoint(path)
+        CheckpointReader(path)
 
 
 GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -346,7 +347,7 @@ def test_a_bad_tensor_file_is_refused_before_memory_is_asked_for(
     forge(path, SHARD, HEADERS[kind], version)
     monkeypatch.setattr(torch, "empty", lambda *a, **k: pytest.fail("allocated"))
     with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(path)
+        CheckpointReader(path)
     assert SHARD in str(caught.value)
 
 
@@ -354,7 +355,7 @@ def test_a_good_forged_tensor_file_is_read(save: Save) -> None:
     """The cases above differ from this one in what they name."""
     path = save(1)
     forge(path, SHARD, tensor_file({KEY: GOOD}), version=1)
-    with open_checkpoint(path) as reader:
+    with CheckpointReader(path) as reader:
         assert torch.equal(reader.read("policy", "w", "param"), torch.zeros(2))
 
 
@@ -367,7 +368,7 @@ def test_two_shards_that_disagree_on_a_tensor_are_refused(save: Save) -> None:
         tensor_file({KEY: {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}}),
     )
     with pytest.raises(CheckpointError, match="another shape or dtype"):
-        open_checkpoint(path)
+        CheckpointReader(path)
 
 
 def test_hashes_are_compared_before_anything_is_parsed(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,7 +380,7 @@ def test_hashes_are_compared_before_anything_is_parsed(save: Save, monkeypatch: 
     )
     monkeypatch.setattr("paceline.checkpoint.load.reader.parse_object", lambda *a, **k: pytest.fail("parsed"))
     with pytest.raises(CheckpointError, match="sha256"):
-        open_checkpoint(path)
+        CheckpointReader(path)
 
 
 BASE = {

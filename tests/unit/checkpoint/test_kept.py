@@ -18,7 +18,7 @@ from filelock import FileLock
 
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.commands.average import AveragedReader
-from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.checkpoint.main import main
 from paceline.checkpoint.save.retention import being_read, last_verified, mark_verified
@@ -204,7 +204,7 @@ def test_what_is_being_read_and_what_runs_is_left_alone(
 def means(paths: list[Path], name: str) -> torch.Tensor:
     total = torch.zeros(())
     for path in paths:
-        with open_checkpoint(path) as reader:
+        with CheckpointReader(path) as reader:
             total = total + reader.read("policy", name, "param").double()
     return total / len(paths)
 
@@ -295,12 +295,12 @@ def test_a_link_within_the_checkpoint_is_followed_and_one_that_leads_out_is_not(
     path = save(1)
     (path / SHARD).rename(path / "blob")
     (path / SHARD).symlink_to("blob")
-    open_checkpoint(path).close()
+    CheckpointReader(path).close()
     (path / "blob").rename(tmp_path / "outside")
     (path / SHARD).unlink()
     (path / SHARD).symlink_to(tmp_path / "outside")
     with pytest.raises(CheckpointError, match="leads outside of the checkpoint"):
-        open_checkpoint(path)
+        CheckpointReader(path)
 
 
 def test_a_folder_in_it_that_is_a_link_outside_is_refused(save: Save, tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_a_folder_in_it_that_is_a_link_outside_is_refused(save: Save, tmp_path: 
     (path / "hf").rename(tmp_path / "hf")
     (path / "hf").symlink_to(tmp_path / "hf")
     with pytest.raises(CheckpointError, match="leads outside of the checkpoint"):
-        open_checkpoint(path)
+        CheckpointReader(path)
 
 
 def test_a_snapshot_of_the_hugging_face_cache_is_read_through_its_blobs(save: Save, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_a_snapshot_of_the_hugging_face_cache_is_read_through_its_blobs(save: Sa
     for i, file in enumerate(sorted(p for p in snapshot.rglob("*") if p.is_file())):
         file.rename(blobs / f"{i:064x}")
         file.symlink_to(os.path.relpath(blobs / f"{i:064x}", file.parent))
-    with open_checkpoint(snapshot) as reader:
+    with CheckpointReader(snapshot) as reader:
         assert reader.step == 1 and reader.side_file("config.json") == FILES["config.json"]
     # another repository's blobs are outside
     (snapshot / SHARD).unlink()
@@ -328,7 +328,7 @@ def test_a_snapshot_of_the_hugging_face_cache_is_read_through_its_blobs(save: Sa
     (elsewhere / "x").write_bytes(b"x")
     (snapshot / SHARD).symlink_to(elsewhere / "x")
     with pytest.raises(CheckpointError, match="leads outside"):
-        open_checkpoint(snapshot)
+        CheckpointReader(snapshot)
 
 
 def test_hard_links_are_judged_by_their_bytes(run: RunDir, save: Save, tmp_path: Path) -> None:
@@ -346,11 +346,11 @@ def test_a_sparse_copy_is_whole_and_a_hole_in_the_place_of_bytes_is_not(run: Run
     path = Checkpointer(run, OneRank()).save(1, [whole("w", big)], {}, {})
     shutil.copytree(path, tmp_path / "copy")
     subprocess.run(["cp", "--sparse=always", path / SHARD, tmp_path / "copy" / SHARD], check=True)
-    with open_checkpoint(tmp_path / "copy") as reader:
+    with CheckpointReader(tmp_path / "copy") as reader:
         assert torch.equal(reader.read("policy", "w", "param"), big)
     size = (path / SHARD).stat().st_size
     with open(path / SHARD, "r+b") as file:
         file.truncate(size - 4096)
         file.truncate(size)  # a hole of zeros where ones were
     with pytest.raises(CheckpointError, match=r"checkpoint\.damaged"):
-        open_checkpoint(path)
+        CheckpointReader(path)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint.format.block_hashes import BlockHash, Grain
+from paceline.checkpoint.format.block_hashes import BlockHash, BlockSizes
 from paceline.checkpoint.format.manifest import FileEntry, Manifest
 from paceline.checkpoint.format.tensor_index import (
     BlockRow,
@@ -46,7 +46,7 @@ def made(folder: Path, ranks: int) -> Manifest:
         offsets = json.dumps({"global_shape": [ranks, COLUMNS], "offsets": [rank, 0]}, separators=(",", ":"))
         text = json.dumps({"__metadata__": dict.fromkeys(header, offsets), **header}).encode()
         data = len(text).to_bytes(8, "little") + text + body
-        blocks = BlockHash(Grain())
+        blocks = BlockHash(BlockSizes())
         blocks.update(memoryview(data))
         name = f"shard-{rank:05d}-of-{ranks:05d}.safetensors"
         (folder / name).write_bytes(data)
@@ -81,7 +81,8 @@ class OneOfMany:
 @pytest.fixture
 def few_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    monkeypatch.setattr(reading, "room_for", lambda files: None)  # as where the hard limit is as low
+    # as where the hard limit is as low
+    monkeypatch.setattr(reading, "raise_open_files_limit", lambda files: None)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -96,7 +97,7 @@ def resume(folder: Path, ranks: int) -> tuple[float, int]:
         for i, name in enumerate(NAMES):
             row = reader.read_block("policy", name, "param", (3, 0), (1, COLUMNS))
             assert torch.equal(row, torch.full((1, COLUMNS), 300.0 + i))
-        reader.settle()
+        reader.verify_reads()
         return time.process_time() - begun, reader.num_read
 
 

@@ -17,13 +17,19 @@ import torch
 from checkpoint_samples import FILES, ThreadRank, on_ranks, sample_shards
 
 from paceline.checkpoint.checkpointer import Checkpointer
-from paceline.checkpoint.format.block_hashes import Grain
+from paceline.checkpoint.format.block_hashes import BlockSizes
 from paceline.checkpoint.format.verify_files import read_state
-from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.checkpoint.node_local import file_server, shared_disks
 from paceline.checkpoint.node_local import resume as nodes_resume
-from paceline.checkpoint.node_local.file_server import FileServer, FilesGiven, RefusedError, asked_for, key_of
+from paceline.checkpoint.node_local.file_server import (
+    FileServer,
+    RefusedError,
+    SharedFiles,
+    asked_for,
+    key_of,
+)
 from paceline.checkpoint.node_local.inventory import Survey, parts_in
 from paceline.checkpoint.node_local.resume import NodesResume
 from paceline.checkpoint.node_local.shared_disks import Disks, find_disks
@@ -32,7 +38,7 @@ from paceline.config.registries.object_store_url import parse_url
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 
-SMALL = Grain(128, 64)
+SMALL = BlockSizes(128, 64)
 SECRET = b"the run's secret"
 
 
@@ -92,7 +98,7 @@ class Nodes:
                         wanted = sample_shards(reader.step) if reads(rank.rank) else []
                         got = [reader.read(s.role, s.name, s.kind) for s in wanted]
                         try:
-                            reader.settle()
+                            reader.verify_reads()
                         except CheckpointError as error:
                             damaged[found.path] = error
                             continue
@@ -183,7 +189,7 @@ def test_other_nodes_than_before(order: list[int], nodes: Nodes) -> None:
     nodes.save([1, 2])
     assert [back.step for back in nodes.resume(order)] == [2] * len(order)
     for node in order:
-        with open_checkpoint(nodes.run(node).checkpoint(2)) as reader:  # whole, and every byte verified
+        with CheckpointReader(nodes.run(node).checkpoint(2)) as reader:  # whole, and every byte verified
             assert reader.step == 2
 
 
@@ -313,9 +319,9 @@ def test_bytes_that_change_on_the_way_are_refused(nodes: Nodes, monkeypatch: pyt
     nodes.save([1], 2)
     nodes.resume([0, 1])
     sent: list[str] = []
-    own = FilesGiven._open_file
+    own = SharedFiles._open_file
 
-    def changed(self: FilesGiven, digest: str, name: str) -> Any:
+    def changed(self: SharedFiles, digest: str, name: str) -> Any:
         file, size = own(self, digest, name)
         if name.endswith(".safetensors") and self._ranks.rank == 0:  # the first that is asked
             sent.append(name)
@@ -326,7 +332,7 @@ def test_bytes_that_change_on_the_way_are_refused(nodes: Nodes, monkeypatch: pyt
             file = path.open("rb")
         return file, size
 
-    monkeypatch.setattr(FilesGiven, "_open_file", changed)
+    monkeypatch.setattr(SharedFiles, "_open_file", changed)
     back = nodes.resume([0, 1, 2])
     assert len(sent) == 2 and [one.step for one in back] == [1, 1, 1]
     assert back[2].codes.count("checkpoint.holder_damaged") == 2
@@ -402,7 +408,7 @@ def test_a_save_that_fails_on_one_node_leaves_the_former_on_all(
 def test_one_nodes_folder_says_what_lies_on_the_others_and_copies_merge(nodes: Nodes) -> None:
     nodes.save([1], 3)
     with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(nodes.run(0).checkpoint(1))
+        CheckpointReader(nodes.run(0).checkpoint(1))
     (found,) = caught.value.diagnostics
     assert found.code == "checkpoint.incomplete" and "lie on other nodes" in found.what
     assert found.found == "2 of 6 files are missing: the shards of ranks 1 to 2"

@@ -17,7 +17,7 @@ from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint
 from paceline.checkpoint.object_store.background_upload import Uploads
 from paceline.checkpoint.object_store.commits import COMMITS, Commit, last_number, read_head
-from paceline.checkpoint.object_store.download import bring_named, bring_newest
+from paceline.checkpoint.object_store.download import download_named, download_newest
 from paceline.checkpoint.object_store.interface import ObjectStore, ReadBack, StoreRefused, create_own
 from paceline.checkpoint.object_store.lease import check_store, take_claim, wait_until_free
 from paceline.checkpoint.object_store.writer import StoreWriter
@@ -97,13 +97,13 @@ def test_what_goes_up_comes_down_byte_for_byte(tmp_path: Path) -> None:
     upload_all(store, tmp_path / "a", [1, 2, 3])
     assert [one.name for one in head_of(store).checkpoints] == [f"step-0000000{n}" for n in (1, 2, 3)]
     there = RunDir.at(tmp_path / "b")
-    brought = bring_newest(store, URL, there.checkpoints)
+    brought = download_newest(store, URL, there.checkpoints)
     assert brought is not None and brought.path == there.checkpoint(3)
     assert tree(brought.path) == tree(RunDir.at(tmp_path / "a").checkpoint(3))
     assert find_checkpoint("latest", there) == there.checkpoint(3)
-    assert bring_newest(store, URL, there.checkpoints) is None, "one as new is there"
+    assert download_newest(store, URL, there.checkpoints) is None, "one as new is there"
     save(there, 4)
-    assert bring_newest(store, URL, there.checkpoints) is None, "a newer one is there"
+    assert download_newest(store, URL, there.checkpoints) is None, "a newer one is there"
 
 
 def test_an_older_local_checkpoint_gives_way(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_an_older_local_checkpoint_gives_way(tmp_path: Path) -> None:
     upload_all(store, tmp_path / "a", [1, 2])
     there = RunDir.at(tmp_path / "b")
     save(there, 1)
-    brought = bring_newest(store, URL, there.checkpoints)
+    brought = download_newest(store, URL, there.checkpoints)
     assert brought is not None and brought.path.name == "step-00000002"
     assert find_checkpoint("auto", there) == brought.path
 
@@ -120,12 +120,12 @@ def test_one_is_named_by_its_url(tmp_path: Path) -> None:
     store = MemoryStore()
     upload_all(store, tmp_path / "a", [1, 2])
     one = dataclasses.replace(URL, step="step-00000001")
-    brought = bring_named(store, one, tmp_path / "f")
+    brought = download_named(store, one, tmp_path / "f")
     assert brought.path == tmp_path / "f/step-00000001"
     assert find_checkpoint(str(brought.path), RunDir.at(tmp_path)) == brought.path
-    assert bring_named(store, URL, tmp_path / "f").path.name == "step-00000002"
+    assert download_named(store, URL, tmp_path / "f").path.name == "step-00000002"
     with pytest.raises(CheckpointError, match="available: step-00000001, step-00000002"):
-        bring_named(store, dataclasses.replace(URL, step="step-00000009"), tmp_path / "f")
+        download_named(store, dataclasses.replace(URL, step="step-00000009"), tmp_path / "f")
 
 
 def test_each_rank_uploads_its_own(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_each_rank_uploads_its_own(tmp_path: Path) -> None:
     assert on_ranks(3, work) == [None] * 3
     assert sent[1] == ["shard-00001-of-00003.safetensors"] and sent[2] == ["shard-00002-of-00003.safetensors"]
     assert "manifest.json" in sent[0] and "state.json" in sent[0] and len(sent[0]) == 5
-    assert bring_newest(store, URL, tmp_path / "there") is not None
+    assert download_newest(store, URL, tmp_path / "there") is not None
 
 
 def test_a_rank_that_fails_fails_all_and_commits_nothing(tmp_path: Path) -> None:
@@ -339,13 +339,13 @@ def test_a_damaged_object_is_passed_over_for_the_one_before(tmp_path: Path) -> N
     name = next(n for n in store.objects if "step-00000002" in n and n.endswith(".safetensors"))
     content, when = store.objects[name]
     store.objects[name] = (content[:-1] + bytes([content[-1] ^ 1]), when)
-    brought = bring_newest(store, URL, tmp_path / "b")
+    brought = download_newest(store, URL, tmp_path / "b")
     assert brought is not None and brought.path.name == "step-00000001"
     assert [note.code for note in brought.notes] == ["resume.skipped_incomplete", "objects.fetched"]
     assert [path.name for path in (tmp_path / "b").glob(".staging*")] == []
     del store.objects[next(n for n in store.objects if "step-00000001" in n and n.endswith("state.json"))]
     with pytest.raises((CheckpointError, KeyError)):
-        bring_newest(store, URL, tmp_path / "c")
+        download_newest(store, URL, tmp_path / "c")
 
 
 def test_a_store_that_checks_nothing_is_read_back(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_a_store_that_checks_nothing_is_read_back(tmp_path: Path) -> None:
     store.put_file = flipped  # type: ignore[method-assign]
     of.save(1)
     of.uploads.end()
-    assert wrong and tree(bring_newest(store, URL, tmp_path / "b").path) == tree(of.run.checkpoint(1))  # type: ignore[union-attr]
+    assert wrong and tree(download_newest(store, URL, tmp_path / "b").path) == tree(of.run.checkpoint(1))  # type: ignore[union-attr]
 
 
 def test_a_dead_writers_uploads_are_removed_by_the_next(tmp_path: Path) -> None:
@@ -406,12 +406,12 @@ def test_faults_lose_nothing(tmp_path: Path, seed: int) -> None:
         up = [n for n in of.notes if n.what == f"{path.name} is uploaded to {URL}"]
         checkpoints = head_of(store).checkpoints
         assert bool(up) == bool(checkpoints and checkpoints[-1].name == path.name)
-        assert checkpoints == () or bring_newest(store, URL, tmp_path / f"b{step}") is not None
+        assert checkpoints == () or download_newest(store, URL, tmp_path / f"b{step}") is not None
         store.rate = rate
     store.rate = 0.0
     of.save(11)
     of.uploads.end()
-    brought = bring_newest(store, URL, tmp_path / "end")
+    brought = download_newest(store, URL, tmp_path / "end")
     assert brought is not None and tree(brought.path) == tree(of.run.checkpoint(11))
     assert sum(store.faults.values()) > 10 and len(store.faults) >= 3
 

@@ -10,7 +10,7 @@ from object_stores import URL, MemoryStore, lost
 from test_objects import Run, head_of, impatient, tree, upload_all, wait_until
 
 from paceline.checkpoint.object_store.commits import COMMITS
-from paceline.checkpoint.object_store.download import bring_named
+from paceline.checkpoint.object_store.download import download_named
 
 __all__ = ["impatient"]
 
@@ -44,7 +44,7 @@ def test_a_commit_whose_answer_was_lost_keeps_its_objects(tmp_path: Path) -> Non
     head = head_of(store)
     assert [one.step for one in head.checkpoints] == [1, 2], "the first had been committed after all"
     for one in head.checkpoints:
-        there = bring_named(store, replace(URL, step=one.name), tmp_path / "b").path
+        there = download_named(store, replace(URL, step=one.name), tmp_path / "b").path
         assert tree(there) == tree(of.run.checkpoint(one.step))
 
 

@@ -14,10 +14,11 @@ from paceline.checkpoint import errors
 from paceline.checkpoint import main as verbs
 from paceline.checkpoint.commands import verify
 from paceline.checkpoint.commands.diff import compare
-from paceline.checkpoint.commands.prune import thin
+from paceline.checkpoint.commands.prune import prune_run
 from paceline.checkpoint.format import folder_layout
 from paceline.checkpoint.load import find_checkpoint
 from paceline.checkpoint.load.list_checkpoints import as_table, list_checkpoints
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.checkpoint.main import main
 from paceline.checkpoint.save.retention import RetentionRule, last_verified
 from paceline.core.errors import CheckpointError
@@ -32,8 +33,8 @@ def step(run: Path) -> Path:
 
 def both(run: Path) -> None:
     with (
-        find_checkpoint.open_checkpoint(step(run)) as first,
-        find_checkpoint.open_checkpoint(step(run)) as second,
+        CheckpointReader(step(run)) as first,
+        CheckpointReader(step(run)) as second,
     ):
         compare(first, second)
 
@@ -49,7 +50,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "resume": lambda run: find_checkpoint.find_checkpoint("latest", RunDir.at(run)),
     "last verified": lambda run: last_verified(run / "checkpoints"),
     "main verify": lambda run: main(["verify", str(run)]),
-    "thin": lambda run: thin(run / "checkpoints", RetentionRule(1, None), dry=False),
+    "thin": lambda run: prune_run(run / "checkpoints", RetentionRule(1, None), dry=False),
 }
 
 
@@ -61,7 +62,7 @@ def test_a_checkpoint_pruned_meanwhile_is_not_called_damaged(
     shutil.copytree(folder / "step-00000002", folder / "step-00000001")
     of_both = verify.examine
 
-    def pruned_first(path: Path) -> verify.Examined:
+    def pruned_first(path: Path) -> verify.CheckpointReport:
         shutil.rmtree(folder / "step-00000001", ignore_errors=True)
         return of_both(path)
 

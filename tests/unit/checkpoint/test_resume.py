@@ -7,7 +7,8 @@ import pytest
 from checkpoint_samples import OneRank, sample_shards
 
 from paceline.checkpoint.checkpointer import Checkpointer
-from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint
+from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.checkpoint.load.same_run import same_run
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
@@ -82,7 +83,7 @@ def test_opening_a_damaged_one_is_refused(save: Save, kind: str) -> None:
     path = save(2)
     DAMAGE[kind](path)
     with pytest.raises(CheckpointError):
-        open_checkpoint(path)
+        CheckpointReader(path)
 
 
 @pytest.mark.parametrize("where", ["latest", "auto"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.checkpoint.format.verify_files import open_regular
-from paceline.checkpoint.load.reader import CheckpointReader, room_for
+from paceline.checkpoint.load.reader import CheckpointReader, raise_open_files_limit
 from paceline.core.errors import CheckpointError
 
 
@@ -26,10 +26,10 @@ def few_files() -> Iterator[int]:
 
 def test_the_limit_is_lifted_as_far_as_it_may_be(few_files: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    room_for(1000)
+    raise_open_files_limit(1000)
     now = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert now >= 1000 or now == hard
-    room_for(1)
+    raise_open_files_limit(1)
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == now, "never lowered"
 
 

@@ -14,7 +14,7 @@ import xxhash
 from checkpoint_samples import FILES, ThreadRank, on_ranks
 
 from paceline.checkpoint.checkpointer import Checkpointer
-from paceline.checkpoint.format.block_hashes import BlockHash, Grain, hash_of_block, read_block_hash
+from paceline.checkpoint.format.block_hashes import BlockHash, BlockSizes, hash_of_block, read_block_hash
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.checkpoint.load.shard_files import HashedReads, OpenFiles
@@ -23,7 +23,7 @@ from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.protocols.shard import Shard
 
-GRAIN = Grain(4096, 128)
+GRAIN = BlockSizes(4096, 128)
 ROWS, COLUMNS, TENSORS = 48, 32, 12
 KINDS = ("param", "exp_avg", "exp_avg_sq")
 
@@ -76,7 +76,7 @@ def resumed(path: Path, world_size: int) -> list[Any]:
                     if whole.ndim
                     else reader.read("policy", name, kind)
                 )
-            reader.settle()
+            reader.verify_reads()
         return found
 
     return on_ranks(world_size, work)
@@ -156,7 +156,7 @@ def test_a_byte_that_nobody_wanted_is_verified_too(run: RunDir) -> None:
 
     def work(world: ThreadRank) -> None:
         with CheckpointReader(path, ranks=world) as reader:  # type: ignore[arg-type]
-            reader.settle()
+            reader.verify_reads()
 
     assert all(isinstance(a, CheckpointError) for a in on_ranks(3, work))
 
@@ -206,7 +206,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> 
 @pytest.mark.parametrize("leaf_hash", [hashlib.sha256, xxhash.xxh3_128])
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 255, 256, 257, 1000])
 def test_hashes_are_alike_however_the_bytes_come(tmp_path: Path, size: int, leaf_hash: Any) -> None:
-    grain, data = Grain(256, 64, leaf_hash().name.lower()), os.urandom(size)
+    grain, data = BlockSizes(256, 64, leaf_hash().name.lower()), os.urandom(size)
     leaves = [leaf_hash(data[at : at + 64]).digest() for at in range(0, size, 64)]
     expected = tuple(hash_of_block(leaves[at : at + 4]) for at in range(0, len(leaves), 4))
     for pieces in (1, 7, 64, 100, size):
@@ -224,7 +224,7 @@ def test_any_range_is_read_right_and_known_by_its_leaves(tmp_path: Path, seed: i
     import random
     from types import SimpleNamespace
 
-    draw, grain = random.Random(seed), Grain(256, 64)
+    draw, grain = random.Random(seed), BlockSizes(256, 64)
     size = draw.randrange(100, 2000)
     data = draw.randbytes(size)
     (tmp_path / "f").write_bytes(data)
@@ -261,7 +261,7 @@ def test_replicas_read_a_tensor_on_one_rank(run: RunDir, counted: list[int]) -> 
         with CheckpointReader(path, ranks=world) as reader:  # type: ignore[arg-type]
             once = ReadOnce(reader, world)  # type: ignore[arg-type]
             alike = [torch.equal(once.read("policy", *key), whole) for key, whole in tensors().items()]
-            reader.settle()
+            reader.verify_reads()
         return all(alike)
 
     on_disk = sum(p.stat().st_size for p in path.glob("*.safetensors"))

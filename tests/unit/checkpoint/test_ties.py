@@ -15,7 +15,7 @@ from checkpoint_samples import FILES, OneRank, on_ranks, sample_shards
 
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.format.folder_layout import scan
-from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
@@ -29,7 +29,7 @@ Save = Callable[..., Path]
 def refused(path: Path, run: RunDir) -> str:
     """Neither by its path nor open; the finding."""
     with pytest.raises(CheckpointError) as opened:
-        open_checkpoint(path)
+        CheckpointReader(path)
     with pytest.raises(CheckpointError) as found:
         find_checkpoint(str(path), run)
     assert opened.value.diagnostics[0].code == found.value.diagnostics[0].code
@@ -86,7 +86,7 @@ def test_two_shards_of_a_checkpoint_renamed_into_each_other_are_refused_by_name(
     reader = CheckpointReader(run.checkpoint(2), ranks=OneRank())
     reader.read("policy", "w", "param")
     with reader, pytest.raises(CheckpointError, match="|".join(names)):
-        reader.settle()
+        reader.verify_reads()
 
 
 def blocks(rank: int) -> list[Shard]:
@@ -113,7 +113,7 @@ def test_a_flip_of_any_byte_of_the_small_files_is_seen(run: RunDir, save: Save, 
             whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :]
         )
         with pytest.raises(CheckpointError):
-            open_checkpoint(path).close()
+            CheckpointReader(path).close()
     for length in range(0, len(whole), 7):
         (path / name).write_bytes(whole[:length])
         with pytest.raises(CheckpointError):
@@ -150,7 +150,7 @@ def test_a_link_to_a_checkpoint_on_another_disk_is_used_and_said(
     assert find_checkpoint("latest", run, notes) == run.checkpoint(2)
     assert [n.code for n in notes] == ["resume.chosen"] and str(tmp_path / "away") in notes[0].what
     assert count_checkpoints(run) == (2, 0)
-    with open_checkpoint(run.checkpoint(2)) as reader:
+    with CheckpointReader(run.checkpoint(2)) as reader:
         assert reader.step == 2
 
 

@@ -14,7 +14,7 @@ import xxhash
 from checkpoint_samples import sample_shards
 
 from paceline.checkpoint.format.manifest import digest_of
-from paceline.checkpoint.load.find_checkpoint import find_checkpoint, open_checkpoint
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
@@ -40,7 +40,7 @@ def digest_of_tensors(reader: CheckpointReader) -> str:
 def test_a_checkpoint_of_version_1_is_read_bit_for_bit() -> None:
     path = find_checkpoint("latest", RunDir.at(VERSION_1))
     assert path is not None
-    with open_checkpoint(path) as reader:
+    with CheckpointReader(path) as reader:
         assert reader.manifest.tensors is None and (reader.step, reader.manifest.world_size) == (2, 2)
         assert len(list(reader.names())) == 80 and digest_of_tensors(reader) == READ_THEN
         assert json.loads(reader.side_file("config.json"))["model_type"] == "llama"
@@ -49,7 +49,7 @@ def test_a_checkpoint_of_version_1_is_read_bit_for_bit() -> None:
 def test_a_checkpoint_of_version_2_is_read_bit_for_bit() -> None:
     path = find_checkpoint("latest", RunDir.at(VERSION_2))
     assert path is not None
-    with open_checkpoint(path) as reader:
+    with CheckpointReader(path) as reader:
         assert (reader.manifest.version, reader.manifest.grain.leaf_hash) == (2, "sha256")
         assert len(list(reader.names())) == 4 and digest_of_tensors(reader) == READ_OF_2
 
@@ -71,7 +71,7 @@ def test_damage_of_a_former_version_is_named(tmp_path: Path, version: Path, file
     data[-2] ^= 1
     (path / file).write_bytes(data)
     with pytest.raises(CheckpointError, match=r"checkpoint\.damaged") as caught:
-        open_checkpoint(path)
+        CheckpointReader(path)
     assert file in str(caught.value)
 
 

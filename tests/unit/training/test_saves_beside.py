@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.async_checkpointer import SavedBeside
-from paceline.checkpoint.checkpointer import Saved
+from paceline.checkpoint.async_checkpointer import AsyncSaveResult
+from paceline.checkpoint.checkpointer import SaveCost
 from paceline.core.errors import CheckpointError
 from paceline.runlog import events
 from paceline.training.checkpointing.saver import RunCheckpointer
@@ -39,14 +39,14 @@ class Beside:
         self.step, self.is_working = step, True
         self.seen.append(f"start {step}")
 
-    def end(self, timeout: float | None = None) -> SavedBeside | None:
+    def end(self, timeout: float | None = None) -> AsyncSaveResult | None:
         assert self.step is not None
         step, self.step, self.is_working = self.step, None, False
         self.seen.append(f"end {step}")
         error = self.outcomes.pop(0) if self.outcomes else None
         if error is not None:
             raise error
-        return SavedBeside(step, mock.sentinel.path, Saved(2.0, 100), 0.25)
+        return AsyncSaveResult(step, mock.sentinel.path, SaveCost(2.0, 100), 0.25)
 
     def take_notes(self) -> list[Any]:
         return []

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.checkpointer import Saved
+from paceline.checkpoint.checkpointer import SaveCost
 from paceline.checkpoint.object_store.background_upload import Deadline
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
@@ -43,7 +43,7 @@ def saves(uploads: Uploads, heard: list[Diagnostic], *, keep_best: bool = False)
     world = SimpleNamespace(strategy=SimpleNamespace(world=SimpleNamespace(any=bool)))
     parts = SimpleNamespace(state=SimpleNamespace(best_step=3), runner=world)
     contents: Any = SimpleNamespace(parts=parts, state=dict, shards=lambda step: [], files={})
-    checkpointer = mock.Mock(last=Saved(1.0, 10))
+    checkpointer = mock.Mock(last=SaveCost(1.0, 10))
     checkpointer.save.side_effect = lambda step, *_: Path(f"/run/checkpoints/step-{step:08d}")
     return RunCheckpointer(
         contents,

@@ -58,8 +58,8 @@ class PickleMachine:
             raise Refused(
                 f"the pickle ends at byte {len(self._data)}, within an instruction of {count} bytes"
             )
-        found, self._at = self._data[self._at : end], end
-        return found
+        taken, self._at = self._data[self._at : end], end
+        return taken
 
     def _number(self, size: int) -> int:
         return int.from_bytes(self._take(size), "little")
@@ -87,16 +87,16 @@ class PickleMachine:
         if not self._marks:
             raise Refused(f"no mark is on the stack at byte {self._at}")
         mark = self._marks.pop()
-        found, self._stack[mark:] = self._stack[mark:], []
-        return found
+        values, self._stack[mark:] = self._stack[mark:], []
+        return values
 
-    def _remember(self, at: int) -> None:
-        self._memo[at] = self._top()
+    def _remember(self, key: int) -> None:
+        self._memo[key] = self._top()
 
-    def _recall(self, at: int) -> None:
-        if at not in self._memo:
-            raise Refused(f"the memo has no value {at}")
-        self._push(self._memo[at])
+    def _recall(self, key: int) -> None:
+        if key not in self._memo:
+            raise Refused(f"the memo has no value {key}")
+        self._push(self._memo[key])
 
     # Instructions with more than one line.
 
@@ -165,8 +165,7 @@ class PickleMachine:
         self._push(int.from_bytes(self._take(count), "little", signed=True))
 
     def tuple_of(self, count: int) -> None:
-        found = [self._pop() for _ in range(count)]
-        self._push(tuple(reversed(found)))
+        self._push(tuple(reversed([self._pop() for _ in range(count)])))
 
     def pop_any(self) -> None:
         """POP drops a value, or a mark that is on top."""
@@ -179,8 +178,8 @@ class PickleMachine:
         self._marks.append(len(self._stack))
 
     def double(self) -> float:
-        (found,) = struct.unpack(">d", self._take(8))
-        return float(found)
+        (number,) = struct.unpack(">d", self._take(8))
+        return float(number)
 
 
 def _pairs_of(value: Value) -> list[tuple[Value, Value]]:

@@ -61,17 +61,16 @@ def _landlock() -> None:
         raise OSError("no Landlock")
 
 
-def _must_fail(what: str, attempt: Callable[[], None]) -> None:
+def _must_fail(breach: str, attempt: Callable[[], None]) -> None:
     with contextlib.suppress(OSError):
         attempt()
-        raise RuntimeError(what)
+        raise RuntimeError(breach)
 
 
 def main() -> int:
     """Answer until the input ends."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    walls = shut_in()
-    _write({"walls": walls})
+    _write({"walls": shut_in()})
     while header := source.read(LENGTH):
         size = int.from_bytes(header, "little")
         if size > MAX_BYTES:

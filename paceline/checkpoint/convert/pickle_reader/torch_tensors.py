@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -27,8 +28,8 @@ from paceline.checkpoint.convert.pickle_reader.values import (
     PickledName,
     Refused,
     Value,
+    as_integer,
     as_shape,
-    as_whole,
 )
 from paceline.checkpoint.format.safetensors_file import DTYPES
 from paceline.checkpoint.format.verify_files import open_regular
@@ -36,8 +37,22 @@ from paceline.core.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class TensorInFile:
-    """A tensor in an archive: ``offset`` and ``stride`` count elements of its storage ``key``."""
+class LazyTensor:
+    """A tensor of known dtype and shape; ``load`` reads it. Raises CheckpointError."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    load: Callable[[], Tensor]
+
+    @staticmethod
+    def number(value: float) -> LazyTensor:
+        """Return a number as an optimizer's ``step`` is kept: a float32 scalar."""
+        return LazyTensor(torch.float32, (), lambda: torch.tensor(value, dtype=torch.float32))
+
+
+@dataclass(frozen=True)
+class _View:
+    """A view of an archive's storage ``key``: ``offset`` and ``stride`` count elements of it."""
 
     archive: TorchArchive
     dtype: torch.dtype
@@ -45,14 +60,16 @@ class TensorInFile:
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    where: str
 
-    def load(self) -> Tensor:
-        """Return the tensor; its pages are read from the file as they are touched. Raises Refused."""
-        data = self.archive.read(f"data/{self.key}")
+    def __call__(self) -> Tensor:
+        """Return the tensor; its pages are read from the file as they are touched. Raises CheckpointError."""
+        with refused_by_name(self.where):
+            data = self.archive.read(f"data/{self.key}")
         if not prod(self.shape):
             return torch.empty(self.shape, dtype=self.dtype)
         flat = torch.frombuffer(data, dtype=torch.uint8)
-        if flat.data_ptr() % self.dtype.itemsize:
+        if flat.data_ptr() % self.dtype.itemsize:  # torch views no unaligned memory
             flat = flat.clone()
         return flat.view(self.dtype).as_strided(self.shape, self.stride, self.offset)
 
@@ -67,7 +84,7 @@ class TorchFile:
             self.archive = TorchArchive(view)
             self.content: Value = pickles.read(self.archive.read("data.pkl"))
 
-    def tensor(self, value: Value) -> TensorInFile | None:
+    def tensor(self, value: Value) -> LazyTensor | None:
         """Return the tensor that ``value`` stands for, None if it stands for none. Raises CheckpointError."""
         if not isinstance(value, PickledCall):
             return None
@@ -83,29 +100,43 @@ class TorchFile:
         with refused_by_name(self.where):
             return self._stored(value)
 
-    def _stored(self, value: PickledCall) -> TensorInFile:
+    def number(self, value: Value) -> float | None:
+        """Return a number, or that of a tensor of one element; None for anything else."""
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        tensor = self.tensor(value)
+        return None if tensor is None or prod(tensor.shape) != 1 else float(tensor.load())
+
+    def _stored(self, value: PickledCall) -> LazyTensor:
         if len(value.args) < 4:
             raise Refused("a tensor without its shape")
         storage, offset, shape, stride = value.args[:4]
-        named = storage.value if isinstance(storage, PickledId) else None
-        if not isinstance(named, tuple) or len(named) != 5 or not isinstance(named[2], str):
+        record = storage.value if isinstance(storage, PickledId) else None
+        if not isinstance(record, tuple) or len(record) != 5 or not isinstance(record[2], str):
             raise Refused("a tensor without its storage")
-        kind = named[1].name if isinstance(named[1], PickledName) else ""
+        kind = record[1].name if isinstance(record[1], PickledName) else ""
         if kind not in STORAGES:
             raise Refused(f"a storage of the kind {kind!r}")
-        dtype, numel = DTYPES[STORAGES[kind]], as_whole(named[4])
-        found = TensorInFile(
-            self.archive, dtype, named[2], as_whole(offset), as_shape(shape), as_shape(stride)
+        numel = as_integer(record[4])
+        view = _View(
+            self.archive,
+            DTYPES[STORAGES[kind]],
+            record[2],
+            as_integer(offset),
+            as_shape(shape),
+            as_shape(stride),
+            self.where,
         )
-        if numel * dtype.itemsize != self.archive.size(f"data/{found.key}"):
-            raise Refused(f"the storage {found.key} of {numel} elements has another size in the file")
-        if len(found.shape) != len(found.stride):
-            raise Refused(f"a tensor of shape {found.shape} with strides {found.stride}")
-        last = found.offset + sum((n - 1) * s for n, s in zip(found.shape, found.stride, strict=True))
-        count = prod(found.shape)
+        if numel * view.dtype.itemsize != self.archive.size(f"data/{view.key}"):
+            raise Refused(f"the storage {view.key} of {numel} elements has another size in the file")
+        if len(view.shape) != len(view.stride):
+            raise Refused(f"a tensor of shape {view.shape} with strides {view.stride}")
+        # The last element is checked here: as_strided would read whatever lies behind the storage.
+        last = view.offset + sum((n - 1) * s for n, s in zip(view.shape, view.stride, strict=True))
+        count = prod(view.shape)
         if count > numel or (count > 0 and last >= numel):
-            raise Refused(f"a tensor of shape {found.shape} in a storage of {numel} elements")
-        return found
+            raise Refused(f"a tensor of shape {view.shape} in a storage of {numel} elements")
+        return LazyTensor(view.dtype, view.shape, view)
 
 
 class MappedFiles:
@@ -129,16 +160,23 @@ class MappedFiles:
     def view(self, path: Path) -> memoryview:
         """Return the bytes of a file. Raises CheckpointError."""
         if path not in self._views:
-            try:
-                with open_regular(path) as file:
-                    size = file.seek(0, 2)
-                    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else bytearray(8)
-            except FileNotFoundError:
-                raise CheckpointError(
-                    codes.CONVERT_INCOMPLETE("a file of the checkpoint is missing", str(path))
-                ) from None
+            with open_source(path) as file:
+                size = file.seek(0, 2)
+                # Copy-on-write: torch.frombuffer wants writable memory; an empty file cannot be mapped.
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else bytearray(8)
             self._views[path] = memoryview(mapped)
         return self._views[path]
+
+
+def open_source(path: Path) -> BinaryIO:
+    """Open a file of a foreign checkpoint. Raises CheckpointError, also if it is missing."""
+    try:
+        return open_regular(path)
+    except FileNotFoundError:
+        problem = "a file of the checkpoint is missing"
+        raise CheckpointError(
+            codes.CONVERT_INCOMPLETE(problem, str(path), "", "copy the whole folder")
+        ) from None
 
 
 @contextmanager
@@ -150,6 +188,6 @@ def refused_by_name(where: str) -> Iterator[None]:
         raise refused(where, str(exc)) from None
 
 
-def refused(where: str, found: str) -> CheckpointError:
+def refused(where: str, reason: str) -> CheckpointError:
     """Return the error of a file that is not read."""
-    return CheckpointError(codes.CONVERT_REFUSED(where, found))
+    return CheckpointError(codes.CONVERT_REFUSED(where, reason))

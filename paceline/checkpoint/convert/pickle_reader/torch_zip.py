@@ -16,6 +16,7 @@ MAX_RECORDS = 1_000_000
 _END, _END64, _LOCATOR64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _CENTRAL, _LOCAL = b"PK\x01\x02", b"PK\x03\x04"
 _END_BYTES, _LONGEST_COMMENT = 22, 0xFFFF
+# Fields that say that the true number stands in the record of 64 bits
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 
 
@@ -35,7 +36,12 @@ class TorchArchive:
     def __init__(self, view: memoryview) -> None:
         """Raises Refused."""
         if bytes(view[:4]) != _LOCAL:
-            raise Refused(_what_else(view))
+            if bytes(view[:1]) == b"\x80":  # a pickle's first instruction: its protocol
+                raise Refused(
+                    "a bare pickle, or torch's format before 1.6: load it where it was written, and save it"
+                    " anew"
+                )
+            raise Refused(f"no zip of torch.save: it begins with {bytes(view[:8])!r}")
         self._view = view
         self._checked: set[str] = set()
         records = _records(view)
@@ -54,12 +60,12 @@ class TorchArchive:
         record = self._records.get(name)
         if record is None:
             raise Refused(f"the archive has no record {name[:100]!r}")
-        found = self._view[record.start : record.start + record.size]
+        content = self._view[record.start : record.start + record.size]
         if name not in self._checked:
-            if zlib.crc32(found) != record.crc:
+            if zlib.crc32(content) != record.crc:
                 raise Refused(f"the sum of {name!r} differs: the file is damaged")
             self._checked.add(name)
-        return found
+        return content
 
     def size(self, name: str) -> int:
         """Return the bytes of a record. Raises Refused."""
@@ -69,13 +75,6 @@ class TorchArchive:
         return record.size
 
 
-def _what_else(view: memoryview) -> str:
-    head = bytes(view[:2])
-    if head[:1] == b"\x80":
-        return "a bare pickle, or torch's format before 1.6: load it where it was written, and save it anew"
-    return f"no zip of torch.save: it begins with {bytes(view[:8])!r}"
-
-
 def _records(view: memoryview) -> dict[str, ZipRecord]:
     """Return the records by their full names."""
     count, first, size = _directory(view)
@@ -83,51 +82,53 @@ def _records(view: memoryview) -> dict[str, ZipRecord]:
         raise Refused(f"an archive of {count} records; at most {MAX_RECORDS} are read")
     if count * 46 > size or first + size > len(view):
         raise Refused(f"a directory of {count} records in {size} bytes at byte {first} of {len(view)}")
-    found: dict[str, ZipRecord] = {}
-    at = first
+    records: dict[str, ZipRecord] = {}
+    position = first
     for _ in range(count):
-        if at + 46 > first + size or bytes(view[at : at + 4]) != _CENTRAL:
-            raise Refused(f"no entry of the directory at byte {at}")
-        record, at = _entry(view, at, first)
-        if record.name in found:
+        if position + 46 > first + size or bytes(view[position : position + 4]) != _CENTRAL:
+            raise Refused(f"no entry of the directory at byte {position}")
+        record, position = _entry(view, position, first)
+        if record.name in records:
             raise Refused(f"two records {record.name!r}")
-        found[record.name] = record
+        records[record.name] = record
     end = 0
-    for record in sorted(found.values(), key=lambda one: (one.start, one.size)):
+    for record in sorted(records.values(), key=lambda entry: (entry.start, entry.size)):
         if record.start < end:
             raise Refused(f"the record {record.name!r} lies over another")
         end = record.start + record.size
-    return found
+    return records
 
 
 def _directory(view: memoryview) -> tuple[int, int, int]:
     """Return number of records, first byte and size of the directory."""
     low = max(0, len(view) - _END_BYTES - _LONGEST_COMMENT)
-    at = low + bytes(view[low:]).rfind(_END)
-    if at < low or at + _END_BYTES > len(view):
+    position = low + bytes(view[low:]).rfind(_END)
+    if position < low or position + _END_BYTES > len(view):
         raise Refused("a zip that is cut off: it has no end record")
-    disk, other, _, count, size, first = struct.unpack("<HHHHII", view[at + 4 : at + 20])
+    disk, other, _, count, size, first = struct.unpack("<HHHHII", view[position + 4 : position + 20])
     if disk or other:
         raise Refused("a zip of several volumes")
     if _FULL16 not in (count,) and _FULL32 not in (size, first):
         return count, first, size
-    if at < 20 or bytes(view[at - 20 : at - 16]) != _LOCATOR64:
+    if position < 20 or bytes(view[position - 20 : position - 16]) != _LOCATOR64:
         raise Refused("a zip of 64 bits without its locator")
-    (at,) = struct.unpack("<Q", view[at - 12 : at - 4])
-    if at + 56 > len(view) or bytes(view[at : at + 4]) != _END64:
+    (position,) = struct.unpack("<Q", view[position - 12 : position - 4])
+    if position + 56 > len(view) or bytes(view[position : position + 4]) != _END64:
         raise Refused("a zip of 64 bits without its end record")
-    count, size, first = struct.unpack("<QQQ", view[at + 32 : at + 56])
+    count, size, first = struct.unpack("<QQQ", view[position + 32 : position + 56])
     return count, first, size
 
 
-def _entry(view: memoryview, at: int, limit: int) -> tuple[ZipRecord, int]:
-    """Return the record that the directory's entry at ``at`` tells of, and where the next entry begins."""
-    flags, method = struct.unpack("<HH", view[at + 8 : at + 12])
-    crc, packed, size, name_long, extra_long, comment_long = struct.unpack("<IIIHHH", view[at + 16 : at + 34])
-    (local,) = struct.unpack("<I", view[at + 42 : at + 46])
-    raw = bytes(view[at + 46 : at + 46 + name_long])
+def _entry(view: memoryview, position: int, limit: int) -> tuple[ZipRecord, int]:
+    """Return the record of the directory's entry at ``position``, and where the next entry begins."""
+    flags, method = struct.unpack("<HH", view[position + 8 : position + 12])
+    crc, packed, size, name_long, extra_long, comment_long = struct.unpack(
+        "<IIIHHH", view[position + 16 : position + 34]
+    )
+    (local,) = struct.unpack("<I", view[position + 42 : position + 46])
+    raw = bytes(view[position + 46 : position + 46 + name_long])
     name = _safe(raw)
-    extra = view[at + 46 + name_long : at + 46 + name_long + extra_long]
+    extra = view[position + 46 + name_long : position + 46 + name_long + extra_long]
     size, packed, local = _wide(extra, (size, packed, local), name)
     if method or flags & 1 or packed != size:
         raise Refused(f"the record {name!r} is compressed or encrypted, which torch's are not")
@@ -139,26 +140,26 @@ def _entry(view: memoryview, at: int, limit: int) -> tuple[ZipRecord, int]:
     start = local + 30 + again + more
     if start + size > limit:
         raise Refused(f"the record {name!r} of {size} bytes leads out of the file")
-    return ZipRecord(name, start, size, crc), at + 46 + name_long + extra_long + comment_long
+    return ZipRecord(name, start, size, crc), position + 46 + name_long + extra_long + comment_long
 
 
-def _wide(extra: memoryview, given: tuple[int, int, int], name: str) -> tuple[int, int, int]:
+def _wide(extra: memoryview, stored: tuple[int, int, int], name: str) -> tuple[int, int, int]:
     """Return sizes and place, of 64 bits where they are said so."""
-    found = list(given)
-    at = 0
-    while at + 4 <= len(extra):
-        kind, long = struct.unpack("<HH", extra[at : at + 4])
-        body = extra[at + 4 : at + 4 + long]
+    sizes = list(stored)
+    position = 0
+    while position + 4 <= len(extra):
+        kind, long = struct.unpack("<HH", extra[position : position + 4])
+        body = extra[position + 4 : position + 4 + long]
         if kind == 1:
             inner = 0
             for which in range(3):
-                if given[which] == _FULL32:
+                if stored[which] == _FULL32:
                     if inner + 8 > len(body):
                         raise Refused(f"the record {name!r} lacks its size of 64 bits")
-                    (found[which],) = struct.unpack("<Q", body[inner : inner + 8])
+                    (sizes[which],) = struct.unpack("<Q", body[inner : inner + 8])
                     inner += 8
-        at += 4 + long
-    return found[0], found[1], found[2]
+        position += 4 + long
+    return sizes[0], sizes[1], sizes[2]
 
 
 def _safe(raw: bytes) -> str:

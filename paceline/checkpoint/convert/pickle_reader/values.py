@@ -82,7 +82,7 @@ def as_list(value: Value) -> list[Value]:
     return list(value) if isinstance(value, (list, tuple)) else []
 
 
-def as_whole(value: Value, most: int = 1 << 53) -> int:
+def as_integer(value: Value, most: int = 1 << 53) -> int:
     """Return a whole number from 0 up to ``most``. Raises Refused."""
     if type(value) is int and 0 <= value <= most:
         return value
@@ -94,7 +94,7 @@ def as_shape(value: Value) -> tuple[int, ...]:
     sizes = as_list(value)
     if len(sizes) > 16:
         raise Refused(f"a shape of {len(sizes)} dimensions")
-    return tuple(as_whole(n) for n in sizes)
+    return tuple(as_integer(n) for n in sizes)
 
 
 MAX_VALUES = 10_000_000
@@ -125,9 +125,9 @@ class ValueEncoder:
         if isinstance(value, bytes):
             return {"b": value.hex()}
         if isinstance(value, list):
-            return {"l": [self.encode(one, below) for one in value]}
+            return {"l": [self.encode(item, below) for item in value]}
         if isinstance(value, tuple):
-            return {"t": [self.encode(one, below) for one in value]}
+            return {"t": [self.encode(item, below) for item in value]}
         if isinstance(value, PickledDict):
             return {"d": [[self.encode(k, below), self.encode(v, below)] for k, v in value.pairs]}
         if isinstance(value, PickledName):
@@ -136,7 +136,7 @@ class ValueEncoder:
             return {"p": self.encode(value.value, below)}
         return {
             "c": value.name,
-            "a": [self.encode(one, below) for one in value.args],
+            "a": [self.encode(item, below) for item in value.args],
             "s": self.encode(value.state, below),
             "d": None if value.items is None else self.encode(value.items, below),
         }
@@ -157,14 +157,14 @@ def decode(coded: Json) -> Value:
         state = decode(coded.get("s"))
         if items is not None and not isinstance(items, PickledDict):
             raise Refused("an answer of another form")
-        return PickledCall(str(inner), tuple(decode(one) for one in _listed(args)), state, items)
+        return PickledCall(str(inner), tuple(decode(item) for item in _listed(args)), state, items)
     if word == "d":
         pairs = [_listed(pair) for pair in _listed(inner)]
         return PickledDict([(decode(pair[0]), decode(pair[1])) for pair in pairs])
     if word == "l":
-        return [decode(one) for one in _listed(inner)]
+        return [decode(item) for item in _listed(inner)]
     if word == "t":
-        return tuple(decode(one) for one in _listed(inner))
+        return tuple(decode(item) for item in _listed(inner))
     if word == "p":
         return PickledId(decode(inner))
     try:
@@ -190,7 +190,7 @@ def _listed(value: Json) -> list[Json]:
 def parse_answer(line: bytes) -> Json:
     """Return the parsed JSON of an answer. Raises Refused."""
     try:
-        found: Json = json.loads(line)
+        answer: Json = json.loads(line)
     except (ValueError, RecursionError) as exc:
         raise Refused(f"the child's answer is not JSON: {exc}"[:200]) from None
-    return found
+    return answer

@@ -98,13 +98,15 @@ def stored(
         if suffix not in ("weight", "bias"):
             stem, dot, suffix = name, "", ""
         # Some are named as in the class without a head: without its first part.
-        found = name_of(stem) or name_of(stem.partition(".")[2])
-        if found is None:
+        module = name_of(stem) or name_of(stem.partition(".")[2])
+        if module is None:
             return source
-        whole = found + dot + suffix
-        groups.setdefault(whole, {})[int(expert[1]) if expert else len(groups.get(whole, ()))] = source
+        gguf_name = module + dot + suffix
+        groups.setdefault(gguf_name, {})[int(expert[1]) if expert else len(groups.get(gguf_name, ()))] = (
+            source
+        )
         if expert:
-            stacked.add(whole)
+            stacked.add(gguf_name)
     return [
         Stored(
             name,

@@ -109,7 +109,7 @@ def _split(pre: JsonObject) -> str | None:
     if kinds != ["Split", "ByteLevel"] or last.get("use_regex", True) or last.get("add_prefix_space"):
         return None
     regex = as_object(listed[0].get("pattern")).get("Regex")
-    return next((name for name, known in known_splits().items() if known == regex), None)
+    return next((name for name, pattern in known_splits().items() if pattern == regex), None)
 
 
 def known_splits() -> dict[str, str]:
@@ -131,13 +131,13 @@ def add_tokenizer(writer: Writer, tokenizer: JsonObject, config: JsonObject, fol
     writer.add_token_merges([str(merge) for merge in merges])
     if template := tokenizer["template"]:
         writer.add_chat_template(str(template))
-    own = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    source = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if tokenizer["model"] == "llama":
         writer.add_token_scores(_scores([str(t) for t in tokens], [str(m) for m in merges]))
-        writer.add_add_space_prefix(own.convert_ids_to_tokens(_ids(own, "a")[:1])[0][:1] == "\u2581")
-        if own.unk_token_id is not None:
-            writer.add_unk_token_id(own.unk_token_id)
-    first, last = _around(own)
+        writer.add_add_space_prefix(source.convert_ids_to_tokens(_ids(source, "a")[:1])[0][:1] == "\u2581")
+        if source.unk_token_id is not None:
+            writer.add_unk_token_id(source.unk_token_id)
+    first, last = _around(source)
     writer.add_add_bos_token(first)
     writer.add_add_eos_token(last)
     for own_first, name, add in (
@@ -146,7 +146,7 @@ def add_tokenizer(writer: Writer, tokenizer: JsonObject, config: JsonObject, fol
         (False, "pad_token_id", writer.add_pad_token_id),
     ):
         # What frames texts is the tokenizer's; else the config's says what ends an answer.
-        from_config, from_tokenizer = config.get(name), getattr(own, name)
+        from_config, from_tokenizer = config.get(name), getattr(source, name)
         if isinstance(from_config, list):
             from_config = from_config[0] if from_config else None
         value = from_tokenizer if own_first or from_config is None else from_config
@@ -167,8 +167,8 @@ def _scores(tokens: Sequence[str], merges: Sequence[str]) -> list[float]:
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = False) -> list[int]:
-    found: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
-    return found
+    ids: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
+    return ids
 
 
 def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:
@@ -183,24 +183,26 @@ def compare_tokenizer(folder: Path, aside: Path, file: str) -> None:
     """Read the tokenizer back by Transformers; ids and chat template are the folder's, or CheckpointError."""
     from transformers import AutoTokenizer
 
-    own = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    source = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     read = AutoTokenizer.from_pretrained(aside, gguf_file=file, trust_remote_code=False)
     # Added tokens in a text, one by one and beside words.
-    texts = [*TEXTS, *(f"word {token} word{token}" for token in own.get_added_vocab())]
+    texts = [*TEXTS, *(f"word {token} word{token}" for token in source.get_added_vocab())]
     for text in texts:
         for special in (False, True):
-            wanted, found = _ids(own, text, special), _ids(read, text, special)
-            if wanted != found:
+            wanted, ids = _ids(source, text, special), _ids(read, text, special)
+            if wanted != ids:
                 raise CheckpointError(
                     _refused(
                         "Transformers reads this tokenizer back from GGUF as another",
                         folder / "tokenizer.json",
-                        f"{text[:60]!r}: {wanted[:12]} would be {found[:12]}",
+                        f"{text[:60]!r}: {wanted[:12]} would be {ids[:12]}",
                     )
                 )
-    if (own.chat_template or None) != (read.chat_template or None):
+    if (source.chat_template or None) != (read.chat_template or None):
         raise CheckpointError(_refused("the chat template differs", folder, str(read.chat_template)[:100]))
 
 
-def _refused(message: str, where: Path, found: str) -> Diagnostic:
-    return codes.EXPORT_GGUF(message, str(where), found, "leave --gguf out: the Hugging Face folder holds it")
+def _refused(message: str, where: Path, evidence: str) -> Diagnostic:
+    return codes.EXPORT_GGUF(
+        message, str(where), evidence, "leave --gguf out: the Hugging Face folder holds it"
+    )

@@ -64,11 +64,23 @@ def check_gguf(config: JsonObject, *, is_adapter: bool) -> None:
             )
         ) from None
     if is_adapter:
-        hint = "add --merge: GGUF holds a complete model"
-        raise ConfigError(codes.EXPORT_GGUF("the run has trained an adapter", "--gguf", "an adapter", hint))
+        raise ConfigError(
+            codes.EXPORT_GGUF(
+                "the run has trained an adapter",
+                "--gguf",
+                "an adapter",
+                "add --merge: GGUF holds a complete model",
+            )
+        )
     if gives_scores(config):
-        hint = "leave --gguf out: GGUF is written for language models"
-        raise ConfigError(codes.EXPORT_GGUF("the model gives scores", "--gguf", "a head of scores", hint))
+        raise ConfigError(
+            codes.EXPORT_GGUF(
+                "the model gives scores",
+                "--gguf",
+                "a head of scores",
+                "leave --gguf out: GGUF is written for language models",
+            )
+        )
     family = str(config.get("model_type"))
     if family not in FAMILIES:
         reason = family_of(family).not_gguf or "no reader of Transformers' was found to read it back as it is"
@@ -126,17 +138,17 @@ def _write(
         torch.float16: GGMLQuantizationType.F16,
         torch.bfloat16: GGMLQuantizationType.BF16,
     }
-    for one in tensors:
-        shape = one.made(weights.empty, config).shape
-        kind = one.kind(len(shape), dtype)
+    for tensor_info in tensors:
+        shape = tensor_info.made(weights.empty, config).shape
+        kind = tensor_info.kind(len(shape), dtype)
         size = shape.numel() * kind.itemsize
-        writer.add_tensor_info(one.name, shape, np.dtype(np.float32), size, raw_dtype=kinds[kind])
+        writer.add_tensor_info(tensor_info.name, shape, np.dtype(np.float32), size, raw_dtype=kinds[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for one in tensors:
-        tensor = one.made(weights.__getitem__, config)
-        tensor = tensor.to(one.kind(tensor.ndim, dtype)).contiguous()
+    for tensor_info in tensors:
+        tensor = tensor_info.made(weights.__getitem__, config)
+        tensor = tensor.to(tensor_info.kind(tensor.ndim, dtype)).contiguous()
         is_bf16 = tensor.dtype == torch.bfloat16
         writer.write_tensor_data(tensor.view(torch.int16).numpy() if is_bf16 else tensor.numpy())
     writer.close()
@@ -159,27 +171,27 @@ def _compare(
     with without_progress(), redirect_stderr(io.StringIO()):
         read = AutoConfig.from_pretrained(path.parent, gguf_file=FILE, trust_remote_code=False).to_dict()
         if wrong := [key for key in sorted(set(wanted) - UNREAD) if not _same(wanted[key], read.get(key))]:
-            found = ", ".join(f"{key}: {wanted[key]} would be read as {read.get(key)}" for key in wrong)
-            raise CheckpointError(_differs("GGUF cannot hold this model's config", folder, found))
+            differences = ", ".join(f"{key}: {wanted[key]} would be read as {read.get(key)}" for key in wrong)
+            raise CheckpointError(_differs("GGUF cannot hold this model's config", folder, differences))
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 path.parent, gguf_file=FILE, dtype=torch.float32, trust_remote_code=False
             )
         except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            found = f"{type(error).__name__}: {error}"[:300]
+            differences = f"{type(error).__name__}: {error}"[:300]
             raise CheckpointError(
-                _differs("Transformers cannot load the file again", folder, found)
+                _differs("Transformers cannot load the file again", folder, differences)
             ) from error
         compare_tokenizer(folder, path.parent, FILE)
     with torch.device("meta"):
         skeleton = type(model)(model.config)  # the one that was read forgets how experts are released
     entries = [TensorEntry(n, t.dtype, tuple(t.shape), t.clone) for n, t in model.state_dict().items()]
     state = {entry.name: entry for entry in hub_entries(skeleton, entries)}
-    for one in tensors:
-        kind = one.kind(one.made(weights.empty, config).ndim, dtype)
-        for name in one.sources:
+    for stored_tensor in tensors:
+        kind = stored_tensor.kind(stored_tensor.made(weights.empty, config).ndim, dtype)
+        for name in stored_tensor.sources:
             expected = weights[name].to(kind).float()
-            if name not in state or not _equal(state[name].load(), expected, one.exact):
+            if name not in state or not _equal(state[name].load(), expected, stored_tensor.exact):
                 raise CheckpointError(_differs("a tensor read back from GGUF differs", folder, name))
 
 
@@ -202,7 +214,7 @@ def _same(a: Json, b: Json) -> bool:
     return a == b
 
 
-def _differs(message: str, folder: Path, found: str) -> Diagnostic:
+def _differs(message: str, folder: Path, evidence: str) -> Diagnostic:
     return codes.EXPORT_GGUF(
-        message, str(folder), found, "leave --gguf out: the Hugging Face folder holds all of it"
+        message, str(folder), evidence, "leave --gguf out: the Hugging Face folder holds all of it"
     )
