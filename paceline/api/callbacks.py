@@ -13,7 +13,7 @@ from paceline.api import codes
 from paceline.api.arguments import Part, as_json, bad_argument
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import Json
-from paceline.runlog.callback import METHODS, asks_to_stop, deliver, has_methods, read_only
+from paceline.runlog.callback import METHODS, deliver, has_methods, read_only, requests_stop
 from paceline.runlog.eventlog import EventTail
 from paceline.runlog.events import Event
 
@@ -33,7 +33,7 @@ class LocalCallback:
     def __call__(self, event: Event) -> None:
         if type(event) in METHODS:
             deliver(self._callback, read_only(event))
-            if asks_to_stop(self._callback):
+            if requests_stop(self._callback):
                 self._wants_stop.set()
 
 

@@ -123,11 +123,11 @@ def _all_ranks(source: ConfigSource, hearing: Listeners, quiet: bool) -> Run:
     return _ended(ready.run_dir, code, None, hearing.problems())
 
 
-def start_ranks(ready: CheckedRun, quiet: bool, asks_to_stop: Callable[[], bool]) -> int:
+def start_ranks(ready: CheckedRun, quiet: bool, requests_stop: Callable[[], bool]) -> int:
     if not quiet:
-        return ready.start(asks_to_stop=asks_to_stop)
+        return ready.start(requests_stop=requests_stop)
     with open(os.devnull, "wb") as nowhere:
-        return ready.start(report=lambda text: None, output=nowhere.fileno(), asks_to_stop=asks_to_stop)
+        return ready.start(report=lambda text: None, output=nowhere.fileno(), requests_stop=requests_stop)
 
 
 def _one_rank(source: ConfigSource, nproc: int | None, hearing: Listeners, quiet: bool) -> Run:
@@ -150,7 +150,7 @@ def _one_rank(source: ConfigSource, nproc: int | None, hearing: Listeners, quiet
         output = open_until_the_end.enter_context(open(os.devnull, "wb")).fileno() if quiet else None
         arguments = outside_arguments(file, source.settings(), LaunchOptions())
         code, finding = run_beneath(
-            arguments, os.environ, output=output, asks_to_stop=hearing.wants_stop.is_set
+            arguments, os.environ, output=output, requests_stop=hearing.wants_stop.is_set
         )
     return _ended(run_dir, code, finding, hearing.problems())
 

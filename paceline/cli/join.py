@@ -96,7 +96,7 @@ def refuse_many_processes(command: str) -> None:
         launcher = started_by(os.environ)
         says = f"{launcher} has started this command {size} times, but each would start its own processes"
         remedy = f"run {command} by itself, or in one task ({_one_task(launcher)})"
-        raise _said_once(codes.LAUNCH_MANY_TIMES(says, command, f"{size} processes", remedy))
+        raise _print_once(codes.LAUNCH_MANY_TIMES(says, command, f"{size} processes", remedy))
 
 
 def drives_a_node(options: LaunchOptions) -> bool:
@@ -123,12 +123,12 @@ def refuse_own_processes(options: LaunchOptions, size: int) -> None:
     )
     one_a_node = f"{_one_task(launcher)} and --nnodes"
     remedy = f"leave out {' and '.join(requested)}; or use one launcher per node: {one_a_node}"
-    raise _said_once(
+    raise _print_once(
         codes.LAUNCH_MANY_TIMES(says, next(iter(requested)), ", ".join(requested.values()), remedy)
     )
 
 
-def _said_once(finding: Diagnostic) -> BaseException:
+def _print_once(finding: Diagnostic) -> BaseException:
     """Return ``finding`` as an error on rank 0, and a silent exit with the same code on the others.
 
     The others wait a little before they exit, since a launcher kills all processes once one has exited.

@@ -115,13 +115,13 @@ def dispatch(arguments: Sequence[str]) -> int:
             if isinstance(cause, KeyboardInterrupt):
                 raise cause from None
             if verb in OF_A_CONFIG and (option := getattr(cause, "option_name", "")):
-                _say_how_keys_are_set(option, rest)
+                _explain_keys(option, rest)
             cause = cause.__cause__ or cause.__context__
         raise
     return int(ExitCode.OK)
 
 
-def _say_how_keys_are_set(option: str, arguments: Sequence[str]) -> None:
+def _explain_keys(option: str, arguments: Sequence[str]) -> None:
     """Tell who wrote a key of the config as an option, as Transformers' programs take them, how it is set."""
     from paceline.config.keys.valid_keys import known_names
     from paceline.config.schema import SECTIONS

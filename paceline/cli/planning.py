@@ -131,9 +131,9 @@ def plan(
     Starts nothing; only --simulate needs torch.
     """
     if ledger:
-        from paceline.launch.prediction_ledger import told_ledger
+        from paceline.launch.prediction_ledger import ledger_entry
 
-        typer.echo(told_ledger(as_json), nl=as_json)
+        typer.echo(ledger_entry(as_json), nl=as_json)
         return
     forecast: Forecast | None
     simulated: SimulationResult | None = None

@@ -140,12 +140,12 @@ def demo_further(recipe: AlgorithmDemo, options: argparse.Namespace, console: Co
         f"{recipe.words} {count} steps on {options.nproc} processes.\n", highlight=False, soft_wrap=True
     )
     seconds = dict(start.seconds)
-    questions = start.material.held_out if recipe.asks_questions else None
+    questions = start.material.held_out if recipe.has_questions else None
     _train_and_answer(options, console, run, yaml, seconds, questions)
     numbers, file = recipe.measure(run), root / "numbers.json"
     write_numbers(file, recipe.algorithm, numbers, seconds)
     console.print()
-    if recipe.asks_questions:
+    if recipe.has_questions:
         show_answers(console, read_answers(run), [question.kind for question in start.material.questions])
     console.print(table_of(numbers))
     console.print(times(seconds), highlight=False)

@@ -80,7 +80,7 @@ class AlgorithmDemo:
     settings        further lines of the section training
     measure         the numbers of the finished run
     pairs           whether it learns from pairs, as many as its steps take, so that every pair is used once
-    asks_questions  whether every checkpoint answers the held-out questions before that
+    has_questions  whether every checkpoint answers the held-out questions before that
     """
 
     algorithm: str
@@ -92,7 +92,7 @@ class AlgorithmDemo:
     settings: str
     measure: Callable[[RunDir], list[Number]]
     pairs: bool = False
-    asks_questions: bool = True
+    has_questions: bool = True
 
     def lay(self, root: Path, start: HalfWay, seed: int) -> None:
         """Write the data that the YAML reads, below the demo's folder; questions are the SFT demo's."""
@@ -203,7 +203,7 @@ RECIPES: Mapping[str, AlgorithmDemo] = {
 {_EVALUATIONS}""",
             _reward_numbers,
             pairs=True,
-            asks_questions=False,
+            has_questions=False,
         ),
         AlgorithmDemo(
             "grpo",

@@ -68,7 +68,7 @@ def expected_here(plan: Plan) -> str:
     return (
         f"expected here: {expected[0] * memory / measured_runs.GIB:.1f} GiB per process,"
         f" {expected[1] / time:,.0f} tokens/s (an estimate corrected by"
-        f" {min(len(runs), measured_runs.LEARNT_FROM)} runs: paceline plan --ledger)\n"
+        f" {min(len(runs), measured_runs.NEWEST_RUNS)} runs: paceline plan --ledger)\n"
     )
 
 
@@ -105,7 +105,7 @@ def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
         return
 
 
-def told_ledger(as_json: bool) -> str:
+def ledger_entry(as_json: bool) -> str:
     """Return the output of ``paceline plan --ledger``."""
     path = ledger_path()
     entries = measured_runs.read(path) if path else []

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from paceline.config.sections.training_scale import LaunchSection
     from paceline.plan.plan import Plan
 
-_TELL_SECONDS = 90.0  # torch is imported, then rendezvous.HOST_SECONDS
+_NOTICE_SECONDS = 90.0  # torch is imported, then rendezvous.HOST_SECONDS
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,11 @@ class CheckedRun:
         environ: Mapping[str, str] | None = None,
         report: Callable[[str], None] = report_to_stderr,
         output: int | None = None,
-        asks_to_stop: Callable[[], bool] = lambda: False,
+        requests_stop: Callable[[], bool] = lambda: False,
     ) -> int:
         """Start this node's ranks, wait for them, record the run; return the exit code.
 
-        ``environ``: variables for the ranks beside this process's; ``output``, ``asks_to_stop``: as in
+        ``environ``: variables for the ranks beside this process's; ``output``, ``requests_stop``: as in
         ``supervisor.run``.
         """
         from paceline.launch.prediction_ledger import record
@@ -133,7 +133,7 @@ class CheckedRun:
                 report=report,
                 run_dir=self.run_dir,
                 output=output,
-                asks_to_stop=asks_to_stop,
+                requests_stop=requests_stop,
             )
         if code == 0 and self.leads:
             record(self.plan)
@@ -221,7 +221,7 @@ def reported_to_other_nodes(launch: LaunchSection) -> Iterator[None]:
                     env={**os.environ, **import_path(os.environ), **rank_environment(cluster, 0)},
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    timeout=_TELL_SECONDS,
+                    timeout=_NOTICE_SECONDS,
                     check=False,
                 )
         raise
@@ -257,11 +257,11 @@ def launch(
     report: Callable[[str], None] = report_to_stderr,
     run_dir: RunDir | None = None,
     output: int | None = None,
-    asks_to_stop: Callable[[], bool] = lambda: False,
+    requests_stop: Callable[[], bool] = lambda: False,
 ) -> int:
     """Start ``worker`` (see ``process_spec.worker_argv``) on this node and wait; return the exit code.
 
-    ``run_dir``: where the ranks' exits are recorded; ``output``, ``asks_to_stop``: as in ``supervisor.run``.
+    ``run_dir``: where the ranks' exits are recorded; ``output``, ``requests_stop``: as in ``supervisor.run``.
     Raises ConfigError before anything is started.
     """
     check_cluster(cluster)
@@ -288,5 +288,5 @@ def launch(
             report=report,
             record=record,
             output=output,
-            asks_to_stop=asks_to_stop,
+            requests_stop=requests_stop,
         )

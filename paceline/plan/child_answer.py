@@ -26,7 +26,7 @@ class ChildAnswer:
     late: bool = False
 
 
-def ask_child(module: str, environ: Mapping[str, str], seconds: float, request: str = "") -> ChildAnswer:
+def child_reply(module: str, environ: Mapping[str, str], seconds: float, request: str = "") -> ChildAnswer:
     """Return the answer of ``python -m module`` to ``request``, in at most ``seconds``."""
     path = os.pathsep.join(filter(None, (str(ROOT), environ.get("PYTHONPATH", ""))))
     try:

@@ -155,7 +155,7 @@ class DeepSpeedOptions(EngineOptions):
         return self.zero_stage > 0
 
 
-_TOLD_BY: Mapping[str, type[EngineOptions]] = {
+_REPORTED_BY: Mapping[str, type[EngineOptions]] = {
     "zero_stage": DeepSpeedOptions,
     "schedule": PipelineOptions,
     "sharding": FsdpOptions,
@@ -165,7 +165,7 @@ _TOLD_BY: Mapping[str, type[EngineOptions]] = {
 
 def options_from_json(data: Mapping[str, Json]) -> EngineOptions:
     """Inverse of ``EngineOptions.to_json``; the class is recognized by a key that only it has."""
-    kind = next((kind for key, kind in _TOLD_BY.items() if key in data), None)
+    kind = next((kind for key, kind in _REPORTED_BY.items() if key in data), None)
     if kind is None:
         return OwnOptions(dict(data)) if data else EngineOptions()
     return from_json(kind, data)

@@ -34,7 +34,7 @@ def deliver(callback: Any, event: Event) -> None:
         callback(event)
 
 
-def asks_to_stop(callback: Any) -> bool:
+def requests_stop(callback: Any) -> bool:
     """Whether ``callback.should_stop`` is set; it may be a method, too."""
     wish = getattr(callback, "should_stop", False)
     return bool(wish() if callable(wish) else wish)

@@ -18,7 +18,7 @@ _OF_DEVICES = {"transformers.integrations.hub_kernels": ("is falling back to its
 _PACKS = "bitsandbytes"  # importing it logs about kernels for 4-bit weights in every process
 
 _QUANTIZER = "transformers.quantizers.quantizer_torchao"
-_ASKED, _FLATTEN = "is_torchao_available", "flatten_tensor_state_dict"
+_AVAILABILITY, _FLATTEN = "is_torchao_available", "flatten_tensor_state_dict"
 _PACKED = "torchao.prototype.safetensors.safetensors_support"
 
 
@@ -50,11 +50,11 @@ def import_without_torchao() -> None:
     if _QUANTIZER in sys.modules or "torchao" in sys.modules:
         return
     utils = vars(import_module("transformers.utils"))
-    is_available = utils[_ASKED]
-    utils[_ASKED] = lambda: False
+    is_available = utils[_AVAILABILITY]
+    utils[_AVAILABILITY] = lambda: False
     try:
         quantizer = vars(import_module(_QUANTIZER))
     finally:
-        utils[_ASKED] = is_available
-    quantizer[_ASKED] = is_available
+        utils[_AVAILABILITY] = is_available
+    quantizer[_AVAILABILITY] = is_available
     quantizer[_FLATTEN] = lambda state: getattr(import_module(_PACKED), _FLATTEN)(state)

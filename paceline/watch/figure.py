@@ -157,7 +157,7 @@ def title(ax: Any, title: str) -> None:
     ax.set_title(title, loc="left", fontsize=11, color=INK, fontweight="bold")
 
 
-def say_if_empty(ax: Any, has_content: bool, words: str) -> None:
+def label_if_empty(ax: Any, has_content: bool, words: str) -> None:
     """Write ``words`` into a panel without content."""
     if not has_content:
         ax.set_yticks([])

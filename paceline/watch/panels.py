@@ -21,12 +21,12 @@ from paceline.watch.figure import (
     QUIET,
     RED,
     dots,
+    label_if_empty,
     of_evaluations,
     of_steps,
     percents,
     raw_and_mean,
     running_mean,
-    say_if_empty,
     title,
 )
 
@@ -104,7 +104,7 @@ def likelihoods(ax: Any, history: History) -> None:
     title(ax, "Log-probability of an answer")
     for name, colour in (("chosen", GREEN), ("rejected", RED)):
         raw_and_mean(ax, of_steps(history, f"logps/{name}"), colour, name)
-    say_if_empty(ax, bool(ax.lines), "not reported")
+    label_if_empty(ax, bool(ax.lines), "not reported")
 
 
 def rewards(ax: Any, history: History) -> None:
@@ -135,4 +135,4 @@ def phases(ax: Any, history: History) -> None:
         colours = [_PHASES[name] for name in shown]
         ax.stackplot(steps, *shown.values(), labels=[*shown], colors=colours, alpha=0.75, linewidth=0)
         ax.set_ylim(0, 1.5 * max(map(sum, zip(*shown.values(), strict=True))))  # room for the legend
-    say_if_empty(ax, bool(steps), "not measured")
+    label_if_empty(ax, bool(steps), "not measured")

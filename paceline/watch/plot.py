@@ -30,13 +30,13 @@ from paceline.watch.figure import (
     Curve,
     dots,
     frame,
+    label_if_empty,
     new_figure,
     of_evaluations,
     percents,
     plain_text,
     raw_and_mean,
     running_mean,
-    say_if_empty,
     share_limits,
     title,
     write_png,
@@ -135,7 +135,7 @@ def _loss(ax: Any, history: History) -> None:
         ax.set_ylim(bottom=0)
     if history.restarts:  # ``frame`` draws them
         ax.plot([], [], ":", color=RED, linewidth=0.9, label="resumed")
-    say_if_empty(ax, bool(values or lost), "no step yet")
+    label_if_empty(ax, bool(values or lost), "no step yet")
 
 
 def _accuracy(ax: Any, history: History) -> None:
@@ -170,7 +170,7 @@ def _accuracy(ax: Any, history: History) -> None:
         dots(ax, answered, GREEN, f"answers correct {answered.y[-1]:.1%}", **style)
     ax.set_ylim(*share_limits([*shares, *answered.y]))
     percents(ax.yaxis)
-    say_if_empty(ax, bool(names or answered or ranked), "not evaluated")
+    label_if_empty(ax, bool(names or answered or ranked), "not evaluated")
 
 
 def _throughput(ax: Any, history: History) -> None:
@@ -186,7 +186,7 @@ def _throughput(ax: Any, history: History) -> None:
     if used and (parts := utilisation(used[len(used) // 2])):
         ax.set_title("median " + " ".join(parts[0]), loc="right", fontsize=9, color=QUIET)
     ax.yaxis.set_major_formatter("{x:,.0f}")
-    say_if_empty(ax, bool(curve), "no step yet")
+    label_if_empty(ax, bool(curve), "no step yet")
 
 
 def _memory(ax: Any, history: History) -> None:
@@ -199,7 +199,7 @@ def _memory(ax: Any, history: History) -> None:
         end = (curve.x[-1], curve.y[-1])
         ax.annotate(f"{end[1]:.2f} GiB", end, fontsize=9, color=PURPLE, fontweight="bold", **offset)
         ax.set_ylim(0, 1.2 * max(curve.y))
-    say_if_empty(ax, bool(curve), "not measured")
+    label_if_empty(ax, bool(curve), "not measured")
 
 
 @program

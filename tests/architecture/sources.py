@@ -124,3 +124,32 @@ def sources() -> tuple[Source, ...]:
             )
         )
     return tuple(found)
+
+
+@cache
+def modules() -> dict[str, Source]:
+    """Every file by its dotted name."""
+    return {
+        source.path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): source
+        for source in sources()
+    }
+
+
+@cache
+def imports_by_file(*, for_types: bool = False) -> dict[str, set[str]]:
+    """Dotted name of a file -> files of the package that it imports, in functions too; for types if asked."""
+    return {
+        name: {
+            imported
+            for module, _, typing_only in source.imports()
+            if (for_types or not typing_only) and (imported := _file_of(module)) not in ("", name)
+        }
+        for name, source in modules().items()
+    }
+
+
+def _file_of(imported: str) -> str:
+    """The file that ``package.module.name`` is read from, or an empty text for another package's."""
+    while imported and imported not in modules():
+        imported = imported.rpartition(".")[0]
+    return imported

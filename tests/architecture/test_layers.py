@@ -5,10 +5,21 @@ from __future__ import annotations
 import ast
 import graphlib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
+import doors
 import pytest
-from sources import ABOVE_THE_TORCH_LINE, ROOMS, ROOT, WITHOUT_TORCH_ROOMS, Source, dotted, sources
+from sources import (
+    ABOVE_THE_TORCH_LINE,
+    ROOMS,
+    ROOT,
+    WITHOUT_TORCH_ROOMS,
+    Source,
+    dotted,
+    imports_by_file,
+    modules,
+    sources,
+)
 
 TORCH_LIBRARIES = (
     "torch",
@@ -63,31 +74,65 @@ def test_a_room_imports_only_rooms_before_it() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def _circles(graph: Mapping[str, Collection[str]]) -> list[set[str]]:
+    """Sets of nodes that reach each other, the largest first."""
+    reach = {node: {node} for node in graph}
+    changed = True
+    while changed:
+        changed = False
+        for node, successors in graph.items():
+            size = len(reach[node])
+            reach[node].update(*(reach.get(successor, set()) for successor in successors))
+            changed |= len(reach[node]) > size
+    groups = {frozenset(other for other in reach[node] if node in reach[other]) for node in graph}
+    return sorted((set(group) for group in groups if len(group) > 1), key=len, reverse=True)
+
+
 def test_no_files_import_each_other_in_a_circle() -> None:
     """Imports inside functions count, those for type checking alone do not."""
-    modules = {
-        source.path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): source
-        for source in sources()
-    }
-    graph = {
-        name: {
-            found
-            for module, _, typing_only in source.imports()
-            if not typing_only and (found := _module(module, modules)) and found != name
-        }
-        for name, source in modules.items()
-    }
     try:
-        list(graphlib.TopologicalSorter(graph).static_order())
+        list(graphlib.TopologicalSorter(imports_by_file(for_types=False)).static_order())
     except graphlib.CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def _module(imported: str, modules: Collection[str]) -> str:
-    """The file that ``package.module.name`` is read from, or an empty text for another package's."""
-    while imported and imported not in modules:
-        imported = imported.rpartition(".")[0]
-    return imported
+def test_few_files_need_each_other_for_types() -> None:
+    """At most ten files of a group can be read only together; there was one of 128."""
+    groups = _circles(imports_by_file(for_types=True))
+    assert [sorted(group) for group in groups if len(group) > 10] == []
+
+
+#: Folders that import each other in a circle, a parent and its child too. Lower it when it falls.
+FOLDERS_IN_CIRCLES = 71
+
+
+def test_folders_import_each_other_less_and_less() -> None:
+    modules_by_name = modules()
+    folders: dict[str, set[str]] = {}
+    for name, imports in imports_by_file(for_types=False).items():
+        folder = modules_by_name[name].path.rpartition("/")[0]
+        folders.setdefault(folder, set()).update(modules_by_name[m].path.rpartition("/")[0] for m in imports)
+    circles = _circles(folders)
+    for circle in circles:
+        print(len(circle), *sorted(circle))
+    assert sum(map(len, circles)) <= FOLDERS_IN_CIRCLES
+
+
+def test_a_room_is_entered_by_its_doors() -> None:
+    """A module that another room imports is a door of its room: ``python tests/architecture/doors.py``."""
+    recorded = doors.RECORDED.read_text(encoding="utf-8").split()
+    assert doors.doors() == recorded, "a new door, or one that nobody uses: record it and look at the diff"
+
+
+@pytest.mark.parametrize(
+    ("graph", "circles"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}, [{"a", "b", "c"}]),
+        ({"a": {"b"}, "b": set(), "c": {"d"}, "d": {"c"}}, [{"c", "d"}]),
+    ],
+)
+def test_a_circle_is_seen(graph: dict[str, set[str]], circles: list[set[str]]) -> None:
+    assert _circles(graph) == circles
 
 
 def test_nothing_above_the_torch_line_imports_torch() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -79,6 +80,92 @@ def shared_names(files: Iterable[Source]) -> dict[str, list[str]]:
 def test_no_identifier_is_a_private_word() -> None:
     assert len(sources()) > 400
     assert private_words(sources()) == [], "write the word of PyTorch, Transformers or TRL"
+
+
+#: Segments of names that tell what a person does, not what a value is or a function does.
+SEGMENTS = {
+    "say",
+    "said",
+    "tell",
+    "tells",
+    "told",
+    "ask",
+    "asks",
+    "asked",
+    "learnt",
+    "consulted",
+    "informed",
+}
+#: The twelve locals that say least, and the most functions, in percent, that may have one of them.
+VAGUE = ("found", "what", "hint", "one", "own", "known", "place", "given", "at", "whole", "made", "named")
+PERCENT = 1.0
+
+
+def segments(name: str) -> list[str]:
+    return [s.lower() for s in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+
+
+def spoken_names(files: Iterable[Source]) -> list[str]:
+    """Names with a segment that is banned, of files and folders too."""
+    named = [
+        f"{file.at(node)}: {name}"
+        for file in files
+        for node in file.nodes()
+        for name in identifiers(node)
+        if SEGMENTS & set(segments(name))
+    ]
+    paths = {part for file in files for part in file.path.removesuffix(".py").split("/")}
+    return named + sorted(part for part in paths if SEGMENTS & set(segments(part)))
+
+
+def vague_locals(files: Iterable[Source]) -> tuple[Counter[str], int]:
+    """How many functions bind each vague name, as a parameter too, and how many functions there are."""
+    counts: Counter[str] = Counter()
+    functions = [
+        node
+        for file in files
+        for node in file.nodes()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    for function in functions:
+        bound = {
+            node.arg if isinstance(node, ast.arg) else node.id
+            for node in ast.walk(function)
+            if isinstance(node, ast.arg) or isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        counts.update(bound & set(VAGUE))
+    return counts, len(functions)
+
+
+def test_no_name_has_a_segment_of_speech() -> None:
+    assert spoken_names(sources()) == [], (
+        "a noun (message, findings, request), or report, print, check, query"
+    )
+
+
+def test_locals_say_what_they_hold() -> None:
+    counts, functions = vague_locals(sources())
+    assert functions > 4000
+    assert {name: n for name, n in counts.items() if n > functions * PERCENT / 100} == {}
+
+
+def test_no_two_classes_differ_by_case_only() -> None:
+    names = {
+        node.name.strip("_") for file in sources() for node in file.nodes() if isinstance(node, ast.ClassDef)
+    }
+    folded = Counter(map(str.casefold, names))
+    assert sorted(name for name in names if folded[name.casefold()] > 1) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["_SAID = 1", "class FsdpAsked: ...", "def f(told_ledger): ...", "x.asks_to_stop"]
+)
+def test_a_segment_of_speech_is_seen(text: str) -> None:
+    assert spoken_names([source(text)])
+
+
+def test_a_word_within_another_is_none() -> None:
+    assert spoken_names([source("task = essay = basket = 1")]) == []
 
 
 def test_no_two_classes_have_one_name() -> None:

@@ -26,7 +26,7 @@ LORA = {
     "start": None,
     "quantization": None,
 }
-LEARNT: dict[str, dict[str, Any]] = {
+LEARNED: dict[str, dict[str, Any]] = {
     "reward": {"algorithm": "reward", "options": {"center_rewards_coefficient": 0.05}},
     "reward LoRA": {"algorithm": "reward", "adapter": LORA},
     "dpo": {"algorithm": "dpo", "options": {"beta": 0.5, "rpo_alpha": 0.1}},
@@ -79,7 +79,7 @@ FAST = {"reward": ("single", "ddp"), "dpo": ("single", "tp"), "dpo LoRA": ("sing
 def test_two_processes_learn_what_one_learns_in_float64(some: bool, tmp_path: Path) -> None:
     wanted = {
         f"{learnt} · {engine}": {**what, **how, "dtype": "float64"}
-        for learnt, what in LEARNT.items()
+        for learnt, what in LEARNED.items()
         for engine, how in ENGINES.items()
         if (engine in FAST.get(learnt, ()) if some else engine != "tp" or learnt == "dpo")
     }
@@ -101,7 +101,7 @@ def test_zero_3_learns_what_one_process_learns(tmp_path: Path) -> None:
     zero = {"strategy": "zero3", "engine": {"zero_stage": 3, "config": config}}
     wanted = {
         f"{learnt} · {engine}": {**what, **how}
-        for learnt, what in LEARNT.items()
+        for learnt, what in LEARNED.items()
         if learnt != "reward LoRA"
         for engine, how in (("single", ENGINES["single"]), ("zero3", zero))
     }

@@ -19,11 +19,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.algorithms.rewards.sandbox.used_names import PROGRAM_MODULES, asked_names
+from paceline.algorithms.rewards.sandbox.used_names import PROGRAM_MODULES, tested_names
 from paceline.core.json_types import Json, as_object
 
 _PRINTED = frozenset({"capsys", "capfd", "monkeypatch", "redirect_stdout", "patch", "StringIO"})
-_ASKS_CLASS = frozenset({"isinstance", "issubclass", "raises", "assertRaises", "assertIsInstance"})
+_NEEDS_CLASS = frozenset({"isinstance", "issubclass", "raises", "assertRaises", "assertIsInstance"})
 _CALL_PAIRS = """
 import json
 def _listed(value):
@@ -129,7 +129,7 @@ def _python(text: str, entry_point: str) -> str:
     """Return the tests with the call that starts them. Raises ValueError if they cannot be used."""
     try:
         tree = ast.parse(text)
-        requested = asked_names(tree)
+        requested = tested_names(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"not valid Python: {error}") from error
     # HumanEval's check(candidate) needs a call; other tests must use something of the program
@@ -211,7 +211,7 @@ def _classes(node: ast.AST) -> set[str]:
         expressions = [node.type]
     elif isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in _ASKS_CLASS:
+        if name in _NEEDS_CLASS:
             expressions = [*node.args[:2]] if name in ("raises", "assertRaises") else [*node.args[1:2]]
     parts = (part for item in expressions if item is not None for part in ast.walk(item))
     return {part.id for part in parts if isinstance(part, ast.Name)}

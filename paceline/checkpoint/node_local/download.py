@@ -14,7 +14,7 @@ from paceline.checkpoint.errors import damaged
 from paceline.checkpoint.format.durable_files import named_errors, need_space, sync_folder, write_fresh
 from paceline.checkpoint.format.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
 from paceline.checkpoint.format.verify_files import wrong_block
-from paceline.checkpoint.node_local.file_server import PeerNode, RefusedError, asked_for
+from paceline.checkpoint.node_local.file_server import PeerNode, RefusedError, requested_file
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 
@@ -35,7 +35,7 @@ def fetch_manifest(folder: Path, digest: str, holders: Sequence[PeerNode], key: 
     """Bring the manifest into ``folder``. Raises CheckpointError."""
 
     def bring(staged: Path, holder: PeerNode) -> str:
-        with asked_for(holder.place, key, digest, MANIFEST) as (size, pieces):
+        with requested_file(holder.place, key, digest, MANIFEST) as (size, pieces):
             if size > MAX_MANIFEST_BYTES:
                 raise RefusedError(f"its manifest has {size} bytes")
             with named_errors(folder, _CANNOT):
@@ -57,7 +57,7 @@ def fetch_file(
     entry = manifest.files[name]
 
     def bring(staged: Path, holder: PeerNode) -> str:
-        with asked_for(holder.place, key, digest, name) as (size, pieces):
+        with requested_file(holder.place, key, digest, name) as (size, pieces):
             if size != entry.bytes:
                 raise RefusedError(f"its file has {size} bytes instead of {entry.bytes}")
             with named_errors(staged.parent, _CANNOT):

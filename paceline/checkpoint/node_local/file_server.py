@@ -116,7 +116,7 @@ class FileServer:
 
 
 @contextlib.contextmanager
-def asked_for(
+def requested_file(
     address: Place, key: bytes, digest: str, name: str
 ) -> Iterator[tuple[int, Iterator[memoryview]]]:
     """Yield the size of a file at ``address``, and its bytes piece by piece, each in memory of its own.

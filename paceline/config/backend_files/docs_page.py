@@ -116,7 +116,7 @@ def reference() -> str:
         _FSDP,
         ", ".join(f"`{word}`" for word in sorted(fsdp.KNOWN)) + ".\n",
         _ACCELERATE,
-        _table(("variable", "why"), ((f"`{name}`", text) for name, text in variables.SAID.items())),
+        _table(("variable", "why"), ((f"`{name}`", text) for name, text in variables.NOTES_BY_KEY.items())),
         "\nRefused: " + ", ".join(f"`{name}` ({text})" for name, text in variables.REFUSED.items()) + ".\n",
         "\n### Refused, or without effect\n\n",
         _table(
@@ -129,7 +129,10 @@ def reference() -> str:
             " keys that\nAccelerate does not know (it refuses them too). These keys have no effect and give a"
             " note:\n\n"
         ),
-        _table(("key", "instead"), ((f"`{key}`", text) for key, (text, _) in accelerate_file.SAID.items())),
+        _table(
+            ("key", "instead"),
+            ((f"`{key}`", text) for key, (text, _) in accelerate_file.NOTES_BY_KEY.items()),
+        ),
     ]
     return "".join(parts)
 

@@ -51,7 +51,7 @@ _RENAMED = {
 }
 _NOT_OFFLOADED = "recomputed activations stay on the device; offloading them is not supported"
 #: Notes on settings that are on
-_SAYS = {
+_MEANINGS = {
     "activation_cpu_offload": _NOT_OFFLOADED,
     "activation_checkpointing_offload": _NOT_OFFLOADED,
     "xla_fsdp_settings": "it would set torch_xla's wrapper (compute and buffer dtypes, flattening)",
@@ -267,8 +267,8 @@ class FsdpReader(SettingsReader):
             )
         if name == "activation_checkpointing":
             self.set_entry("training.gradient_checkpointing", setting, path)
-        if setting not in (False, {}) and name in _SAYS:
-            self.note(path, _SAYS[name])
+        if setting not in (False, {}) and name in _MEANINGS:
+            self.note(path, _MEANINGS[name])
         if name not in _DROPPED:
             self.options[name] = setting
 

@@ -47,7 +47,7 @@ def merge(layers: Sequence[Sequence[Entry]]) -> Merged:
     A mapping given whole replaces the earlier one; a key inside a mapping is set in it.
     """
     merged = Merged()
-    for entries in _for_the_algorithm([_learnt_by(entries) for entries in layers]):
+    for entries in _for_the_algorithm([_learned_from(entries) for entries in layers]):
         kept = _without_conflicts(_one_precision(entries, merged), merged)
         # What is inside a value after the value itself, in whichever order they are written
         for entry in sorted(kept, key=lambda entry: len(entry.sub)):
@@ -55,7 +55,7 @@ def merge(layers: Sequence[Sequence[Entry]]) -> Merged:
     return merged
 
 
-def _learnt_by(entries: Sequence[Entry]) -> Sequence[Entry]:
+def _learned_from(entries: Sequence[Entry]) -> Sequence[Entry]:
     """Turn a loss that is an algorithm of its own (``aliases.AlgorithmAlias``) into ``training.algorithm``.
 
     It replaces the algorithm under whose options the loss was given.

@@ -16,7 +16,7 @@ from paceline.data.rows.formats import Example
 from paceline.data.rows.messages import Message
 from paceline.data.rows.values import RowError
 
-_SAID, _THOUGHT, _NAME, _VALUE = "paceline_answer", "paceline_reasoning", "paceline_tool", "paceline_value"
+_NOTES, _THOUGHT, _NAME, _VALUE = "paceline_answer", "paceline_reasoning", "paceline_tool", "paceline_value"
 #: Where reasoning is written.
 NOWHERE, LAST, EVERYWHERE = "no turn", "the answers after the last question", "every answer"
 
@@ -80,7 +80,7 @@ def facts_of(text: str, tokens: Mapping[str, str]) -> TemplateFacts:
         # Nine letters or digits, as Mistral's templates demand
         "tool_calls": [{"type": "function", "id": "a00000001", "function": call}],
     }
-    result: Message = {"role": "tool", "content": _SAID, "name": _NAME, "tool_call_id": "a00000001"}
+    result: Message = {"role": "tool", "content": _NOTES, "name": _NAME, "tool_call_id": "a00000001"}
     schema: JsonObject = {
         "name": _NAME,
         "description": "d",
@@ -90,11 +90,11 @@ def facts_of(text: str, tokens: Mapping[str, str]) -> TemplateFacts:
     called = _text(template, user, calling, result, answer)
     before, after = _text(template, user, answer), _text(template, user, answer, user, answer)
     return TemplateFacts(
-        system=_SAID in _text(template, {"role": "system", "content": _SAID}, user, answer),
+        system=_NOTES in _text(template, {"role": "system", "content": _NOTES}, user, answer),
         developer=template.form.developer,
         tools=_NAME in _text(template, user, answer, tools=tools),
         calls=_VALUE in (called or _text(template, user, calling)),
-        results=_SAID in called,
+        results=_NOTES in called,
         reasoning=reasoning,
         rewrites=bool(before) and not after.startswith(before.rstrip()),
         marks=bool(GENERATION.search(text)),
@@ -108,7 +108,7 @@ def unopened_header(template: Renderer) -> str:
     answer (``add_generation_prompt`` changes nothing). Else an empty text, also for blanks.
     """
     question = Example(messages=({"role": "user", "content": "a"},))
-    answered = Example(messages=(*question.messages, {"role": "assistant", "content": _SAID}))
+    answered = Example(messages=(*question.messages, {"role": "assistant", "content": _NOTES}))
     try:
         prompt, opened = (
             template.render(question, partial(template.template.render, prompt=on))[1] for on in (False, True)
@@ -117,14 +117,14 @@ def unopened_header(template: Renderer) -> str:
     except RowError:
         return ""
     start = turns[1][0][0] if turns and turns[1] else len(os.path.commonprefix([prompt, text]))
-    header = text[start : max(text.find(_SAID), start)]
+    header = text[start : max(text.find(_NOTES), start)]
     return header if prompt == opened and header.strip() else ""
 
 
 def written_alike(first: Renderer, second: Renderer) -> bool:
     """Whether two templates write conversations alike, with and without a system turn that both can write."""
     turns: tuple[Message, ...] = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
-    system: Message = {"role": "system", "content": _SAID}
+    system: Message = {"role": "system", "content": _NOTES}
     texts = [(_text(first, *each), _text(second, *each)) for each in (turns, (system, *turns))]
     return all(mine == theirs or not (mine and theirs) for mine, theirs in texts)
 

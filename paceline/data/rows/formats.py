@@ -13,9 +13,9 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.data import codes
 from paceline.data.rows.messages import (
     Message,
+    has_meaning,
     is_answer,
     kind_of_value,
-    says_something,
     turns_of,
     turns_or_text,
     with_listed,
@@ -145,9 +145,9 @@ def check_mapping(
     if missing:
         near = {_near(name, readable): _near(column, columns) for name, column in mapping.items()}
         line = f"columns: {{{', '.join(map(': '.join, near.items()))}}} (next to path:)"
-        told_apart = len(near) == len(mapping) and "" not in (*near, *near.values())
+        distinguishable = len(near) == len(mapping) and "" not in (*near, *near.values())
         message = f"columns: no such column ({', '.join(missing)})"
-        raise DataError(replace(wrong, what=message, hint=line if told_apart else wrong.hint))
+        raise DataError(replace(wrong, what=message, hint=line if distinguishable else wrong.hint))
 
 
 def _near(name: str, names: Sequence[str]) -> str:
@@ -354,8 +354,8 @@ def system_of(row: Row, columns: Mapping[str, str]) -> list[Message]:
 
 
 def _conversation(messages: list[Message]) -> Example:
-    answers = [says_something(turn) for turn in messages if turn["role"] == "assistant"]
-    context = [says_something(turn) for turn in messages if turn["role"] != "assistant"]
+    answers = [has_meaning(turn) for turn in messages if turn["role"] == "assistant"]
+    context = [has_meaning(turn) for turn in messages if turn["role"] != "assistant"]
     if not any((*answers, *context)):
         raise RowError("empty")
     if not answers or not all(answers):

@@ -224,7 +224,7 @@ def is_answer(turn: Cell) -> bool:
     return ROLE_NAMES.get(str(role)) == "assistant"
 
 
-def says_something(message: Message) -> bool:
+def has_meaning(message: Message) -> bool:
     """Whether a turn has text, reasoning or calls."""
     return bool(message["content"].strip() or message.get("tool_calls") or message.get("reasoning_content"))
 

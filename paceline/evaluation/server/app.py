@@ -31,11 +31,11 @@ A = TypeVar("A", bound=CommonRequest)
 
 
 class Api(Protocol[A]):
-    """What an endpoint asks of an API; ``says_done``: its streams end with ``[DONE]``."""
+    """What an endpoint asks of an API; ``ends_with_done``: its streams end with ``[DONE]``."""
 
     kind: type[A]
     desk: Desk
-    says_done: bool
+    ends_with_done: bool
 
     def job(self, request: A) -> GenerationJob: ...
 
@@ -70,7 +70,7 @@ class Endpoint(Generic[A]):
             group.cancel_scope.cancel()
 
     async def _answer(self, parsed: A, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = _Stream(send, done=self._answers.says_done)
+        stream = _Stream(send, done=self._answers.ends_with_done)
         try:
             async with self._answers.desk.turn():
                 job = self._answers.job(parsed)

@@ -313,7 +313,7 @@ class ChoiceWriter(Protocol):
 class CompletionApi(ABC, Generic[R, A]):
     """An API whose answers are choices, as a whole or in a stream, over one model."""
 
-    says_done = True
+    ends_with_done = True
     id_prefix: str
     object_name: str
     chunk_name: str

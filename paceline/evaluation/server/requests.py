@@ -27,7 +27,7 @@ MOST_LOGPROBS = 20
 _INT64 = 1 << 63
 _BIAS = 100.0
 #: Of no effect on an answer, or request for by every client.
-_SAID_ONLY = frozenset({"user", "metadata", "store", "service_tier", "session_id", "include"}) | {
+_NOTED_ONLY = frozenset({"user", "metadata", "store", "service_tier", "session_id", "include"}) | {
     *("cache_salt", "prompt_cache_key", "prompt_cache_retention", "safety_identifier")
 }
 _NEUTRAL: tuple[Json, ...] = (None, False, 0, "", "auto", [], {}, {"type": "text"})
@@ -133,7 +133,7 @@ class CommonRequest(BaseModel):
         idle = [
             name
             for name, value in (self.model_extra or {}).items()
-            if name not in _SAID_ONLY and value not in _NEUTRAL and value != _USUAL.get(name)
+            if name not in _NOTED_ONLY and value not in _NEUTRAL and value != _USUAL.get(name)
         ]
         if idle:
             raise RequestError(f"fields that this server does not have: {', '.join(sorted(idle))}", idle[0])

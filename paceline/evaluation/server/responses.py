@@ -137,7 +137,7 @@ class ResponseAnswers:
     """The responses API over one model."""
 
     kind = ResponsesRequest
-    says_done = False
+    ends_with_done = False
 
     def __init__(self, desk: Desk, chat: ChatAnswers) -> None:
         self.desk, self._chat = desk, chat

@@ -23,7 +23,7 @@ _FLIGHT_RECORDER = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": ("1", "writes them at a time-out"),
 }
 # GeForce cards without peer-to-peer copies, which drivers before this one offered to NCCL all the same
-_WITHOUT_P2P, _TELLS_P2P = ("RTX 40", "RTX 4090"), (550, 40)
+_WITHOUT_P2P, _REPORTS_P2P = ("RTX 40", "RTX 4090"), (550, 40)
 
 
 def device_settings(
@@ -68,4 +68,4 @@ def _hangs_on_p2p(root: Path) -> bool:
         if line.startswith("Model:")
     ]
     version = tuple(int(part) for part in driver_version(root).split(".")[:2] if part.isdigit())
-    return bool(version) and version < _TELLS_P2P and any(card in n for n in names for card in _WITHOUT_P2P)
+    return bool(version) and version < _REPORTS_P2P and any(card in n for n in names for card in _WITHOUT_P2P)

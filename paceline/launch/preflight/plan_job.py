@@ -305,8 +305,12 @@ def merged(
         place = source.place() if source and source.layer != DEFAULTS else diagnostic.where
         # The planner and the file checks read the same files
         listed = {(d.code, d.where, d.what) for d in findings}
-        is_said = (diagnostic.code, place) in by_rules or (diagnostic.code, place, diagnostic.what) in listed
-        if not is_said:
+        is_reported = (diagnostic.code, place) in by_rules or (
+            diagnostic.code,
+            place,
+            diagnostic.what,
+        ) in listed
+        if not is_reported:
             findings.append(replace(diagnostic, where=place))
     return [d for d in findings if not _follows(d, findings)]
 

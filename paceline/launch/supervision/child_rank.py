@@ -28,11 +28,11 @@ def run_beneath(
     environ: Mapping[str, str],
     *,
     output: int | None = None,
-    asks_to_stop: Callable[[], bool] = lambda: False,
+    requests_stop: Callable[[], bool] = lambda: False,
 ) -> tuple[int, Diagnostic | None]:
     """Run this process's rank in a child and wait; return (exit code, the rank's own error).
 
-    ``arguments``: the worker's; ``output``, ``asks_to_stop``: as in ``supervisor.run``. Signals are
+    ``arguments``: the worker's; ``output``, ``requests_stop``: as in ``supervisor.run``. Signals are
     passed on to the child, which stops after its step, and the child dies with this process.
 
     torchrun's agent has one store for all trainings of its processes, so each counts as a further attempt:
@@ -58,7 +58,7 @@ def run_beneath(
             requested = False
             while child.poll() is None:
                 server.poll()
-                if not requested and asks_to_stop():
+                if not requested and requests_stop():
                     requested = True
                     processes.send(child.pid, signal.SIGTERM)
                 time.sleep(POLL_SECONDS)

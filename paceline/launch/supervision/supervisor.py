@@ -79,16 +79,16 @@ def run(
     report: Callable[[str], None] = report_to_stderr,
     record: LaunchRecord | None = None,
     output: int | None = None,
-    asks_to_stop: Callable[[], bool] = lambda: False,
+    requests_stop: Callable[[], bool] = lambda: False,
 ) -> int:
     """Start ``specs`` and wait; return the exit code.
 
     ``environ``: what the children inherit; ``record``: where their exits are recorded; ``output``: the file
-    descriptor of their standard output and error (None: this process's); ``asks_to_stop``: whether this
+    descriptor of their standard output and error (None: this process's); ``requests_stop``: whether this
     process wants a graceful stop, as a signal asks for. Raises ConfigError if a process cannot be started;
     those already started are ended first. Raises BusyError if another run took the directory meanwhile.
     """
-    return _Supervisor(specs, environ, report, record, output, asks_to_stop).run()
+    return _Supervisor(specs, environ, report, record, output, requests_stop).run()
 
 
 @dataclass
@@ -136,7 +136,7 @@ class _Supervisor:
         self._first_failure: float | None = None
         self._failures: dict[int, Failure] = {}  # by rank
         self._exit: PeerExit | None = None  # what the other ranks are told, and since when
-        self._told_at = 0.0
+        self._notified_at = 0.0
         self._memory = MemoryKills()
         self._out_of_memory: dict[int, bool | None] = {}  # by rank
         self._watched_at = 0.0
@@ -165,8 +165,8 @@ class _Supervisor:
                             if child.process.poll() is None:
                                 child.kill()
                         return self._end(int(ExitCode.INTERRUPTED))
-                    self._ask_to_stop()
-                    self._tell_others()
+                    self._request_stop()
+                    self._notify_others()
                     self._end_stragglers()
                     time.sleep(POLL_SECONDS)
                 self._hear()
@@ -276,9 +276,12 @@ class _Supervisor:
         self._failures[failure.rank] = failure
         self._first_failure = self._first_failure or failure.at
         if (failure.code < 0 or failure.silent) and failure.finding is not None and self._exit is None:
-            self._exit, self._told_at = PeerExit(failure.rank, failure.answer, failure.finding), failure.at
+            self._exit, self._notified_at = (
+                PeerExit(failure.rank, failure.answer, failure.finding),
+                failure.at,
+            )
 
-    def _tell_others(self) -> None:
+    def _notify_others(self) -> None:
         """Tell the other ranks of a failure so that they exit.
 
         Ranks without a socket get SIGTERM; ranks that stay longer than ``WORD_SECONDS`` are killed.
@@ -290,9 +293,9 @@ class _Supervisor:
                 return
             where = f"rank {root.rank}"
             finding = root.finding or codes.LAUNCH_RANK_FAILED(where, rank=root.rank, code=root.code)
-            self._exit, self._told_at = PeerExit(root.rank, root.answer, finding), now
+            self._exit, self._notified_at = PeerExit(root.rank, root.answer, finding), now
         self._server.send(self._exit)
-        late = now - self._told_at > WORD_SECONDS
+        late = now - self._notified_at > WORD_SECONDS
         for child in self._running():
             if child.spec.rank is None:
                 # workers of an agent that were told and stayed
@@ -305,7 +308,7 @@ class _Supervisor:
                 if child.spec.rank not in self._server.workers:
                     self._stop(child.pid)
 
-    def _ask_to_stop(self) -> None:
+    def _request_stop(self) -> None:
         """After a stop request, send SIGTERM once to each worker, also to those that appear later."""
         for child in self._running() if self._stop_signal is not None else ():
             workers = [child.pid] if child.spec.rank is not None else processes.rank_children(child.pid)
@@ -382,7 +385,7 @@ class _Supervisor:
                 raise BusyError(failure.finding)
         if self._record is None:
             return code
-        root = self._as_the_agent_says(root_of([*self._failures.values()])) if code != ExitCode.OK else None
+        root = self._agent_exit(root_of([*self._failures.values()])) if code != ExitCode.OK else None
         refused = self._record.write(self._exits(), code, root)
         for finding in refused:
             self._report(finding.render())
@@ -391,7 +394,7 @@ class _Supervisor:
             self._report(f"exit code {code}, from rank {root.rank}; how each rank ended: {path}")
         return code
 
-    def _as_the_agent_says(self, root: Failure | None) -> Failure | None:
+    def _agent_exit(self, root: Failure | None) -> Failure | None:
         """Take a rank's exit code from torchrun's agent, which alone knows the signal that killed it."""
         code = self._agent_codes().get(root.rank, 0) if root is not None else 0
         if root is None or root.code >= 0 or code >= 0:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 KEPT = 500  # maximum number of lines; older ones are dropped
-LEARNT_FROM = 12  # number of newest runs of a machine from which corrections are computed
+NEWEST_RUNS = 12  # number of newest runs of a machine from which corrections are computed
 BOUNDS = (0.5, 2.0)  # corrections are clamped: a larger error is not a matter of calibration
 GIB = 2**30
 
@@ -76,7 +76,7 @@ def append(path: Path, entry: LedgerEntry) -> None:
 
 def corrections(entries: Iterable[LedgerEntry], machine: str) -> tuple[float, float]:
     """Return (memory factor, time factor) for ``machine``: medians over its newest runs; 1 without any."""
-    newest = [entry for entry in entries if entry.machine == machine][-LEARNT_FROM:]
+    newest = [entry for entry in entries if entry.machine == machine][-NEWEST_RUNS:]
     memory = _bounded([e.memory_ratio for e in newest if e.memory_ratio])
     speed = _bounded([e.speed_ratio for e in newest if e.speed_ratio])
     return memory, 1 / speed

@@ -14,7 +14,7 @@ from paceline.plan.hardware.choose_devices import choose
 from paceline.plan.hardware.device_files import device_nodes, flash_packages, installed_wheel, triton_obstacle
 from paceline.plan.hardware.device_kinds import CPU, is_accelerator
 from paceline.plan.hardware.probe_results import ProbeResults
-from paceline.plan.hardware.torch_probe import ask_torch
+from paceline.plan.hardware.torch_probe import query_torch
 from paceline.plan.hardware.vendor_smi import nvidia_smi, rocm_smi
 
 OPTIONAL_PACKAGES = ("deepspeed", "peft", "bitsandbytes", "torch_xla")
@@ -88,7 +88,7 @@ def probe(
     ``environ``: this process's environment, for the child that asks torch and for the variables that hide
     devices; ``use_cpu``: look at no accelerator; ``tasks``: processes of this node to each of which a job
     manager shows devices of its own. Where a device file or a driver's tool shows an accelerator, torch is
-    asked in a process of its own, for at most two minutes, and the answer kept (``ask_torch``).
+    asked in a process of its own, for at most two minutes, and the answer kept (``query_torch``).
     """
     host_memory, cpus = host_memory_bytes(), cpu_count()
     if use_cpu:
@@ -132,7 +132,7 @@ def look(environ: Mapping[str, str]) -> ProbeResults:
     hinted = nodes.certain or sights.of_tools or nodes.unsure or (nodes.renders and wheel.xpu)
     if not hinted or not wheel.version or wheel.on_cpu_only and not nodes.unsure:
         return sights
-    answer, silence = ask_torch(environ, wheel, cache_folder(environ))
+    answer, silence = query_torch(environ, wheel, cache_folder(environ))
     return replace(sights, torch=answer, silence=silence)
 
 

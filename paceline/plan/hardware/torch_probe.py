@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.core.plugins.tables import source_of
-from paceline.plan.child_answer import ask_child, keep_answer, kept_answer
+from paceline.plan.child_answer import child_reply, keep_answer, kept_answer
 from paceline.plan.hardware.device_files import driver_version
 from paceline.plan.hardware.device_kinds import KINDS
 from paceline.plan.hardware.probe_results import TorchAnswer, Wheel
@@ -33,7 +33,7 @@ _BESIDE = (
 )
 
 
-def ask_torch(
+def query_torch(
     environ: Mapping[str, str], wheel: Wheel, cache: Path | None = None
 ) -> tuple[TorchAnswer | None, str]:
     """Return (torch's answer, why there is none).
@@ -51,7 +51,7 @@ def ask_torch(
 
 
 def query_child(environ: Mapping[str, str]) -> tuple[TorchAnswer | None, str]:
-    child = ask_child(PROBE_MODULE, environ, TORCH_SECONDS)
+    child = child_reply(PROBE_MODULE, environ, TORCH_SECONDS)
     if child.late:
         return None, f"torch found no devices within {TORCH_SECONDS:.0f} s"
     answer = parse_answer(child.line)

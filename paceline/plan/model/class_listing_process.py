@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.package import cache_folder
-from paceline.plan.child_answer import ask_child, keep_answer, kept_answer
+from paceline.plan.child_answer import child_reply, keep_answer, kept_answer
 from paceline.plan.model.parameter_list import with_counts
 from paceline.plan.model.shape import Listing, ModelShape
 from paceline.plan.plan_json import from_json, to_json
@@ -63,7 +63,7 @@ def listing_of(
 
 def query_class(request: JsonObject, environ: Mapping[str, str]) -> tuple[Listing | None, str]:
     offline = {**environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    child = ask_child(MODULE, offline, SECONDS, json.dumps(request))
+    child = child_reply(MODULE, offline, SECONDS, json.dumps(request))
     if child.late:
         return None, f"its class was not built within {SECONDS:.0f} s"
     try:

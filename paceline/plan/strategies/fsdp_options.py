@@ -163,7 +163,7 @@ def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> FsdpOptions:
         cp_method=job.parallelism.cp_method,
     )
     _explain_main(engine, requested, job, mesh.pp > 1, findings)
-    _say_axes(engine, mesh, job, findings)
+    _report_axes(engine, mesh, job, findings)
     _explain_settings(requested, job, findings)
     return engine
 
@@ -294,7 +294,7 @@ def _explain_start(
     )
 
 
-def _say_axes(engine: FsdpOptions, mesh: Mesh, job: Job, findings: Findings) -> None:
+def _report_axes(engine: FsdpOptions, mesh: Mesh, job: Job, findings: Findings) -> None:
     if mesh.tp > 1:
         parts = ["attention heads and MLP columns are sharded"]
         parts.append(

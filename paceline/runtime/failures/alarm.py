@@ -50,7 +50,7 @@ _STILL_SECONDS = 2.0  # a clock this late means that this process itself was sto
 _DEAF_SECONDS = 3.0  # without a response of the store
 _DOUBT_SECONDS = 5.0  # for the others' heartbeats after this process was stopped for long
 _READ_SECONDS = 3.0  # the failing rank waits this long for acknowledgements
-_ASK_SECONDS = 2.0
+_QUERY_SECONDS = 2.0
 _FOLLOW_SECONDS = 1.0  # the other ranks let the failing rank exit first
 _CALLBACK_SECONDS = 5.0
 _BEATS_PER_SECOND = 1024  # maximum that rank 0 reads
@@ -132,7 +132,7 @@ class Alarm:
         """
         self._stop.set()
         self._presence.stop()
-        deadline = time.monotonic() + _ASK_SECONDS
+        deadline = time.monotonic() + _QUERY_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=max(0.0, deadline - time.monotonic()))
@@ -188,7 +188,7 @@ class Alarm:
             return first
 
         try:
-            return call_with_timeout(_READ_SECONDS + _ASK_SECONDS, publish, "publishing an error")
+            return call_with_timeout(_READ_SECONDS + _QUERY_SECONDS, publish, "publishing an error")
         except (RuntimeError, TimeoutError):
             return True  # the store is gone or silent: no one left to inform
 
@@ -422,7 +422,7 @@ class Alarm:
         assert store is not None
         try:
             keys = [alive_key(r) for r in range(self._world.world_size)]
-            return call_with_timeout(_ASK_SECONDS, lambda: store.get_all(keys), "checking signs of life")
+            return call_with_timeout(_QUERY_SECONDS, lambda: store.get_all(keys), "checking signs of life")
         except (RuntimeError, TimeoutError):
             return None
 

@@ -19,7 +19,7 @@ from paceline.protocols.model import RootModule
 if TYPE_CHECKING:
     from paceline.strategies.deepspeed.engine_types import Engine
 
-SAID = (
+NOTES_BY_KEY = (
     "flops profile: only matrix products are counted, from shapes: tokens × weight for every layer"
     " (all tokens of the micro-batch, for the head its labelled positions), 2 × length² × width for"
     " attention, per document and as if it were not causal. A layer without latency is computed"
@@ -48,7 +48,7 @@ def profiled(engine: Engine, root: RootModule, batch: Batch, sequence_ranks: int
         hook.remove()
         del profiler.start_profile
     count_products(root, batch, sum(seen), sequence_ranks)
-    print(SAID, flush=True)
+    print(NOTES_BY_KEY, flush=True)
 
 
 def _nothing(ignore_list: None = None) -> None:

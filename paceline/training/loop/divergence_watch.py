@@ -13,7 +13,7 @@ from paceline.protocols.window import StepResult, Window
 from paceline.training import codes
 from paceline.training.loop.train_state import TrainState
 
-LEARNT = 1e-4  # a loss below this has nothing left to learn: its gradient may well round to 0
+LEARNED = 1e-4  # a loss below this has nothing left to learn: its gradient may well round to 0
 IN_A_ROW = 3  # steps without a gradient before the warning
 FEW, MANY = 3, 20  # steps in the mean that is compared with the first loss, and with the first MANY / 2
 EXPLODED = (10.0, 10.0)  # times the first loss, plus nats: no untrained language model is that wrong
@@ -51,7 +51,7 @@ class DivergenceWatch:
         if len(self.begun) < MANY // 2:
             self.begun.append(loss)
         self.recent.append(loss)
-        without = result.grad_norm == 0.0 and abs(loss) > LEARNT
+        without = result.grad_norm == 0.0 and abs(loss) > LEARNED
         self.state.steps_without_gradient += without
         self.in_a_row = self.in_a_row + 1 if without else 0
         findings = [self._no_gradient(f"{self.in_a_row} steps in a row")] if self.in_a_row >= IN_A_ROW else []

@@ -18,7 +18,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.json_types import Json
 from paceline.core.plugins.tables import load_attr
-from paceline.runlog.callback import METHODS, asks_to_stop, deliver, has_methods, read_only
+from paceline.runlog.callback import METHODS, deliver, has_methods, read_only, requests_stop
 from paceline.runlog.events import Event, Step
 from paceline.training import codes
 
@@ -209,7 +209,7 @@ class _CallbackThread:
             if self.error is None:
                 try:
                     deliver(self._callback, event)
-                    self.wants_stop = asks_to_stop(self._callback)
+                    self.wants_stop = requests_stop(self._callback)
                 except BaseException as error:  # noqa: BLE001 - a user's own code may raise anything
                     self.error = error
             with self._lock:

@@ -210,15 +210,15 @@ class RolloutWindows:
 
         A reward model makes as many forwards as ``most`` answers need; no rank has more.
         """
-        asked_prompts, table = [self._prompt(place) for place in places], self.prompts.table
+        used_prompts, table = [self._prompt(place) for place in places], self.prompts.table
         requests = []
-        for place, prompt in zip(places, asked_prompts, strict=True):
+        for place, prompt in zip(places, used_prompts, strict=True):
             ids = () if prompt.document < 0 else tuple(table.row(prompt.document)[0].tolist())
             stream = stream_of(self.seed, prompt.epoch, prompt.document, place % self.layout.group)
             requests.append(Request(ids, stream, self.limits.room(ids)))
         completions = self.generator.write(requests, self.sampling)
         owners, forwards = (
-            [prompt.document for prompt in asked_prompts],
+            [prompt.document for prompt in used_prompts],
             -(-most // self.layout.batch_layout.micro_batch),
         )
         samples, scored = self.generator.judged(table, owners, requests, completions, forwards)

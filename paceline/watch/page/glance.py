@@ -138,7 +138,11 @@ StateName = Literal[
     "vanished",  # no process gives a sign of life, and no end was written
     "gone",  # the folder no longer exists
 ]
-_ASK = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)  # a run that one of these ends was asked to stop
+_STOP_SIGNALS = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGTERM,
+)  # a run that one of these ends was asked to stop
 _ENDED: tuple[StateName, ...] = ("completed", "early_stopped", "stopped", "failed")
 LIVE: tuple[StateName, ...] = ("planned", "starting", "running", "quiet", "paused")
 
@@ -213,7 +217,7 @@ def _of_start(start: LastStart) -> StateName:
     """Return the state of a run of whose end only the launcher knows."""
     if start.exit_code in (ExitCode.OK, ExitCode.CLOSING):
         return "completed"
-    requested = (ExitCode.STOPPED, ExitCode.INTERRUPTED, *(128 + int(number) for number in _ASK))
+    requested = (ExitCode.STOPPED, ExitCode.INTERRUPTED, *(128 + int(number) for number in _STOP_SIGNALS))
     return "stopped" if start.exit_code in requested and not start.cause else "failed"
 
 

@@ -21,7 +21,7 @@ from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.answer_batches import Answer, answer_batch
 
 LENGTHS = [3, 1, 4, 0, 2, 5]  # tokens of each answer; one is empty, the one of two tokens is left out
-LEARNT = [3, 1, 4, 0, 0, 5]
+LEARNED = [3, 1, 4, 0, 0, 5]
 SCORES = [1.3, -0.7, 0.4, 2.0, math.nan, 3.0]
 ENDED = [True, False, True, True, True, False]
 OPTIONS: list[dict[str, Any]] = [
@@ -35,7 +35,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 def drawn(seed: int, scale: float = 0.4) -> Tensor:
     return (
-        torch.randn(sum(LEARNT), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+        torch.randn(sum(LEARNED), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
     )
 
 
@@ -48,7 +48,7 @@ def micro_batches(ppo: PPO, cut: Sequence[range] = (range(3), range(3, 6))) -> l
         torch.tensor(SCORES, dtype=torch.float64), torch.arange(6), torch.tensor(ENDED)
     )
     assert spread.tolist() == [0.0] * 6
-    ends = [sum(LEARNT[:i]) for i in range(7)]
+    ends = [sum(LEARNED[:i]) for i in range(7)]
     made = []
     for part in cut:
         rows = [
@@ -87,7 +87,7 @@ def by_hand(o: dict[str, Any]) -> dict[str, Any]:
     beta, estimator = o.get("kl_coef", 0.05), o.get("kl_estimator", "k1")
     old, reference, values = OLD.tolist(), REFERENCE.tolist(), VALUES.tolist()
     kl = [kl_of(p, q, estimator) for p, q in zip(old, reference, strict=True)]
-    ends = [sum(LEARNT[:i]) for i in range(7)]
+    ends = [sum(LEARNED[:i]) for i in range(7)]
     spans = [range(ends[i], ends[i + 1]) for i in range(6)]
     scores = []
     for score, ended in zip(SCORES, ENDED, strict=True):
@@ -105,7 +105,7 @@ def by_hand(o: dict[str, Any]) -> dict[str, Any]:
         errors = {t: rewards[t] + (gamma * values[t + 1] if t + 1 in span else 0.0) - values[t] for t in span}
         advantages += [sum((gamma * lam) ** (k - t) * errors[k] for k in span if k >= t) for t in span]
     returns = [a + v for a, v in zip(advantages, values, strict=True)]
-    answers = [i for i in range(6) if LEARNT[i]]
+    answers = [i for i in range(6) if LEARNED[i]]
     told = {
         "score": statistics.fmean(scores[i] for i in answers),
         "advantage": statistics.fmean(advantages),
@@ -180,7 +180,7 @@ def test_losses_gradients_and_metrics_of_a_step(options: dict[str, Any]) -> None
         )
     }
     clip, near = options.get("cliprange", 0.2), options.get("cliprange_value", 0.2)
-    for t in range(sum(LEARNT)):
+    for t in range(sum(LEARNED)):
         a, target, ratio = expected["advantage"][t], expected["return"][t], math.exp(float(NEW[t] - OLD[t]))
         kl = kl_of(float(NEW[t]), float(REFERENCE[t]), options.get("kl_estimator", "k1"))
         loss = max(-a * ratio, -a * min(max(ratio, 1 - clip), 1 + clip))  # as TRL writes it
@@ -201,7 +201,7 @@ def test_losses_gradients_and_metrics_of_a_step(options: dict[str, Any]) -> None
             seen[name].append(float(value))
     means = {name: statistics.fmean(values) for name, values in seen.items()}
     weights = ppo.weights(batch)
-    assert {int(w) for w in weights.values()} == {sum(LEARNT)} and all(
+    assert {int(w) for w in weights.values()} == {sum(LEARNED)} and all(
         w.dtype == torch.int64 for w in weights.values()
     )
     policy, value = (ppo.losses(role, outputs, batch) for role in (Role.POLICY, Role.VALUE))

@@ -28,7 +28,7 @@ LENGTHS = [
     2,
     5,
 ]
-LEARNT = [3, 1, 4, 0, 0, 5]
+LEARNED = [3, 1, 4, 0, 0, 5]
 SCORES = [1.3, -0.7, 0.4, 2.0, math.nan, 3.0]
 GROUPS = [0, 0, 0, 1, 1, 1]
 OPTIONS: list[dict[str, Any]] = [
@@ -41,11 +41,11 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def drawn(seed: int) -> Tensor:
-    return torch.randn(sum(LEARNT), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 0.4
+    return torch.randn(sum(LEARNED), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 0.4
 
 
 OLD, REFERENCE, NEW, SAMPLED = (drawn(seed) for seed in range(1, 5))
-STARTS = [sum(LEARNT[:i]) for i in range(6)]
+STARTS = [sum(LEARNED[:i]) for i in range(6)]
 
 
 def estimate(new: float, reference: float, estimator: str) -> float:
@@ -57,7 +57,7 @@ def by_hand(o: dict[str, Any]) -> tuple[list[float], list[float]]:
     """(normalised advantage of every token, what they were before)."""
     beta, gamma = o.get("beta", 0.01), o.get("gamma", 1.0)
     plain: list[float] = []
-    for i, n in enumerate(LEARNT):
+    for i, n in enumerate(LEARNED):
         others = [SCORES[j] for j in range(6) if GROUPS[j] == GROUPS[i] and not math.isnan(SCORES[j])]
         score = SCORES[i] - (statistics.fmean(others) if o.get("group_baseline") else 0.0)
         rewards = [0.0] * n
@@ -83,7 +83,7 @@ def rolled(
     for _ in range(3):  # as many as there are sums that follow from sums
         found = []
         for rank, places in enumerate(ranks):
-            own = [t for i in places for t in range(STARTS[i], STARTS[i] + LEARNT[i])]
+            own = [t for i in places for t in range(STARTS[i], STARTS[i] + LEARNED[i])]
             answers: list[Answer | None] = [
                 Answer(
                     i,
@@ -109,7 +109,7 @@ def test_advantages_are_normalised_over_the_tokens_of_all_ranks(options: dict[st
     expected, plain = by_hand(options)
     for ranks in ((list(range(6)),), ([0, 3, 5], [4, 1, 2]), ([5], [4], [3, 2, 1, 0])):
         for places, (batch, told) in zip(ranks, rolled(ReinforcePlusPlus(**options), ranks), strict=True):
-            own = [t for i in places for t in range(STARTS[i], STARTS[i] + LEARNT[i])]
+            own = [t for i in places for t in range(STARTS[i], STARTS[i] + LEARNED[i])]
             assert batch.at_labels("advantage").tolist() == pytest.approx(
                 [expected[t] for t in own], abs=1e-10
             )

@@ -173,8 +173,8 @@ def test_a_wish_of_this_process_stops_the_ranks_after_their_step(
     ready, lines = tmp_path / "ready", list[str]()
     argv = (sys.executable, "-c", ASKED, str(ready))
     spec = LaunchSpec(argv, {}, rank=0)
-    code = run([spec], environ=os.environ, report=lines.append, asks_to_stop=ready.exists)
+    code = run([spec], environ=os.environ, report=lines.append, requests_stop=ready.exists)
     assert code == 75 and lines == ["stopping after this step, with a checkpoint"]
     ready.unlink()
     monkeypatch.setattr("paceline.launch.supervision.child_rank.worker_argv", lambda *words: argv)
-    assert run_beneath([], os.environ, asks_to_stop=ready.exists) == (75, None)
+    assert run_beneath([], os.environ, requests_stop=ready.exists) == (75, None)

@@ -27,8 +27,8 @@ from paceline.checkpoint.node_local.file_server import (
     FileServer,
     RefusedError,
     SharedFiles,
-    asked_for,
     key_of,
+    requested_file,
 )
 from paceline.checkpoint.node_local.inventory import Survey, parts_in
 from paceline.checkpoint.node_local.resume import NodesResume
@@ -431,13 +431,13 @@ def test_the_server_gives_only_what_it_shall_to_who_has_the_key(tmp_path: Path) 
     key = key_of(SECRET, "token")
     server = FileServer("127.0.0.1", key, opened)
     try:
-        with asked_for(server.place, key, "d", "given") as (size, pieces):
+        with requested_file(server.place, key, "d", "given") as (size, pieces):
             assert (size, b"".join(pieces)) == (5, b"bytes")
         for wrong in (key_of(SECRET, "other"), key_of(b"other", "token")):
-            with pytest.raises(RefusedError), asked_for(server.place, wrong, "d", "given"):
+            with pytest.raises(RefusedError), requested_file(server.place, wrong, "d", "given"):
                 pass
         assert asked == ["given"], "without the key nothing is opened"
-        with pytest.raises(RefusedError), asked_for(server.place, key, "d", "../given"):
+        with pytest.raises(RefusedError), requested_file(server.place, key, "d", "../given"):
             pass
         with socket.create_connection(server.place) as line:  # a stranger's request, and rubbish
             line.sendall(b"GET / HTTP/1.0\r\n\r\n" * 99)
@@ -445,7 +445,7 @@ def test_the_server_gives_only_what_it_shall_to_who_has_the_key(tmp_path: Path) 
             assert b"bytes" not in line.recv(4096)
     finally:
         server.close()
-    with pytest.raises(OSError), asked_for(server.place, key, "d", "given"):
+    with pytest.raises(OSError), requested_file(server.place, key, "d", "given"):
         pass
 
 
@@ -464,7 +464,7 @@ def test_bytes_that_a_stranger_changed_are_refused(tmp_path: Path, monkeypatch: 
     try:
         with (
             pytest.raises(RefusedError, match="not signed"),
-            asked_for(server.place, key, "d", "given") as got,
+            requested_file(server.place, key, "d", "given") as got,
         ):
             list(got[1])
     finally:

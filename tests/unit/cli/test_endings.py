@@ -73,14 +73,14 @@ def last_words(process: subprocess.Popen[str]) -> tuple[str, str]:
         raise
 
 
-SAID = [
+NOTES_BY_KEY = [
     (signal.SIGTERM, 143, "ended by SIGTERM\n"),
     (signal.SIGHUP, 129, "ended by SIGHUP\n"),
     (signal.SIGINT, 130, "interrupted\n"),
 ]
 
 
-@pytest.mark.parametrize(("number", "code", "said"), SAID)
+@pytest.mark.parametrize(("number", "code", "said"), NOTES_BY_KEY)
 def test_a_signal_lets_it_clean_up_and_answers_its_code(
     number: int, code: int, said: str, tmp_path: Path
 ) -> None:
@@ -91,7 +91,7 @@ def test_a_signal_lets_it_clean_up_and_answers_its_code(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("number", "code", "said"), SAID)
+@pytest.mark.parametrize(("number", "code", "said"), NOTES_BY_KEY)
 def test_a_signal_while_the_program_is_imported(number: int, code: int, said: str, tmp_path: Path) -> None:
     """torch takes seconds: a Ctrl-C in them is no traceback out of somebody's ``import``."""
     (tmp_path / "heavy.py").write_text("import time\nprint('up', flush=True)\nwhile True: time.sleep(0.05)\n")

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 from paceline.config.backend_files.accelerate.environment import (
+    NOTES_BY_KEY,
     OLD,
     OTHERS,
     READ,
     REFUSED,
-    SAID,
     SWITCHES,
 )
 from paceline.config.load import load_config
 from paceline.core.diagnostics import Severity
 
-KNOWN = {*READ, *SAID, *REFUSED, *SWITCHES, *OTHERS}
+KNOWN = {*READ, *NOTES_BY_KEY, *REFUSED, *SWITCHES, *OTHERS}
 # As accelerate 1.15 sets them when nobody asks for anything, on two processes.
 PLAIN = {
     "ACCELERATE_MIXED_PRECISION": "no",

@@ -91,7 +91,7 @@ configs:
 
 
 @pytest.mark.parametrize(
-    ("files", "asked_for", "code", "said"),
+    ("files", "wanted", "code", "said"),
     [
         ({"README.md": CARD, "data/a.csv": ""}, {}, "data.config_name", "main, other.*\\n.*name: main"),
         ({"README.md": CARD, "data/a.csv": ""}, {"name": "mian"}, "data.config_name", "'mian'"),
@@ -121,13 +121,13 @@ configs:
     ],
 )
 def test_folders_that_nobody_can_mean_are_refused(
-    files: dict[str, str], asked_for: dict[str, str], code: str, said: str, tmp_path: Path
+    files: dict[str, str], wanted: dict[str, str], code: str, said: str, tmp_path: Path
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=rf"{re.escape(code)}\](.|\n)*{said}"):
-        locate(str(tmp_path), **{"split": "train", **asked_for})
+        locate(str(tmp_path), **{"split": "train", **wanted})
 
 
 def test_a_name_beside_a_file_is_refused(tmp_path: Path) -> None:

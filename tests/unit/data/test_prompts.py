@@ -21,13 +21,13 @@ from paceline.data.rows.formats import Example
 from paceline.data.rows.kinds.prompts import PROMPTS
 from paceline.data.rows.values import RowError
 
-ASKED, SAID = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
+ASKED, NOTES_BY_KEY = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
 FORMS: list[dict[str, Any]] = [
     {"question": "1+1?", "answer": "2"},
     {"prompt": "1+1?", "answer": "2", "question": "not this"},
     {"instruction": "1+1?", "input": "", "output": "2"},
     {"prompt": [ASKED], "solution": "2"},
-    {"messages": [ASKED, SAID]},
+    {"messages": [ASKED, NOTES_BY_KEY]},
     {"conversations": [{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]},
 ]
 
@@ -41,7 +41,7 @@ NAMED: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"q": "1+1?", "a": "2"}, {"question": "q", "answer": "a"}),
     ({"q": "1+1?", "a": "2"}, {"instruction": "q", "output": "a"}),
     ({"input": "1+1?", "output": "2"}, {"instruction": "input"}),
-    ({"rounds": [ASKED, SAID]}, {"messages": "rounds"}),
+    ({"rounds": [ASKED, NOTES_BY_KEY]}, {"messages": "rounds"}),
 ]
 
 
@@ -81,9 +81,9 @@ def test_what_rewards_may_need_is_kept() -> None:
         "x": None,
         "system": "short",
     }
-    both = read({"messages": [ASKED, SAID], "answer": "two"})
+    both = read({"messages": [ASKED, NOTES_BY_KEY], "answer": "two"})
     assert json.loads(both.facts)["answer"] == "two" and both.messages == (ASKED,)
-    assert json.loads(both.facts)["expected_turn"] == SAID
+    assert json.loads(both.facts)["expected_turn"] == NOTES_BY_KEY
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     calling = read({"messages": [ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}]})
     assert json.loads(calling.facts)["expected_turn"]["tool_calls"] == [call]

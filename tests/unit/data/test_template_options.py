@@ -140,11 +140,11 @@ def test_the_sandbox_is_shut(template: str) -> None:
         assert error.reason == "template_refused"
 
 
-SAID = "{% for m in messages %} {{ m.content }} {% endfor %}"
+NOTES_BY_KEY = "{% for m in messages %} {{ m.content }} {% endfor %}"
 TAKEN_UP = {
-    "a set block": "{% set t %}" + SAID + "{% endset %}{{ t | trim }}",
-    "a macro": "{% macro w() %}" + SAID + "{% endmacro %}{{ w() | trim }}",
-    "a filter": "{% filter trim %}" + SAID + "{% endfilter %}",
+    "a set block": "{% set t %}" + NOTES_BY_KEY + "{% endset %}{{ t | trim }}",
+    "a macro": "{% macro w() %}" + NOTES_BY_KEY + "{% endmacro %}{{ w() | trim }}",
+    "a filter": "{% filter trim %}" + NOTES_BY_KEY + "{% endfilter %}",
 }
 
 

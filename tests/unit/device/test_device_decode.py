@@ -268,9 +268,9 @@ def test_where_every_forward_is_a_collective_the_host_reads_once_a_token() -> No
         root = build("llama", machine.device)
         found = []
         for tokens in (8, 12):
-            asked_for = asked((tokens,))
+            wanted = asked((tokens,))
             machine.forget()
-            there, _ = decoded(root, asked_for, SAMPLED, rows=64, stop_ids=(), agree=agree)
+            there, _ = decoded(root, wanted, SAMPLED, rows=64, stop_ids=(), agree=agree)
             found.append(sum(machine.waits.values()))
             if tokens == 8:
                 same(here, there)

@@ -17,14 +17,14 @@ from paceline.data.prepare.prepare import prepare
 from paceline.data.rows.kinds.base import row_kind
 from paceline.evaluation.file_rows import read_file
 
-USER, SAID = {"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Four."}
+USER, NOTES_BY_KEY = {"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Four."}
 LINES: dict[str, Any] = {
-    "good": {"messages": [USER, SAID]},
-    "too_long": {"messages": [USER, {**SAID, "content": "four " * 60}]},
-    "answer_cut_off": {"messages": [{**USER, "content": "how " * 60}, SAID]},
+    "good": {"messages": [USER, NOTES_BY_KEY]},
+    "too_long": {"messages": [USER, {**NOTES_BY_KEY, "content": "four " * 60}]},
+    "answer_cut_off": {"messages": [{**USER, "content": "how " * 60}, NOTES_BY_KEY]},
     "no_answer": {"messages": [USER]},
     "empty": {"messages": []},
-    "unknown_role": {"messages": [{"role": "king", "content": "a"}, SAID]},
+    "unknown_role": {"messages": [{"role": "king", "content": "a"}, NOTES_BY_KEY]},
     "not_an_object": [1],
     "bad_json": None,
 }

@@ -17,8 +17,8 @@ from paceline.evaluation import chat
 from paceline.generation.answer import Sampling, load_folder
 from paceline.generation.settings import sampling_of
 
-SAID = {"max_new_tokens": 3, "temperature": 0.7, "top_p": 0.9, "top_k": 5}
-NOTHING = dict.fromkeys(SAID)
+NOTES_BY_KEY = {"max_new_tokens": 3, "temperature": 0.7, "top_p": 0.9, "top_k": 5}
+NOTHING = dict.fromkeys(NOTES_BY_KEY)
 
 
 def run_folder(folder: Path, generation: dict[str, Any]) -> Path:
@@ -68,31 +68,31 @@ def generate_calls(
 def test_the_model_generates_as_the_run_says(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [call] = generate_calls(run_folder(tmp_path / "run", SAID), model_folder, [], monkeypatch)
-    assert call["do_sample"] and {name: call[name] for name in SAID} == SAID
+    [call] = generate_calls(run_folder(tmp_path / "run", NOTES_BY_KEY), model_folder, [], monkeypatch)
+    assert call["do_sample"] and {name: call[name] for name in NOTES_BY_KEY} == NOTES_BY_KEY
 
 
 def test_an_option_wins_over_the_run(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--temperature", "0", "--max-new-tokens", "2"]
-    [call] = generate_calls(run_folder(tmp_path / "run", SAID), model_folder, options, monkeypatch)
+    [call] = generate_calls(run_folder(tmp_path / "run", NOTES_BY_KEY), model_folder, options, monkeypatch)
     assert not call["do_sample"] and call["max_new_tokens"] == 2
 
 
 @pytest.mark.parametrize("name", list(GenerationSection.model_fields))
 def test_every_key_of_the_section_and_every_option_act(tmp_path: Path, name: str) -> None:
     plain = run_folder(tmp_path / "plain", {})
-    changed = run_folder(tmp_path / "changed", {name: SAID[name]})
+    changed = run_folder(tmp_path / "changed", {name: NOTES_BY_KEY[name]})
     assert sampling_of(plain, NOTHING) == Sampling()
-    assert getattr(sampling_of(changed, NOTHING), name) == SAID[name] != getattr(Sampling(), name)
-    assert getattr(sampling_of(plain, {**NOTHING, name: SAID[name]}), name) == SAID[name]
+    assert getattr(sampling_of(changed, NOTHING), name) == NOTES_BY_KEY[name] != getattr(Sampling(), name)
+    assert getattr(sampling_of(plain, {**NOTHING, name: NOTES_BY_KEY[name]}), name) == NOTES_BY_KEY[name]
     assert name in chat.SAMPLING
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoints/step-00000004", "checkpoints"])
 def test_a_checkpoint_is_of_its_run(tmp_path: Path, inside: str) -> None:
-    run = run_folder(tmp_path / "run", SAID)
+    run = run_folder(tmp_path / "run", NOTES_BY_KEY)
     assert sampling_of(run / inside, NOTHING) == Sampling(3, 0.7, 0.9, 5)
 
 

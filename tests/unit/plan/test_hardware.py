@@ -176,20 +176,20 @@ def test_an_answer_with_devices_is_kept_for_what_it_depends_on_and_free_memory_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replies = [(ANSWER, "")] * 4
-    monkeypatch.setattr(ask, "query_child", lambda environ: replies.pop())
+    monkeypatch.setattr(ask, "child_reply", lambda environ: replies.pop())
     wheel = Wheel("2.13.0+cu130", cuda="13.0")
-    first, _ = ask.ask_torch({}, wheel, tmp_path)
-    again, _ = ask.ask_torch({}, wheel, tmp_path)
+    first, _ = ask.query_torch({}, wheel, tmp_path)
+    again, _ = ask.query_torch({}, wheel, tmp_path)
     assert first == ANSWER and len(replies) == 3
     assert again is not None and again.devices[0].total_bytes == 22 * 2**30
     assert (again.fresh, again.devices[0].free_bytes) == (False, None)
-    ask.ask_torch({"CUDA_VISIBLE_DEVICES": "0"}, wheel, tmp_path)
+    ask.query_torch({"CUDA_VISIBLE_DEVICES": "0"}, wheel, tmp_path)
     assert len(replies) == 2, "another selection of devices is another question"
-    ask.ask_torch({}, Wheel("2.14.0+cu130", cuda="13.0"), tmp_path)
+    ask.query_torch({}, Wheel("2.14.0+cu130", cuda="13.0"), tmp_path)
     assert len(replies) == 1, "so is another torch"
     assert all((source_of(name) or Path()).is_file() for name in ask.ASKERS), "its sources are not found"
     monkeypatch.setattr(ask, "asker_identity", lambda: "another release of Paceline, whose probe was mended")
-    ask.ask_torch({}, wheel, tmp_path)
+    ask.query_torch({}, wheel, tmp_path)
     assert replies == [], "and another probe"
 
 
@@ -197,21 +197,21 @@ def test_an_answer_with_devices_is_kept_for_what_it_depends_on_and_free_memory_n
 def test_an_answer_without_devices_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: tuple[TorchAnswer | None, str]
 ) -> None:
-    monkeypatch.setattr(ask, "query_child", lambda environ: reply)
+    monkeypatch.setattr(ask, "child_reply", lambda environ: reply)
     assert (
-        ask.ask_torch({}, Wheel("2.13.0+cu130"), tmp_path) == reply and list(tmp_path.rglob("*.json")) == []
+        ask.query_torch({}, Wheel("2.13.0+cu130"), tmp_path) == reply and list(tmp_path.rglob("*.json")) == []
     )
 
 
 def test_a_kept_answer_that_is_damaged_is_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ask, "query_child", lambda environ: (ANSWER, ""))
+    monkeypatch.setattr(ask, "child_reply", lambda environ: (ANSWER, ""))
     wheel = Wheel("2.13.0+cu130")
-    ask.ask_torch({}, wheel, tmp_path)
+    ask.query_torch({}, wheel, tmp_path)
     (record,) = tmp_path.rglob("*.json")
     record.write_text("{")
-    assert ask.ask_torch({}, wheel, tmp_path) == (ANSWER, "")
+    assert ask.query_torch({}, wheel, tmp_path) == (ANSWER, "")
 
 
 def test_processor_flags() -> None:

@@ -40,7 +40,7 @@ def on(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **options: Any)
     monkeypatch.setattr(hardware, "installed_wheel", lambda: Wheel(**machine["wheel"]))
     monkeypatch.setattr(hardware, "device_nodes", lambda: DeviceFiles(**machine["nodes"]))
     monkeypatch.setattr(hardware, "host_memory_bytes", lambda: 500 * GIB)
-    monkeypatch.setattr(hardware, "ask_torch", lambda environ, wheel, cache: (answer, machine["silence"]))
+    monkeypatch.setattr(hardware, "query_torch", lambda environ, wheel, cache: (answer, machine["silence"]))
     return hardware.probe(machine["environ"], tasks=machine["tasks"], **options)
 
 
@@ -88,7 +88,7 @@ def test_torch_is_asked_only_where_something_hints_at_a_device(monkeypatch: pyte
     asked: list[str] = []
     machine = json.loads((Path(__file__).parent / "machines/nothing.json").read_text(encoding="utf-8"))
     on(machine, monkeypatch)
-    monkeypatch.setattr(hardware, "ask_torch", lambda environ, wheel, cache: asked.append("") or (None, ""))
+    monkeypatch.setattr(hardware, "query_torch", lambda environ, wheel, cache: asked.append("") or (None, ""))
     hardware.probe({})
     assert asked == []
     monkeypatch.setattr(hardware, "installed_wheel", lambda: Wheel("2.13.0", cuda="13.0"))

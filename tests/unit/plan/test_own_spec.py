@@ -85,7 +85,7 @@ def test_what_is_assigned_is_told_from_the_source_alone(
         assert not is_assigned(name), name
 
 
-_ASK = """
+_STOP_SIGNALS = """
 import json, sys
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.core.errors import ConfigError
@@ -104,7 +104,7 @@ def test_a_spec_brings_no_torch_to_the_plan(tmp_path: Path) -> None:
     (tmp_path / "with_torch.py").write_text(source, encoding="utf-8")
     path = os.pathsep.join([str(EXAMPLES), str(tmp_path), str(EXAMPLES.parent)])
     done = subprocess.run(
-        [sys.executable, "-c", _ASK],
+        [sys.executable, "-c", _STOP_SIGNALS],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": path},

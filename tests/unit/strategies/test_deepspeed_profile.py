@@ -17,7 +17,7 @@ from paceline.models.flops import attention_modules
 from paceline.plan.model.read_config import shape_from_config
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
-from paceline.strategies.deepspeed.flops_profiler import SAID, profiled
+from paceline.strategies.deepspeed.flops_profiler import NOTES_BY_KEY, profiled
 from paceline.strategies.deepspeed.strategy import DeepSpeed, EngineHandle
 
 COMMON = {"vocab_size": 50, "max_position_embeddings": 64}
@@ -109,7 +109,7 @@ def test_the_count_is_two_per_weight_and_token_and_attention_s(
     assert (profiler.get_total_macs(), profiler.get_total_flops()) == (expected, 2 * expected)
     assert 0 < profiler.get_total_duration() < 60, "no time since 1970"
     assert len(attention_modules(root.hf)) == shape.layers
-    assert SAID in capsys.readouterr().out
+    assert NOTES_BY_KEY in capsys.readouterr().out
     with contextlib.redirect_stdout(None):
         profiler.print_model_profile(profile_step=5, detailed=False)
     profiler.end_profile()
@@ -120,7 +120,7 @@ def test_other_windows_are_left_alone(capsys: pytest.CaptureFixture[str]) -> Non
     engine = engine_of(root, due=False)
     with profiled(engine, root, batch()):
         root(batch(), frozenset({Output.NLL}))
-    assert not engine.flops_profiler.started and SAID not in capsys.readouterr().out
+    assert not engine.flops_profiler.started and NOTES_BY_KEY not in capsys.readouterr().out
 
 
 def test_a_forward_of_the_engine_begins_the_profile_and_the_backward_ends_it(
@@ -134,10 +134,10 @@ def test_a_forward_of_the_engine_begins_the_profile_and_the_backward_ends_it(
     handle.start_profiles(1)
     strategy = DeepSpeed.__new__(DeepSpeed)
     loss = engine(batch(), frozenset({Output.NLL}))[Output.NLL.value]
-    assert SAID not in capsys.readouterr().out
+    assert NOTES_BY_KEY not in capsys.readouterr().out
     strategy.backward(handle, loss)
-    assert SAID in capsys.readouterr().out and engine.flops_profiler.get_total_macs() > 0
+    assert NOTES_BY_KEY in capsys.readouterr().out and engine.flops_profiler.get_total_macs() > 0
     engine.global_steps = 6
     strategy.backward(handle, engine(batch(), frozenset({Output.NLL}))[Output.NLL.value])
-    assert SAID not in capsys.readouterr().out, "another window is left alone"
+    assert NOTES_BY_KEY not in capsys.readouterr().out, "another window is left alone"
     engine.flops_profiler.end_profile()

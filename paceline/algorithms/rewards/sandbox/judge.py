@@ -31,7 +31,7 @@ from paceline.algorithms.rewards.sandbox.plain_values import (
     send,
 )
 from paceline.algorithms.rewards.sandbox.program import Text
-from paceline.algorithms.rewards.sandbox.used_names import PROGRAM_MODULES, asked_names, used_as_modules
+from paceline.algorithms.rewards.sandbox.used_names import PROGRAM_MODULES, tested_names, used_as_modules
 
 if TYPE_CHECKING:
     from paceline.algorithms.rewards.sandbox.plain_values import Plain
@@ -86,7 +86,7 @@ def _run(text: str, program: RemoteProgram, names: list[str]) -> bool:
     space = vars(module)
     space[_CALL] = call_for_its_effect
     modules = used_as_modules(tree)
-    requested = sorted(asked_names(tree))
+    requested = sorted(tested_names(tree))
     for name in requested:
         # A standard module, else the program's
         if name in modules and (name in sys.stdlib_module_names or name in _USUAL_NAMES):

@@ -157,9 +157,9 @@ class Objects:
             raise NotPlain(str(kind))
         if kind == "object":
             return self._held[number]
-        return lambda *arguments, **named: self._ask_back(number, arguments, named)
+        return lambda *arguments, **named: self._call_program(number, arguments, named)
 
-    def _ask_back(self, number: int, arguments: Sequence[object], named: Mapping[str, object]) -> object:
+    def _call_program(self, number: int, arguments: Sequence[object], named: Mapping[str, object]) -> object:
         """Call a function of the tests, in the other process."""
         send(
             self._channel,

@@ -29,7 +29,7 @@ def used_names(tree: ast.Module) -> set[str]:
     return used - bound
 
 
-def asked_names(tree: ast.Module) -> set[str]:
+def tested_names(tree: ast.Module) -> set[str]:
     """Return ``used_names`` without built-ins.
 
     If none is left, return the built-in that every assertion calls first. The task may be to write ``sum``,

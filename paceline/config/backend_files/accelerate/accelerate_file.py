@@ -20,7 +20,7 @@ _TABLE = read_table("accelerate", "backend_files")
 KNOWN, _NOT_DRIVEN = frozenset(names(_TABLE["keys"])), names(_TABLE["not_driven"])
 _STRATEGY, REFUSED, _PLAIN = (texts(_TABLE[name]) for name in ("strategies", "refused", "plain"))
 #: key → (the note if its value requests something, values besides null, false and "" that do not)
-SAID = {
+NOTES_BY_KEY = {
     key: (str(row["says"]), names(row.get("silent")))
     for key, row in ((key, as_object(row)) for key, row in as_object(_TABLE["said"]).items())
 }
@@ -196,7 +196,7 @@ class _AccelerateReader(SettingsReader):
 
     def _ignored_keys(self) -> None:
         data = self.document.data
-        for key, (says, silent) in SAID.items():
+        for key, (says, silent) in NOTES_BY_KEY.items():
             value = data.get(key)
             word = value.strip().lower() if isinstance(value, str) else value
             if word not in (None, False, "", "no", "false", [], {}) and word not in silent:

@@ -12,8 +12,8 @@ from paceline.config.yaml_text.read_file import read_table, texts
 from paceline.core.json_types import Json, JsonObject, as_object
 
 _TABLE = read_table("accelerate", "backend_files")
-_DEEPSPEED, _DEEPSPEED_SAID = texts(_TABLE["deepspeed"]), texts(_TABLE["deepspeed_said"])
-_PARALLEL_SAID, _MEGATRON = texts(_TABLE["parallelism_said"]), texts(_TABLE["megatron"])
+_DEEPSPEED, _DEEPSPEED_NOTES = texts(_TABLE["deepspeed"]), texts(_TABLE["deepspeed_said"])
+_PARALLEL_NOTES, _MEGATRON = texts(_TABLE["parallelism_said"]), texts(_TABLE["megatron"])
 # filled in from the training arguments by Accelerate
 _OPEN = (
     "train_batch_size",
@@ -76,9 +76,9 @@ def deepspeed_block(reader: SettingsReader, file_data: JsonObject) -> None:
 
 def _deepspeed_other(reader: SettingsReader, key: str, json: JsonObject, origin: dict[str, str]) -> None:
     value = reader.document.data[key]
-    if key in _DEEPSPEED_SAID:
+    if key in _DEEPSPEED_NOTES:
         if value not in (None, False, "", "standard"):
-            reader.note(key, f"{key}: {_DEEPSPEED_SAID[key]}")
+            reader.note(key, f"{key}: {_DEEPSPEED_NOTES[key]}")
     elif key in _MOE:
         if names := [name.strip() for name in str(value or "").split(",") if name.strip()]:
             _put(json, "zero_optimization.leaf_module.classes", names)
@@ -101,7 +101,7 @@ def _deepspeed_other(reader: SettingsReader, key: str, json: JsonObject, origin:
             "name a JSON file in deepspeed_config_file",
         )
     else:
-        valid_keys = (*_DEEPSPEED, *_DEEPSPEED_SAID, *_MOE, "deepspeed_config_file")
+        valid_keys = (*_DEEPSPEED, *_DEEPSPEED_NOTES, *_MOE, "deepspeed_config_file")
         _unknown(reader, "deepspeed_config", key, valid_keys)
 
 
@@ -139,10 +139,10 @@ def parallelism_block(reader: SettingsReader, file_data: JsonObject) -> None:
             continue
         if name in _AXES:
             sizes[name] = value
-        elif name in _PARALLEL_SAID:
-            reader.note(key, f"{key}: {_PARALLEL_SAID[name]}")
+        elif name in _PARALLEL_NOTES:
+            reader.note(key, f"{key}: {_PARALLEL_NOTES[name]}")
         else:
-            valid_keys = tuple(f"parallelism_config_{axis}" for axis in (*_AXES, *_PARALLEL_SAID))
+            valid_keys = tuple(f"parallelism_config_{axis}" for axis in (*_AXES, *_PARALLEL_NOTES))
             _unknown(reader, "parallelism_config", key, valid_keys)
     if sizes.get("sp_size", 1) != 1 and sizes.get("cp_size", 1) != 1:
         reader.problem(

@@ -104,7 +104,9 @@ def launched_layer(
     _clipping(variables, layer)
     # Options the user gave rank above the YAML, the launcher's defaults below
     for entry in layer.entries:
-        (launched.above if _is_asked(entry.source.text, environ=variables) else launched.below).append(entry)
+        (launched.above if _is_requested(entry.source.text, environ=variables) else launched.below).append(
+            entry
+        )
     # Report what is used, and every conflict with the YAML
     _same_engine(launched, yaml)
     launched.notes += _taken(launched)
@@ -153,14 +155,14 @@ def _document(environ: Mapping[str, str]) -> Variables:
         text, block = environ.get(variable), path.partition(".")[0]
         if text is None or text.strip().lower() in ("", "none") or (block in switched and block not in on):
             continue
-        if not (block in on or _is_asked(variable, environ=environ)) and path != "mixed_precision":
+        if not (block in on or _is_requested(variable, environ=environ)) and path != "mixed_precision":
             continue
         # It is no key of the block outside DeepSpeed: `_clipping` reads it
         if path == "gradient_clipping":
             continue
         put_at(data, path.split("."), resolve_plain(text.strip()))
         names[path] = variable
-        if _is_asked(variable, environ=environ):
+        if _is_requested(variable, environ=environ):
             requested.add(path)
     # Switched-on blocks decide the distributed type
     for block, variable in on.items():
@@ -195,7 +197,7 @@ def _one_version(block: JsonObject, names: dict[str, str], requested: set[str]) 
             names.pop(f"fsdp_config.{key}", None)
 
 
-def _is_asked(variable: str, *, environ: Mapping[str, str]) -> bool:
+def _is_requested(variable: str, *, environ: Mapping[str, str]) -> bool:
     """Whether the value differs from the launcher's default."""
     if variable in SWITCHES:
         return True
@@ -222,11 +224,14 @@ def _check_environ(environ: Mapping[str, str], launched: Launched) -> None:
                         f"{name}: {REFUSED[name]}", where, value, "unset it, or start without that option"
                     )
                 )
-        elif name in SAID:
+        elif name in NOTES_BY_KEY:
             if value.strip().lower() not in _OFF or not name.startswith("ACCELERATE_"):
                 launched.notes.append(
                     codes.LAUNCH_NO_EFFECT(
-                        f"{name} has no effect here: {SAID[name]}", where, value, severity=Severity.NOTE
+                        f"{name} has no effect here: {NOTES_BY_KEY[name]}",
+                        where,
+                        value,
+                        severity=Severity.NOTE,
                     )
                 )
         elif (
@@ -311,7 +316,7 @@ SWITCHES = {
     name: (str(row["block"]), str(row["kind"]))
     for name, row in ((name, as_object(row)) for name, row in as_object(_TABLE["switches"]).items())
 }
-SAID, REFUSED = texts(_TABLE["said"]), texts(_TABLE["refused"])
+NOTES_BY_KEY, REFUSED = texts(_TABLE["said"]), texts(_TABLE["refused"])
 OTHERS, OLD = frozenset(names(_TABLE["others"])), names(_TABLE["old"])
 _MARKS = (
     "ACCELERATE_MIXED_PRECISION",

@@ -14,7 +14,7 @@ REFUSED = {
     path: (str(row["why"]), str(row["instead"]))
     for path, row in ((path, as_object(row)) for path, row in as_object(_TABLE["refused"]).items())
 }
-DROPPED, NOT_GRANTED, SAID = (texts(_TABLE[name]) for name in ("dropped", "not_granted", "said"))
+DROPPED, NOT_GRANTED, NOTES_BY_KEY = (texts(_TABLE[name]) for name in ("dropped", "not_granted", "said"))
 OPTIMIZERS, COMPRESSED = texts(_TABLE["optimizers"]), texts(_TABLE["compressed"])
 NO_OPTIMIZER = texts(_TABLE["no_optimizer"])
 SCHEDULES = texts(_TABLE["schedules"])

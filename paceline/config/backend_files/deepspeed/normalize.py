@@ -21,9 +21,9 @@ from paceline.config.backend_files.deepspeed.key_verdicts import (
     IGNORED,
     LOSS_SCALE,
     NOT_GRANTED,
+    NOTES_BY_KEY,
     REFUSED,
     RENAMED,
-    SAID,
     is_on,
 )
 from paceline.config.backend_files.layer import Document, Foreign, SettingsReader
@@ -196,8 +196,8 @@ class Normaliser(SettingsReader):
         # Notes on lossy features, and secrets
         taken = normal[name]
         on = any(item is True for item in taken.values()) if isinstance(taken, dict) else is_on(taken)
-        if path in SAID and on:
-            self.note(path, SAID[path])
+        if path in NOTES_BY_KEY and on:
+            self.note(path, NOTES_BY_KEY[path])
         if isinstance(taken, str) and taken != "auto" and holds_secret(name, taken):
             self.problem(
                 codes.SEC_SECRET_ON_CLI,

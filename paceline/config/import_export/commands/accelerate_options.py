@@ -40,7 +40,7 @@ _BLOCKS = {
     "fp8_": ("fp8_config", ""),
 }
 _SWITCH = {"parallelism_config_": "use_parallelism_config"}
-_SAID = {
+_NOTES = {
     "num_cpu_threads_per_process": "set OMP_NUM_THREADS; the training is the same",
     "max_restarts": "a run that ended is continued by `paceline train --resume auto`, started again by you",
     "mpirun_hostfile": "start Paceline's ranks with mpirun itself",
@@ -164,7 +164,7 @@ class _Made:
             elif option.name == "use_parallelism_config":
                 self._idle(option, "the sizes beside it are read")
             else:
-                self._idle(option, _SAID.get(option.name, _STARTS))
+                self._idle(option, _NOTES.get(option.name, _STARTS))
         if not kinds and "num_processes" in self.data and "distributed_type" not in self.data:
             self.data["distributed_type"] = "MULTI_GPU" if self.data["num_processes"] != 1 else "NO"
             self.origins["distributed_type"] = self.origins["num_processes"]

@@ -14,12 +14,12 @@ from paceline.core.errors import DataError
 from paceline.data import codes
 from paceline.data.rows.formats import Example, Shape, check_mapping, column_names, listed
 from paceline.data.rows.kinds.base import RowKind
-from paceline.data.rows.messages import says_something, turns_of_any
+from paceline.data.rows.messages import has_meaning, turns_of_any
 from paceline.data.rows.values import Cell, Row, RowError, as_text
 
 TEXT, CONVERSATION = "classified", "classified_conversation"
 _READ = ("text", "sentence", "content", "review", "document", "messages", "conversations")
-_SAID = ("label", "labels", "class", "category", "target", "intent")
+_NOTES = ("label", "labels", "class", "category", "target", "intent")
 
 
 def _is_vector(label: list[Cell]) -> bool:
@@ -67,7 +67,7 @@ class Classified(RowKind):
         wrong = codes.DATA_FORMAT_CLASSES("", where, listed(names), remedy)
         check_mapping(mapping, ("text", "label"), names, wrong)
         columns = {}
-        for name, usual in (("text", _READ), ("label", _SAID)):
+        for name, usual in (("text", _READ), ("label", _NOTES)):
             free = [column for column in usual if column in names and column not in mapping.values()]
             likely = [mapping[name]] if name in mapping else free
             if len(likely) > 1:
@@ -98,7 +98,7 @@ class Classified(RowKind):
         facts = json.dumps({"labels": labels, "several": isinstance(label, list)}, ensure_ascii=False)
         if shape.format != TEXT:
             turns = turns_of_any(value)
-            if not any(says_something(turn) for turn in turns):
+            if not any(has_meaning(turn) for turn in turns):
                 raise RowError("empty")
             return (Example(messages=tuple(turns), learn_from=len(turns), facts=facts),)
         text = as_text(value, read)

@@ -21,7 +21,7 @@ from paceline.core.errors import DataError
 from paceline.data import codes
 from paceline.data.rows.formats import Example, Shape, check_mapping, column_names, listed, system_of
 from paceline.data.rows.kinds.base import RowKind
-from paceline.data.rows.messages import Message, is_answer, says_something, turns_or_text
+from paceline.data.rows.messages import Message, has_meaning, is_answer, turns_or_text
 from paceline.data.rows.values import Cell, Row, RowError, as_text
 
 TEXT, CONVERSATION = "preference", "preference_conversation"
@@ -230,7 +230,7 @@ def _shared(first: list[Message], second: list[Message]) -> int:
 
 def check_answer(turns: Sequence[Message], detail: str) -> None:
     """Raise RowError unless turns have an answer, and all that the assistant says there is something."""
-    answers = [says_something(turn) for turn in turns if turn["role"] == "assistant"]
+    answers = [has_meaning(turn) for turn in turns if turn["role"] == "assistant"]
     if not answers or not all(answers):
         raise RowError("no_answer", detail)
 

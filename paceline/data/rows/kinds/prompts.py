@@ -21,9 +21,9 @@ from paceline.data.rows.messages import Message, turns_of_any
 from paceline.data.rows.values import Cell, Row, RowError, as_text
 
 PROMPT, CONVERSATION = "prompt", "prompt_conversation"
-_ASKED = ("prompt", "question", "query", "problem", "instruction", "messages", "conversations")
+_PROMPT_NAMES = ("prompt", "question", "query", "problem", "instruction", "messages", "conversations")
 _EXPECTED = ("answer", "completion", "response", "output", "solution", "ground_truth")
-_SAME = dict.fromkeys(_ASKED, "prompt") | dict.fromkeys(_EXPECTED, "answer")
+_SAME = dict.fromkeys(_PROMPT_NAMES, "prompt") | dict.fromkeys(_EXPECTED, "answer")
 _BESIDE = ("input", "system")  # in this order: only an instruction has an input
 
 
@@ -52,13 +52,15 @@ class Prompts(RowKind):
         names, given = column_names(rows), dict(mapping or {})
         remedy = "columns: {prompt: X, answer: Y} (next to path:), where X and Y are names in the file"
         wrong = codes.DATA_FORMAT_PROMPTS("the rows have no prompt", where, listed(names), remedy)
-        check_mapping(given, (*_ASKED, *_EXPECTED, *_BESIDE), names, wrong)
+        check_mapping(given, (*_PROMPT_NAMES, *_EXPECTED, *_BESIDE), names, wrong)
         # Training's names (instruction, messages, completion, output, ...) mean the same columns here.
         mapping = {_SAME.get(name, name): column for name, column in given.items()}
         if len(mapping) < len(given):
             raise DataError(replace(wrong, what=f"columns: two names of one column in {', '.join(given)}"))
         # Exactly one prompt column; "prompt" wins over the others.
-        prompts = [mapping["prompt"]] if "prompt" in mapping else [name for name in _ASKED if name in names]
+        prompts = (
+            [mapping["prompt"]] if "prompt" in mapping else [name for name in _PROMPT_NAMES if name in names]
+        )
         if "prompt" in prompts:
             prompts = ["prompt"]
         if len(prompts) > 1:

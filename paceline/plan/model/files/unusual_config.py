@@ -26,7 +26,7 @@ _ROPE = {
     ),
 }
 #: Keys without effect on the computation.
-_TOLD = frozenset(
+_REPORTED = frozenset(
     {
         "model_type",
         "architectures",
@@ -74,7 +74,7 @@ def impossible(config: Mapping[str, Json]) -> tuple[str, ...]:
 
 
 def _ordinary(key: str, value: Json, vocab: int, config: Mapping[str, Json], written: bool) -> bool:
-    if key in _TOLD:
+    if key in _REPORTED:
         return True
     if key in _SIZES or key == "sliding_window":
         return (value is None and key in _LIKELY_NONE) or (

@@ -14,8 +14,8 @@ from paceline.plan.plan import Precision
 from paceline.plan.strategies.deepspeed.compile_config import compile_config
 from paceline.plan.strategies.deepspeed.zero_block import (
     KEY,
-    asked_stage,
     offload_device,
+    requested_stage,
     user_config,
     zero_block,
 )
@@ -234,7 +234,7 @@ def deepspeed_engine(
     """Return ``Plan.engine`` for DeepSpeed; its ``config`` is passed to ``deepspeed.initialize``."""
     user = user_config(job.training)
     stage = _stage_that_counts(
-        asked_stage(user) if named_stage is None else named_stage, mesh, precision, findings
+        requested_stage(user) if named_stage is None else named_stage, mesh, precision, findings
     )
     _check_family(stage, job, findings)
     zero = zero_block(user)
@@ -246,7 +246,7 @@ def deepspeed_engine(
         offload_param=offload_device(zero, "offload_param") if stage == 3 else "none",
     )
     _check_stage(stage, engine.autotp_size, job, precision, findings)
-    _say_engine(engine, mesh, findings)
+    _report_engine(engine, mesh, findings)
     return replace(engine, config=compile_config(user, engine, job, mesh, batch, precision, findings))
 
 
@@ -290,7 +290,7 @@ def _check_stage(stage: int, tp: int, job: Job, precision: Precision, findings: 
         )
 
 
-def _say_engine(engine: DeepSpeedOptions, mesh: Mesh, findings: Findings) -> None:
+def _report_engine(engine: DeepSpeedOptions, mesh: Mesh, findings: Findings) -> None:
     shared = {
         0: "complete copies on every rank, gradients averaged",
         1: "optimizer states sharded",

@@ -213,7 +213,7 @@ def whole(block: Mapping[str, Json], key: str, default: int) -> int:
     return int(value) if isinstance(value, (int, float)) else default
 
 
-def asked_stage(user: Mapping[str, Json]) -> int:
+def requested_stage(user: Mapping[str, Json]) -> int:
     """Return the file's ZeRO stage; DeepSpeed's default is 0."""
     stage = zero_block(user).get("stage", 0)
     return int(stage) if isinstance(stage, (int, float)) and not isinstance(stage, bool) else 0
