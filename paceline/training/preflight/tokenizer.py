@@ -10,13 +10,12 @@ import tempfile
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.config.schema import Config, field_of
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
 from paceline.data.preflight.length_check import doubtful_sets, lost_rows
-from paceline.data.prepare.choose_template import settle_template, stop_tokens
-from paceline.data.prepare.prepare import setup_of
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
 from paceline.data.tokenizer.file_facts import most_tokens, same_files, unsettled
@@ -25,6 +24,11 @@ from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.needs_trial import MODEL, TOKENIZER
 from paceline.plan.plan import Plan
 from paceline.training.preflight.named_models import check_reward_model, check_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from paceline.data.prepare.tokenize import Setup
 
 
 def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict[str, str]:
@@ -95,15 +99,25 @@ def try_tokenizer(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
                 for d in error.diagnostics
             )
             return
-    setup = setup_of(config.data, config.model, row_kind(algorithm_spec(config.training.algorithm).rows))
-    setup, _ = settle_template(setup, open_tokenizer(setup.tokenizer), formats)
+    setup, *_ = _settled(config, formats)
     yield from lost_rows(setup, config.data, list(doubtful_sets(config.data, config.model, setup.reading)))
 
 
-def _rendering(config: Config, formats: Set[str]) -> list[Diagnostic]:
+def _settled(config: Config, formats: Set[str]) -> tuple[Setup, PreTrainedTokenizerBase, list[Diagnostic]]:
+    # What prepares rows imports numpy: a start that only asks the questions above does without
+    from paceline.data.prepare.choose_template import settle_template
+    from paceline.data.prepare.prepare import setup_of
+
     setup = setup_of(config.data, config.model, row_kind(algorithm_spec(config.training.algorithm).rows))
     tokenizer = open_tokenizer(setup.tokenizer)
     setup, notes = settle_template(setup, tokenizer, formats)
+    return setup, tokenizer, list(notes)
+
+
+def _rendering(config: Config, formats: Set[str]) -> list[Diagnostic]:
+    from paceline.data.prepare.choose_template import stop_tokens
+
+    setup, tokenizer, notes = _settled(config, formats)
     stop_tokens(setup, tokenizer)
     return [note for note in notes if note.severity is not Severity.NOTE]
 
