@@ -90,7 +90,8 @@ def test_every_sharding_equals_one_process(found: Found, world_size: int) -> Non
             assert alone[kind]["parameters"].keys() == run["parameters"].keys()
             for parameter, values in alone[kind]["parameters"].items():
                 apart = max(abs(x - y) for x, y in zip(values, run["parameters"][parameter], strict=True))
-                assert apart < BOUNDS[kind], (name, parameter)
+                # Adam's first steps go by a gradient's sign: where bf16 is emulated, its noise counts twice
+                assert apart < BOUNDS[kind] * (2 if kind == "bfloat16" else 1), (name, parameter)
 
 
 @WORLDS

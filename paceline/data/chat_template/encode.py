@@ -302,7 +302,7 @@ def idle_weights(example: Example, train_on: str) -> tuple[str, ...]:
         has_loss = number >= example.learn_from
         usual = has_loss and (train_on == "all" or message["role"] == "assistant")
         if "trained" in message and (not has_loss or message["trained"] == usual):
-            return ("messages[].loss, weight or train (of turns where it changes nothing)",)
+            return ("messages[].weight (or loss, train: of turns where it changes nothing)",)
     return ()
 
 

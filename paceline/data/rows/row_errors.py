@@ -170,8 +170,8 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
         codes.DATA_NO_LABELS,
         "no token of the row carries loss",
         (
-            "an answer with loss: false (or weight: 0) has none: give the row one with loss, or set"
-            " data.on_bad_row: skip; else check that the template marks the assistant's turns"
+            "an answer with loss: false (or weight: 0) has none: give the row one with loss,"
+            " or remove the row; else check that the template marks the assistant's turns"
         ),
     ),
     "too_long": (codes.DATA_TOO_LONG, "the row is longer than data.max_length", "increase data.max_length"),

@@ -13,7 +13,7 @@ from emulated_device import emulated
 from real_device import STANDS_FOR_CARD, card, card_capability
 from torch import Tensor
 
-from paceline.strategies.window.runner import WindowRunner
+from paceline.strategies.window.weights import WindowLosses
 
 Read = Callable[[Tensor], object]
 #: what a CPU does without a wait, and a device with one
@@ -36,14 +36,14 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Read], None]:
     """Plants a read of a micro-batch's outputs into its loss."""
 
     def plant(read: Read) -> None:
-        loss = WindowRunner._loss
+        add = WindowLosses.add
 
-        def reading(runner: WindowRunner, role: Any, outputs: Any, *rest: Any) -> Tensor:
+        def reading(losses: WindowLosses, role: Any, outputs: Any, batch: Any) -> Tensor:
             for value in outputs.values():
                 read(value)
-            return loss(runner, role, outputs, *rest)
+            return add(losses, role, outputs, batch)
 
-        monkeypatch.setattr(WindowRunner, "_loss", reading)
+        monkeypatch.setattr(WindowLosses, "add", reading)
 
     return plant
 

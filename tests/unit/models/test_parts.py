@@ -129,11 +129,13 @@ def test_freed_blocks_go_back_while_models_are_built_and_stay_in_training(first:
     script = f"""
 from paceline.runtime.device.host import {first}
 {first}()
-size = 20 * 2**20
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
+size, before = 20 * 2**20, resident()
 bytearray(size)
 blocks = [bytearray(size) for _ in range(8)]
 del blocks[:-1]
-print(next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")))
+print(resident() - before)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     kept = int(done.stdout) > 100 * 1024

@@ -153,7 +153,7 @@ from paceline.core.security.remote_code import read_code
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.materialize import skeleton
 from paceline.protocols.roles import Role
-import paceline.models.factory as factory
+from paceline.models.loading.model_source import code_options, load_hf_config
 from transformers import AutoModelForCausalLM
 place, commit = Path(sys.argv[1]), sys.argv[2]
 def said():
@@ -162,7 +162,7 @@ def model(**given): return Config.model_validate({{"model": given}}).model
 def attempt(act):
     try: act(); return "ran " + ",".join(sorted(set(said())))
     except ConfigError as error: return error.diagnostics[0].code + " " + ",".join(said())
-def build(m): factory.load_hf_config(m); skeleton(AutoModelForCausalLM, factory.load_hf_config(m), "sdpa", factory.code_options(m))
+def build(m): load_hf_config(m); skeleton(AutoModelForCausalLM, load_hf_config(m), "sdpa", code_options(m))
 local = str(place / "local")
 digest = read_code(Path(local)).digest
 print("off", attempt(lambda: build(model(name_or_path=local))))
@@ -307,10 +307,8 @@ def test_what_a_stranger_left_in_a_run_or_a_checkpoint_runs_no_code(tmp_path: Pa
         def side_files(self) -> list[str]:
             return ["config.json"]
 
-        def side_file(self, name: str) -> bytes:
-            return json.dumps(
-                {**SHAPE, "attn_implementation": "evil/kernel", "_attn_implementation": "e/k"}
-            ).encode()
+        def side_json(self, name: str) -> dict[str, Any]:
+            return {**SHAPE, "attn_implementation": "evil/kernel", "_attn_implementation": "e/k"}
 
     assert not [key for key in config_of(Reader(), "float32") if "attn" in key]  # type: ignore[arg-type]
 
