@@ -282,3 +282,15 @@ def test_a_length_of_llamafactorys_generation_is_no_limit_of_rows() -> None:
     found = imported("llamafactory", {**FULL["llamafactory"], "cutoff_len": 64, "max_length": 32})
     assert found.settings["data.max_length"].value == 64
     assert found.findings["max_length"].verdict is KeyVerdict.NO_EFFECT
+
+
+@pytest.mark.parametrize(("tuner", "key"), [("lora", "lora.adapter_name_or_path"), ("full", None)])
+def test_swift_resumes_the_weights_alone_as_a_new_run(tuner: str, key: str | None) -> None:
+    """``resume_only_model`` is no resume of ours, which goes on with rows and optimizer."""
+    given = {**FULL["swift"], "tuner_type": tuner, "resume_from_checkpoint": "x/checkpoint-2"}
+    made = imported("swift", {**given, "resume_only_model": True, "ignore_data_skip": True})
+    assert "training.resume_from_checkpoint" not in made.settings
+    assert key is None or made.settings[key].value == "x/checkpoint-2"
+    lost = made.findings["resume_from_checkpoint"].verdict is KeyVerdict.LOST
+    assert lost == (key is None)
+    assert imported("swift", given).settings["training.resume_from_checkpoint"].value == "x/checkpoint-2"
