@@ -176,7 +176,7 @@ def test_an_answer_with_devices_is_kept_for_what_it_depends_on_and_free_memory_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replies = [(ANSWER, "")] * 4
-    monkeypatch.setattr(ask, "child_reply", lambda environ: replies.pop())
+    monkeypatch.setattr(ask, "query_child", lambda environ: replies.pop())
     wheel = Wheel("2.13.0+cu130", cuda="13.0")
     first, _ = ask.query_torch({}, wheel, tmp_path)
     again, _ = ask.query_torch({}, wheel, tmp_path)
@@ -197,7 +197,7 @@ def test_an_answer_with_devices_is_kept_for_what_it_depends_on_and_free_memory_n
 def test_an_answer_without_devices_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: tuple[TorchAnswer | None, str]
 ) -> None:
-    monkeypatch.setattr(ask, "child_reply", lambda environ: reply)
+    monkeypatch.setattr(ask, "query_child", lambda environ: reply)
     assert (
         ask.query_torch({}, Wheel("2.13.0+cu130"), tmp_path) == reply and list(tmp_path.rglob("*.json")) == []
     )
@@ -206,7 +206,7 @@ def test_an_answer_without_devices_is_not_kept(
 def test_a_kept_answer_that_is_damaged_is_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ask, "child_reply", lambda environ: (ANSWER, ""))
+    monkeypatch.setattr(ask, "query_child", lambda environ: (ANSWER, ""))
     wheel = Wheel("2.13.0+cu130")
     ask.query_torch({}, wheel, tmp_path)
     (record,) = tmp_path.rglob("*.json")
