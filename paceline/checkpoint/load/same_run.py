@@ -50,10 +50,7 @@ _FIELDS: Mapping[str, tuple[str, str]] = {
     "seed": ("seed", _BACK),
     "config_digest": (
         "config",
-        (
-            "use the config it was saved with (config.yaml in the run directory), or start a new"
-            " run in another training.output_dir"
-        ),
+        f"use the config it was saved with (config.yaml in the run directory), {_ANEW}",
     ),
 }
 
