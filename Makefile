@@ -45,20 +45,20 @@ docs:
 clean:
 	@rm -rf .venv .venv-docs .mypy_cache .ruff_cache .pytest_cache outputs/demo *.egg-info
 
-# Every strategy × what is trained × precision, through the whole program; writes docs/support.json and docs/support.md.
+# Every strategy × what is trained × precision, through the whole program; writes docs/reference/support.json and docs/reference/support.md.
 conformance: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/conformance
 
-# A run begun in one layout goes on in another, every pair; writes docs/moves.json and docs/moves.md.
+# A run begun in one layout goes on in another, every pair; writes docs/reference/moves.json and docs/reference/moves.md.
 moves: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/conformance/moves_main.py $(PART)
 
-# Every causal family of Transformers in small; writes docs/family-matrix.json and docs/family-matrix.md.
+# Every causal family of Transformers in small; writes docs/reference/family-matrix.json and docs/reference/family-matrix.md.
 families: setup
 	@PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/unit/models/family_matrix.py $(ONLY)
 	@PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/unit/models/family_matrix.py --ranks $(ONLY)
 	@PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/unit/models/family_matrix.py --towers
 
-# Training on the GPUs of this machine, held to the CPU's losses; writes docs/gpu_support.md.
+# Training on the GPUs of this machine, held to the CPU's losses; writes docs/reference/gpu_support.md.
 gpu-check: setup
 	@$(BIN)/python tests/gpu

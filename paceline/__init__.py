@@ -1,6 +1,6 @@
 """Paceline: one YAML, any strategy, the same losses. Importing this package imports no torch.
 
-The library (``docs/library.md``) is the names in ``__all__``, each imported when it is first used.
+The library (``docs/reference/library.md``) is the names in ``__all__``, each imported when it is first used.
 """
 
 from __future__ import annotations

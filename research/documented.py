@@ -14,7 +14,7 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples" / "library"
-TABLE = ROOT / "docs" / "library-examples.json"
+TABLE = ROOT / "docs/reference/library-examples.json"
 ROWS, STEPS = 8, 3
 #: float32 on the CPU, three steps of all rows at once, so that their order does not count (TRL's ORPO and CPO
 #: take means of micro-batches); nothing beside the losses

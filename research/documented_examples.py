@@ -6,7 +6,7 @@
 
 FOLDER holds their pages as Markdown: trl/docs/source and transformers/docs/source/en, as checked out. Their
 code is read from the pages and run with our small models, rows and table (``documented.py``) in place of hub
-names. Writes docs/library-examples.json and the table of docs/library.md and its twin.
+names. Writes docs/reference/library-examples.json and the table of docs/reference/library.md and its twin.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def main() -> None:
     if not sys.argv[1:]:
         TABLE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         for page in ("library.md", "library.zh-CN.md"):
-            write_table(ROOT / "docs" / page, found)
+            write_table(ROOT / "docs/reference" / page, found)
 
 
 def write_table(page: Path, found: dict[str, dict[str, Any]]) -> None:

@@ -1,5 +1,5 @@
 """How well the planner predicts: fits its coefficients on published measurements and writes
-``docs/planner_accuracy.md``.
+``docs/explanation/planner_accuracy.md``.
 
     python research/planner_accuracy.py CALIBRATION.jsonl            fit, cross-validate, write coefficients
     and report python research/planner_accuracy.py --judge ROWS.jsonl           only judge the shipped
@@ -32,7 +32,7 @@ from planner_score import ENOUGH, FITS, MARGIN, Figures, Pick, by, fits, picks
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "paceline" / "plan" / "data" / "coefficients.json"
-REPORT = ROOT / "docs" / "planner_accuracy.md"
+REPORT = ROOT / "docs/explanation/planner_accuracy.md"
 FOLDS_OF_A_GROUP = 8
 ROUNDS = (
     # of the descent, in the folds and for what is shipped: two more fit the noise (memory's 90th percentile
@@ -164,7 +164,7 @@ def coefficients(memory: Sets, speed: Sets, judged: Judged) -> dict[str, object]
         return {"default": default, **others}
 
     return {
-        "note": "fitted by research/planner_accuracy.py; meanings in docs/planner.md",
+        "note": "fitted by research/planner_accuracy.py; meanings in docs/explanation/planner.md",
         "fits": FITS,
         "margin": MARGIN,
         "memory": small(memory, MEMORY_MOVES),

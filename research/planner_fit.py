@@ -193,7 +193,7 @@ ONLY_RAN = {"foundry", "megatron", "internevo"}
 # what saved-tensor hooks find on Transformers' own Llama block (a test holds it)
 EAGER = {"norm": 8.0, "query": 4.0, "keys": 4.0}
 OF_ADAPTERS = {"litgpt", "qwen", "qwen-int4", "swift", "torchtune"}  # their tables are judged by the median
-OWN_RULE = {"nanotron"}  # its published memory is the first stage's (see docs/planner.md)
+OWN_RULE = {"nanotron"}  # its published memory is the first stage's (see docs/explanation/planner.md)
 
 
 def predicted_memory(row: Row, sets: Mapping[str, Coefficients]) -> float:

@@ -40,11 +40,11 @@ class Page:
 
     @property
     def source(self) -> Path:
-        return ROOT / f"docs/{self.name}.md"
+        return ROOT / f"docs/reference/{self.name}.md"
 
     @property
     def twin(self) -> Path:
-        return ROOT / f"docs/{self.name}.zh-CN.md"
+        return ROOT / f"docs/reference/{self.name}.zh-CN.md"
 
     @property
     def table(self) -> Path:

@@ -1,4 +1,4 @@
-"""The planner's tables of ``docs/hardware.md`` and its Chinese twin: ``python scripts/hardware_tables.py``
+"""``python scripts/hardware_tables.py``: the planner's tables of ``docs/how-to/hardware.md`` and its twin
 writes them anew between their markers; ``tests/unit/docs/test_hardware_tables.py`` holds them there.
 
 Every number is a prediction of ``paceline plan``'s search, of Llama 3 8B from a folder in bfloat16 where no
@@ -32,7 +32,7 @@ from paceline.plan.model.model_catalogue import model_shape
 from paceline.plan.plan import AdapterSpec, Quantization
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {"en": "docs/hardware.md", "zh": "docs/hardware.zh-CN.md"}
+PAGES = {"en": "docs/how-to/hardware.md", "zh": "docs/how-to/hardware.zh-CN.md"}
 GIB = 2**30
 MODEL, CARD, ROWS = "llama-3-8b", "A100", 128
 MODELS = ("qwen2.5-0.5b", "llama-3-8b", "qwen2.5-14b", "llama-3-70b")

@@ -47,14 +47,16 @@ def write_pages(folder: Path) -> None:
                 copy = folder / "files" / path
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / path, copy)
+        (folder / page).parent.mkdir(parents=True, exist_ok=True)
         (folder / page).write_text(turned(origin, text), encoding="utf-8")
 
 
 def sources() -> Iterator[tuple[str, str]]:
     """(a page's path in the repository, its path on the site)."""
     yield from OUTSIDE.items()
-    for path in sorted((ROOT / "docs").glob("*.md")):
-        yield f"docs/{path.name}", path.name.replace(".zh-CN.md", ".zh.md")
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        page = path.relative_to(ROOT / "docs").as_posix()
+        yield f"docs/{page}", page.replace(".zh-CN.md", ".zh.md")
 
 
 def links(text: str) -> list[tuple[str, str, str]]:
@@ -76,21 +78,24 @@ def _path(origin: str, target: str) -> str:
     return posixpath.normpath(posixpath.join(posixpath.dirname(origin), target))
 
 
+def _site_path(path: str) -> str | None:
+    """Return where the site has the file ``path`` of the repository, or None."""
+    if path in OUTSIDE:
+        return OUTSIDE[path].replace(".zh.md", ".md")
+    if path.startswith("docs/"):
+        page = path.removeprefix("docs/").replace(".zh-CN.md", ".md")
+        return None if page.endswith(".json") else page
+    return f"files/{path}" if (ROOT / path).is_file() else None  # the site has no folders of the repository
+
+
 def _link(origin: str, text: str, target: str, anchor: str) -> str:
-    path = _path(origin, target)
     if not target or "://" in target:
         return f"{text}({target}{anchor})"
-    if path in OUTSIDE:
-        page = OUTSIDE[path]
-    elif path.startswith("docs/"):
-        page = path.removeprefix("docs/")
-    elif (ROOT / path).is_file():
-        page = f"files/{path}"
-    else:
-        return text[1:-1]  # a folder of the repository, which the site does not have
-    if page.endswith(".json"):
+    page = _site_path(_path(origin, target))
+    if page is None:
         return text[1:-1]
-    return f"{text}({page.replace('.zh-CN.md', '.md').replace('.zh.md', '.md')}{anchor})"
+    here = OUTSIDE.get(origin) or origin.removeprefix("docs/")
+    return f"{text}({posixpath.relpath(page, posixpath.dirname(here) or '.')}{anchor})"
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def _needed(question: InitQuestion) -> str:
 def _yaml(answers: Mapping[str, str]) -> str:
     """Return the YAML: one commented line for each answer."""
     lines = [
-        "# written by `paceline config init`; docs/config.md describes every key",
+        "# written by `paceline config init`; docs/reference/config.md describes every key",
         f"{KEY}: {newest()}",
         "",
     ]

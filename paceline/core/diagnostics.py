@@ -68,7 +68,8 @@ class Diagnostic:
 class CodeName:
     """The stable ``name`` of a diagnostic code (``room.short_name``) and an ``explanation`` of cause and fix.
 
-    Each code is defined once, in its room's ``codes.toml``; ``paceline explain``, ``docs/config.md`` and the
+    Each code is defined once, in its room's ``codes.toml``; ``paceline explain``,
+    ``docs/reference/config.md`` and the
     page of ``paceline watch`` print the explanation. ``chinese`` is its translation.
     """
 

@@ -1,4 +1,4 @@
-"""``make conformance``: runs the support matrix and writes docs/support.json and docs/support.md.
+"""``make conformance``: runs the support matrix; writes docs/reference/support.json and support.md there.
 
     python tests/conformance [--only TEXT] [--exact | --matrix | --preferences | --rollouts | --taught
     | --layers] [--part K/N] [--keep DIR]

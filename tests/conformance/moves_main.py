@@ -1,4 +1,4 @@
-"""``make moves``: runs that go on in another layout; writes docs/moves.json and docs/moves.md.
+"""``make moves``: runs that go on in another layout; writes docs/reference/moves.json and moves.md there.
 
     python tests/conformance/moves_main.py [PART ...] [--only TEXT] [--missing] [--first N] [--keep DIR]
 

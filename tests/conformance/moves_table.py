@@ -1,4 +1,4 @@
-"""docs/moves.md from docs/moves.json: nothing in it is written by hand."""
+"""docs/reference/moves.md from docs/reference/moves.json: nothing in it is written by hand."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from moves import LAYOUTS, LOSS, NEXT, ROWS, SAVED, label
 from table import ROOT
 
-MOVES_JSON = ROOT / "docs" / "moves.json"
-MOVES_MD = ROOT / "docs" / "moves.md"
+MOVES_JSON = ROOT / "docs/reference/moves.json"
+MOVES_MD = ROOT / "docs/reference/moves.md"
 MARKS = {"works": "✓", "refused": "–", "fails": "✗"}
 HEAD = f"""# From anywhere to anywhere
 

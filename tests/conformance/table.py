@@ -1,4 +1,4 @@
-"""docs/support.md from docs/support.json: nothing in it is written by hand."""
+"""docs/reference/support.md from docs/reference/support.json: nothing in it is written by hand."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SUPPORT_JSON = ROOT / "docs" / "support.json"
-SUPPORT_MD = ROOT / "docs" / "support.md"
+SUPPORT_JSON = ROOT / "docs/reference/support.json"
+SUPPORT_MD = ROOT / "docs/reference/support.md"
 MARKS = {"works": "✓", "refused": "–", "fails": "✗", "skipped": "not run"}
 HEAD = """# What works with what
 

@@ -16,7 +16,7 @@ from support import TINY_LLAMA, Run
 
 pytestmark = pytest.mark.e2e
 
-CHAPTERS = ("docs/monitoring.md", "docs/troubleshooting.md", "docs/hardware.md")
+CHAPTERS = ("docs/how-to/monitor.md", "docs/how-to/troubleshoot.md", "docs/how-to/hardware.md")
 
 
 @pytest.fixture

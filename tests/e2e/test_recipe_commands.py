@@ -14,7 +14,7 @@ from page_commands import ROOT, in_a_shell, like_a_checkout, lines, verb
 
 pytestmark = pytest.mark.e2e
 
-FIRST, *OTHERS = (ROOT / "docs/recipes.md").read_text(encoding="utf-8").split("\n## ")[1:]
+FIRST, *OTHERS = (ROOT / "docs/tutorials/recipes.md").read_text(encoding="utf-8").split("\n## ")[1:]
 _FILE = re.compile(r"```(?:yaml|python)\n(# (\S+)\n.*?)```", re.DOTALL)
 SHORT = {"PACELINE_TRAINING__MAX_STEPS": "3"}
 

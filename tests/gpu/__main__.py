@@ -1,4 +1,4 @@
-"""``make gpu-check``: training on this machine's GPU held to the CPU's losses; writes docs/gpu_support.md.
+"""``make gpu-check``: this machine's GPU held to the CPU's losses; writes docs/reference/gpu_support.md.
 
     python tests/gpu [--only TEXT] [--device cuda|cpu] [--jobs N] [--keep-going] [--to FILE] [--keep DIR]
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None, started: Callable[..., Any] = subpro
     parser.add_argument("--only", default="", help="cases whose name holds the text")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--jobs", type=int, default=at_a_time(os.cpu_count()), help="cases at a time")
-    parser.add_argument("--to", type=Path, help="the page [default: docs/gpu_support.md]")
+    parser.add_argument("--to", type=Path, help="the page [default: docs/reference/gpu_support.md]")
     parser.add_argument("--keep-going", action="store_true", help="also where the first case fails")
     parser.add_argument("--keep", type=Path, help="leave the runs there")
     given = parser.parse_args(argv)

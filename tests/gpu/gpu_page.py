@@ -1,4 +1,4 @@
-"""docs/gpu_support.md: what ran on a GPU and what was only emulated. Written by ``make gpu-check``."""
+"""docs/reference/gpu_support.md: what ran on a GPU, what was emulated. Written by ``make gpu-check``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from gpu_cases import CASES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "gpu_support.md"
+PAGE = ROOT / "docs/reference/gpu_support.md"
 MARKS = {"holds": "✓", "reported": "·", "refused": "–", "fails": "✗"}
 HEAD = """# GPUs: what ran, what is emulated
 

@@ -181,7 +181,9 @@ def gathered(problems: Sequence[Diagnostic], data: Json, name: str) -> list[Diag
         if program.name in IMPORTED
         else "remove them"
     )
-    hint = f"{translates}; docs/config.md describes the keys of training, docs/guide.md#data the data"
+    hint = (
+        f"{translates}; docs/reference/config.md describes the keys of training, docs/guide.md#data the data"
+    )
     rest = [p for p in problems if p not in unknown]
     return [codes.CONFIG_OTHER_PROGRAM(what, where=unknown[0].where, found=keys, hint=hint), *rest]
 

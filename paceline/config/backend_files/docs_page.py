@@ -1,4 +1,4 @@
-"""``python -m paceline.config.backend_files.docs_page``: generate docs/foreign-configs.md from the tables."""
+"""Generate docs/reference/foreign-configs.md: ``python -m paceline.config.backend_files.docs_page``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.config.backend_files.deepspeed import key_verdicts as verdicts
 _HEAD = """\
 # Configuration files of other systems
 
-[中文](foreign-configs.zh-CN.md) · [Strategies](strategies.md) · [Whole configs of other systems](import.md)
+[中文](foreign-configs.zh-CN.md) · [Strategies](../how-to/strategies.md) · [Import](../how-to/import.md)
 
 <!-- made by `python -m paceline.config.backend_files.docs_page`; do not edit -->
 
@@ -84,7 +84,7 @@ If the feature is switched on; if it is off, the key is dropped with a note.
 
 
 def reference() -> str:
-    """Return the text of docs/foreign-configs.md."""
+    """Return the text of docs/reference/foreign-configs.md."""
     switched = _table(
         ("key", "why", "write instead"), ((f"`{key}`", *text) for key, text in verdicts.REFUSED.items())
     )

@@ -190,7 +190,8 @@ def _unknown_inside(path: str, full: str, key: str, where: str) -> Diagnostic:
     """Report an unknown key inside an item of the list at ``path``, or inside a section of an item."""
     info = field_of(path)
     model = item_model(info) if info is not None else None
-    valid_keys = tuple(model.model_fields) if model is not None else ("the keys listed in docs/config.md",)
+    listed = "the keys listed in docs/reference/config.md"
+    valid_keys = tuple(model.model_fields) if model is not None else (listed,)
     near = nearest(key, valid_keys)
     # A key may be right and only stand in the wrong place
     homes = [home for home in homes_of(key) if home != path]
@@ -204,7 +205,7 @@ def _unknown_inside(path: str, full: str, key: str, where: str) -> Diagnostic:
 def _example(path: str) -> str:
     info = field_of(path)
     if info is None:
-        return "see docs/config.md"
+        return "see docs/reference/config.md"
     name = path.rsplit(".", 1)[-1]
     default = info.get_default(call_default_factory=False)
     if nested_model(info) is not None or default is None or default == () or default == {}:

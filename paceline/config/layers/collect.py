@@ -319,14 +319,14 @@ class Collector:
             self.meant.append((likely.path, node, source))
         remedy = likely.hint if likely is not None else None
         if remedy is None and where:
-            remedy = f"a key of {where}: {', '.join(valid_names[:6])}, … (docs/config.md lists all)"
+            remedy = f"a key of {where}: {', '.join(valid_names[:6])}, … (docs/reference/config.md lists all)"
         shown_name = f"{where}.{name}" if where else name
         self.problems.append(
             codes.CONFIG_UNKNOWN_KEY(
                 f"unknown key '{name}'" + (f" under {where}:" if where else ""),
                 where_written,
                 shown_name,
-                remedy or "docs/config.md lists every key",
+                remedy or "docs/reference/config.md lists every key",
             )
         )
 
@@ -336,7 +336,10 @@ class Collector:
         first = where_written if self._further is None else self.problems[self._further].where
         keys = "unknown keys" if many > 1 else "unknown key"
         finding = codes.CONFIG_UNKNOWN_KEY(
-            f"{many:,} more {keys}", first, "", "is this a Paceline config? docs/config.md lists every key"
+            f"{many:,} more {keys}",
+            first,
+            "",
+            "is this a Paceline config? docs/reference/config.md lists every key",
         )
         if self._further is None:
             self._further = len(self.problems)

@@ -138,7 +138,7 @@ class DataSection(Section):
         default=None,
         description=(
             "Your own module:function that every row goes through before its format is detected: takes a row,"
-            " returns a row, or None to leave it out (docs/library.md)."
+            " returns a row, or None to leave it out (docs/reference/library.md)."
         ),
     )
     on_bad_row: Annotated[str, Word("refuse", "skip")] = Field(

@@ -87,7 +87,8 @@ class OwnFields(Section):
         default=(),
         description=(
             "Your own callbacks as module:Class (methods on_step_end, on_evaluate, on_save, on_train_end;"
-            " should_stop) or module:function, with `options`; each rank has its own (docs/library.md)."
+            " should_stop) or module:function, with `options`; each rank has its own"
+            " (docs/reference/library.md)."
         ),
     )
     exporters: Annotated[tuple[str, ...], BeforeValidator(to_exporters)] = Field(

@@ -23,7 +23,7 @@ from paceline.config.sections.types import (
 OPTIONS_OF_REWARDS = (
     "exact_match: `ignore_case`; numeric: `anywhere`; regex: `pattern`, `whole`; format: `names`; length:"
     " `target`, `unit`; overlong: `max_length`, `buffer`; code: `tests`, `entry_point`, `seconds`,"
-    " `memory_mb`; model: `model`; your own function: its keyword arguments (docs/rollouts.md)."
+    " `memory_mb`; model: `model`; your own function: its keyword arguments (docs/how-to/rollouts.md)."
 )
 
 

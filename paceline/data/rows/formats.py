@@ -265,7 +265,8 @@ def _unknown(names: Sequence[str], where: str, rows: Sequence[Row], columns: Map
             f"the turns in column '{turn[0]}' have neither role and content nor from and value",
             where,
             f"a turn's keys: {', '.join(turn[1])}",
-            "set data.converter to a function that returns messages with role and content (docs/library.md)",
+            "set data.converter to a function that returns messages with role and content"
+            " (docs/reference/library.md)",
         )
     shapes = ((name, _other_shape(row.get(name))) for name in likely for row in rows)
     other = next(((name, shape) for name, shape in shapes if shape), None)
@@ -275,7 +276,7 @@ def _unknown(names: Sequence[str], where: str, rows: Sequence[Row], columns: Map
             where,
             listed(names),
             "write each row's turns as a list of objects with role and content, or set data.converter"
-            " (docs/library.md)",
+            " (docs/reference/library.md)",
         )
     needs = "; ".join(f"{name}: {' + '.join(must)}" for name, (must, _) in COLUMNS.items())
     return codes.DATA_FORMAT_UNKNOWN(

@@ -202,7 +202,7 @@ def _reliability(f: Forecast) -> list[str]:
     lines += _wrapped(
         "spread",
         f"measured divided by predicted, for 80 % of published rows: memory {low:.2f} to"
-        f" {high:.2f}, speed {slow:.2f} to {fast:.2f} (docs/planner_accuracy.md)",
+        f" {high:.2f}, speed {slow:.2f} to {fast:.2f} (docs/explanation/planner_accuracy.md)",
     )
     memory_factor, time_factor = f.spec.corrections
     if f.spec.corrections != (1.0, 1.0):

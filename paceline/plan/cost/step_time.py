@@ -1,4 +1,4 @@
-"""The time of an optimizer step, term by term, in closed form (formulas and sources: ``docs/planner.md``)."""
+"""The time of an optimizer step, term by term, in closed form (sources: ``docs/explanation/planner.md``)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from paceline.plan.mesh import Mesh
 from paceline.plan.model.family import composite_of, families, family_of, supported, text_part, usual
 from paceline.plan.model.shape import PADDED, ModelShape
 
-LIST = "docs/families.md"
+LIST = "docs/reference/families.md"
 _TOWERS = ("vision", "audio", "image", "speech", "visual", "vq", "vit", "perceiver", "qformer")
 _STATELESS = "full_attention", "sliding_attention"  # layer types without state other than keys and values
 _CHUNKED = "chunked_attention"  # may be set for any family

@@ -3,7 +3,7 @@
 Each strategy declares its own startup (``StrategySpec.start``, and ``StrategyLayout.start`` for the search).
 Read from ``models.factory`` (a model is read whole, in its files' dtype where no value changes by it, and
 moved to the strategy's device tensor by tensor), ``FSDP.prepare``, ``Pipeline.prepare`` and
-``DeepSpeed.prepare``; ``docs/planner.md`` has measurements.
+``DeepSpeed.prepare``; ``docs/explanation/planner.md`` has measurements.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def test_an_installed_package_gives_names_to_its_parts(
 
 
 def test_the_page_lists_every_kind_with_its_key_argument_and_group() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "library.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs/reference/library.md").read_text()
     twin = page.replace("library.md", "library.zh-CN.md")
     for kind, one in EXTENSIONS.items():
         function, _, argument = one.argument.rstrip(")").partition("(")

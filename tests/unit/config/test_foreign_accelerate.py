@@ -339,7 +339,7 @@ def test_strict_json_stays_strict_elsewhere():
 
 
 def test_the_shipped_list_of_refused_files_is_the_generated_one():
-    docs = Path(__file__).parents[3] / "docs" / "foreign-configs.md"
+    docs = Path(__file__).parents[3] / "docs/reference/foreign-configs.md"
     assert docs.read_text(encoding="utf-8") == reference()
     for name in (*REFUSED, *NO_OPTIMIZER, *NO_SCHEDULE, *NOT_GRANTED, *DROPPED):
         assert f"| `{name}` |" in reference()

@@ -32,5 +32,5 @@ def test_every_alias_leads_to_a_field():
 
 
 def test_the_shipped_reference_is_the_generated_one():
-    docs = ROOM.parents[1] / "docs" / "config.md"
+    docs = ROOM.parents[1] / "docs/reference/config.md"
     assert docs.read_text(encoding="utf-8") == reference()

@@ -267,7 +267,7 @@ def test_the_makers_own_encoders_write_the_same(
 
 def test_the_page_says_what_the_templates_write(templates: dict[str, str]) -> None:
     page = template_page.page(templates)
-    docs = Path(__file__).resolve().parents[3] / "docs" / "templates.md"
+    docs = Path(__file__).resolve().parents[3] / "docs/reference/templates.md"
     assert docs.read_text("utf-8") == page, (
-        "python tests/unit/data/template_page.py FOLDER > docs/templates.md"
+        "python tests/unit/data/template_page.py FOLDER > docs/reference/templates.md"
     )

@@ -1,4 +1,4 @@
-"""``docs/architecture.md`` says what the sources say: rooms and their docstrings, the contracts that
+"""``docs/explanation/architecture.md`` says what the sources say: rooms, their docstrings, contracts that
 comments cite, files that are there.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
 _ROW = re.compile(r"^\| `(\w+)` \| (.+) \|$", re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""docs/commands.md is what the parsers say now, of every verb."""
+"""docs/reference/commands.md is what the parsers say now, of every verb."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support import load_script
 from paceline.cli.main import VERBS
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "docs/commands.md"
+PAGE = ROOT / "docs/reference/commands.md"
 
 
 def test_the_page_is_what_the_parsers_say() -> None:

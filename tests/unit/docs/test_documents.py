@@ -14,7 +14,7 @@ from paceline.cli.main import VERBS, application_of
 from paceline.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
+PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 DOCUMENTS = ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "benchmarks/README.md", *PAGES)
 TWINS = [
     (english, chinese)
@@ -23,12 +23,12 @@ TWINS = [
 ]
 #: Pages without a Chinese twin: what programs measure, and what those who change the program read.
 ENGLISH = {
-    "docs/architecture.md",
-    "docs/family-matrix.md",
-    "docs/gpu_support.md",
-    "docs/moves.md",
-    "docs/planner_accuracy.md",
-    "docs/support.md",
+    "docs/explanation/architecture.md",
+    "docs/reference/family-matrix.md",
+    "docs/reference/gpu_support.md",
+    "docs/reference/moves.md",
+    "docs/explanation/planner_accuracy.md",
+    "docs/reference/support.md",
 }
 
 

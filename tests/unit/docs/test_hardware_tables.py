@@ -1,4 +1,4 @@
-"""The tables of docs/hardware.md and its Chinese twin are what the planner says now."""
+"""The tables of docs/how-to/hardware.md and its Chinese twin are what the planner says now."""
 
 from __future__ import annotations
 

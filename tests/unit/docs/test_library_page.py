@@ -1,4 +1,4 @@
-"""Every snippet of docs/library.md runs, one after the other, and its Chinese twin has the same."""
+"""Every snippet of docs/reference/library.md runs, one after the other, and its Chinese twin has the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SNIPPET = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
 def _snippets(page: str) -> list[str]:
-    return _SNIPPET.findall((ROOT / "docs" / page).read_text(encoding="utf-8"))
+    return _SNIPPET.findall((ROOT / "docs/reference" / page).read_text(encoding="utf-8"))
 
 
 def test_the_snippets_run(
@@ -25,7 +25,7 @@ def test_the_snippets_run(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     names: dict[str, object] = {}
     for snippet in _snippets("library.md"):
-        exec(compile(snippet, "docs/library.md", "exec"), names)  # noqa: S102 - the page's own text
+        exec(compile(snippet, "docs/reference/library.md", "exec"), names)  # noqa: S102 - the page's own text
     out = capfd.readouterr().out
     assert "completed [" in out and names["steps"] and "eval_loss" in out
     assert "('config.type', 'argument training.max_steps'" in out

@@ -1,4 +1,4 @@
-"""What docs/start.md lists for a laptop is all that ``paceline plan`` imports, of a model and of a YAML."""
+"""What docs/tutorials/install.md lists for a laptop is all that ``paceline plan`` imports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ main()
 
 def _listed() -> list[str]:
     found = re.search(
-        r"`pip install (pydantic [\w. ]+)`", (ROOT / "docs/start.md").read_text(encoding="utf-8")
+        r"`pip install (pydantic [\w. ]+)`", (ROOT / "docs/tutorials/install.md").read_text(encoding="utf-8")
     )
     assert found
     return found[1].split()

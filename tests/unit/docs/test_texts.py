@@ -103,7 +103,7 @@ def documents() -> Iterator[tuple[str, str]]:
     """
     for path in [
         *ROOT.glob("*.md"),
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         ROOT / "benchmarks" / "README.md",
         *ROOT.glob("*.yaml"),
     ]:

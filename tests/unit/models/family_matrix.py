@@ -4,7 +4,7 @@
     .venv/bin/python tests/unit/models/family_matrix.py --ranks [...]    # the columns of two processes
     .venv/bin/python tests/unit/models/family_matrix.py --towers         # models that hold a language model
 
-Writes docs/family-matrix.json after every family, and docs/family-matrix.md of it: runs may be cut into
+Writes docs/reference/family-matrix.json after every family, and family-matrix.md of it: runs may be cut into
 pieces, and what was not run stays as it was. A family without a result stands there as untested, so a later
 Transformers' do by themselves.
 """
@@ -40,7 +40,7 @@ from paceline.plan.plan import AdapterSpec
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[3] / "docs/reference"
 RESULTS, PAGE = DOCS / "family-matrix.json", DOCS / "family-matrix.md"
 WORKS, REFUSED, FAILS, UNTESTED, NONE = "works", "refused", "fails", "untested", "none"
 MARKS = {WORKS: "✓", REFUSED: "–", FAILS: "✗", UNTESTED: "untested", NONE: ""}
@@ -340,7 +340,8 @@ def run_ranked(kinds: list[str], columns: list[str], missing: bool) -> None:
 
 def main() -> None:
     """Run what was asked for, and write it."""
-    parser = argparse.ArgumentParser(description="Check families of models, and write docs/family-matrix.md.")
+    about = "Check families of models, and write docs/reference/family-matrix.md."
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--only", nargs="*", default=(), help="model types [default: all not refused]")
     parser.add_argument("--part", default="1/1", metavar="K/N", help="every N-th family from the K-th on")
     parser.add_argument("--columns", nargs="*", choices=(*COLUMNS, *RANKED), help="[default: all]")

@@ -76,7 +76,7 @@ def test_parameters_are_counted_as_transformers_does(kind: str) -> None:
 
 
 def test_the_page_is_the_table_s() -> None:
-    file = Path(__file__).parents[3] / "docs/families.md"
+    file = Path(__file__).parents[3] / "docs/reference/families.md"
     assert file.read_text(encoding="utf-8") == page(), (
-        "python -m paceline.plan.model.families_page > docs/families.md"
+        "python -m paceline.plan.model.families_page > docs/reference/families.md"
     )

@@ -327,7 +327,7 @@ def rewards(reader: KeyReader) -> None:
     """Decide reward functions and models."""
     names, models = reader.given.get("reward_funcs"), reader.given.get("reward_model")
     if names:
-        says = "reward functions are written as training.rollout.rewards (docs/rollouts.md)"
+        says = "reward functions are written as training.rollout.rewards (docs/how-to/rollouts.md)"
         reader.lose("reward_funcs", says)
         reader.lose("reward_weights", says) if reader.is_given("reward_weights") else None
     listed = models if isinstance(models, list) else [models] if models else []

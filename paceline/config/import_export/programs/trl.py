@@ -221,7 +221,7 @@ def rewards(reader: KeyReader) -> None:
         reader.lose("reward_weights", f"{len(shares)} weights for {len(items)} rewards, which TRL refuses")
     if lost:
         says = f"reward functions of that system: {', '.join(reversed(lost))}; write them as"
-        says += " training.rollout.rewards (module:function; they get texts, not messages: docs/rollouts.md)"
+        says += " training.rollout.rewards (module:function; they get texts: docs/how-to/rollouts.md)"
         reader.lose("reward_funcs", says)
         if listed and not reader.decided("reward_weights"):
             reader.lose("reward_weights", "the weights of rewards that are not known here")

@@ -226,7 +226,8 @@ class KtoOptions(Section):
     desirable_weight: Float = Field(
         default=1.0,
         ge=0,
-        description="Loss weight of answers labelled true; for unbalanced labels see docs/preference.md.",
+        description="Loss weight of answers labelled true; for unbalanced labels see"
+        " docs/how-to/preference.md.",
     )
     undesirable_weight: Float = Field(default=1.0, ge=0, description="Loss weight of answers labelled false.")
     ref_model: OptPath = Field(

@@ -2,7 +2,8 @@
 
 Sources: states by Rajbhandari et al. 2020 (arXiv:1910.02054); activations by class after Korthikanti et al.
 2022 (arXiv:2205.05198), with the tensors that an eager SwiGLU and RMSNorm block actually saves; micro-batches
-in flight under 1F1B by Narayanan et al. 2021 (arXiv:2104.04473). ``docs/planner.md`` has each formula. All
+in flight under 1F1B by Narayanan et al. 2021 (arXiv:2104.04473).
+``docs/explanation/planner.md`` has each formula. All
 numbers are bytes; ``c`` are the coefficients of ``cost.coefficients``.
 """
 
