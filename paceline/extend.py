@@ -1,8 +1,7 @@
 """What your own strategies, algorithms, rewards, trainers and row kinds derive from.
 
 These names are stable; the modules that define them are not. Each is imported when it is first used, and
-this module imports no torch: a spec is imported where the plan is made (``docs/how-to/strategies.md``,
-``docs/guide.md``).
+this module imports no torch: a spec is imported where the plan is made (``docs/how-to/extend.md``).
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def diff(
 
 @config.command()
 def schema() -> None:
-    """Print the JSON schema of a config, for editors (see docs/guide.md)."""
+    """Print the JSON schema of a config, for editors (see docs/how-to/configure.md)."""
     from paceline.config.render.json_schema import json_schema
 
     _print_json(json_schema(), indent=1)

@@ -205,8 +205,8 @@ class Checker:
 
 
 def documented_strategy() -> str:
-    """The class that docs/how-to/strategies.md shows."""
-    page = (ROOT / "docs/how-to/strategies.md").read_text(encoding="utf-8")
+    """The class that docs/how-to/extend.md shows."""
+    page = (ROOT / "docs/how-to/extend.md").read_text(encoding="utf-8")
     found = re.search(r"```python\n(.*?)```", page, re.DOTALL)
     assert found, "the page shows no class"
     return found.group(1)

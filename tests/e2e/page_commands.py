@@ -26,6 +26,20 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "InfiniBand": lambda: False,
     "the process id of a rank, or of `paceline train` (all its ranks)": lambda: False,  # tested
     "a second run": lambda: False,  # tests/unit/cli compares two
+    "several nodes": lambda: False,  # tests/e2e/test_guide_commands.py, on loopback
+    "a fresh checkout": lambda: False,  # CI sets one up
+    "minutes": lambda: False,  # tests/e2e/test_demo.py
+    "a client": lambda: False,  # tests/unit/evaluation asks the server
+    "an account": lambda: False,  # tests/unit/checkpoint pushes to a stand-in
+    "object storage": lambda: False,  # tests/integration has stand-ins of stores
+    "another program's checkpoint": lambda: False,  # tests/unit/checkpoint converts recorded ones
+    "another program's files": lambda: False,  # tests/unit/config imports recorded ones
+    "a script of yours": lambda: False,  # tests/integration starts one
+    "Docker": lambda: False,  # scripts/try_dockerfile.py
+    "vLLM": lambda: False,
+    "TRL": lambda: False,  # the page installs it: tests/unit/algorithms
+    "gguf": lambda: find_spec("gguf") is not None,
+    "the extra objects": lambda: find_spec("obstore") is not None,
 }
 _COMMENT = re.compile(r"\s+# ")
 

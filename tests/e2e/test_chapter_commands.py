@@ -1,6 +1,7 @@
-"""Every command of the chapters on monitoring, troubleshooting and hardware runs, in a folder with a finished
-run. One that needs what not every machine has says so (``# needs: …``). What only reads a config or a machine
-runs in every suite; what looks at a run, needs time, or is there after all, in the slow one.
+"""Every command of every page runs, in a folder with a finished run.
+
+One that needs what not every machine has says so (``# needs: …``). What only reads a config or a machine runs
+in the full suite; what looks at a run, or needs time, in the slow one. The recipes have another test.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,31 +18,52 @@ from support import TINY_LLAMA, Run
 
 pytestmark = pytest.mark.e2e
 
-CHAPTERS = ("docs/how-to/monitor.md", "docs/how-to/troubleshoot.md", "docs/how-to/hardware.md")
+ELSEWHERE = {"docs/tutorials/recipes.md"}  # test_recipe_commands.py
+PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if not path.name.endswith(".zh-CN.md")]
+CHAPTERS = [
+    name
+    for path in PAGES
+    if "```bash" in path.read_text(encoding="utf-8")
+    and (name := path.relative_to(ROOT).as_posix()) not in ELSEWHERE
+]
+_FILE = re.compile(r"```python\n(# ([\w-]+\.py)\b.*?\n.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(r"^(?:paceline|python|torchrun) ", re.MULTILINE)
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with my.yaml, and the checkout's scripts and examples."""
-    like_a_checkout(tmp_path)
+def new_place(folder: Path) -> Path:
+    """Make ``folder`` one with my.yaml, and the checkout's scripts and examples."""
+    like_a_checkout(folder)
     config = {
         "model": {
             "config": {**TINY_LLAMA, "vocab_size": 768},
             "tokenizer": "examples/tokenizer",
         },
         "data": {"train": "examples/data/train.json", "max_length": 128},
-        "training": {"output_dir": "outputs/mine", "max_steps": 2, "save_steps": 2, "logging_steps": 1},
+        "training": {"output_dir": "outputs/mine", "max_steps": 2, "save_steps": 1, "logging_steps": 1},
     }
-    (tmp_path / "my.yaml").write_text(json.dumps(config))
-    return tmp_path
+    (folder / "my.yaml").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.fixture
-def trained(place: Path) -> Path:
-    """``place`` with the finished run of my.yaml in outputs/mine."""
-    done = verb(["train", "my.yaml"], place)
+def place(tmp_path: Path) -> Path:
+    return new_place(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the finished run of my.yaml in outputs/mine."""
+    folder = new_place(tmp_path_factory.mktemp("finished"))
+    done = verb(["train", "my.yaml"], folder)
     assert done.code == 0, done.err
-    return place
+    return folder
+
+
+@pytest.fixture
+def trained(finished: Path, tmp_path: Path) -> Path:
+    """A copy of ``finished``, and the files that the page tells to save."""
+    return shutil.copytree(finished, tmp_path / "place", symlinks=True)
 
 
 def commands(page: str) -> list[Line]:
@@ -59,9 +82,8 @@ def typed(command: str, place: Path) -> Run:
 
 def reads_little(line: Line) -> bool:
     """No run is looked at, no interpreter starts."""
-    return (
-        not line.needs and "outputs" not in line.command and line.command.startswith(("paceline ", "printf "))
-    )
+    plain = not re.search(r"[>$|&]", line.command) and line.command.startswith("paceline ")
+    return not line.needs and "outputs" not in line.command and (plain or line.command.startswith("printf "))
 
 
 @pytest.mark.full
@@ -85,10 +107,27 @@ def test_what_a_command_needs_is_known(page: str) -> None:
     assert marked == len(re.findall(r"(?<!`)# 需要：", chinese))
 
 
+def test_no_command_hides_in_a_block_without_a_language() -> None:
+    assert len(CHAPTERS) > 30
+    for path in PAGES:
+        blocks = _BLOCK.findall(path.read_text(encoding="utf-8"))
+        hidden = [text for language, text in blocks if language != "bash" and _COMMAND.search(text)]
+        assert hidden == [], path
+    language, text = _BLOCK.findall("```text\npaceline plan x\n```\n")[0]
+    assert language == "text" and _COMMAND.search(text), "one would be seen"
+
+
+def save_files(page: str, place: Path) -> None:
+    """Write the blocks of a page that name their file in the first line."""
+    for text, name in _FILE.findall((ROOT / page).read_text(encoding="utf-8")):
+        (place / name).write_text(text, encoding="utf-8")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("page", CHAPTERS)
 def test_every_command_runs(page: str, trained: Path) -> None:
+    save_files(page, trained)
     for line in commands(page):
         if not line.needs or NEEDS[line.needs]():
             done = typed(line.command, trained)

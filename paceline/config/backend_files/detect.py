@@ -129,7 +129,7 @@ _COMMANDS = {
 
 def not_imported(name: str) -> tuple[str, str]:
     """Return (what, what to do) of a program whose configs are not translated."""
-    hint = f"write a Paceline YAML (docs/guide.md): imported are configs of {', '.join(IMPORTED)}"
+    hint = f"write a Paceline YAML (docs/how-to/configure.md): imported are configs of {', '.join(IMPORTED)}"
     return f"this is a config or command of {name}, which is not imported", hint
 
 
@@ -161,7 +161,7 @@ def another_structure(data: Json, name: str) -> Diagnostic | None:
         f"this is a config of {program.name}, whose keys and structure are different; none of it was read",
         where=f"{name}:1",
         found=", ".join(list(data)[:4]),
-        hint=f"write a Paceline YAML (docs/guide.md){begins}{imported}",
+        hint=f"write a Paceline YAML (docs/how-to/configure.md){begins}{imported}",
     )
 
 
@@ -182,7 +182,7 @@ def gathered(problems: Sequence[Diagnostic], data: Json, name: str) -> list[Diag
         else "remove them"
     )
     hint = (
-        f"{translates}; docs/reference/config.md describes the keys of training, docs/guide.md#data the data"
+        f"{translates}; docs/reference/config.md describes the keys of training, docs/how-to/data.md the data"
     )
     rest = [p for p in problems if p not in unknown]
     return [codes.CONFIG_OTHER_PROGRAM(what, where=unknown[0].where, found=keys, hint=hint), *rest]

@@ -113,7 +113,7 @@ def _experts_and_parts(table: Mapping[str, Family]) -> Iterator[str]:
         "## Mixtures of experts",
         "",
         (
-            "The [balance loss](../guide.md#mixtures-of-experts) is computed for the families whose class in"
+            "The [balance loss](../how-to/experts.md) is computed for the families whose class in"
             f" Transformers computes it: {', '.join(balanced)}."
         ),
         (

@@ -2,7 +2,7 @@
 
 Anyone who reaches the store's port can write any key. A value without a valid signature is ignored, with one
 warning. It gives no confidentiality: strangers can still read the values, and disturb
-(``docs/how-to/strategies.md``, "Who can reach the store").
+(``docs/explanation/failures.md``, "Who can reach the store").
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ KIN = {
 def test_another_structure_gets_one_sentence(refuse: Callable[..., Any], name: str) -> None:
     (found,) = refuse(OTHERS[name]).diagnostics
     assert found.code == "config.other_program" and f"a config of {name}," in found.what
-    assert found.where.endswith("config.yaml:1") and "docs/guide.md" in found.hint
+    assert found.where.endswith("config.yaml:1") and "docs/how-to/configure.md" in found.hint
 
 
 def test_the_sentence_says_how_ours_would_begin(refuse: Callable[..., Any]) -> None:

@@ -44,7 +44,7 @@ def _lines(templates: Mapping[str, str]) -> Iterator[str]:
         "What the chat templates in the wheels of trl 1.16.0 and axolotl 0.19.0 write, as `paceline plan`",
         "finds it out. Each was tried with 21 shapes of conversation (`test_published_templates.py`):",
         "labelled is what the turns with loss wrote. What a template does not write is refused in the",
-        "data, or counted and named ([guide](../guide.md)).",
+        "data, or counted and named ([conversations](../how-to/conversations.md)).",
     )
     yield ""
     yield "Earlier answers: whether others that follow change them. Marks: `{% generation %}`."

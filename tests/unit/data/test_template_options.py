@@ -199,11 +199,11 @@ def test_strict_refuses_fields_that_nothing_reads(tmp_path: Path) -> None:
     assert (skipped.rows_used, skipped.rows_skipped) == (1, 1)
 
 
-@pytest.mark.parametrize("guide", ["guide.md", "guide.zh-CN.md"])
+@pytest.mark.parametrize("guide", ["conversations.md", "conversations.zh-CN.md"])
 def test_the_guides_list_what_is_refused_and_what_is_set_aside(guide: str) -> None:
     from paceline.data.rows import examples
 
-    text = (Path(__file__).resolve().parents[3] / "docs" / guide).read_text("utf-8")
+    text = (Path(__file__).resolve().parents[3] / "docs/how-to" / guide).read_text("utf-8")
     known = {
         *examples.REFUSED_OF_ROWS,
         *examples.REFUSED_OF_TURNS,

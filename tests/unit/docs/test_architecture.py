@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+ADD = (ROOT / "docs/how-to/add.md").read_text(encoding="utf-8")
+STEP = (ROOT / "docs/explanation/one-step.md").read_text(encoding="utf-8")
 _ROW = re.compile(r"^\| `(\w+)` \| (.+) \|$", re.MULTILINE)
 
 
@@ -66,13 +68,29 @@ def test_every_contract_that_a_comment_cites_is_written() -> None:
 
 
 def test_files_that_are_named_are_there() -> None:
-    named = re.findall(r"`((?:paceline|tests|docs)/[\w./-]+?)/?`", PAGE)
-    assert len(named) > 12
-    assert [name for name in named if not (ROOT / name).exists()] == []
+    pattern = r"`((?:paceline|tests|docs|scripts|research)/[\w./-]+?)/?`"
+    named = {title: re.findall(pattern, page) for title, page in (("", PAGE), ("add", ADD), ("step", STEP))}
+    assert len(named[""]) >= 4 and len(named["add"]) > 20 and len(named["step"]) > 35
+    assert [name for names in named.values() for name in names if not (ROOT / name).exists()] == []
+
+
+def test_a_step_goes_through_each_room_of_a_training() -> None:
+    rooms = set(re.findall(r"`paceline/(\w+)/", STEP))
+    assert rooms > {"cli", "config", "rules", "plan", "launch", "runtime", "data", "models", "strategies"}
+    assert rooms > {"algorithms", "training", "checkpoint", "runlog", "watch", "protocols"}
+
+
+def test_functions_that_a_step_names_are_in_their_files() -> None:
+    functions = re.findall(r"`(\w+)` in `(paceline/[\w/]+\.py)`", STEP)
+    assert len(functions) >= 3
+    missing = [
+        (name, file) for name, file in functions if f"def {name}(" not in (ROOT / file).read_text("utf-8")
+    ]
+    assert missing == []
 
 
 def test_commits_that_are_cited_are_there() -> None:
-    cited = [" ".join(found.split()) for found in re.findall(r'Commit: "([^"]+)"', PAGE)]
+    cited = [" ".join(found.split()) for found in re.findall(r'Commit: "([^"]+)"', ADD)]
     log = subprocess.run(["git", "log", "--format=%s"], cwd=ROOT, capture_output=True, text=True, check=False)
     if log.returncode != 0 or len(log.stdout.splitlines()) < 100:
         pytest.skip("no history here")

@@ -23,6 +23,8 @@ TWINS = [
 ]
 #: Pages without a Chinese twin: what programs measure, and what those who change the program read.
 ENGLISH = {
+    "docs/how-to/add.md",
+    "docs/explanation/one-step.md",
     "docs/explanation/architecture.md",
     "docs/reference/family-matrix.md",
     "docs/reference/gpu_support.md",

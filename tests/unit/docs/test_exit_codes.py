@@ -14,7 +14,7 @@ from paceline.core.errors import ExitCode
 from paceline.launch.supervision.exit_codes import Failure
 
 ROOT = Path(__file__).resolve().parents[3]
-GUIDES = ("docs/guide.md", "docs/guide.zh-CN.md")
+GUIDES = ("docs/reference/exit-codes.md", "docs/reference/exit-codes.zh-CN.md")
 
 
 def table(guide: str) -> dict[str, str]:
