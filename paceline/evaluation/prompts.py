@@ -80,7 +80,15 @@ def prompts_of(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Turns
 
 
 #: What is wrong with the messages themselves, whatever the template.
-_OF_THE_MESSAGES = ("not_text", "not_finite", "bad_messages", "unknown_role", "empty", "bad_tool_call")
+_OF_THE_MESSAGES = (
+    "not_text",
+    "not_finite",
+    "bad_messages",
+    "several_texts",
+    "unknown_role",
+    "empty",
+    "bad_tool_call",
+)
 
 
 def _checked(prompts: PromptRenderer, messages: Turns) -> list[int]:

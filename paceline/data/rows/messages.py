@@ -158,7 +158,14 @@ def turns_or_text(value: Cell, name: str, role: str) -> list[Message]:
         value = [value]
     if not isinstance(value, list):
         return [{"role": role, "content": as_text(value, name)}]
+    if is_list_of_texts(value):
+        raise RowError("several_texts", f"'{name}' holds {len(value)} texts")
     return turns_of_any(value)
+
+
+def is_list_of_texts(value: Cell) -> bool:
+    """Whether a cell has texts where turns would have roles: a ranking of answers, for one."""
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
 
 
 def _turn(turn: Row, role: str, text_key: str, number: int) -> Message:

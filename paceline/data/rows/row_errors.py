@@ -15,6 +15,8 @@ FIELDS_NAMED = 20
 
 CONVERTED_AWAY = "converted_away"  # never refused: the user's own function chose it
 
+ROW_FOR_EACH = "write a row for each pair of a better (chosen) and a worse answer (rejected)"
+
 # reason -> (its code, what it means, what to do about it)
 REASONS: Mapping[str, tuple[Code, str, str]] = {
     "bad_json": (codes.DATA_BAD_JSON, "a line is not valid JSON", "correct the line"),
@@ -103,6 +105,11 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
         codes.DATA_BAD_MESSAGES,
         "messages are not a list of turns with a role and a text",
         "write [{role: …, content: …}, …]",
+    ),
+    "several_texts": (
+        codes.DATA_BAD_MESSAGES,
+        "a column holds a list of texts, where a row has one text, or turns with roles",
+        f"{ROW_FOR_EACH}; turns are [{{role: …, content: …}}, …]",
     ),
     "other_prompt": (
         codes.DATA_BAD_MESSAGES,

@@ -465,3 +465,30 @@ def test_a_loss_says_what_happens(
     algorithm = "dpo" if system == "trl" else None
     found = import_data(given | {key: value}, {}, "dpo.yaml", system, algorithm).findings[key]
     assert found.verdict is LOST and says in found.says
+
+
+@pytest.mark.parametrize(
+    ("conversation", "top", "verdict", "ours"),
+    [
+        ("chatml", {}, MAPPED, "chatml"),
+        ("llama-3", {}, MAPPED, "llama3"),
+        ("chatml", {"chat_template": "chatml"}, MAPPED, "chatml"),
+        ("chatml", {"chat_template": "llama3"}, LOST, None),
+        ("vicuna_v1.1", {}, LOST, None),
+    ],
+)
+def test_the_conversation_of_an_older_axolotl_set_is_a_chat_template(
+    conversation: str, top: dict[str, Any], verdict: KeyVerdict, ours: str | None
+) -> None:
+    rows = {"path": "rows.jsonl", "type": "sharegpt", "conversation": conversation}
+    data = {"base_model": "m", "datasets": [rows], **top}
+    imported = import_data(data, dict.fromkeys(data, 1), "a.yaml", "axolotl")
+    assert imported.findings["datasets.0.conversation"].verdict is verdict
+    setting = imported.settings.get("model.chat_template")
+    assert (setting.value if setting else None) == ours
+
+
+def test_attention_across_packed_documents_is_not_kept() -> None:
+    data = {"base_model": "m", "pretraining_dataset": "rows.jsonl", "pretrain_multipack_attn": False}
+    imported = import_data(data, dict.fromkeys(data, 1), "a.yaml", "axolotl")
+    assert imported.findings["pretrain_multipack_attn"].verdict is LOST

@@ -108,6 +108,16 @@ def test_system_margin_and_named_columns() -> None:
         PAIRS.detect([{"query": "a", "question": "a", "chosen": "b", "rejected": "c"}], where="f")
 
 
+@pytest.mark.parametrize("column", ["chosen", "rejected", "prompt"])
+def test_a_ranking_of_several_answers_is_refused_with_its_column_and_the_rows_to_write(column: str) -> None:
+    with pytest.raises(RowError) as caught:
+        read({"prompt": "q", "chosen": "a", "rejected": "b", column: ["good", "so so", "bad"]})
+    assert caught.value.reason == "several_texts" and f"'{column}' holds 3" in caught.value.detail
+    with pytest.raises(DataError) as refused:
+        PAIRS.detect([{"prompt": "q", "responses": ["best", "good"], "rank": [0, 1]}], where="f")
+    assert "'responses' holds several texts; write a row for each pair" in str(refused.value)
+
+
 def pairs_from(rows: list[dict[str, Any]], folder: Path, **data: Any) -> Prepared:
     tokenizer = make_tokenizer(folder / "tokenizer")
     return prepared_from(

@@ -10,7 +10,7 @@ from paceline.core.json_types import Json, JsonObject, as_list, as_object
 _CHAT = ("chat_template", "chat_template.default", "sharegpt")
 _TEXT = ("completion", "pretrain", "text")
 _SETS = {"datasets": "data.train", "pretraining_dataset": "data.train", "test_datasets": "data.eval"}
-_NO_MATTER = ("ds_type", "preprocess_shards", "trust_remote_code", "conversation")
+_NO_MATTER = ("ds_type", "preprocess_shards", "trust_remote_code")
 _TURNS = ("message_field_role", "message_field_content", "message_property_mappings")
 #: names of turns that are recognised here, by axolotl's roles
 _TRAINED = ("train", "training", "trainable", "train_on_turn")  # as turns have them here
@@ -30,6 +30,7 @@ _SWITCHES = {
     "shards_idx": _OF_ROWS,
 }
 _FORMATS = "its formats write text: a data.converter makes such rows, with model.chat_template: plain"
+_CONVERSATIONS = {"chatml": "chatml", "llama3": "llama3", "llama-3": "llama3"}
 _OWN_TEMPLATES = ("tokenizer_default", "tokenizer_default_fallback_chatml")
 
 
@@ -155,11 +156,22 @@ def _chat(reader: KeyReader, path_of_set: str, item: JsonObject) -> JsonObject:
         if k.startswith((f"{path_of_set}.message_property_mappings.", f"{path_of_set}.roles."))
     ]
     reader.mapped([key for key in keys if not reader.decided(key)], ("data.train",))
+    if item.get("conversation"):
+        _conversation(reader, f"{path_of_set}.conversation", str(item["conversation"]))
     if item.get("chat_template") not in (None, *_OWN_TEMPLATES):
         reader.lose(f"{path_of_set}.chat_template", "one template for all data sets: set model.chat_template")
     if role == "from" or turns == "conversations" or str(item.get("type")).startswith("sharegpt"):
         return {"columns": {"conversations": turns}} if turns not in ("messages", "conversations") else {}
     return {"columns": {"messages": turns}} if turns not in ("messages", "conversations") else {}
+
+
+def _conversation(reader: KeyReader, key: str, name: str) -> None:
+    """FastChat's template of a sharegpt data set, as older axolotl has it: one of ours where we have it."""
+    ours = _CONVERSATIONS.get(name)
+    if ours and reader.text("chat_template") in ("", ours, *_OWN_TEMPLATES):
+        reader.keep(key, "model.chat_template", ours)
+    else:
+        reader.lose(key, f"FastChat's own {name}; set model.chat_template to a file that writes it")
 
 
 def _preference(reader: KeyReader, path_of_set: str, word: str, item: JsonObject) -> JsonObject:

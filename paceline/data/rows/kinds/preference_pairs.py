@@ -21,7 +21,8 @@ from paceline.core.errors import DataError
 from paceline.data import codes
 from paceline.data.rows.formats import Example, Shape, check_mapping, column_names, listed, system_of
 from paceline.data.rows.kinds.base import RowKind
-from paceline.data.rows.messages import Message, has_meaning, is_answer, turns_or_text
+from paceline.data.rows.messages import Message, has_meaning, is_answer, is_list_of_texts, turns_or_text
+from paceline.data.rows.row_errors import ROW_FOR_EACH
 from paceline.data.rows.values import Cell, Row, RowError, as_text
 
 TEXT, CONVERSATION = "preference", "preference_conversation"
@@ -276,11 +277,14 @@ class Pairs(RowKind):
         rejected = next((name for name in _REJECTED if name in names), None)
         if rejected and not mapping and "messages" in names and not names & set(ANSWERS):
             mapping = {"chosen": "messages", "rejected": rejected}
+        wrong = codes.DATA_FORMAT_PAIRS(where)
+        if ranked := sorted(name for name in names if any(is_list_of_texts(row.get(name)) for row in rows)):
+            wrong = replace(wrong, hint=f"'{ranked[0]}' holds several texts; {ROW_FOR_EACH}")
         return detect_answers(
             rows,
             ANSWERS,
             ("input", "system", "margin"),
-            codes.DATA_FORMAT_PAIRS(where),
+            wrong,
             requested=requested,
             mapping=mapping,
             alone="the prompt is the common beginning of both answers",
