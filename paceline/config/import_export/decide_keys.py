@@ -2,10 +2,13 @@
 
 A table is a list of steps. A step acts where its ``when`` holds: a condition, or several that all hold
 (``NAME is [not] WORD``, joined by ``and``, then ``or``). A word is on, off, given, decided, set, set to A|B,
-its default, a mapping, a list, a text, a number, or the values A|B|empty. The other entries of a step are
-verbs. A verb takes keys with a row each, or a list of keys that share ``says`` or ``to``. ``galore_*`` stands
-for the file's keys with that beginning; ``each`` is a condition on every key. The first step that decides a
-key wins. ``$name`` in a text is the value of that key, or one of SENTENCES.
+its default, blank (without a value in the file), a mapping, a list, a text, a number, a file here, or the
+values A|B|empty. ``NAME matches PATTERN`` looks for a regular expression in a text, ``NAME has only A|B`` at
+the keys of a mapping or the items of a list. The other entries of a step are verbs. A verb takes keys with a
+row each, or a list of keys that share ``says`` or ``to``. ``galore_*`` stands for the file's keys with that
+beginning; ``each`` is a condition on every key. The first step that decides a key wins, but for a step with
+``again``. ``$name`` in a text is the value of that key, or one of SENTENCES; a ``value`` that is ``$name``
+alone is the value itself.
 
     keep         given: set ``to`` to the value; the row may hold a ``value`` of its own, ``words`` (theirs →
                  ours; ``otherwise``), ``as`` (one of CONVERTERS, or ``switch``), ``inside`` (a key of the
@@ -13,6 +16,8 @@ key wins. ``$name`` in a text is the value of that key, or one of SENTENCES.
     write        as ``keep``, and the program's default as well (``otherwise``: a default of its code)
     enable       on: set ``to`` to true, or to ``value``
     set          our path → its ``value`` (else that of the key ``of``), on behalf of ``key``, with a ``note``
+    let          a name that later conditions and texts may use → its value, as a row of ``keep`` has it
+    older        a name of earlier versions → today's, which the file lacks
     part         other settings of ours hold the meaning: ``to``
     nothing      the run is the same without it, and why
     off          off: as here; on: left to later steps
@@ -22,16 +27,18 @@ key wins. ``$name`` in a text is the value of that key, or one of SENTENCES.
     feature      a switch → its other ``keys``: off, none acts; on, they cannot be kept (``lose``), have no
                  effect (``nothing``), or are left to later steps; a text is why keys that begin so are lost
     code         the name of a function that decides what no row can
+    table        another table, whose steps follow here
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 from paceline.config.import_export.argument_tables import steps
 from paceline.config.import_export.verdicts import KeyReader
-from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.core.json_types import Json, JsonObject, as_list, as_object
 
 Code = Mapping[str, Callable[[KeyReader], None]]
 
@@ -48,6 +55,7 @@ SENTENCES = {
     "SMOOTHED": "TRL's losses but robust, exo_pair and aot do not read it",
 }
 _OFF = "off, as here"
+_NAMED = re.compile(r"\$(?:\{([\w.]+)\}|(\w+))")
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "a mapping": dict,
     "a list": list,
@@ -69,17 +77,19 @@ def _decide(reader: KeyReader, step: JsonObject, code: Code) -> None:
     for verb, rows in step.items():
         if verb == "code":
             code[str(rows)](reader)
+        elif verb == "table":
+            decide(reader, str(rows), code)
         elif verb == "step" and isinstance(rows, list):
             for inner in rows:
                 _decide(reader, as_object(inner), code)
-        elif verb in ("set", "feature"):
+        elif verb in OF_NAMES:
             for name, row in as_object(rows).items():
-                (_set if verb == "set" else _feature)(reader, name, row)
+                OF_NAMES[verb](reader, name, row)
         elif verb in VERBS:
             shared = step.get("to" if verb in ("keep", "part") else "says", _OFF)
             named_rows = rows.items() if isinstance(rows, dict) else [(_list(rows), shared)]
             for names, row in named_rows:
-                for key in _keys(reader, _list(names), str(step.get("each", ""))):
+                for key in _keys(reader, _list(names), str(step.get("each", "")), again="again" in step):
                     VERBS[verb](reader, key, row)
 
 
@@ -87,8 +97,8 @@ def _list(value: Json) -> list[Json]:
     return list(value) if isinstance(value, list) else [value]
 
 
-def _keys(reader: KeyReader, names: Iterable[Json], each: str = "") -> list[str]:
-    """Return the keys without a verdict that are named, and for which the conditions ``each`` hold."""
+def _keys(reader: KeyReader, names: Iterable[Json], each: str = "", *, again: bool = False) -> list[str]:
+    """Return the keys without a verdict (``again``: with one, too) for which the conditions ``each`` hold."""
     candidates = [str(name) for name in names]
     # `galore_*`: keys of the file with that beginning, also those no table knows
     begun = tuple(name[:-1] for name in candidates if name.endswith("*"))
@@ -98,7 +108,7 @@ def _keys(reader: KeyReader, names: Iterable[Json], each: str = "") -> list[str]
     return [
         key
         for key in candidates
-        if not reader.decided(key) and all(_clause(reader, f"{key} {each}") for each in conditions)
+        if (again or not reader.decided(key)) and all(_clause(reader, f"{key} {each}") for each in conditions)
     ]
 
 
@@ -112,9 +122,16 @@ def holds(reader: KeyReader, condition: Json) -> bool:
     )
 
 
+_CLAUSE = re.compile(r"(.*?) (is not|is|has only|matches) (.*)")
+
+
 def _clause(reader: KeyReader, clause: str) -> bool:
-    name, _, word = clause.partition(" is ")
-    negated, word = word.startswith("not "), word.removeprefix("not ")
+    match = _CLAUSE.fullmatch(clause)
+    name, verb, word = match.groups() if match else (clause, "is", "")
+    value = reader.value(name)
+    if verb == "matches":
+        return re.search(word, "" if value is None else str(value)) is not None
+    words = ["" if each == "empty" else each for each in filled(reader, word).split("|")]
     if word in ("on", "off"):
         met = reader.on(name) is (word == "on")
     elif word == "given":
@@ -125,22 +142,25 @@ def _clause(reader: KeyReader, clause: str) -> bool:
         met = name in reader.result.settings
     elif word.startswith("set to "):
         setting = reader.result.settings.get(name)
-        met = setting is not None and setting.value in word.removeprefix("set to ").split("|")
+        met = setting is not None and str(setting.value) in word.removeprefix("set to ").split("|")
     elif word == "its default":
-        met = reader.value(name) == reader.defaults.get(name)
+        met = value == reader.defaults.get(name)
+    elif word == "blank":
+        met = reader.given.get(name) in (None, "")
+    elif word == "a file here":
+        met = Path(str(value)).exists()
     elif word in _TYPES:
-        met = isinstance(reader.value(name), _TYPES[word])
+        met = isinstance(value, _TYPES[word])
+    elif verb == "has only":
+        met = isinstance(value, (dict, list)) and set(map(str, value)) <= set(words)
     else:
-        words = filled(reader, word).split("|")
-        met = reader.text(name) in ["" if word == "empty" else word for word in words]
-    return met is not negated
+        met = reader.text(name) in words
+    return met is not (verb == "is not")
 
 
 def filled(reader: KeyReader, text: Json, key: str = "") -> str:
     """Return a text with the values of keys for ``$name``, and the inner name of ``key`` for ``$it``."""
-    return re.sub(
-        r"\$(?:\{([\w.]+)\}|(\w+))", lambda match: _shown(reader, match[1] or match[2], key), str(text)
-    )
+    return _NAMED.sub(lambda match: _shown(reader, match[1] or match[2], key), str(text))
 
 
 def _shown(reader: KeyReader, name: str, key: str) -> str:
@@ -149,6 +169,8 @@ def _shown(reader: KeyReader, name: str, key: str) -> str:
     if name in SENTENCES:
         return SENTENCES[name]
     value = reader.value(name)
+    if name in reader.facts and isinstance(value, str):
+        return value
     return ", ".join(value) if isinstance(value, dict) else reader.text(name)
 
 
@@ -172,33 +194,73 @@ def _scale(value: Json) -> Json:
     return ("group" if value else "none") if isinstance(value, bool) else value
 
 
+#: Names of linear modules, by which axolotl knows what ``lora_target_linear`` holds already
+_LINEAR = re.compile(r"(proj|fc\d?|dense|linear|gate|up|down|w\d|c_attn)$")
+_KERNELS = ("CutCrossEntropyPlugin", "LigerPlugin", "KernelsPlugin", "CompilePlugin")
 CONVERTERS: dict[str, Callable[[Json], Json]] = {
     "texts": _words,
     "linear": _linear,
     "targets": lambda value: _linear(_words(value)),
     "scale": _scale,
     "sentence": lambda value: " ".join(map(str, value)) if isinstance(value, list) else value,
+    "commas": lambda value: ", ".join(map(str, value)) if isinstance(value, list) else str(value),
     "whole": _whole,
     "count": _count,
     "only": lambda value: value[0] if isinstance(value, list) and len(value) == 1 else value,
+    "list": as_list,
+    "text": str,
+    "word": lambda value: str(value).strip().lower(),
+    "first of two": lambda value: value[0] if isinstance(value, list) and len(value) == 2 else 1.0,
+    "second of two": lambda value: value[1] if isinstance(value, list) and len(value) == 2 else 1.0,
+    "before _": lambda value: str(value).lower().partition("_")[0],
+    "after _": lambda value: str(value).lower().partition("_")[2],
+    "twice": lambda value: value * 2 if isinstance(value, int) else None,
+    "rest of 1": lambda value: round(1 - value, 6) if isinstance(value, float) else None,
+    # what ms-swift puts modules of the built model for: all-embedding, all-router
+    "all- words": lambda value: ", ".join(
+        str(name)
+        for name in (value if isinstance(value, list) else str(value).split())
+        if str(name).startswith("all-")
+    ),
+    "beside linear": lambda value: ", ".join(
+        str(name) for name in (value if isinstance(value, list) else [value]) if not _LINEAR.search(str(name))
+    ),
+    "beside kernels": lambda value: ", ".join(
+        name
+        for name in (str(name).rpartition(".")[2] for name in (value if isinstance(value, list) else []))
+        if name not in _KERNELS
+    ),
 }
 
 
 def _value(reader: KeyReader, key: str, row: JsonObject) -> Json:
     """Return the value to set for a key; None for a word that the row does not list."""
     if "value" in row:
-        return row["value"]
+        return _inserted(reader, row["value"])
     key = str(row.get("of", key))
     words = as_object(row.get("words"))
     if row.get("as") == "switch":
         on = reader.on(key)
         return words["on" if on else "off"] if words else on
+    otherwise = _inserted(reader, row.get("otherwise"))
     if words:
-        return words.get(reader.text(key), row.get("otherwise"))
+        return words.get(reader.text(key), otherwise)
     value = reader.value(key)
-    value = row.get("otherwise") if value in (None, "") else value
+    value = otherwise if value in (None, "") else value
     value = CONVERTERS[str(row["as"])](value) if "as" in row else value
     return {str(row["inside"]): value} if "inside" in row else value
+
+
+def _inserted(reader: KeyReader, value: Json) -> Json:
+    """Return a row's value with those of the keys that it names."""
+    if isinstance(value, dict):
+        return {key: _inserted(reader, inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_inserted(reader, inner) for inner in value]
+    if not isinstance(value, str) or "$" not in value:
+        return value
+    alone = _NAMED.fullmatch(value)
+    return reader.value(alone[1] or alone[2]) if alone else filled(reader, value)
 
 
 def _write(reader: KeyReader, key: str, row: Json) -> None:
@@ -226,6 +288,15 @@ def _set(reader: KeyReader, path: str, value: Json) -> None:
         key,
         filled(reader, row.get("note", "")),
     )
+
+
+def _let(reader: KeyReader, name: str, row: Json) -> None:
+    reader.facts[name] = _value(reader, name, row if isinstance(row, dict) else {"value": row})
+
+
+def _older(reader: KeyReader, older: str, name: Json) -> None:
+    if reader.is_given(older) and name not in reader.given:
+        reader.older(older, str(name))
 
 
 def _feature(reader: KeyReader, switch: str, value: Json) -> None:
@@ -283,4 +354,11 @@ VERBS: dict[str, Callable[[KeyReader, str, Json], None]] = {
     "off": _off,
     "lose": _lose,
     "unsupported": _unsupported,
+}
+#: Verbs whose rows are of names, not of open keys
+OF_NAMES: dict[str, Callable[[KeyReader, str, Json], None]] = {
+    "set": _set,
+    "let": _let,
+    "older": _older,
+    "feature": _feature,
 }

@@ -20,10 +20,11 @@ from paceline.config.import_export.commands.command_line import Command
 from paceline.config.import_export.commands.launcher_options import STARTERS
 from paceline.config.import_export.commands.launcher_options import options as launch_options
 from paceline.config.import_export.commands.launcher_options import variables as launch_variables
+from paceline.config.import_export.decide_keys import Code, decide
 from paceline.config.import_export.import_backend_files import import_job
-from paceline.config.import_export.programs import axolotl, llamafactory, ms_swift, trl
+from paceline.config.import_export.programs import axolotl, llamafactory, ms_swift, transformers, trl
 from paceline.config.import_export.programs.ms_swift import ENVIRONMENT
-from paceline.config.import_export.programs.transformers import NO_VALUE, transformers, transformers_defaults
+from paceline.config.import_export.programs.transformers import NO_VALUE
 from paceline.config.import_export.verdicts import Imported, KeyReader, KeyVerdict
 from paceline.config.yaml_text.read_file import read_text
 from paceline.config.yaml_text.tree import parse_yaml
@@ -33,27 +34,27 @@ from paceline.core.json_types import Json, JsonObject, as_object
 
 @dataclass(frozen=True)
 class Translator:
-    """A program whose files are imported.
+    """A program whose files are imported by its table, with ``code`` for what no row can decide.
 
     ``job``: which of its trainers or commands a file is for: the algorithm that the user names, or its keys;
     ``defaults``: of that one; ``parsed``: its command lines are read by Transformers' HfArgumentParser.
     """
 
     name: str
-    translate: Callable[[KeyReader], None]
+    code: Code
     defaults: Callable[[str], Defaults]
     job: Callable[[JsonObject, str | None], str] = lambda data, named: named or "sft"
     parsed: bool = True
 
 
 TRANSLATORS = {
-    "trl": Translator("TRL", trl.translate, trl.trl_defaults, trl.trainer_of),
+    "trl": Translator("TRL", trl.CODE, trl.trl_defaults, trl.trainer_of),
     "llamafactory": Translator(
-        "LLaMA-Factory", llamafactory.translate, lambda job: llamafactory.llamafactory_defaults()
+        "LLaMA-Factory", llamafactory.CODE, lambda job: llamafactory.llamafactory_defaults()
     ),
-    "axolotl": Translator("axolotl", axolotl.translate, lambda job: axolotl.axolotl_defaults(), parsed=False),
-    "swift": Translator("ms-swift", ms_swift.translate, ms_swift.swift_defaults, ms_swift.command_of),
-    "hf": Translator("Transformers", transformers, lambda job: transformers_defaults()),
+    "axolotl": Translator("axolotl", axolotl.CODE, lambda job: axolotl.axolotl_defaults(), parsed=False),
+    "swift": Translator("ms-swift", ms_swift.CODE, ms_swift.swift_defaults, ms_swift.command_of),
+    "hf": Translator("Transformers", transformers.CODE, lambda job: transformers.transformers_defaults()),
 }
 _JOBS = ("deepspeed", "accelerate")
 #: whose null the programs themselves replace by the default
@@ -192,8 +193,11 @@ def import_data(
     job = translator.job(data, algorithm)
     reader = KeyReader(translator.name, path, flat(data), lines, translator.defaults(job))
     reader.facts |= {"job": job, "named": algorithm, "engine": engine}
-    translator.translate(reader)
+    reader.facts["engine"] = reader.engine()
+    decide(reader, chosen, translator.code)
     imported = reader.result
+    for name, older in reader.renamed.items():
+        imported.findings[older] = replace(imported.findings.pop(name), key=older)
     if translator.parsed:
         _nulls(reader)
     _rolled_up(imported)

@@ -154,6 +154,7 @@ class KeyReader:
         self._lines = lines
         self.defaults = defaults
         self.facts: dict[str, Json] = {}
+        self.renamed: dict[str, str] = {}  # today's name of a key → the older one that the file has
 
     def value(self, key: str) -> Json:
         """Return what the system would use: the file's value, or its default. ``facts`` hide keys."""
@@ -240,7 +241,7 @@ class KeyReader:
 
     def older(self, key: str, name: str) -> None:
         """Read an older name of a key as ``name``, which the file lacks."""
-        self.given[name] = self.given[key]
+        self.given[name], self.renamed[name] = self.given[key], key
         self._lines = {**self._lines, name: self.line(key)}
         self._decide(key, KeyVerdict.MAPPED, f"an older name of {name}")
 

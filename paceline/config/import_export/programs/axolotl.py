@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from paceline.config.import_export.argument_tables import defaults
-from paceline.config.import_export.decide_keys import SENTENCES, decide
+from paceline.config.import_export.decide_keys import Code
+from paceline.config.import_export.programs import transformers
 from paceline.config.import_export.programs.axolotl_data import datasets, tokens
-from paceline.config.import_export.programs.transformers import (
-    by_alias,
-    project,
-    transformers_galore,
-    whole_weights_in,
-)
 from paceline.config.import_export.verdicts import KeyReader
 from paceline.core.json_types import Json, JsonObject, as_number
 
@@ -28,58 +21,12 @@ _TOP = (
     "RemappedParameters",
     "JaggedLRConfig",
 )
-_ALGORITHMS = {
-    "": "sft",
-    "dpo": "dpo",
-    "ipo": "dpo",
-    "kto": "kto",
-    "orpo": "orpo",
-    "simpo": "simpo",
-    "grpo": "grpo",
-}
-_WATCHDOG = "paceline.extend:LossWatchdog"  # what stops a run there after three steps, too
-_PLUGINS_OF_KERNELS = ("CutCrossEntropyPlugin", "LigerPlugin", "KernelsPlugin", "CompilePlugin")
 _OTHER_TRACKERS = ("mlflow", "swanlab", "trackio")
 
 
 def axolotl_defaults() -> dict[str, object]:
     """Return the defaults of its top-level keys that the builder passes on."""
     return defaults("axolotl") | defaults("axolotl", _TOP)
-
-
-def translate(reader: KeyReader) -> None:
-    """Decide every key of an axolotl file."""
-    for key in [key for key, value in reader.given.items() if value in (None, "")]:
-        reader.nothing(key, "it has no value")
-    reader.facts["algorithm"] = (
-        "reward" if reader.on("reward_model") else _ALGORITHMS.get(reader.text("rl"), "sft")
-    )
-    decide(reader, "axolotl", CODE)
-    for key in reader.open_keys():
-        by_alias(reader, key)
-
-
-def _beta(reader: KeyReader) -> None:
-    """Of several betas axolotl takes the first of these, for every algorithm."""
-    path = f"training.{reader.facts['algorithm']}.beta"
-    written = [key for key in ("trl.beta", "rl_beta", "orpo_alpha", "dpo_beta") if reader.is_given(key)]
-    if written:
-        reader.keep(written[0], path, reader.given[written[0]])
-    reader.nothing(written[1:], f"{written[0]} wins over it" if written else "")
-    reader.nothing(("orpo_alpha",), "beta decides") if "orpo_alpha" not in written else None
-
-
-def _watchdog(reader: KeyReader) -> None:
-    """A threshold of the loss: without one its patience has no effect."""
-    threshold, patience = "loss_watchdog_threshold", "loss_watchdog_patience"
-    if not reader.on(threshold):
-        return
-    options: dict[str, Json] = {"threshold": reader.given[threshold]}
-    if reader.is_given(patience):
-        options["patience"] = reader.given[patience]
-    written: list[Json] = [{"name": _WATCHDOG, "options": options}]
-    reader.set("training.callbacks", written, threshold)
-    reader.mapped((threshold, patience), ("training.callbacks",))
 
 
 def _precision(reader: KeyReader) -> None:
@@ -99,7 +46,7 @@ def _precision(reader: KeyReader) -> None:
     elif dtype:
         written = [name for name in keys if reader.given.get(name) and (word, name) != ("fp16", "bf16")]
         for name in written or ["bf16"]:
-            whole_weights_in(reader, name, dtype, "axolotl")
+            transformers.whole_weights_in(reader, name, dtype)
     reader.mapped([name for name in keys if not reader.decided(name)], ("training.mixed_precision",))
 
 
@@ -120,21 +67,6 @@ def _fsdp_config(reader: KeyReader) -> None:
     reader.mapped([*keys, "fsdp_version"], ("training.fsdp_config",))
     unused = [f"fsdp_config.{key}" for key in inner if key in _CHECKPOINT_FORM]
     reader.nothing(unused, "a checkpoint is written once, in one form")
-
-
-def _beside_linear(reader: KeyReader) -> None:
-    """Modules beside all linear ones: others than linear ones, and the head, get an adapter there."""
-    listed = reader.given.get("lora_target_modules")
-    more = [
-        name
-        for name in [str(name) for name in (listed if isinstance(listed, list) else [listed])]
-        if not re.search(r"(proj|fc\d?|dense|linear|gate|up|down|w\d|c_attn)$", name)
-    ]
-    if more:
-        reader.lose(
-            "lora_target_modules",
-            f"beside all linear modules axolotl adapts {', '.join(more)}: name every module",
-        )
 
 
 def _trackers(reader: KeyReader) -> None:
@@ -158,17 +90,7 @@ def _trackers(reader: KeyReader) -> None:
     )
     if "wandb" in used and reader.is_given("wandb_name"):
         reader.keep("wandb_name", "training.run_name", reader.given["wandb_name"])
-    project(reader, [*used])
-
-
-def _plugins(reader: KeyReader) -> None:
-    plugins = reader.given.get("plugins")
-    names = [str(name).rpartition(".")[2] for name in plugins] if isinstance(plugins, list) else []
-    others = [name for name in names if name not in _PLUGINS_OF_KERNELS]
-    if others:
-        reader.lose("plugins", f"axolotl's plugins: {', '.join(others)}")
-    else:
-        reader.nothing("plugins", SENTENCES["KERNEL"])
+    transformers.project(reader, [*used])
 
 
 def schedule(reader: KeyReader) -> None:
@@ -278,17 +200,13 @@ def best_weights(reader: KeyReader) -> None:
         reader.mapped(key, (path,))
 
 
-CODE = {
-    "beta": _beta,
-    "galore": lambda reader: transformers_galore(reader, "optimizer"),
+CODE: Code = {
+    **transformers.CODE,
     "schedule": schedule,
     "best_weights": best_weights,
     "precision": _precision,
     "datasets": datasets,
     "tokens": tokens,
     "fsdp_config": _fsdp_config,
-    "beside_linear": _beside_linear,
     "trackers": _trackers,
-    "watchdog": _watchdog,
-    "plugins": _plugins,
 }

@@ -16,7 +16,7 @@ _COLUMNS |= {"system": "system", "rejected_response": "rejected", "label": "labe
 
 def data(reader: KeyReader) -> None:
     """Decide which data sets are read."""
-    columns, command = _columns(reader), str(reader.facts["command"])
+    columns, command = _columns(reader), str(reader.facts["job"])
     for key, path in (("dataset", "data.train"), ("val_dataset", "data.eval")):
         value = reader.given.get(key)
         listed = value if isinstance(value, list) else [value] if value else []
@@ -90,10 +90,10 @@ def _columns(reader: KeyReader) -> JsonObject:
     return {_COLUMNS[str(theirs)]: key for key, theirs in columns.items()}
 
 
-def scale_of(reader: KeyReader) -> str:
-    """Return which tokens have loss: ``loss_scale`` without what it says of empty thoughts."""
+def loss_scale(reader: KeyReader) -> None:
+    """Which tokens have loss: ``loss_scale`` without what it says of empty thoughts."""
     scale, _, more = reader.text("loss_scale").partition("+")
-    return more if more and more != "ignore_empty_think" else scale
+    reader.facts["loss_scale"] = more if more and more != "ignore_empty_think" else scale
 
 
 def length(reader: KeyReader) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic_core import PydanticCustomError
 
 from paceline.config.import_export.argument_tables import NO_TRACKERS, defaults
-from paceline.config.import_export.decide_keys import SENTENCES, decide
+from paceline.config.import_export.decide_keys import SENTENCES, Code
 from paceline.config.import_export.local_files import config_of
 from paceline.config.import_export.verdicts import KeyReader
 from paceline.config.keys.aliases import ALIASES, SKIP, AlgorithmAlias, Alias, IgnoredKey, NoTranslation
@@ -34,46 +34,17 @@ def transformers_defaults() -> dict[str, object]:
     return {**defaults("transformers"), **NO_TRACKERS}
 
 
-def transformers(reader: KeyReader) -> None:
-    """Decide every key of a file of Transformers' own arguments."""
-    reader.set("training.algorithm", reader.facts["job"])
-    transformers_keys(reader)
-
-
-def transformers_keys(reader: KeyReader) -> None:
-    """Decide the keys of Transformers' arguments that the system's own translator has left open."""
-    decide(reader, "transformers", CODE)
+def aliases(reader: KeyReader) -> None:
+    """Decide the keys that a table has left open by our own names."""
     for key in reader.open_keys():
         by_alias(reader, key)
-    _defaults(reader)
 
 
-def _recomputation(reader: KeyReader) -> None:
-    kwargs = reader.value("gradient_checkpointing_kwargs")
-    if isinstance(kwargs, dict) and set(kwargs) <= {"use_reentrant"}:
-        keys = ("gradient_checkpointing_kwargs", "gradient_checkpointing_kwargs.use_reentrant")
-        reader.nothing(keys, "recomputation gives the same values with either implementation")
-
-
-def _precision(reader: KeyReader) -> None:
-    """Decide ``bf16`` and ``fp16``, unless the system's translator has; both off is float32."""
-    if "training.mixed_precision" in reader.result.settings:
-        reader.mapped(
-            [key for key in ("fp16", "bf16") if not reader.decided(key)], ("training.mixed_precision",)
-        )
-        return
-    fp16, bf16 = reader.on("fp16"), reader.on("bf16")
-    bf16 = bf16 or "training.pure_bf16" in reader.result.settings
-    word = "fp16" if fp16 else "bf16" if bf16 else "no"
-    reader.set("training.mixed_precision", word, "fp16" if fp16 else "bf16")
-    reader.mapped(("fp16", "bf16"), ("training.mixed_precision",))
-
-
-def whole_weights_in(reader: KeyReader, key: str, word: str, system: str) -> None:
+def whole_weights_in(reader: KeyReader, key: str, word: str) -> None:
     """Decide the dtype ``word`` of weights that are all trained: Transformers' Trainer steps them as they are
     loaded, but under DeepSpeed and FSDP, which make float32 masters of them.
     """
-    engine, stored = reader.engine(), ""
+    engine, system, stored = reader.engine(), reader.result.system, ""
     if word == "auto" and not engine:
         model_config = config_of(reader)
         stored = str(model_config.get("dtype") or model_config.get("torch_dtype") or "")
@@ -227,75 +198,8 @@ def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
-CODE = {
+CODE: Code = {
     "project": lambda reader: project(reader, reader.value("report_to")),
-    "precision": _precision,
-    "recomputation": _recomputation,
-    "galore": lambda reader: transformers_galore(reader, "optim"),
+    "aliases": aliases,
+    "defaults": _defaults,
 }
-
-
-_OURS, _OPTIM, _ARGS = "galore_adamw", "training.optim", "training.optim_args"
-_LAYERWISE = (
-    "the updates are the same, without clipping; here the gradients of all layers are kept until the step"
-)
-#: What Transformers hands GaLore's AdamW, whatever the arguments say
-_FIXED: dict[str, Json] = {"weight_decay": 0.0, "adam_epsilon": 1e-6}
-_FIXED |= {"adam_beta1": 0.9, "adam_beta2": 0.999}
-#: LLaMA-Factory's keys → GaLore's options
-_OPTIONS = {
-    "galore_rank": "rank",
-    "galore_update_interval": "update_proj_gap",
-    "galore_scale": "scale",
-    "galore_proj_type": "proj_type",
-}
-
-
-def transformers_galore(reader: KeyReader, key: str) -> None:
-    """``optim: galore_adamw`` of Transformers: it passes on the rate alone, no betas, epsilon or decay."""
-    name = reader.text(key)
-    if name not in (_OURS, f"{_OURS}_layerwise"):
-        return
-    if engine := reader.engine():
-        for lost in (key, "optim_target_modules", "optim_args"):
-            if reader.is_given(lost):
-                reader.lose(lost, f"GaLore needs whole gradients, which {engine} shards")
-        return
-    reader.keep(key, _OPTIM, _OURS, _LAYERWISE if name != _OURS else "")
-    if name != _OURS:
-        _no_clipping(reader, key)
-    if reader.text("optim_target_modules").replace("_", "-") == "all-linear":
-        reader.keep("optim_target_modules", "training.optim_target_modules", ".*", "the head, too")
-    for argument, value in _FIXED.items():
-        reader.set(f"training.{argument}", value, key, "what Transformers' GaLore has")
-        reader.nothing(argument, f"Transformers does not pass it to {name}")
-
-
-def llamafactory_galore(reader: KeyReader) -> None:
-    """``use_galore`` and its keys. Its defaults: rank 16, scale 2; of AdamW, not of 8 bits or Adafactor."""
-    if not reader.on("use_galore"):
-        return
-    if reader.text("finetuning_type") == "lora" or reader.engine():
-        return  # refused there, too, or sharded; lost with the other switches
-    if not str(reader.value("optim") or "adamw_torch").startswith("adamw_torch"):
-        return  # lost with the other switches
-    reader.keep("use_galore", _OPTIM, _OURS)
-    reader.mapped("optim", (_OPTIM,), "GaLore's AdamW")
-    targets = reader.value("galore_target")
-    listed: Json = [word.strip() for word in targets.split(",")] if isinstance(targets, str) else targets
-    reader.keep(
-        "galore_target", "training.optim_target_modules", listed if listed != ["all"] else "all-linear"
-    )
-    options = ",".join(f"{ours}={reader.value(theirs)}" for theirs, ours in _OPTIONS.items())
-    reader.set(_ARGS, options, "galore_rank")
-    reader.mapped(_OPTIONS, (_ARGS,))
-    if reader.on("galore_layerwise"):
-        reader.mapped("galore_layerwise", (_OPTIM,), _LAYERWISE)
-        _no_clipping(reader, "galore_layerwise")
-    else:
-        reader.nothing("galore_layerwise", "off, as here")
-
-
-def _no_clipping(reader: KeyReader, key: str) -> None:
-    reader.set("training.max_grad_norm", 0.0, key, "layers are stepped before a norm of all is known")
-    reader.nothing("max_grad_norm", "layers are stepped before a norm of all gradients is known")

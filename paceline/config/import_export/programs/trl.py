@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from paceline.config import codes
 from paceline.config.import_export.argument_tables import NO_TRACKERS, defaults, table
-from paceline.config.import_export.decide_keys import SENTENCES, decide
+from paceline.config.import_export.decide_keys import Code
 from paceline.config.import_export.local_files import config_of
-from paceline.config.import_export.programs.transformers import transformers_keys, whole_weights_in
+from paceline.config.import_export.programs import transformers
 from paceline.config.import_export.programs.trl_data import datasets
 from paceline.config.import_export.verdicts import KeyReader
 from paceline.core.errors import ConfigError
@@ -22,7 +22,6 @@ TRAINERS = {
     "rloo": "RLOOConfig",
 }
 _COMMON = ("_BaseConfig", "ModelConfig", "ScriptArguments")
-_DPO_LOSSES = {"sigmoid", "hinge", "ipo", "robust"}
 
 
 def trl_defaults(algorithm: str) -> dict[str, object]:
@@ -57,89 +56,6 @@ def algorithm_of(data: JsonObject) -> str:
     return "reward" if "center_rewards_coefficient" in keys else "sft"
 
 
-def translate(reader: KeyReader) -> None:
-    """Decide every key of a TRL file."""
-    algorithm = reader.facts["algorithm"] = reader.facts["job"]
-    reader.set("training.algorithm", algorithm)
-    preset = reader.text("accelerate_config")
-    if preset.startswith(("zero", "fsdp")):
-        reader.facts["engine"] = f"accelerate_config: {preset}"
-    decide(reader, "trl", CODE)
-    transformers_keys(reader)
-
-
-def _dtype(reader: KeyReader) -> None:
-    """Decide the dtype in which the weights are loaded, and trained without adapters."""
-    key = next((key for key in ("dtype", "torch_dtype") if reader.is_given(key)), None)
-    if key is None:
-        return
-    word = reader.text(key)
-    if reader.on("use_peft"):
-        reader.keep(key, "model.dtype", word, "of the frozen weights; adapters are float32")
-    else:
-        whole_weights_in(reader, key, word, "TRL")
-
-
-def _template_path(reader: KeyReader) -> None:
-    """A file of Jinja is its text; of anything else TRL clones a tokenizer's template and special tokens."""
-    path = str(reader.given.get("chat_template_path") or "")
-    if path and not path.endswith((".jinja", ".j2")):
-        reader.lose(
-            "chat_template_path",
-            f"TRL takes the template and the special tokens of {path}: set model.chat_template to its file",
-        )
-
-
-def _dataset_kwargs(reader: KeyReader) -> None:
-    kwargs = reader.given.get("dataset_kwargs")
-    harmless = {"add_special_tokens", "append_concat_token", "skip_prepare_dataset"}
-    if isinstance(kwargs, dict) and set(kwargs) <= harmless and not kwargs.get("skip_prepare_dataset"):
-        inner = [f"dataset_kwargs.{key}" for key in kwargs]
-        reader.nothing(("dataset_kwargs", *inner), "the chat template writes the special tokens")
-
-
-def _dpo_losses(reader: KeyReader) -> None:
-    losses = reader.value("loss_type")
-    listed = [str(item) for item in losses] if isinstance(losses, list) else [str(losses)]
-    if len(listed) == 1 and listed[0] in _DPO_LOSSES:
-        reader.keep("loss_type", "training.dpo.loss_type", listed[0])
-    elif listed == ["dpo_norm"] or listed == ["sigmoid_norm"]:
-        reader.set("training.dpo.loss_type", "sigmoid", "loss_type")
-        reader.set("training.dpo.length_normalized", True, "loss_type")
-        reader.mapped("loss_type", ("training.dpo.loss_type", "training.dpo.length_normalized"))
-    elif listed == ["sigmoid", "sft"]:
-        weights = reader.value("loss_weights")
-        pair = weights if isinstance(weights, list) and len(weights) == 2 else [1.0, 1.0]
-        if pair[0] == 1:
-            reader.mapped("loss_weights", ("training.dpo.rpo_alpha",))
-            (reader.keep if reader.value("gradient_accumulation_steps") == 1 else reader.differs)(
-                "loss_type",
-                "training.dpo.rpo_alpha",
-                pair[1],
-                "TRL averages the sft term over the tokens of each micro-batch, here over those of the step",
-            )
-        else:
-            reader.lose("loss_weights", "the first weight must be 1")
-    else:
-        reader.lose(
-            "loss_type",
-            f"the loss {', '.join(listed)} is not supported; {', '.join(sorted(_DPO_LOSSES))} are",
-        )
-    if listed == ["ipo"]:
-        reader.set(
-            "training.dpo.length_normalized",
-            True,
-            "loss_type",
-            "TRL's ipo takes means over an answer's tokens",
-        )
-    reader.nothing("loss_weights", "there is one loss") if len(listed) == 1 else None
-    if "robust" in listed:
-        reader.keep("label_smoothing", "training.dpo.label_smoothing", reader.value("label_smoothing"))
-    else:  # TRL 1.16's sigmoid has no smoothing
-        reader.nothing("label_smoothing", SENTENCES["SMOOTHED"])
-    reader.nothing("discopop_tau", "it belongs to loss_type: discopop") if "discopop" not in listed else None
-
-
 #: of TRL's think_format_reward: one thought first, then anything
 _THOUGHT = r"^<think>(?!.*<think>)(.*?)</think>.*$"
 #: TRL's reward functions that one of ours computes alike: theirs → ours
@@ -159,43 +75,6 @@ def lengths(reader: KeyReader) -> None:
         "prompt and answer together; TRL does not limit prompts",
     )
     reader.mapped(("max_prompt_length",), ("data.max_length",), "longer prompts are cut")
-
-
-def server(reader: KeyReader) -> None:
-    """Take over a server of vLLM that generates the answers."""
-    host, port = reader.text("vllm_server_host"), reader.value("vllm_server_port")
-    url = str(
-        reader.given.get("vllm_server_base_url")
-        or f"http://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{port}"
-    )
-    reader.set("training.rollout.server", {"url": url}, "vllm_server_base_url")
-    if reader.facts["algorithm"] == "grpo":
-        _correction(reader)
-    options = [key for key in reader.given if key.startswith("vllm_") and not reader.decided(key)]
-    reader.mapped(("use_vllm", *options), ("training.rollout.server",))
-
-
-def _correction(reader: KeyReader) -> None:
-    """Set the weight that corrects for the server's probabilities, which TRL has by default."""
-    key = "vllm_importance_sampling_correction"
-    level, _, kind = reader.text("vllm_importance_sampling_mode").partition("_")
-    cap = next(
-        (
-            c
-            for c in map(reader.value, ("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"))
-            if c
-        ),
-        None,
-    )
-    if not reader.on(key):
-        reader.keep(key, "training.grpo.rollout_correction", "none")
-        return
-    path = "training.grpo.rollout_correction"
-    for option, value in (("", kind), ("_level", level), ("_cap", cap)):
-        reader.set(f"{path}{option}", value, key) if value is not None else None
-    reader.mapped([k for k in reader.given if k.startswith("vllm_importance_")], (path,))
-    if reader.is_given("vllm_importance_sampling_clip_min"):
-        reader.lose("vllm_importance_sampling_clip_min", "the weight has an upper bound alone")
 
 
 def rewards(reader: KeyReader) -> None:
@@ -244,14 +123,13 @@ def _peft_targets(reader: KeyReader) -> None:
         reader.lose(key, f"peft refuses {kind} without them: name the modules (all-linear: every layer's)")
 
 
-CODE = {
-    "dtype": _dtype,
-    "template_path": _template_path,
+CODE: Code = {
+    **transformers.CODE,
+    "weights": lambda reader: transformers.whole_weights_in(
+        reader, key := str(reader.facts["typed"]), reader.text(key)
+    ),
     "peft_targets": _peft_targets,
     "datasets": datasets,
-    "dataset_kwargs": _dataset_kwargs,
-    "dpo_losses": _dpo_losses,
     "lengths": lengths,
-    "server": server,
     "rewards": rewards,
 }
