@@ -112,7 +112,7 @@ def write_table(page: Path, found: dict[str, dict[str, Any]]) -> None:
 def table(found: dict[str, dict[str, Any]]) -> list[str]:
     """Return a row of Markdown for each example."""
     return [
-        f"| [{name}](../examples/library/{name}.py) | `{one['page']}` | {one['their_statements']} |"
+        f"| [{name}](../../examples/library/{name}.py) | `{one['page']}` | {one['their_statements']} |"
         f" {one['our_statements']} | {one['gap']:.0e} |"
         for name, one in found.items()
     ]
