@@ -155,7 +155,7 @@ class PackedSource:
 
 
 def build_batch(documents: Sequence[NDArray[np.int32]], ids: Sequence[int], num_rows: int) -> Batch:
-    """Build a flat batch of coded documents (see ``data.table``)."""
+    """Build a flat batch of coded documents (see ``data.token_table``)."""
     lengths = np.array([len(d) for d in documents], np.int64)
     ends = np.cumsum(lengths)
     input_ids, unshifted = decode_labels(np.concatenate(documents))

@@ -35,7 +35,7 @@ from paceline.evaluation.processes.work_folder import ANSWERS, WorkSettings
 class FileRows:
     """The usable rows of a file.
 
-    documents  int32 tokens of each, coded as in ``data.table``: a token without loss as its complement
+    documents  int32 tokens of each, coded as in ``data.token_table``: a token without loss as its complement
     numbers    its row in the file, from 0
     facts      what a prompt's row holds beside the prompt (JSON objects as text)
     inputs     its row as read, where it is kept

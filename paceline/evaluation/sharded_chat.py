@@ -3,7 +3,7 @@
 ``python -m paceline.evaluation.sharded_chat FOLDER … RANK SIZE``: FOLDER has the weights; … is what
 ``paceline.evaluation.chat`` takes. The first process reads and prints; the others receive each answer's seed
 and the prompt's token ids, and compute with it. Whoever loses another ends at once, without a word:
-``evaluation.ranks`` names the first that failed.
+``evaluation.processes`` names the first that failed.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _OPERATORS = {
 def enable_recompute(hf: HFModel, slot: AttentionContext, keep: Collection[str] = ()) -> None:
     """Enable non-reentrant checkpointing of every layer of a Hugging Face model.
 
-    ``keep``: kinds of operators (``plan.recomputation.KINDS``) whose outputs are kept; all else is
+    ``keep``: kinds of operators (``plan.plan.KEPT_KINDS``) whose outputs are kept; all else is
     recomputed. A recomputation runs under the document layout of its own forward, even if other
     forwards came in between. Raises ConfigError ``models.no_recompute`` if the model class has no
     checkpointing.

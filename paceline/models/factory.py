@@ -55,7 +55,7 @@ class HFModelFactory:
     vocab_size    rows the tokenizer needs (None: leave the embedding as it is)
     seed          of the initial weights, and of new rows; equal on all ranks
     attention     ``auto``, ``paceline`` or a Transformers name
-    recompute_keeps  kinds of operators whose outputs recomputation keeps (``plan.recomputation``)
+    recompute_keeps  kinds of operators whose outputs recomputation keeps (``plan.plan.KEPT_KINDS``)
     master_dtype  of the parameters: fp32, fp64 for verification, or bf16, which they then compute in as well
     adapter       ``Plan.adapter``: low-rank adapters are trained, the rest frozen (and quantized if it says
                   so)

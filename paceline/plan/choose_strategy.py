@@ -29,7 +29,7 @@ class StrategyChoice:
     """A strategy and the reason.
 
     ``sharding``: FSDP's, if the plan chose it in place of a ZeRO stage (None: as configured). ``by_size``:
-    chosen by model size, so predicted memory may change it (``plan.auto``).
+    chosen by model size, so predicted memory may change it (``plan.planner``).
     """
 
     strategy: str

@@ -13,7 +13,7 @@ from paceline.plan.plan import AdapterSpec, OptimizerSpec, Precision
 
 
 class JobToCheck(Protocol):
-    """A job before planning (``rules.base.Context``): config, algorithm options, and which keys were set."""
+    """A job before planning (``rules.rule.Context``): config, algorithm options, and which keys were set."""
 
     @property
     def config(self) -> Config: ...

@@ -158,7 +158,7 @@ def gathered_bytes(root: nn.Module) -> int:
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:
-    """Like ``strategies.measure.storage_bytes``, for tensors whose storages have no address."""
+    """Like ``strategies.model_handle.storage_bytes``, for tensors whose storages have no address."""
     sizes = {s._cdata: s.nbytes() for s in (_local(t).untyped_storage() for t in tensors)}
     return sum(sizes.values())
 

@@ -40,7 +40,7 @@ def simulate(plan: Plan, config: Mapping[str, Json], chunk_bytes: int = LEAST_CH
     ``chunk_bytes``: of logits that the head computes at a time on the planned device.
 
     ``collectives``: kind → [count, bytes]; all are JSON types. If a strategy's engine reads real memory
-    (DDP's reducer, DeepSpeed), only the module is run, on one process: see ``plan.cost.simulation``.
+    (DDP's reducer, DeepSpeed), only the module is run, on one process: see ``plan.cost.simulation_check``.
     """
     plan = replace(plan, engine=plan.engine.built_whole())
     spec = strategy_spec(plan.strategy)

@@ -52,7 +52,7 @@ class Strategy(ABC):
     collective_decoding  so is each forward inside ``generating``
     """
 
-    runner: ClassVar[type[Runner] | None] = None  # None: ``strategies.runner.WindowRunner``
+    runner: ClassVar[type[Runner] | None] = None  # None: ``strategies.window.runner.WindowRunner``
 
     can_generate: ClassVar[bool] = True  # whether ``generating`` is supported
 
@@ -190,7 +190,7 @@ class Strategy(ABC):
 
 
 class Runner(Protocol):
-    """Runs windows through a strategy; see ``strategies.runner.WindowRunner``."""
+    """Runs windows through a strategy; see ``strategies.window.runner.WindowRunner``."""
 
     @property
     def strategy(self) -> Strategy: ...

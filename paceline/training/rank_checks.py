@@ -211,7 +211,7 @@ def on_other_disks(world: World, disks: Disks, work: Callable[[], None]) -> None
 
 def identity(config: Config, data_fingerprint: str) -> dict[str, str]:
     """Return what must be equal on all ranks, besides what they compared before the group opened
-    (``runtime.peers``).
+    (``runtime.process_group.rank_agreement``).
     """
     return {
         "paceline": PACKAGE_VERSION,

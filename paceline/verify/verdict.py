@@ -29,7 +29,7 @@ class Verdict:
 
 
 def judge(compared: ComparedRuns, tolerance: Tolerance) -> Verdict:
-    """Judge the parameters in ``training.compare``'s result."""
+    """Judge the parameters in the result of ``evaluation.compare_runs``."""
     rows = [_row(step) for step in compared["steps"]]
     lines = [
         f"{'step':>6} {'loss':>12} {'differs by':>12} {'gradient norm':>14} {'differs by':>12}"

@@ -58,7 +58,7 @@ LOSSES: Mapping[str, Loss] = {"sigmoid": sigmoid, "hinge": hinge, "ipo": ipo, "r
 
 
 class DPO(WithReference, PairPolicy):
-    """The loss of a pair is L(Δ) of ``dpo_losses``, plus ``rpo_alpha`` times an SFT term on chosen answers.
+    """The loss of a pair is L(Δ) of ``LOSSES``, plus ``rpo_alpha`` times an SFT term on chosen answers.
 
     The SFT term is that of Iterative RPO (Pang et al. 2024, arXiv:2404.19733, eq. 1, which divides by each
     answer's length; here, as in TRL's ``sft`` loss, by all tokens).

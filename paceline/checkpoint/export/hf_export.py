@@ -91,10 +91,10 @@ def export_hf(
     that it started from. The checkpoint of an adapter becomes a folder that ``PeftModel.from_pretrained``
     loads onto its base; with ``merge`` a full model. ``exporters`` write further files into the folder.
 
-    ``verified``: the checkpoint's hashes were compared just now, and are not again; ``opened`` opens it
-    (``averaged``: with others). Every number must be finite in ``dtype``, and the tensors must be exactly
+    ``verified``: the checkpoint's hashes were compared just now, and are not again; ``opened`` opens it,
+    alone or averaged with others. Every number must be finite in ``dtype``, and the tensors must be exactly
     those of the architecture; ``load_back`` opens the folder again and compares it with the checkpoint
-    (``load_check``). ``to`` appears complete or not at all. Raises ConfigError (destination, dtype) and
+    (``reload_check``). ``to`` appears complete or not at all. Raises ConfigError (destination, dtype) and
     CheckpointError.
     """
     if dtype not in DTYPES:

@@ -1,4 +1,4 @@
-"""An export as one commit on the Hugging Face hub, with a model card (``checkpoint.model_card``).
+"""An export as one commit on the Hugging Face hub, with a model card (``checkpoint.export.model_card``).
 
 The token is huggingface_hub's own: HF_TOKEN, or the login of ``hf auth login``; it is handed to nothing else.
 """

@@ -110,7 +110,7 @@ class NodesResume:
     def find(
         self, where: str, run: RunDir, notes: list[Diagnostic], damaged: Mapping[Path, CheckpointError]
     ) -> NodeLocalCheckpoint | None:
-        """Return the checkpoint that ``where`` means (``checkpoint.resume.find_checkpoint``); None for
+        """Return the checkpoint that ``where`` means (``checkpoint.load.find_checkpoint``); None for
         ``auto`` where no node has any.
 
         What was passed over is said in ``notes``. Raises CheckpointError, the same on all ranks.

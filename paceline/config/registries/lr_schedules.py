@@ -1,6 +1,6 @@
 """Learning-rate schedules by name: options (``lr_scheduler_kwargs``) and requirements. Imports no torch.
 
-The signatures are those of Transformers 5.23 (``optimization.py``) and ``training.deepspeed_schedule``; a
+The signatures are those of Transformers 5.23 (``optimization.py``) and ``training.loop.lr_schedules``; a
 test compares them.
 """
 

@@ -100,7 +100,9 @@ def torchao(bits: int, block: int) -> StateBytes:
 
 
 def projected(shape: Shape, args: Arguments, size: int) -> int:
-    """GaLore's two moments of a matrix's projected gradient, and its basis (``strategies.galore``)."""
+    """GaLore's two moments of a matrix's projected gradient, and its basis
+    (``strategies.optimizers.galore_adamw``).
+    """
     rows, columns = shape
     rank, kind = _number(args.get("rank"), 128), args.get("proj_type") or "std"
     rank = min(rank, rows, columns)

@@ -1,6 +1,6 @@
 """Optimizers by Transformers' ``optim`` names: everything that others ask about one.
 
-Rules, the planner's memory model and ``strategies.optimizer`` all read this table. Imports no torch.
+Rules, the planner's memory model and ``strategies.optimizers.build`` all read this table. Imports no torch.
 """
 
 from __future__ import annotations

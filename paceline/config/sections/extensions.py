@@ -41,7 +41,7 @@ def own_name(kind: str, built_in: Collection[str] = (), *, only: bool = False) -
     return read
 
 
-EXPORTERS = ("gguf",)  # built in; how: ``checkpoint.exporters``
+EXPORTERS = ("gguf",)  # built in; how: ``checkpoint.export.exporters``
 NO_EXPORTER = "none"
 
 

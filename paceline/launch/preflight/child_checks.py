@@ -116,7 +116,7 @@ def check_bytes(where: str, run: RunDir, *, several: bool = False) -> None:
     """Verify the sha256 of every byte of the checkpoint to resume from, in a child process.
 
     ``several``: there are other nodes, which may have what this one lacks. Raises ConfigError. Of a large
-    checkpoint the tensors are left to the ranks (``checkpoint.resume``).
+    checkpoint the tensors are left to the ranks (``checkpoint.load.reader``).
     """
     job = {"check": "bytes", "checkpoint": where, "run": str(run.root), "several": several}
     failure = "the checkpoint could not be verified before the start"

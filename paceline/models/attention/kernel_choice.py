@@ -22,7 +22,7 @@ from paceline.runtime.device.device import device_capability, triton_missing
 
 
 class AttentionKernels:
-    """``ran``: the names of the kernels that were called (see ``plan.model.attention_kernel``)."""
+    """``ran``: the names of the kernels that were called (see ``plan.model.kernels.attention_kernel``)."""
 
     def __init__(self) -> None:
         self.ran: set[str] = set()
@@ -78,7 +78,7 @@ def traced_kernel(
 
 class RowKernels:
     """Which kernels compute one model's row-wise work, asked once a device. ``ran``: those that were called,
-    each as ``work kernel`` (see ``plan.model.row_kernels``).
+    each as ``work kernel`` (see ``plan.model.kernels.row_kernels``).
     """
 
     def __init__(self) -> None:

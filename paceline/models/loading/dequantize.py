@@ -214,7 +214,7 @@ def plain_shape(shapes: Mapping[str, tuple[int, ...]], settings: Settings) -> tu
     return columns, rows * 32 // int(str(settings["bits"]))
 
 
-#: ``plan.model.quantised_base`` refuses other methods
+#: ``plan.model.quantized_weights`` refuses other methods
 FORMULAS: dict[str, Callable[[Parts, Settings], Tensor]] = {
     FP8: fp8,
     FBGEMM: fp8,

@@ -1,6 +1,6 @@
 """Materialize a model from the meta device. Each rank reads its own shards from the files; where they cannot
-be read so (``models.slices``), rank 0 builds the model on its host and the others receive it tensor by tensor
-and keep their shards only.
+be read so (``models.loading.sharded_loading``), rank 0 builds the model on its host and the others receive
+it tensor by tensor and keep their shards only.
 
 Decisions that need real weights (which kernel computes a module) are taken by rank 0 and broadcast. No rank
 computes values by itself: buffers that no checkpoint holds, such as rotary frequencies, are broadcast like

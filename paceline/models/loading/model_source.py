@@ -33,8 +33,8 @@ _FILES = ["model*.safetensors", "model.safetensors.index.json"]
 
 
 class ModelSource(Protocol):
-    """The part of the ``model:`` section that the factory reads (``config.sections.ModelSection`` satisfies
-    it).
+    """The part of the ``model:`` section that the factory reads (``config.sections.model.ModelSection``
+    satisfies it).
     """
 
     @property

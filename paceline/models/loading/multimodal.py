@@ -1,7 +1,7 @@
 """Composite models (a language model with a vision tower): the language model alone is built and trained.
 
 It is an instance of the family's causal class. Loading and saving go through the class of the whole, whose
-names a folder has. ``plan.model.composite`` lists the types.
+names a folder has. ``plan.model.family`` lists the types.
 """
 
 from __future__ import annotations

@@ -194,8 +194,8 @@ def _cut(whole: RoleModule, count: int, as_tuple: bool) -> list[StageModule]:
 
 
 def split_layers(num_layers: int, count: int) -> list[range]:
-    """Return the consecutive layers of each stage, as evenly as possible (``plan.cost.pieces`` counts the
-    same way).
+    """Return the consecutive layers of each stage, as evenly as possible (``plan.workload.step_spec.stages``
+    counts the same way).
 
     Remaining layers go to the middle stages, then to the first; the last has the head. Raises ConfigError
     ``models.too_few_layers``.

@@ -1,10 +1,10 @@
 """Tensor parallelism by the model's own plan: ``base_model_tp_plan`` of its Hugging Face config, with the
-styles of transformers 5 (``tp_families``: by one of ours).
+styles of transformers 5, or by a plan of ours.
 
 Every parameter becomes a DTensor on the tp mesh, sharded or replicated, so gradient norms, optimizers, FSDP2
-and checkpoints need no special case. Activations are plain tensors (``tp_layers``). The loss is computed in
-full by every rank, or (``loss_parallel``) with embedding and head sharded over the vocabulary
-(``parallel_head``).
+and checkpoints need no special case. Activations are plain tensors (``tensor_parallel_layers``). The loss is
+computed in full by every rank, or (``loss_parallel``) with embedding and head sharded over the vocabulary
+(``models.heads.vocab_parallel``).
 """
 
 from __future__ import annotations

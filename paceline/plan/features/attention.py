@@ -26,8 +26,9 @@ PACKABLE = ("auto", "paceline")
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """``name``: the kernel that computes attention; ``models.kernel_choice`` asks the same function.
-    ``flash``: what replaces torch's flash kernel (``flash_version``), empty: nothing, or another kernel runs.
+    """``name``: the kernel that computes attention; ``models.attention.kernel_choice`` asks the same
+    function. ``flash``: what replaces torch's flash kernel (``flash_version``), empty: nothing, or another
+    kernel runs.
     """
 
     name: str

@@ -57,7 +57,7 @@ def choose_backend(requested: str, hardware: Hardware, limits: WaitLimits) -> tu
 
 def row_kernel_decisions(plan: Plan, hardware: Hardware) -> tuple[Decision, ...]:
     """Return the decision on kernels for norms and the like on a device; none for a CPU.
-    ``models.kernel_choice`` asks the same function.
+    ``models.attention.kernel_choice`` asks the same function.
     """
     if not is_accelerator(hardware.device):
         return ()
@@ -134,7 +134,7 @@ def option_decisions(
         ("bf16_full_eval", training.bf16_full_eval),
         ("fp16_full_eval", training.fp16_full_eval),
     ):
-        if requested:  # ``plan.precision`` refuses it with another compute dtype
+        if requested:  # ``plan.features.precision`` refuses it with another compute dtype
             explain(f"training.{key}", "on", "evaluation casts the weights as training does")
     _engine_options(training, strategy, explain)
     return decisions

@@ -22,7 +22,7 @@ OPTIONAL_PACKAGES = ("deepspeed", "peft", "bitsandbytes", "torch_xla")
 # fp32, so any CPU computes it correctly, if slowly; fp16 without a conversion instruction is refused.
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16", "avx_ne_convert"})
 FP16_FLAGS = frozenset({"f16c", "avx512_fp16", "amx_fp16", "asimdhp", "fphp"})
-# Flags that torch's low-precision matmuls need (``models.precision.product_dtype`` asks torch).
+# Flags that torch's low-precision matmuls need (``models.compute_dtype.product_dtype`` asks torch).
 PRODUCT_FLAGS = {
     "bfloat16": frozenset({"avx512_bf16", "amx_bf16", "bf16"}),
     "float16": frozenset({"avx512_fp16", "amx_fp16", "fphp"}),
@@ -41,7 +41,7 @@ class Hardware:
     ``OPTIONAL_PACKAGES`` (None: unknown). ``products``: low-precision dtypes that this CPU multiplies in
     hardware (others: matmuls in fp32). ``device_indices``: of the visible devices those that train, empty
     for all. ``uncompiled``: why Triton's kernels cannot be compiled there, empty if they can or if that is
-    unknown; ``flash_packages``: newer flash kernels that are installed (``toolchain``).
+    unknown; ``flash_packages``: newer flash kernels that are installed (``device_files``).
     """
 
     device: str

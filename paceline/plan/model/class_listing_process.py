@@ -1,6 +1,6 @@
 """Ask the installed Transformers' own class for a model's parameters, in a process of its own.
 
-Used where the closed formulas of ``parameters`` are not known to be exact for a family. The child imports
+Used where the closed formulas of ``parameter_list`` are not known to be exact for a family. The child imports
 torch and builds the class on the meta device; the answer is kept under everything that it depends on: the
 config and the versions of Transformers, torch and this code. Code that comes with a model runs only where
 ``trust_remote_code`` allows it, and what it answers is not kept.

@@ -35,12 +35,12 @@ class Family:
         refused: why it is not supported (empty: it is).
         rows: ``packed`` or ``padded``.
         sizes, defaults: defaults of its config class (Transformers 5.23).
-        counted: its parameters are counted exactly by the formulas of ``parameters``.
+        counted: its parameters are counted exactly by the formulas of ``parameter_list``.
         buffers: its state includes buffers.
         carries: its layers pass a state from token to token outside of attention.
         selects: parts select an attention's keys, and no gradient reaches them.
-        parts: its folder's files hold every tensor, as it is or to be joined (``models.slices``), so each
-            rank can read its own part.
+        parts: its folder's files hold every tensor, as it is or to be joined
+            (``models.loading.sharded_loading``), so each rank can read its own part.
         saves: what its layers keep for the backward over what a Llama's of its sizes do (0: unknown).
 
     Config:

@@ -54,7 +54,7 @@ def attention_kernel(
 
     ``capability``: CUDA's compute capability (7.5), None elsewhere or if unknown; ``dtype``: of the
     activations (``bfloat16``); ``uncompiled``: why Triton's kernels cannot be compiled there
-    (``hardware.toolchain``), empty if they can.
+    (``plan.hardware.device_files``), empty if they can.
     """
     if device == "cpu":
         return _on_cpu(call)
@@ -176,7 +176,7 @@ def row_kernels(device: str, capability: float | None, uncompiled: str) -> tuple
     """Return ``TRITON`` or ``EAGER`` and the reason.
 
     ``capability``: CUDA's compute capability, None elsewhere or if unknown; ``uncompiled``: why
-    Triton's kernels cannot be compiled there (``plan.hardware.toolchain``), empty if they can.
+    Triton's kernels cannot be compiled there (``plan.hardware.device_files``), empty if they can.
     """
     if capability is None:
         return EAGER, f"Paceline's Triton kernels are for NVIDIA devices, and this is {device}"

@@ -23,7 +23,7 @@ from paceline.plan.model.shape import (
 )
 from paceline.plan.plan_json import shipped_table
 
-#: Transformers' patterns for parameters without weight decay; ``strategies.optimizer`` uses the same.
+#: Transformers' patterns for parameters without weight decay; ``strategies.optimizers.build`` uses the same.
 NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
 ALL_LINEAR = "all-linear"
 SCORE = "score.weight"  # the scalar head

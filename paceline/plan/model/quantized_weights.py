@@ -1,6 +1,6 @@
 """Folders whose weights are stored quantized: which are read, as plain weights, and which are refused.
 
-No torch; ``models.dequantise`` has the formulas.
+No torch; ``models.loading.dequantize`` has the formulas.
 """
 
 from __future__ import annotations

@@ -278,7 +278,9 @@ class ModelShape:
 
     @property
     def shards_tokens(self) -> bool:
-        """Whether sequence parallelism can shard its tokens between blocks (``models.tensor_parallel``)."""
+        """Whether sequence parallelism can shard its tokens between blocks
+        (``models.parallel.tensor_parallel``).
+        """
         return self.rows == PACKED and not self.experts and not self.carries
 
     @property

@@ -147,7 +147,7 @@ def _of_stages(
 
 
 def layer_ranges(num_layers: int, count: int) -> list[range]:
-    """Return each stage's consecutive layers, as ``models.stages`` splits them.
+    """Return each stage's consecutive layers, as ``models.parallel.pipeline_stages`` splits them.
 
     Leftover layers go to the middle stages first, then to the first stage.
     """

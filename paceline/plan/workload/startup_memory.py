@@ -83,10 +83,11 @@ def start_of(
 ) -> LoadingSpec | None:
     """Return where models of these ``shapes`` start under a strategy that starts as ``start``.
 
-    Where rank 0 sends shards it reads nothing itself if the files hold every tensor (``models.slices``), also
-    below adapters; not where adapters begin with what is ``decomposed`` of whole weights. A fresh head of
-    scores is drawn and sent. A base that is ``quantised`` cannot be sent in
-    shards: each rank packs one weight after the other and keeps its shard of it, or reads the whole.
+    Where rank 0 sends shards it reads nothing itself if the files hold every tensor
+    (``models.loading.sharded_loading``), also below adapters; not where adapters begin with what is
+    ``decomposed`` of whole weights. A fresh head of scores is drawn and sent. A base that is ``quantised``
+    cannot be sent in shards: each rank packs one weight after the other and keeps its shard of it, or reads
+    the whole.
     """
     if start is None:
         return None

@@ -98,8 +98,8 @@ def piece_counters(piece: LocalTensor, optimizer: OptimizerSpec) -> int:
 
 
 def group_of(piece: LocalTensor, optimizer: OptimizerSpec) -> int:
-    """Return the parameter group of ``piece``, as ``strategies.optimizer`` orders them: Muon's or GaLore's,
-    with weight decay, without.
+    """Return the parameter group of ``piece``, as ``strategies.optimizers.build`` orders them: Muon's or
+    GaLore's, with weight decay, without.
     """
     return 0 if (by_muon(piece, optimizer) or by_projection(piece, optimizer)) else 1 if piece.decays else 2
 

@@ -159,8 +159,9 @@ class StepSpec:
     ``keeps`` names), or full. ``fused_loss``: logits are never materialized. ``system``: the set of
     coefficients. ``kernels``: eager (another system's: every elementwise result of a block is saved, and all
     logits), head (Paceline's ``models.heads`` computes logits in chunks, in every family), norms, or fused
-    (its ``models.norms``, ``models.qkv``, ``models.swiglu`` save only inputs, q, k, v and the two halves of
-    the gate). ``saves``: what a layer with fused kernels saves over what a Llama's of its sizes does.
+    (its ``models.fused_layers.rms_norm``, ``models.fused_layers.qkv_rotary``, ``models.fused_layers.swiglu``
+    save only inputs, q, k, v and the two halves of the gate). ``saves``: what a layer with fused kernels
+    saves over what a Llama's of its sizes does.
     """
 
     shape: ModelShape
@@ -332,7 +333,9 @@ def why_not_run(work: StepSpec) -> str:
 
 
 def even_cut(work: StepSpec) -> list[StageSize]:
-    """Split layers evenly as ``models.stages`` does; leftover layers go to the middle stages."""
+    """Split layers evenly as ``models.parallel.pipeline_stages`` does; leftover layers go to the middle
+    stages.
+    """
     ranges = layer_ranges(work.shape.layers, work.pp)
     return [StageSize(len(r), i == 0, i == work.pp - 1) for i, r in enumerate(ranges)]
 

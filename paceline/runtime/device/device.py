@@ -176,7 +176,7 @@ def synchronize(device: torch.device) -> None:
 
 def use_deterministic_kernels() -> None:
     """Make every operation of this process deterministic; one that has no such kernel raises RuntimeError by
-    name. What libraries read before torch is imported is set by ``launch.device_settings``.
+    name. What libraries read before torch is imported is set by ``launch.environment.device_variables``.
     """
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False

@@ -5,8 +5,8 @@ the others. Once a rank has waited for longer than a limit, the ranks that wait 
 limit of its own phase: one that still saves is not late for the others' next step.
 
 Collectives are recorded if ``TORCH_FR_BUFFER_SIZE`` was set before torch was imported
-(``launch.device_settings``). They are read as JSON in this process; what torch itself writes at a time-out is
-a pickle, which nobody here opens.
+(``launch.environment.device_variables``). They are read as JSON in this process; what torch itself writes at
+a time-out is a pickle, which nobody here opens.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ class World:
         leave, the store's host last. False means that a rank died while leaving (``ExitCode.CLOSING``: the
         result is durable all the same). ``ok=False``: other ranks may be gone or stuck, so nothing is waited
         for and the group is not destroyed, as destructors of a broken group can hang; the caller ends the
-        process with ``runtime.leaving.leave``.
+        process.
         """
         if self.closed or self.world_size == 1:
             if not self.closed and dist.is_initialized():

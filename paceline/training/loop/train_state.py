@@ -27,7 +27,7 @@ class TrainState:
     skipped_no_labels: int = 0
     skipped_overflow: int = 0
     trained_steps: int = 0  # those with an update, and so a gradient norm
-    steps_without_gradient: int = 0  # of those; see ``training.learning``
+    steps_without_gradient: int = 0  # of those; see ``training.loop.divergence_watch``
     first_loss: float | None = None
     stopped_by_callback: bool = False  # which ended the run after this step
 

@@ -256,7 +256,7 @@ Evaluation = Callable[[PackedSource], dict[str, float]]  # of rows or prompts
 
 class Windows(Protocol):
     """The windows of a run from a step on: from rows (``training.windows``) or rollouts
-    (``training.rollout.windows``).
+    (``training.rollout.rollout_windows``).
     """
 
     def __iter__(self) -> Iterator[Window]: ...

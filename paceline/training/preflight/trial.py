@@ -45,7 +45,7 @@ from paceline.training.preflight.tokenizer import open_questions
 
 
 class TrialRequest(TypedDict):
-    """What the parent asks (``launch.before.beforehand``); with ``doubt`` nothing else."""
+    """What the parent asks (``launch.preflight.child_checks``); with ``doubt`` nothing else."""
 
     config: JsonObject
     plan: JsonObject | None

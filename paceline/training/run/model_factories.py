@@ -81,9 +81,9 @@ class Models:
         return self._factory(role, section, None, frozen=True)
 
     def carried(self, role: Role, before: JsonObject) -> JsonObject:
-        """Return which tensors of the folder are not trained, for exports (``checkpoint.carried``). Empty if
-        there are none. Reads all their bytes, unless ``before``, of the checkpoint that the run goes on from,
-        says it of the same ones.
+        """Return which tensors of the folder are not trained, for exports
+        (``checkpoint.export.untrained_tensors``). Empty if there are none. Reads all their bytes, unless
+        ``before``, of the checkpoint that the run goes on from, says it of the same ones.
         """
         model, tensors = self.config.model, self.trained(role).account()
         if tensors is None or not tensors.carried or model.name_or_path is None:

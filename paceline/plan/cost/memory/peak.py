@@ -239,7 +239,8 @@ def _kept_outputs(work: StepSpec) -> tuple[float, float]:
         inner = shape.intermediate * max(1.0, _visited(work))
         attention += 2.0 * (shape.heads * shape.head_dim + 2 * work.kv_width + shape.hidden_size * work.tp)
         mlp += 2.0 * inner * (2.0 if work.shape.family.gated else 1.0)
-        if work.kernels != "fused":  # ``models.swiglu`` writes the last product into its own buffer
+        # ``models.fused_layers.swiglu`` writes the last product into its own buffer
+        if work.kernels != "fused":
             mlp += 2.0 * shape.hidden_size * work.tp
     return work.tokens * attention / work.tp, work.tokens * mlp / work.tp
 

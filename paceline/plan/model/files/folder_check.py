@@ -178,7 +178,9 @@ def _shards(folder: Path, index: Path, key: str) -> Iterator[Diagnostic]:
 
 
 def check_adapter_folder(name: str, key: str) -> list[Diagnostic]:
-    """Return why an adapter's weights cannot be read; ``plan.adapter`` checks its ``adapter_config.json``."""
+    """Return why an adapter's weights cannot be read; ``plan.features.peft_settings`` checks its
+    ``adapter_config.json``.
+    """
     folder = Path(name).expanduser()
     weights = folder / "adapter_model.safetensors"
     if not folder.is_dir():
