@@ -29,7 +29,8 @@ class Facts:
 
     None means unknown: rules that need the fact stay silent.
 
-    ``launch.preflight.facts`` and ``plan.planner`` fill every field; a test checks that each is filled and read.
+    ``launch.preflight.facts`` and ``plan.planner`` fill every field; a test checks that each is
+    filled and read.
 
     ``backends``: process-group backends of this torch build; ``code_sandbox``: why model-written programs
     cannot be sandboxed here, empty if they can; ``config_fields``, ``config_words``: the keys that the model
