@@ -122,6 +122,7 @@ def holds(reader: KeyReader, condition: Json) -> bool:
     )
 
 
+_HERE = {"a file here": Path.exists, "a folder here": Path.is_dir}
 _CLAUSE = re.compile(r"(.*?) (is not|is|has only|matches) (.*)")
 
 
@@ -147,8 +148,8 @@ def _clause(reader: KeyReader, clause: str) -> bool:
         met = value == reader.defaults.get(name)
     elif word == "blank":
         met = reader.given.get(name) in (None, "")
-    elif word == "a file here":
-        met = Path(str(value)).exists()
+    elif word in _HERE:
+        met = _HERE[word](Path(str(value)))
     elif word in _TYPES:
         met = isinstance(value, _TYPES[word])
     elif verb == "has only":
@@ -213,6 +214,7 @@ CONVERTERS: dict[str, Callable[[Json], Json]] = {
     "first of two": lambda value: value[0] if isinstance(value, list) and len(value) == 2 else 1.0,
     "second of two": lambda value: value[1] if isinstance(value, list) and len(value) == 2 else 1.0,
     "before _": lambda value: str(value).lower().partition("_")[0],
+    "before :": lambda value: value.partition(":")[0] if isinstance(value, str) else "",
     "after _": lambda value: str(value).lower().partition("_")[2],
     "twice": lambda value: value * 2 if isinstance(value, int) else None,
     "rest of 1": lambda value: round(1 - value, 6) if isinstance(value, float) else None,

@@ -25,7 +25,7 @@ from paceline.config.import_export.import_backend_files import import_job
 from paceline.config.import_export.programs import axolotl, llamafactory, ms_swift, transformers, trl
 from paceline.config.import_export.programs.ms_swift import ENVIRONMENT
 from paceline.config.import_export.programs.transformers import NO_VALUE
-from paceline.config.import_export.verdicts import Imported, KeyReader, KeyVerdict
+from paceline.config.import_export.verdicts import Imported, KeyReader, KeyVerdict, flat
 from paceline.config.yaml_text.read_file import read_text
 from paceline.config.yaml_text.tree import parse_yaml
 from paceline.core.errors import ConfigError
@@ -242,20 +242,6 @@ def _rolled_up(imported: Imported) -> None:
             imported.findings[outer.key] = replace(
                 outer, verdict=finding.verdict, says=f"{key}: {finding.says}"
             )
-
-
-def flat(data: JsonObject, prefix: str = "") -> JsonObject:
-    """Return the keys, and beside them those inside mappings and lists (``a``, ``a.b``, ``c.0.d``)."""
-    keys: JsonObject = {}
-    for key, value in data.items():
-        keys[f"{prefix}{key}"] = value
-        if isinstance(value, dict):
-            keys |= flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list):
-            for number, item in enumerate(value):
-                if isinstance(item, dict):
-                    keys |= flat(item, f"{prefix}{key}.{number}.")
-    return keys
 
 
 SYSTEMS = ("llamafactory", "trl", "axolotl", "accelerate", "deepspeed", "hf", "swift")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from paceline.config.import_export.argument_tables import Defaults
@@ -152,9 +154,18 @@ class KeyReader:
         self.result = Imported(system, file)
         self.given = data
         self._lines = lines
+        self._outer = ""
         self.defaults = defaults
         self.facts: dict[str, Json] = {}
         self.renamed: dict[str, str] = {}  # today's name of a key → the older one that the file has
+
+    def inside(self, outer: str, item: JsonObject) -> KeyReader:
+        """Return a reader of the mapping ``item`` at ``outer``, whose settings are its own."""
+        inner, start = copy.copy(self), f"{self._outer}{outer}."
+        inner.given = item | {k[len(start) :]: v for k, v in self.given.items() if k.startswith(start)}
+        inner.result = replace(self.result, settings={})
+        inner._outer, inner.facts, inner.defaults = start, dict(self.facts), {}
+        return inner
 
     def value(self, key: str) -> Json:
         """Return what the system would use: the file's value, or its default. ``facts`` hide keys."""
@@ -188,7 +199,7 @@ class KeyReader:
 
     def decided(self, key: str) -> bool:
         """Whether the key already has its verdict."""
-        return key in self.result.findings
+        return f"{self._outer}{key}" in self.result.findings
 
     def open_keys(self) -> list[str]:
         """Return the file's keys without a verdict."""
@@ -196,7 +207,8 @@ class KeyReader:
 
     def line(self, key: str) -> int:
         """Return the file's line of a key (of its nearest outer key); 0 for a key that is not given."""
-        if key.partition(".")[0].partition("[")[0] not in self.given and key not in self.given:
+        key = f"{self._outer}{key}"
+        if not self._outer and key not in self.given and re.split("[.[]", key)[0] not in self.given:
             return 0
         return self._lines.get(nearest_key(self._lines, key), 1)
 
@@ -236,8 +248,9 @@ class KeyReader:
 
     def _decide(self, key: str, verdict: KeyVerdict, says: str, *to: str) -> None:
         value = self.given.get(key, self.defaults.get(key))
-        finding = Finding(key, value, self.line(key), verdict, to, says)  # type: ignore[arg-type]
-        self.result.findings[key] = finding
+        name = f"{self._outer}{key}"
+        finding = Finding(name, value, self.line(key), verdict, to, says)  # type: ignore[arg-type]
+        self.result.findings[name] = finding
 
     def older(self, key: str, name: str) -> None:
         """Read an older name of a key as ``name``, which the file lacks."""
@@ -253,3 +266,27 @@ def data_set(path: Json, **options: Json) -> JsonObject:
         key: value for key, value in options.items() if value not in (None, "", {}, [], defaults.get(key))
     }
     return {"path": path, **kept}
+
+
+def data_set_of(reader: KeyReader, path: Json) -> JsonObject:
+    """Return the data set of ours that a reader's settings are."""
+    values = {name: setting.value for name, setting in reader.result.settings.items()}
+    columns = {
+        name.removeprefix("columns."): value for name, value in values.items() if name.startswith("columns.")
+    }
+    named = {name: values.get(name) for name in ("name", "split", "format")}
+    return data_set(path, **named, columns=columns)
+
+
+def flat(data: JsonObject, prefix: str = "") -> JsonObject:
+    """Return the keys, and beside them those inside mappings and lists (``a``, ``a.b``, ``c.0.d``)."""
+    keys: JsonObject = {}
+    for key, value in data.items():
+        keys[f"{prefix}{key}"] = value
+        if isinstance(value, dict):
+            keys |= flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            for number, item in enumerate(value):
+                if isinstance(item, dict):
+                    keys |= flat(item, f"{prefix}{key}.{number}.")
+    return keys

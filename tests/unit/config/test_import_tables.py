@@ -12,21 +12,32 @@ import pytest
 
 from paceline.config.import_export import argument_tables, decide_keys
 from paceline.config.import_export.import_config import flat, import_data
-from paceline.config.import_export.programs import axolotl, llamafactory, ms_swift, transformers, trl
+from paceline.config.import_export.programs import (
+    axolotl,
+    axolotl_data,
+    llamafactory,
+    ms_swift,
+    transformers,
+    trl,
+)
 from paceline.config.import_export.verdicts import KeyVerdict
 from paceline.config.import_export.write_yaml import compose
 from paceline.config.schema import SECTIONS, field_of
+from paceline.config.sections.data import Dataset
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import ALGORITHMS
 
 TABLES = sorted(path.stem for path in (Path(decide_keys.__file__).parent / "keys").glob("*.toml"))
 CODE: Mapping[str, Mapping[str, object]] = {
     "axolotl": axolotl.CODE,
+    "axolotl_data": axolotl_data.CODE,
     "llamafactory": llamafactory.CODE,
     "swift": ms_swift.CODE,
     "trl": trl.CODE,
 }
 OF_TRANSFORMERS = transformers.CODE.keys()
+#: Tables of one entry of a list: what they set are keys of a data set
+OF_DATA_SETS = {"axolotl_data", "llamafactory_data"}
 OF_A_STEP = {"when", "each", "again", "says", "to", "code", "table", "step"}
 OF_A_STEP |= {*decide_keys.VERBS, *decide_keys.OF_NAMES}
 OF_A_ROW = {
@@ -44,8 +55,8 @@ OF_A_ROW = {
     "fine",
 }
 CLAUSE = re.compile(
-    r"[\w.]+ (is (not )?((set to )?\S+|its default|a mapping|a list|a text|a (whole )?number|a file here"
-    r"|sigmoid, sft|\['sigmoid', 'sft'\])|(has only|matches) \S+)"
+    r"[\w.]+ (is (not )?((set to )?\S+|its default|a mapping|a list|a text|a (whole )?number"
+    r"|a f(ile|older) here|sigmoid, sft|\['sigmoid', 'sft'\])|(has only|matches) \S+)"
 )
 
 
@@ -94,7 +105,7 @@ def decided(step: dict[str, Any]) -> Iterator[str]:
         yield from row.get("keys", []) if isinstance(row, dict) else ()
 
 
-@pytest.mark.parametrize("program", TABLES)
+@pytest.mark.parametrize("program", sorted({*TABLES} - OF_DATA_SETS))
 def test_conditions_ask_for_keys_that_there_are(program: str) -> None:
     listed = list(steps(argument_tables.steps(program)))
     of_program = argument_tables.defaults(program) if program in CODE else {}
@@ -109,6 +120,10 @@ def known(path: str) -> bool:
     return path in SECTIONS or any(field_of(name) is not None for name in names)
 
 
+def of_data_set(path: str, program: str) -> bool:
+    return program in OF_DATA_SETS and path.partition(".")[0] in Dataset.model_fields
+
+
 @pytest.mark.parametrize("program", TABLES)
 def test_every_row_says_what_it_does_and_sets_a_key_of_ours(program: str) -> None:
     named: set[str] = set()
@@ -118,7 +133,7 @@ def test_every_row_says_what_it_does_and_sets_a_key_of_ours(program: str) -> Non
         for line in [when] if isinstance(when, str) else when:
             clauses = re.split(" and | or ", line)
             assert all(CLAUSE.fullmatch(clause) for clause in clauses), line
-        assert not [path for path in paths(step) if not known(path)], step
+        assert not [path for path in paths(step) if not known(path) and not of_data_set(path, program)], step
         for verb in decide_keys.VERBS.keys() & step.keys():
             rows = step[verb].values() if isinstance(step[verb], dict) else ()
             for row in (row for row in rows if isinstance(row, dict)):
@@ -150,3 +165,12 @@ def test_a_value_that_cannot_be_is_lost_by_name(system: str, given: dict[str, An
 def test_an_algorithm_without_a_trainer_of_trl_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="no trainer of TRL for ppo is imported"):
         import_data({"model_name_or_path": "m"}, {}, "a.yaml", "trl", "ppo")
+
+
+@pytest.mark.parametrize("algorithm", [{}, {"rl": "dpo"}])
+def test_a_name_alone_is_a_pretraining_dataset_and_all_of_it_is_kept(algorithm: dict[str, Any]) -> None:
+    given = {"base_model": "m", "pretraining_dataset": "org/rows", "max_steps": 1, **algorithm}
+    found = import_data(given, dict.fromkeys(flat(given), 1), "a.yaml", "axolotl")
+    assert found.settings["data.train"].value == [{"path": "org/rows", "format": "text"}]
+    assert found.findings["pretraining_dataset"].verdict is KeyVerdict.MAPPED
+    assert not [key for key in found.findings if key.startswith("pretraining_dataset.")]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.config.backend_files.json_text import parse_json
+from paceline.config.import_export.decide_keys import decide
 from paceline.config.import_export.local_files import first_row
-from paceline.config.import_export.verdicts import KeyReader
+from paceline.config.import_export.verdicts import KeyReader, data_set_of, flat
 from paceline.config.yaml_text.read_file import read_text
 from paceline.config.yaml_text.scalars import resolve_plain
 from paceline.core.json_types import Json, JsonObject, as_object
@@ -38,13 +38,6 @@ _TAGS = {
     "system_tag": ("system",),
 }
 _IMAGES = ("mllm", "video", "audio", "llava")
-_COLUMNS = {
-    "prompt": "instruction",
-    "query": "input",
-    "response": "output",
-    "system": "system",
-    "history": "history",
-}
 
 
 def datasets(reader: KeyReader) -> None:
@@ -71,8 +64,8 @@ def _named(reader: KeyReader, key: str, path: str, names: list[str], info: JsonO
         if entry is None:
             unknown.append(name)
             entry = {"file_name": name}
-        data_set = _data_set(entry, folder, stage)
-        lost += [f"{name}: {reason}" for reason in unread(entry)]
+        data_set, reasons = _data_set(entry, folder, stage)
+        lost += [f"{name}: {reason}" for reason in reasons]
         differs += [
             f"{name}: {reason}"
             for reason in _read_here_alone(entry, data_set, Path(reader.result.file).parent)
@@ -105,27 +98,6 @@ def _named(reader: KeyReader, key: str, path: str, names: list[str], info: JsonO
         reader.lose("max_samples", f"{limit} is no number of rows")
 
 
-def unread(entry: JsonObject) -> list[str]:
-    """Return what an entry of ``dataset_info.json`` says that no data set of ours can."""
-    columns, tags = as_object(entry.get("columns")), as_object(entry.get("tags"))
-    reasons = [f"{key} are not read" for key in ("images", "videos", "audios") if columns.get(key)]
-    tools = columns.get("tools")
-    if tools not in (None, "", "tools", "functions"):
-        reasons.append(f"tools are read from the column tools, not {tools}")
-    if entry.get("folder"):
-        reasons.append(f"a folder of a repository ({entry['folder']}): write the path of its files")
-    if entry.get("script_url") or entry.get("cloud_file_name"):
-        reasons.append("rows of a script or of a cloud's store: write the path of their files")
-    reasons += [
-        f"turns are known by {', '.join(_TAGS[tag])}, not {tag}: {value}"
-        for tag, value in tags.items()
-        if tag in _TAGS and value not in _TAGS[tag]
-    ]
-    if entry.get("ranking") and entry.get("formatting", "alpaca") == "alpaca" and columns.get("query"):
-        reasons.append(f"the column {columns['query']} is a part of the prompt there: join it to the prompt")
-    return reasons
-
-
 def _read_here_alone(entry: JsonObject, data_set: JsonObject, folder: Path) -> list[str]:
     """Return the columns that rows have and LLaMA-Factory passes over: ``columns`` does not name them."""
     row, columns = first_row(str(data_set["path"]), folder), as_object(entry.get("columns"))
@@ -147,63 +119,16 @@ def _info(reader: KeyReader) -> JsonObject:
     return {}
 
 
-def _data_set(entry: JsonObject, folder: str, stage: str) -> JsonObject:
-    """Return one of our data sets for an entry of ``dataset_info.json``."""
+def _data_set(entry: JsonObject, folder: str, stage: str) -> tuple[JsonObject, list[str]]:
+    """Return one of our data sets for an entry of ``dataset_info.json``, and what of it none can hold."""
     file, hub = entry.get("file_name"), entry.get("hf_hub_url") or entry.get("ms_hub_url")
-    data_set: JsonObject = {"path": str(hub) if hub and not file else str(Path(folder) / str(file))}
-    columns = as_object(entry.get("columns"))
-    if entry.get("subset"):
-        data_set["name"] = entry["subset"]
-    if entry.get("split") not in (None, "train"):
-        data_set["split"] = entry["split"]
-    if stage == "pt":
-        text = str(columns.get("prompt", "text"))
-        return data_set | {"format": "text"} | ({"columns": {"text": text}} if text != "text" else {})
-    if stage == "kto" and columns.get("kto_tag"):
-        return data_set | _labelled(entry, columns)
-    shared = _renamed(columns, {"system": "system"})
-    sharegpt = entry.get("formatting", "alpaca") != "alpaca"
-    turns = str(columns.get("messages", "conversations"))
-    if entry.get("ranking") or stage in ("dpo", "rm", "kto"):
-        halves = (
-            {}
-            if not entry.get("ranking")
-            else _renamed(columns, {"chosen": "chosen", "rejected": "rejected"})
-        )
-        prompt = {"conversations": turns} if sharegpt else {"prompt": columns.get("prompt", "instruction")}
-        prompt_columns = {ours: theirs for ours, theirs in prompt.items() if ours != theirs and theirs}
-        columns_of_set = prompt_columns | halves | shared
-        return data_set | ({"columns": columns_of_set} if columns_of_set else {})
-    if stage == "ppo":
-        return data_set | ({"columns": shared} if shared else {})
-    if sharegpt:
-        roles = as_object(entry.get("tags")).get("role_tag") == "role" or entry.get("formatting") == "openai"
-        kind = "messages" if roles else "sharegpt"
-        key = "messages" if kind == "messages" else "conversations"
-        columns_of_set = shared | ({key: turns} if turns != key else {})
-        return data_set | {"format": kind} | ({"columns": columns_of_set} if columns_of_set else {})
-    renamed: JsonObject = {
-        _COLUMNS[k]: v for k, v in columns.items() if k in _COLUMNS and v and _COLUMNS[k] != v
-    }
-    return data_set | ({"format": "alpaca", "columns": renamed} if renamed else {"format": "alpaca"})
-
-
-def _renamed(columns: JsonObject, names: Mapping[str, str]) -> JsonObject:
-    """Return our column → the file's, for those that are named otherwise."""
-    return {
-        ours: columns[theirs] for theirs, ours in names.items() if columns.get(theirs) not in (None, "", ours)
-    }
-
-
-def _labelled(entry: JsonObject, columns: JsonObject) -> JsonObject:
-    """Return the columns of labelled answers. Alpaca's ``query`` is a part of the prompt, which no column of
-    ours holds: such rows are refused when they are looked at.
-    """
-    names: JsonObject = {"label": columns["kto_tag"]}
-    if entry.get("formatting") != "sharegpt" and not columns.get("query"):
-        names |= {
-            "prompt": columns.get("prompt", "instruction"),
-            "completion": columns.get("response", "output"),
-        }
-    renamed: JsonObject = {ours: theirs for ours, theirs in names.items() if ours != theirs}
-    return {"columns": renamed} if renamed else {}
+    reader = KeyReader("LLaMA-Factory", "dataset_info.json", flat(entry), {}, {})
+    reader.facts["stage"] = stage
+    decide(reader, "llamafactory_data")
+    reasons = [finding.says for finding in reader.result.findings.values()]
+    reasons += [
+        f"turns are known by {', '.join(_TAGS[tag])}, not {tag}: {value}"
+        for tag, value in as_object(entry.get("tags")).items()
+        if tag in _TAGS and value not in _TAGS[tag]
+    ]
+    return data_set_of(reader, str(hub) if hub and not file else str(Path(folder) / str(file))), reasons
