@@ -98,20 +98,19 @@ def option_decisions(
     def explain(subject: str, choice: str, reason: str, granted: bool = True) -> None:
         decisions.append(Decision(subject, choice, reason, granted))
 
+    # Pinned memory is on by default, so where it cannot act no request is refused
     workers, pin = training.dataloader_num_workers, training.dataloader_pin_memory
     if pin and prompts:
         explain(
             "training.dataloader_pin_memory",
             "off",
             "rows are built from rollouts, not loaded from a data set",
-            False,
         )
     elif pin and on_cpu:
         explain(
             "training.dataloader_pin_memory",
             "off",
             "pinned memory speeds up copies to a CUDA device, but this run has none",
-            False,
         )
     elif pin:
         explain("training.dataloader_pin_memory", "on", "batches are copied to the device from pinned memory")
