@@ -17,4 +17,4 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("PACELINE_CACHE") or Path.home() / ".cache" / "paceline")
 
 
-PACKAGE_VERSION = "0.1.0"  # as in pyproject.toml
+PACKAGE_VERSION = "0.7.0"  # as in pyproject.toml

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,8 @@ from types import ModuleType
 
 import pytest
 from support import load_script
+
+from paceline.core.package import PACKAGE_VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -42,6 +45,14 @@ def test_every_data_file_is_declared() -> None:
     assert not any(fnmatch.fnmatch("watch/page/texts.toml", p) for p in patterns), (
         "another kind would be seen"
     )
+
+
+def test_one_version_everywhere() -> None:
+    """A release is named alike by the package, its metadata, its citation and the newest change."""
+    newest = re.search(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
+    assert newest and cited
+    assert {newest[1], cited[1], PROJECT["project"]["version"]} == {PACKAGE_VERSION}
 
 
 def test_every_folder_of_code_is_a_package() -> None:
