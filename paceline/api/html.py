@@ -25,7 +25,7 @@ def plan_html(planned: PlannedRun) -> str:
     rows = [
         (
             decision.subject,
-            decision.choice if decision.granted else f"NOT APPLIED: {decision.choice}",
+            decision.choice if decision.granted else f"not applied: {decision.choice}",
             decision.reason,
         )
         for decision in planned.plan.decisions

@@ -104,8 +104,8 @@ def _named(part: Part | None, argument: str) -> str | None:
 
 def _all_ranks(source: ConfigSource, hearing: Listeners, quiet: bool) -> Run:
     """Check, plan, start this node's ranks and wait for them: what ``paceline train`` does."""
+    from paceline.launch.prediction_ledger import before_training
     from paceline.launch.start_run import check_run
-    from paceline.plan.explain import explain
 
     loaded = read(source, ruled=False)
     with ExitStack() as open_until_the_end:
@@ -114,7 +114,7 @@ def _all_ranks(source: ConfigSource, hearing: Listeners, quiet: bool) -> Run:
         )
         if not quiet:
             _print(loaded.notes, ready.warnings)
-            print(explain(ready.plan), end="", flush=True)
+            print(before_training(ready.plan), end="", flush=True)
         notes = ready.claim()
         if not quiet:
             _print(notes)

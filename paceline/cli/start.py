@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,9 +15,12 @@ from paceline.core.startup import nothing_collected
 from paceline.launch.preflight.load_config import load_to_start
 from paceline.launch.process_spec import LaunchOptions
 from paceline.launch.program import tolerate_loss
+from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.runlog.console_lines import VERBOSE, next_commands
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
+    from paceline.launch.start_run import CheckedRun
 
 
 def start(
@@ -26,14 +30,18 @@ def start(
     *,
     dry_run: bool = False,
     one_process: bool = False,
+    verbose: bool = False,
 ) -> int:
     """Run a training to its end and return its exit code. Raises ConfigError before any process starts.
 
     ``one_process``: use one process unless the config sets ``launch.nproc``, whatever the machine has.
+    ``verbose``: print every decision of the plan and every line of the ranks.
     """
+    shown = {VERBOSE: "1"} if verbose else {}
     if not dry_run:
         tolerate_loss()
     with nothing_collected():
+        from paceline.launch.prediction_ledger import before_training
         from paceline.launch.start_run import check_run
         from paceline.plan.explain import explain
 
@@ -42,19 +50,28 @@ def start(
         ready = check_run(loaded, options, config_file, overrides, starts=not dry_run)
     # Print the plan; a dry run ends here
     print_diagnostics((*loaded.notes, *ready.warnings))
-    print(explain(ready.plan), end="", flush=True)
-    if dry_run:  # no plan.json is written: the printed commands read the YAML
+    if not dry_run:
+        print(before_training(ready.plan, {**os.environ, **shown}), end="", flush=True)
+    else:  # no plan.json is written: the printed commands read the YAML
+        print(explain(ready.plan), end="", flush=True)
         for spec in ready.commands():
             print(spec.shell_line())
         return 0
     print_diagnostics(ready.claim())
     try:
-        code = ready.start()
+        code = ready.start(environ=shown)
     except BusyError as lost:  # its rank has said so
         return int(lost.exit_code)
     if code == ExitCode.STOPPED and ready.leads:
-        print(f"to go on    {resuming_command(config_file, overrides, options)}", flush=True)
+        print(_after_a_stop(ready, resuming_command(config_file, overrides, options)), flush=True)
     return code
+
+
+def _after_a_stop(ready: CheckedRun, resume: str) -> str:
+    """Return the next commands for a run that was stopped; a new run may have no checkpoint yet."""
+    saved = ready.run_dir.checkpoints.is_dir() and any(ready.run_dir.checkpoints.iterdir())
+    answers = not algorithm_spec(ready.plan.algorithm).scalar_head
+    return next_commands(ready.run_dir.root, resume=resume, saved=saved, answers=answers)
 
 
 def resuming_command(config_file: Path, overrides: Sequence[str], options: LaunchOptions) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from paceline.core.plugins.tables import ALGORITHMS
 from paceline.launch.preflight.load_config import load
 from paceline.launch.process_spec import LaunchOptions
 from paceline.launch.program import terminal
+from paceline.runlog.console_lines import VERBOSE
 from paceline.runlog.redact import printable
 
 demo = typer.Typer(**PLAIN)
@@ -64,22 +66,30 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "--dry_run", help="Print the plan and the commands, start nothing.")
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", help="Print every decision with its reason, and every line of rank 0's log."
+        ),
+    ] = False,
     local_rank: Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)] = None,
 ) -> None:
     """Train from one YAML.
 
-    Refuses an invalid job before any process starts, prints the plan, and exits with the run's exit code.
+    Refuses an invalid job before any process starts, and exits with the run's exit code.
 
     Inside srun, mpirun, torchrun, accelerate or deepspeed each process becomes one rank of the one run.
     """
     options = LaunchOptions(nproc, nnodes, node_rank, master_addr, master_port, algorithm, resume, launcher)
     if not dry_run:
+        if verbose:
+            os.environ[VERBOSE] = "1"  # of the rank that this process may become
         join(config, overrides or [], options, local_rank)
     first_word(config)
     from paceline.cli.start import start  # a second of imports
 
     options = rehearsed(options) if dry_run else on_its_node(options)
-    raise typer.Exit(start(config, overrides or [], options, dry_run=dry_run))
+    raise typer.Exit(start(config, overrides or [], options, dry_run=dry_run, verbose=verbose))
 
 
 def first_word(config: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import statistics
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +16,10 @@ from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for
 from paceline.plan.cost import measured_runs
 from paceline.plan.cost.from_plan import predictions
+from paceline.plan.explain import explain, overview
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import probe_hardware
+from paceline.runlog.console_lines import VERBOSE
 from paceline.runlog.history import load_history
 
 if TYPE_CHECKING:
@@ -50,26 +53,59 @@ def corrections_here(hardware: Hardware) -> tuple[float, float]:
     return measured_runs.corrections(measured_runs.read(path), machine_name(hardware))
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a plan is expected to need and reach on this machine.
+
+    ``bytes``: of the fullest process; ``tokens_per_second``: over all ranks; ``runs``: how many runs of this
+    machine corrected both.
+    """
+
+    bytes: float
+    tokens_per_second: float
+    runs: int
+
+
+def expected(plan: Plan, environ: Mapping[str, str] = os.environ) -> Expected | None:
+    """Return the prediction for this machine, corrected by its own runs.
+
+    None where the machine or the model is not known well enough; on a CPU this takes at least one run.
+    """
+    path, on_cpu = ledger_path(environ), not is_accelerator(plan.device)
+    if on_cpu and path is None:
+        return None
+    hardware = probe_hardware(environ, use_cpu=on_cpu, num_nodes=plan.num_nodes)
+    machine = machine_name(hardware)
+    runs = [entry for entry in measured_runs.read(path) if entry.machine == machine] if path else []
+    predicted = None if on_cpu and not runs else predictions(plan, hardware)
+    if predicted is None:
+        return None
+    memory, time = measured_runs.corrections(runs, machine)
+    counted = min(len(runs), measured_runs.NEWEST_RUNS)
+    return Expected(predicted[0] * memory, predicted[1] / time, counted)
+
+
 def expected_here(plan: Plan) -> str:
     """Return a line with the expected memory and speed on this machine's CPU, corrected by its own runs.
 
     Empty without such runs or on a GPU.
     """
-    path = ledger_path()
-    if path is None or plan.device != "cpu":
+    numbers = None if is_accelerator(plan.device) else expected(plan)
+    if numbers is None:
         return ""
-    hardware = probe_hardware(os.environ, use_cpu=True, num_nodes=plan.num_nodes)
-    machine = machine_name(hardware)
-    runs = [entry for entry in measured_runs.read(path) if entry.machine == machine]
-    expected = predictions(plan, hardware) if runs else None
-    if expected is None:
-        return ""
-    memory, time = measured_runs.corrections(runs, machine)
     return (
-        f"expected here: {expected[0] * memory / measured_runs.GIB:.1f} GiB per process,"
-        f" {expected[1] / time:,.0f} tokens/s (an estimate corrected by"
-        f" {min(len(runs), measured_runs.NEWEST_RUNS)} runs: paceline plan --ledger)\n"
+        f"expected here: {numbers.bytes / measured_runs.GIB:.1f} GiB per process,"
+        f" {numbers.tokens_per_second:,.0f} tokens/s (an estimate corrected by"
+        f" {numbers.runs} runs: paceline plan --ledger)\n"
     )
+
+
+def before_training(plan: Plan, environ: Mapping[str, str] = os.environ) -> str:
+    """Return what is printed of a plan before its training: three lines, or all of it if that is wanted."""
+    if VERBOSE in environ:
+        return explain(plan)
+    numbers = expected(plan, environ)
+    return overview(plan, numbers.bytes if numbers else None)
 
 
 def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:

@@ -39,6 +39,7 @@ from paceline.launch.supervision.exit_record import LaunchRecord
 from paceline.launch.supervision.supervisor import report_to_stderr, run
 from paceline.plan.hardware.probe import cpu_count
 from paceline.rules import at_start
+from paceline.runlog.console_lines import VERBOSE
 from paceline.runlog.redact import Redactor
 
 if TYPE_CHECKING:
@@ -275,7 +276,8 @@ def launch(
         )
         await_node_0(cluster, report)
     specs = make_specs(launcher, worker, cluster, environ=environ, cores=cores, settings=settings)
-    if threads := specs[0].env_additions.get("OMP_NUM_THREADS"):
+    threads = specs[0].env_additions.get("OMP_NUM_THREADS")
+    if threads and VERBOSE in environ:
         report(
             f"OMP_NUM_THREADS={threads}: {cores} cores shared by {cluster.nproc} processes (set it yourself"
             " to change this)"

@@ -10,6 +10,7 @@ from paceline.plan.cost.memory.peak import state_summary
 from paceline.plan.model.parameter_list import tally_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Plan
+from paceline.runlog.console_lines import overview_line, short_path
 
 WIDTH = 100
 SUBJECT_WIDTH = 33
@@ -29,12 +30,58 @@ def explain(plan: Plan) -> str:
     row = plan.seq_len * algorithm_spec(plan.algorithm).documents_a_row
     lines += _entry("row", f"{row} tokens{', packed' if plan.packing else ''}", "")
     for decision in plan.decisions:
-        mark = "" if decision.granted else "NOT APPLIED: "
+        mark = "" if decision.granted else "not applied: "
         lines += _entry(decision.subject, mark + decision.choice, decision.reason)
     lines += _memory(plan)
     lines += _entry("optimizer", f"{plan.optimizer.name}, learning rate {plan.optimizer.learning_rate:g}", "")
     lines += _entry("run directory", plan.run_dir, "")
     return "\n".join(lines) + "\n"
+
+
+def overview(plan: Plan, expected_bytes: float | None = None) -> str:
+    """Return three lines before a training: what is trained, where, and how large it is.
+
+    ``expected_bytes``: the predicted peak memory of a process, where the machine is known well enough.
+    """
+    mesh = "" if plan.mesh.model_copies == 1 else f" ({plan.mesh})"
+    nodes = f" on {plan.num_nodes} nodes" if plan.num_nodes > 1 else ""
+    processes = f"{plan.world_size} process{'es' if plan.world_size > 1 else ''}{nodes}"
+    lines = (
+        overview_line("what", f"{plan.algorithm} of {_trained(plan)}, {plan.precision.compute}"),
+        overview_line(
+            "where", f"{processes}, {plan.device}, {plan.strategy}{mesh}; {short_path(plan.run_dir)}"
+        ),
+        overview_line("how large", _size(plan, expected_bytes)),
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _trained(plan: Plan) -> str:
+    """Return which model is trained, its size, and which part of it."""
+    model, shape, adapter = plan.config.model, plan.shape, plan.adapter
+    name = model.name_or_path or (f"a new {shape.model_type}" if shape else "a new model")
+    parts = [name]
+    if shape is not None:
+        about = "" if shape.exact else "about "
+        parts.append(f"{about}{human_count(shape.num_parameters)} parameters")
+    if adapter is not None:
+        bits = f" on {adapter.quantization.bits}-bit weights" if adapter.quantization else ""
+        parts.append(f"LoRA of rank {adapter.r}{bits}")
+    return ", ".join(parts)
+
+
+def _size(plan: Plan, expected_bytes: float | None) -> str:
+    """Return the rows of a step and the memory of a process."""
+    row = plan.seq_len * algorithm_spec(plan.algorithm).documents_a_row
+    rows = f"{plan.batch.global_batch} rows of {row:,} tokens per step"
+    states = plan.memory.largest if plan.memory else None
+    parts = []
+    if states is not None:
+        about = "" if plan.shape is not None and plan.shape.exact else "about "
+        parts.append(f"{about}{human_bytes(states.total)} of model states")
+    if expected_bytes:
+        parts.append(f"about {human_bytes(expected_bytes)} in all")
+    return f"{rows}; {', '.join(parts)} per process" if parts else rows
 
 
 def _model(plan: Plan) -> str:

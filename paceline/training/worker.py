@@ -15,11 +15,13 @@ import torch
 from paceline.checkpoint.object_store.background_upload import AFTER_STOP_SECONDS, Deadline
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.launch.environment.guide_variables import keep_compiled_code_private
+from paceline.launch.processes import MARK
 from paceline.launch.run_secret import read_secret
 from paceline.launch.supervision.worker_channel import LauncherConnection
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.runlog import events
+from paceline.runlog.console_lines import VERBOSE, next_commands
 from paceline.runtime.device.device import use_deterministic_kernels
 from paceline.runtime.device.host import threads_per_rank
 from paceline.runtime.library_noise import import_without_torchao, quiet_libraries
@@ -92,7 +94,8 @@ def run_worker(run: RunRecord, settings: Mapping[str, tuple[str, str]]) -> int:
             run.run_dir,
             run.checkpoint,
             plot=bool(run.config.training.report_to),
-            answers=not algorithm_spec(run.plan.algorithm).scalar_head,
+            commands=_next_commands(run, outcome),
+            verbose=VERBOSE in run.environ,
             hurries=signals.requested,
         )
     signals.restore()
@@ -100,6 +103,19 @@ def run_worker(run: RunRecord, settings: Mapping[str, tuple[str, str]]) -> int:
     if world.world_size > 1 or run.leaves_threads:
         exit_now(final)
     return final
+
+
+def _next_commands(run: RunRecord, outcome: str) -> str:
+    """Return the lines with the next commands; empty where the parent process prints them with its own."""
+    stopped = outcome == "stopped"
+    if stopped and MARK in run.environ:
+        return ""
+    return next_commands(
+        run.run_dir.root,
+        resume="the same command again, with --resume latest" if stopped else "",
+        saved=bool(run.checkpoint),
+        answers=not algorithm_spec(run.plan.algorithm).scalar_head,
+    )
 
 
 def train(world: World, run: RunRecord, signals: StopSignals, settings: Mapping[str, tuple[str, str]]) -> str:
@@ -130,7 +146,8 @@ def train(world: World, run: RunRecord, signals: StopSignals, settings: Mapping[
     startup.log_data(run, observers)
     startup.log_models(trainer, observers)
     for line in builder.notes:
-        observers.message(line)
+        observers.detail(line)
+    startup.log_overview(run, trainer, observers)
     if (ended := trainer.ended()) is not None:
         observers.note(nothing_left(ended, state, total))
     if t.eval_on_start and trainer.evaluate is not None and state.step == 0:

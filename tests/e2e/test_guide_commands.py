@@ -263,7 +263,7 @@ def test_options_of_accelerate_launch_count(program: str, guide: Guide, tmp_path
     assert done.code == 0, done.text
     guide.check(world_size=2)
     assert guide.result()["strategy"] == "fsdp"
-    assert "with fsdp in 2 processes" in done.out and "bfloat16" in done.out, done.text
+    assert "2 processes, cpu, fsdp" in done.out and "bfloat16" in done.out, done.text
     assert "launch.option_wins" in done.err + done.out  # the YAML says ddp
 
 

@@ -72,7 +72,7 @@ ENDS = (
     End("SIGKILL", 137, "failed", KILLED, act="os.kill(os.getpid(), 9)"),
     End("SIGSEGV on rank 1", 139, "failed", KILLED, act="os.kill(os.getpid(), 11)", on=1, nproc=2),
     End("out of memory", 137, "failed", "launch.out_of_memory", way="little_memory"),
-    End("SIGTERM", 75, "stopped", printed="to go on    paceline train", sent=STOP, quick=True),
+    End("SIGTERM", 75, "stopped", printed="resume      paceline train", sent=STOP, quick=True),
     End("SIGHUP", 75, "stopped", sent=(signal.SIGHUP,)),
     End("Ctrl-C", 75, "stopped", printed="--resume latest", sent=(signal.SIGINT,), nproc=2),
     End("Ctrl-C twice", 130, "stopped", EARLY, sent=(signal.SIGINT, signal.SIGINT), act="time.sleep(60)"),

@@ -23,6 +23,7 @@ from paceline.core.security.secrets import without_secrets
 from paceline.core.units import human_bytes, human_count, human_seconds
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.program import terminal
+from paceline.runlog.console_lines import overview_line, short_path
 from paceline.runlog.events import Eval, Step
 from paceline.runlog.lines import eval_line, step_line, utilisation
 from paceline.runlog.log import is_written
@@ -209,21 +210,26 @@ _PLOT_SECONDS = 120.0
 
 
 def print_summary(
-    run: RunDir, checkpoint: str, *, plot: bool, answers: bool, hurries: Callable[[], bool] = lambda: False
+    run: RunDir,
+    checkpoint: str,
+    *,
+    plot: bool,
+    commands: str,
+    verbose: bool = False,
+    hurries: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Print the summary. The run is already finished and saved, so nothing here can harm it.
+    """Print where the result is, and ``commands``. The run is finished and saved, so nothing can harm it.
 
-    ``answers``: the trained model writes text, so one can chat with it; ``hurries``: whether a signal asks to
-    end, which cuts the drawing short.
+    ``hurries``: whether a signal asks to end, which cuts the drawing short.
     """
     drawn = draw_plot(run, hurries) if plot else "none (training.report_to is none)"
-    print(
-        f"run         {run.root}\ncheckpoint  {checkpoint or 'none (training.save_strategy is no)'}\nplot    "
-        f"    {drawn}"
-    )
-    if checkpoint:
-        chat = f"paceline chat {run.root}   |   " if answers else ""
-        print(f"next        {chat}paceline export {run.root} --to DIR", flush=True)
+    saved = short_path(checkpoint) if checkpoint else "none (training.save_strategy is no)"
+    lines = [overview_line("checkpoint", saved)]
+    if verbose:
+        lines = [overview_line("run", str(run.root)), *lines, overview_line("plot", drawn)]
+    elif plot and not hurries() and not run.plot_png.is_file():
+        lines.append(overview_line("plot", drawn))
+    print("\n".join([*lines, *filter(None, (commands,))]), flush=True)
 
 
 def draw_plot(run: RunDir, hurries: Callable[[], bool] = lambda: False) -> str:

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Mapping
 
 from paceline.config.schema import Config
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.rundir import RunDir
 from paceline.runlog import events
+from paceline.runlog.console_lines import VERBOSE
 from paceline.runlog.lines import samples_lines
 from paceline.runlog.log import RunLog, is_written
 from paceline.runlog.place import RunDirWatch
@@ -46,6 +47,8 @@ class Observers:
         self.trackers: Trackers | None = None
         self.callbacks: Callbacks | None = None
         self.logging_steps = 1
+        self.verbose = VERBOSE in environ or is_written("debug", config.training.log_level)
+        self.early_notes: list[Diagnostic] = []  # of rank 0 before the first step, for the overview
         self.abandoned: tuple[str, ...] = ()  # trackers that may hang an exit
         self._log_closed = False
         self._environ = environ
@@ -84,7 +87,7 @@ class Observers:
         parts = [UserCallback(callback.name, dict(callback.options)) for callback in t.callbacks]
         self.callbacks = Callbacks(parts, self.rank, self._note_of_any_rank)
         self.log.write(event)
-        self.message(event.description)
+        self.detail(event.description)
 
     def hear(self, event: events.Event) -> None:
         """Record one event of the trainer."""
@@ -100,7 +103,11 @@ class Observers:
         if early and isinstance(event, events.Notice):
             finding = event.diagnostic
             if is_written(finding.severity.value, self.config.training.log_level):
-                print(self.redact(finding.render()), flush=True)
+                short = finding.severity is Severity.NOTE and not finding.hint
+                if short and not self.verbose:
+                    self.early_notes.append(finding)
+                else:
+                    print(self.redact(finding.render()), flush=True)
         if self.console is not None:
             if isinstance(event, events.Step):
                 self.console.step(event)
@@ -157,10 +164,17 @@ class Observers:
         self.hear(events.Notice(diagnostic))
 
     def message(self, text: str) -> None:
-        """Print a line on rank 0."""
+        """Log a line, and print it on rank 0."""
         self.log.message(text)
         if self.console is not None:
             self.console.message(text)
+
+    def detail(self, text: str) -> None:
+        """Log a line, and print it on rank 0 of a verbose run."""
+        if self.verbose:
+            self.message(text)
+        else:
+            self.log.message(text)
 
     def finish(self, event: events.Finished, checkpoint: str) -> None:
         """Record a successful end and close the logs."""

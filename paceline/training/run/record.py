@@ -21,10 +21,10 @@ from paceline.core.rundir import RunDir
 from paceline.data.prepare.prepare import Prepared
 from paceline.launch import codes as launch_codes
 from paceline.launch.claim_run_dir import claim, in_use
+from paceline.launch.prediction_ledger import before_training
 from paceline.launch.program import lost_output
 from paceline.launch.supervision.worker_channel import LauncherConnection
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.plan.explain import explain
 from paceline.plan.plan import Plan
 from paceline.runlog import events
 from paceline.runlog.redact import Redactor
@@ -92,7 +92,7 @@ class RunRecord:
             plan = self.plan.to_json()
             if self.start.plan is None:
                 self.create_run_dir(plan)
-                print(explain(self.plan), end="", flush=True)  # no parent printed it
+                print(before_training(self.plan, self.environ), end="", flush=True)  # no parent printed it
             self.lock_run_dir()
             return plan
 

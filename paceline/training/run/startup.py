@@ -14,16 +14,18 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.package import cache_folder
 from paceline.core.security.file_permissions import written_for
-from paceline.core.units import human_bytes
+from paceline.core.units import human_bytes, human_count, human_seconds
 from paceline.data.prepare.main import Bar, summary
 from paceline.data.prepare.prepare import Prepared, prepare
 from paceline.data.rows.kinds.base import row_kind
+from paceline.launch.prediction_ledger import expected
 from paceline.launch.processes import MARK
 from paceline.launch.program import terminal
 from paceline.launch.run_secret import unsigned
 from paceline.models.attention.kernel_choice import activate_flash
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
+from paceline.runlog.console_lines import overview_line
 from paceline.runtime.process_group.rendezvous import refuse
 from paceline.runtime.process_group.world import World
 from paceline.training.loop.intervals import EVERY
@@ -86,11 +88,11 @@ def log_start(
             *(f"set       {name}={value}: {why}" for name, (value, why) in settings.items()),
             f"garbage   Python's is collected between steps, every {EVERY} steps",
         ):
-            observers.message(line)
+            observers.detail(line)
     if world.bound:
-        observers.message(world.bound)
+        observers.detail(world.bound)
     if flash and world.rank == 0:
-        observers.message(f"attention {flash}")
+        observers.detail(f"attention {flash}")
     of_ranks = (*world.notes, *run.disks.notes(run.run_dir.root)) if world.rank == 0 else ()
     for note in (*of_ranks, *run.start.notes, *run.prepared.notes, *filter(None, (_unsigned_store(run),))):
         observers.note(note)
@@ -107,7 +109,32 @@ def log_data(run: RunRecord, observers: Observers) -> None:
         seed=t.seed if t.data_seed is None else t.data_seed,
         seconds=run.prepare_seconds,
     ):
-        observers.message(line)
+        observers.detail(line)
+
+
+def log_overview(run: RunRecord, trainer: Trainer, observers: Observers) -> None:
+    """Print the last two lines of the overview: how long the training is, and what needs the user's eye."""
+    if observers.rank != 0:
+        return
+    state, total, counts = trainer.state, trainer.cadence.total_steps, run.prepared.counts
+    documents = f"{counts.train_documents:,} documents, {human_count(counts.tokens)} tokens in all"
+    begun = f" from step {state.step:,}" if state.step else ""
+    parts = [f"{total:,} steps{begun}; {documents}"]
+    if numbers := expected(run.plan, run.environ):
+        row = run.plan.seq_len * algorithm_spec(run.plan.algorithm).documents_a_row
+        tokens = max(0, total - state.step) * run.plan.batch.global_batch * row
+        parts.append(f"about {human_seconds(tokens / numbers.tokens_per_second)} expected")
+    observers.message(overview_line("how long", "; ".join(parts)))
+    observers.message(overview_line("look at", _to_look_at(run.plan, observers)))
+
+
+def _to_look_at(plan: Plan, observers: Observers) -> str:
+    """Return the notes from before the first step, and the settings that are not applied."""
+    notes = observers.early_notes
+    places = [f"{note.where}: " if note.where else "" for note in notes]
+    parts = [f"{place}{note.what} [{note.code}]" for place, note in zip(places, notes, strict=True)]
+    parts += [f"{d.subject} is not applied: {d.reason}" for d in plan.decisions if not d.granted]
+    return "; ".join(parts) or "nothing (--verbose prints every decision and its reason)"
 
 
 def log_models(trainer: Trainer, observers: Observers, subjects: Sequence[str] = ()) -> None:
@@ -116,4 +143,4 @@ def log_models(trainer: Trainer, observers: Observers, subjects: Sequence[str] =
         notes = trainer.handles[role].root.notes()
         for subject in subjects or notes:
             if subject in notes:
-                observers.message(f"{subject:<9} {notes[subject]}")
+                observers.detail(f"{subject:<9} {notes[subject]}")

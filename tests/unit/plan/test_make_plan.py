@@ -270,7 +270,7 @@ def test_all_findings_come_at_once(config: Any) -> None:
 def test_what_is_asked_and_not_granted_is_said(config: Any) -> None:
     plan = plan_of(config({"ddp_bucket_cap_mb": 50}, model={"low_cpu_mem": False}), world_size=1)
     off = {d.subject for d in plan.decisions if not d.granted}
-    assert off == {"training.dataloader_pin_memory", "training.ddp_bucket_cap_mb", "model.low_cpu_mem"}
+    assert off == {"training.ddp_bucket_cap_mb", "model.low_cpu_mem"}
     assert all(d.reason for d in plan.decisions)
 
 
@@ -320,10 +320,10 @@ def test_optimizer_arguments_as_transformers_writes_them(config: Any) -> None:
 
 
 def test_the_text_is_at_most_a_hundred_columns_and_tells_every_decision(config: Any) -> None:
-    plan = plan_of(config({"dataloader_num_workers": 2}))
+    plan = plan_of(config({"dataloader_num_workers": 2}, model={"low_cpu_mem": False}))
     text = explain(plan)
     assert max(map(len, text.splitlines())) <= WIDTH
-    assert all(d.subject in text for d in plan.decisions) and text.count("NOT APPLIED") == 1
+    assert all(d.subject in text for d in plan.decisions) and text.count("not applied") == 1
 
 
 @pytest.mark.parametrize(("algorithm", "tokens"), [("sft", 128), ("dpo", 256), ("reward", 256), ("kto", 128)])

@@ -11,6 +11,7 @@ from paceline.config.schema import SECTIONS, Config
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.rundir import RunDir
 from paceline.runlog import events
+from paceline.runlog.console_lines import VERBOSE
 from paceline.runlog.log import is_written
 from paceline.runlog.redact import Redactor
 from paceline.training.reporting.observers import Observers
@@ -106,3 +107,22 @@ def test_console_and_log_tell_of_the_same_steps(
         assert [
             number for number in range(1, 5) if f"step {number}/9" in text or f"step {number}  " in text
         ] == steps
+
+
+@pytest.mark.parametrize(("level", "environ"), [("info", {}), ("info", {VERBOSE: "1"}), ("debug", {})])
+def test_details_are_always_logged_and_printed_by_a_verbose_run(
+    level: str, environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config.from_json({"training": {"log_level": level, "report_to": []}})
+    where, verbose = RunDir.at(tmp_path), bool(environ) or level == "debug"
+    observers = Observers(where, 0, config, environ, Redactor())  # type: ignore[arg-type]
+    observers.note(Diagnostic("x.early", "an early note", severity=Severity.NOTE))
+    observers.note(Diagnostic("x.warned", "an early warning", severity=Severity.WARNING))
+    observers.begin(events.RunStarted("0" * 64, 1, total_steps=9, description="sft with ddp"))
+    observers.detail("rows      400 read")
+    observers.failed(FATAL, "")
+    printed, logged = capsys.readouterr().out, where.training_log.read_text()
+    details = ("an early note", "sft with ddp", "rows      400 read")
+    assert [text in printed for text in details] == [verbose] * 3 and all(text in logged for text in details)
+    assert "an early warning" in printed, "what needs the user's eye is never a detail"
+    assert [note.code for note in observers.early_notes] == ([] if verbose else ["x.early"])
