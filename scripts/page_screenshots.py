@@ -201,7 +201,7 @@ class Shots:
 # Everything is there: the head, no "Loading", and each chart drawn or said to be empty
 READY = """(part) => document.querySelector('main h1') && !document.querySelector('#part > .note:only-child')
     && [...document.querySelectorAll('.chart')].every((c) => c.querySelector('svg, .none'))
-    && (document.querySelector('.tabs [aria-current]')?.getAttribute('href') ?? '') === part"""
+    && (document.querySelector('.tabs [aria-selected=true]')?.getAttribute('href') ?? '') === part"""
 
 
 def violations(page: Page) -> list[dict[str, Any]]:

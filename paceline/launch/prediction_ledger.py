@@ -66,18 +66,20 @@ class Expected:
     runs: int
 
 
-def expected(plan: Plan, environ: Mapping[str, str] = os.environ) -> Expected | None:
+def expected(
+    plan: Plan, environ: Mapping[str, str] = os.environ, *, uncorrected: bool = False
+) -> Expected | None:
     """Return the prediction for this machine, corrected by its own runs.
 
-    None where the machine or the model is not known well enough; on a CPU this takes at least one run.
+    None where the machine or the model is not known well enough; on a CPU this takes at least one run, unless
+    an ``uncorrected`` one is good enough.
     """
     path, on_cpu = ledger_path(environ), not is_accelerator(plan.device)
-    if on_cpu and path is None:
-        return None
     hardware = probe_hardware(environ, use_cpu=on_cpu, num_nodes=plan.num_nodes)
     machine = machine_name(hardware)
     runs = [entry for entry in measured_runs.read(path) if entry.machine == machine] if path else []
-    predicted = None if on_cpu and not runs else predictions(plan, hardware)
+    known = uncorrected or runs or not on_cpu
+    predicted = predictions(plan, hardware) if known else None
     if predicted is None:
         return None
     memory, time = measured_runs.corrections(runs, machine)

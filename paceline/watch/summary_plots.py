@@ -42,6 +42,7 @@ _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED)
 _LINES = ("-", "--", ":")  # once the colours are used up
 _MAX_LEGEND = 12  # runs; a longer legend hides the curves
 _COLUMNS = 3
+_LABEL_ROOM = 0.12  # share of the height over the bars of the lengths
 _NAME_LENGTH = 24  # the end of a path tells runs apart
 # counts, not measures
 _NOT_DRAWN = ("rows", "tokens", "step", "answers", "rows_skipped", "rows_truncated", "judged")
@@ -152,8 +153,12 @@ def _lengths(ax: Any, histogram: Mapping[str, Any], max_length: int) -> None:
     ax.bar(edges[:-1], histogram["counts"], width=edges[1] - edges[0], align="edge", color=BLUE)
     ax.set_xlim(0, max(edges[-1], max_length) * 1.02)
     ax.axvline(max_length, color=RED, linewidth=1)
-    anchor = {"ha": "right", "va": "top", "transform": ax.get_xaxis_transform(), "rotation": 90}
-    ax.text(max_length, 0.98, "data.max_length", color=RED, fontsize=9, **anchor)
+    # The label has room of its own over the highest bar, on the side of its line that is wider
+    ax.set_ylim(0, max(1, *histogram["counts"]) / (1 - _LABEL_ROOM))
+    on_the_right = max_length > ax.get_xlim()[1] / 2
+    anchor = {"ha": "right" if on_the_right else "left", "va": "top", "transform": ax.get_xaxis_transform()}
+    label = "data.max_length " if on_the_right else " data.max_length"
+    ax.text(max_length, 0.99, label, color=RED, fontsize=9, **anchor)
     title(ax, "Length of documents")
     ax.set_xlabel("tokens", fontsize=9, color=QUIET)
     ax.set_ylabel("documents", fontsize=9, color=QUIET)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -13,13 +14,18 @@ from paceline.core.diagnostics import all_codes
 from paceline.core.files import listed
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.rundir import RunDir
+from paceline.launch.prediction_ledger import expected
+from paceline.plan.plan import Plan
 from paceline.watch.page.columns import Columns, Reduced, Series, reduced
 from paceline.watch.page.folder import LastBeat, changed_at, read_beat, read_json, read_start, run_id
 from paceline.watch.page.glance import LIVE, described, state_of_run
 from paceline.watch.page.index import RunIndex, texts_of
 
 RECENT = 50  # steps whose medians are the present speed
-_BEATS_SECONDS = 5.0  # between two readings of all ranks' heartbeats
+_BEATS_SECONDS = 2.0  # between two readings of all ranks' heartbeats: as often as they are written
+_SILENT_SECONDS = 15.0  # without a heartbeat a rank counts as silent
+_SHOWN_RANKS = 8
+_BEAT_SECONDS = 2.0  # between two writings of a heartbeat (``runtime.failures.heartbeat``)
 _MAX_BEATS = 4096  # files that are read for it
 _HIDDEN = ("step", "elapsed", "skipped")  # axes and marks, no curves of their own
 
@@ -32,6 +38,7 @@ class RunView:
         self._lock = threading.Lock()
         self._index = RunIndex(run, folder)
         self._share = 0.0
+        self._planned: tuple[Json, float | None] = (None, None)  # digest of the config, and its bytes
         self._beats: tuple[float, list[LastBeat]] = (0.0, [])
 
     def advance(self, seconds: float) -> float:
@@ -89,7 +96,11 @@ class RunView:
                 "of_product": self._recent("of_product"),
                 "tokens": self._sum("tokens"),
                 "skipped": self._sum("skipped"),
-                "memory": {"peak": float(index.peaks.max(initial=0.0)), "states": _states(plan)},
+                "memory": {
+                    "peak": float(index.peaks.max(initial=0.0)),
+                    "states": _states(plan),
+                    "planned": self._planned_bytes(plan),
+                },
                 "restarts": list(index.restarts),
                 "resumed_from": index.started.get("resumed_from"),
                 "description": str(index.started.get("description") or ""),
@@ -98,7 +109,7 @@ class RunView:
                 "num_checkpoints": len(index.checkpoints),
                 "last_checkpoint": max(index.checkpoints, default=None),
                 "result": {k: v for k, v in result.items() if k != "diagnostics"},
-                "ranks": self._ranks(plan),
+                "ranks": self._ranks(plan, each or 0.0),
                 **described(plan),
             }
 
@@ -189,21 +200,42 @@ class RunView:
             return None
         return max(0, total - index.last_step) * float(elapsed[-1] - elapsed[first]) / done
 
-    def _ranks(self, plan: JsonObject) -> JsonObject:
-        """Return how many ranks give signs of life, and those that are behind or silent."""
+    def _planned_bytes(self, plan: JsonObject) -> float | None:
+        """Return the peak memory that the plan expects of a process here; read once for each plan."""
+        if self._planned[0] != plan.get("config_digest"):
+            self._planned = (plan.get("config_digest"), planned_bytes(plan))
+        return self._planned[1]
+
+    def _ranks(self, plan: JsonObject, step_seconds: float) -> JsonObject:
+        """Return how many ranks give signs of life, the slowest of them, and which are behind.
+
+        Heartbeats are written every few seconds, so their steps differ by what a rank does meanwhile. A rank
+        is behind if it lags more than that margin behind the median, or is silent.
+        """
         now = time.time()
         size = plan.get("world_size")
         count = size if isinstance(size, int) else self._index.num_ranks
         if now - self._beats[0] > _BEATS_SECONDS:
             beats = [read_beat(self.run, rank) for rank in range(min(count, _MAX_BEATS))]
             self._beats = (now, [beat for beat in beats if beat is not None])
-        worst = sorted(self._beats[1], key=lambda beat: (beat.step, beat.time))[:8]
+        worst = sorted(self._beats[1], key=lambda beat: (beat.step, beat.time))[:_SHOWN_RANKS]
+        median = int(np.median([beat.step for beat in self._beats[1]])) if self._beats[1] else 0
+        margin = 1 + math.ceil(2 * _BEAT_SECONDS / step_seconds) if step_seconds else 1
         return {
             "count": count,
             "seen": len(self._beats[1]),
-            "alive": sum(now - beat.time < 15 and beat.phase != "ended" for beat in self._beats[1]),
+            "alive": sum(
+                now - beat.time < _SILENT_SECONDS and beat.phase != "ended" for beat in self._beats[1]
+            ),
             "slowest": [
-                {"rank": b.rank, "step": b.step, "phase": b.phase, "age": now - b.time, "host": b.host}
+                {
+                    "rank": b.rank,
+                    "step": b.step,
+                    "phase": b.phase,
+                    "age": now - b.time,
+                    "host": b.host,
+                    "behind": b.step < median - margin or now - b.time >= _SILENT_SECONDS,
+                }
                 for b in worst
             ],
         }
@@ -215,6 +247,20 @@ class RunView:
             rows += [row for row in ranks if isinstance(row, dict)] if isinstance(ranks, list) else []
         bad = [row for row in rows if isinstance(row, dict) and row.get("code") != 0]
         return [*bad[:64]]
+
+
+def planned_bytes(plan: JsonObject) -> float | None:
+    """Return the peak memory that a plan expects of a process on this machine; None if it is not known.
+
+    A plan with parts of the user's own is left alone: the page runs no code of theirs.
+    """
+    if any(":" in str(plan.get(name, ":")) for name in ("algorithm", "strategy")):
+        return None
+    try:
+        numbers = expected(Plan.from_json(plan), uncorrected=True)
+    except Exception:  # the file may be of another release, or hold anything
+        return None
+    return numbers.bytes if numbers else None
 
 
 def _states(plan: JsonObject) -> JsonObject:

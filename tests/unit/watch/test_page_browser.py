@@ -64,7 +64,7 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def look(page: Any, tab: str) -> None:
     """Check a part: no text acts, nothing is wider than the window, axe finds nothing serious."""
     page.wait_for_function(
-        "(tab) => document.querySelector('.tabs [aria-current]')?.hash.endsWith('/' + tab)"
+        "(tab) => document.querySelector('.tabs [aria-selected=true]')?.hash.endsWith('/' + tab)"
         " && !document.querySelector('#part > .note:only-child')",
         arg=tab,
     )
@@ -90,6 +90,21 @@ def test_every_part_in_a_browser(address: str, width: int, theme: str) -> None:
         page.evaluate("(to) => { location.hash = to; }", f"#/{run}/samples")
         page.wait_for_selector(".sample")
         assert HOSTILE in page.inner_text(".sample")
+        # Keys: the arrows open the tabs in turn
+        page.focus(".tabs [aria-selected=true]")
+        page.keyboard.press("ArrowLeft")
+        look(page, "curves")
+        roles = "(role) => document.querySelectorAll(`[role=${role}]`).length"
+        assert [page.evaluate(roles, role) for role in ("tablist", "tab", "tabpanel")] == [1, len(TABS), 1]
+        assert page.evaluate("document.activeElement.getAttribute('aria-selected')") == "true"
+        page.keyboard.press("End")
+        look(page, TABS[-1])
+        # The loss tile shows what the chart draws
+        page.evaluate("(to) => { location.hash = to; }", f"#/{run}/overview")
+        page.wait_for_selector(".tile >> text=smoothed")
+        assert page.inner_text(".tile:nth-of-type(2) dd").split("\n")[0] == page.evaluate(
+            "number(open.board.value('steps/loss'))"
+        )
         # Keys: a chart reads its values aloud
         page.evaluate("(to) => { location.hash = to; }", f"#/{run}/curves")
         page.focus(".chart svg")

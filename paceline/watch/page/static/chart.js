@@ -140,10 +140,12 @@ class Chart {
     }
   }
 
+  // The last value as drawn
+  lastOf(curve) { return smoothed(curve.points.mean, curve.dots ? 0 : this.smoothing).at(-1); }
+
   drawLegend(shown) {
-    const first = shown[0];
-    this.last.textContent = first && shown.length === 1 ? this.format(smoothed(first.points.mean, first.dots ? 0 : this.smoothing).at(-1)) : "";
-    const entry = (c) => el("li", {}, el(`span.dot.f${c.colour}`), `${c.label} ${this.format(c.points.mean.at(-1))}`);
+    this.last.textContent = shown.length === 1 ? this.format(this.lastOf(shown[0])) : "";
+    const entry = (c) => el("li", {}, el(`span.dot.f${c.colour}`), `${c.label} ${this.format(this.lastOf(c))}`);
     this.legend.replaceChildren(...(shown.length > 1 ? shown.map(entry) : []));
   }
 

@@ -93,10 +93,19 @@ class Board {
         const label = comparing ? run.name + (spec.names.length > 1 ? ` · ${own}` : "") : own;
         curves.push({ name, label, points, colour: (comparing ? r : n) % 8, dots: name.startsWith("evals/") && points.x.length < 120 });
       }));
-      const states = Object.values(this.summary.memory.states).reduce((a, b) => a + b, 0);
-      const planned = spec.names[0] === "peaks/memory" && states ? [{ value: states, label: t("memory_plan", bytes(states)) }] : [];
+      const plan = spec.names[0] === "peaks/memory" ? memoryPlan(this.summary) : null;
+      const planned = plan ? [plan] : [];
       chart.update({ curves, lines: planned, smoothing: spec.exact ? 0 : this.view.smoothing, log: this.view.log, byTime: this.view.x === "elapsed", zoom: this.view.zoom, restarts: this.view.x === "step" ? this.summary.restarts : [] });
     }
+  }
+
+  // The last value of a curve as its chart draws it; null without one
+  value(name) {
+    for (const { chart } of this.charts.values()) {
+      const curve = chart.curves.find((c) => c.name === name && c.points.x.length);
+      if (curve) return chart.lastOf(curve);
+    }
+    return null;
   }
 
   zoom(range) {

@@ -88,8 +88,9 @@ async function showRun(run, tab, mine, anew) {
   if (open.run !== run) { view.zoom = null; view.others = []; forms.logs = { name: "training.log", search: "" }; }
   open = { ...open, run, tab, summary: s };
   document.title = `${s.name} · ${t("s_" + s.state.name)}`;
-  if (build) { leave(); header(s.path); main.replaceChildren(el("div", { id: "head" }), tabs(run, tab), el("div", { id: "part" }, el("p.note", {}, t("loading")))); }
-  if (build) document.querySelector(".tabs [aria-current]").scrollIntoView({ block: "nearest", inline: "center" });
+  const focused = build && document.activeElement?.getAttribute("role") === "tab";
+  if (build) { leave(); header(s.path); main.replaceChildren(el("div", { id: "head" }), tabs(run, tab), el("div", { id: "part", role: "tabpanel", tabindex: "-1", "aria-labelledby": `tab-${tab}` }, el("p.note", {}, t("loading")))); }
+  if (build) selectedTab(focused);
   document.getElementById("head").replaceChildren(...head(s));
   document.querySelectorAll("[data-count]").forEach((node) => { node.textContent = counts()[node.dataset.count] || ""; node.hidden = !node.textContent; });
   await PARTS[tab](document.getElementById("part"), s, build, mine);
@@ -107,8 +108,27 @@ function counts() {
 }
 
 function tabs(run, tab) {
-  const link = (name) => el("a", { href: `#/${run}/${name}`, "aria-current": name === tab ? "page" : null }, t(name), ["findings", "checkpoints", "samples"].includes(name) ? el("span.count", { "data-count": name, hidden: true }) : "");
-  return el("nav.tabs", { "aria-label": t("sections") }, TABS.map(link));
+  const link = (name) => el("a", { href: `#/${run}/${name}`, id: `tab-${name}`, role: "tab", "aria-selected": String(name === tab), "aria-controls": "part", tabindex: name === tab ? "0" : "-1" }, t(name), ["findings", "checkpoints", "samples"].includes(name) ? el("span.count", { "data-count": name, hidden: true }) : "");
+  return el("div.tabs", { role: "tablist", "aria-label": t("sections"), onkeydown: tabKey }, TABS.map(link));
+}
+
+// The arrow keys open the tab beside, as the tab pattern of ARIA asks
+function tabKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+  const all = [...document.querySelectorAll(".tabs [role=tab]")], now = all.indexOf(document.activeElement);
+  const to = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: all.length - 1, " ": now }[event.key];
+  if (to === undefined || now < 0) return;
+  event.preventDefault();
+  const tab = all[(to + all.length) % all.length];
+  tab.focus();
+  tab.click();
+}
+
+// Show the selected tab, and keep the focus on the tabs where it was there
+function selectedTab(focused) {
+  const tab = document.querySelector(".tabs [aria-selected=true]");
+  tab.scrollIntoView({ block: "nearest", inline: "center" });
+  if (focused) tab.focus({ preventScroll: true });
 }
 
 function tools(board) {
@@ -146,9 +166,11 @@ const PARTS = {
       open.board.plain = true;
       node.replaceChildren(el("div", { id: "tiles" }), open.board.node, el("div", { id: "late" }));
     }
-    document.getElementById("tiles").replaceChildren(tiles(s));
+    const board = open.board;
+    document.getElementById("tiles").replaceChildren(tiles(s, board.value("steps/loss")));
     document.getElementById("late").replaceChildren(slowest(s));
-    await open.board.load(s);
+    await board.load(s);
+    document.getElementById("tiles")?.replaceChildren(tiles(s, board.value("steps/loss")));
   },
   async curves(node, s, build) {
     if (build || !open.board) {

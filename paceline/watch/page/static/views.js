@@ -53,26 +53,33 @@ function sentence(s, errors) {
   }
 }
 
-function tiles(s) {
+// loss: the chart's smoothed value; without one, the median of the last steps
+function tiles(s, loss = null) {
   const tile = (name, value, small) => el("div.tile", {}, el("dt", {}, name), el("dd", {}, value, el("small", {}, small || "")));
   const use = s.mfu !== null ? `${t("utilisation")} ${percent(s.mfu)}` : s.of_product !== null ? `${percent(s.of_product)} ${t("of_product")}` : "";
-  const states = Object.values(s.memory.states).reduce((a, b) => a + b, 0);
   const alive = s.ranks.alive === s.ranks.count ? t("all_alive") : t("n_alive", whole(s.ranks.alive), whole(s.ranks.count));
   return el("dl.tiles", {},
     tile(t("step"), whole(s.step), s.total_steps ? t("of", whole(s.total_steps)) : ""),
-    tile(t("loss"), number(s.loss), s.loss === null ? "" : t("recent")),
+    tile(t("loss"), number(loss ?? s.loss), s.loss === null ? "" : t(loss === null ? "recent" : "smoothed")),
     tile(t("time"), duration(s.seconds), s.restarts.length ? t("resumed", s.restarts.length) : s.step_seconds ? t("per_step", number(s.step_seconds) + " s") : ""),
     tile(t("throughput"), s.tokens_per_second ? number(Math.round(s.tokens_per_second)) : "–", [t("per_second"), use].filter(Boolean).join(" · ")),
     tile(t("tokens"), number(s.tokens), s.skipped ? t("skipped", whole(s.skipped)) : ""),
-    tile(t("memory"), s.memory.peak ? bytes(s.memory.peak) : "–", states ? t("memory_plan", bytes(states)) : ""),
+    tile(t("memory"), s.memory.peak ? bytes(s.memory.peak) : "–", memoryPlan(s)?.label || ""),
     tile(t("processes"), whole(s.ranks.count), s.live ? alive : ""));
 }
 
+// What the plan expects of a process in all; where that is not known, its model states
+function memoryPlan(s) {
+  if (s.memory.planned) return { value: s.memory.planned, label: t("memory_whole", bytes(s.memory.planned)) };
+  const states = Object.values(s.memory.states).reduce((a, b) => a + b, 0);
+  return states ? { value: states, label: t("memory_plan", bytes(states)) } : null;
+}
+
 function slowest(s) {
-  const late = s.ranks.slowest.filter((beat) => beat.step < s.step - 1 || beat.age > 15);
-  if (!s.live || !late.length || s.ranks.count === 1) return "";
-  const rows = late.map((beat) => el("tr", {}, el("td.num", {}, beat.rank), el("td.num", {}, whole(beat.step)), el("td", {}, beat.phase), el("td", {}, t("ago", duration(beat.age))), el("td.wrap", {}, beat.host)));
-  return el("section.card.scroll", {}, el("h2", {}, t("slowest")), table(["rank", "step", "phase", "heartbeat", "host"], rows, [0, 1]));
+  if (!s.live || !s.ranks.slowest.length || s.ranks.count === 1) return "";
+  const late = s.ranks.slowest.filter((beat) => beat.behind);
+  const rows = (late.length ? late : s.ranks.slowest).map((beat) => el("tr", {}, el("td.num", {}, beat.rank), el("td.num", {}, whole(beat.step)), el("td", {}, beat.phase), el("td", {}, t("ago", duration(beat.age))), el("td.wrap", {}, beat.host)));
+  return el("section.card.scroll", {}, el("h2", {}, t(late.length ? "slowest" : "none_behind", whole(s.step))), table(["rank", "step", "phase", "heartbeat", "host"], rows, [0, 1]));
 }
 
 function table(heads, rows, numeric = []) {
