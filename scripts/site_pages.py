@@ -27,6 +27,7 @@ OUTSIDE = {
 LINK = re.compile(r"(\[[^\]\n]*\])\(([^)#\s]*)((?:#[^)\s]*)?)\)")
 #: The link at the head of a page to its other language: the site has a menu for that.
 _LANGUAGE = re.compile(r"^\[(?:中文|中文说明|English)\]\([^)]*\)(?: · )?", re.MULTILINE)
+_CHINESE_LINE_END = re.compile(r"(?<=[。！？；：，、）])\n *(?=[\u3400-\u9fff`（“])")
 FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 _STYLE = """.md-grid { max-width: 76rem; }
 .md-typeset table:not([class]) { font-size: .64rem; }
@@ -68,6 +69,8 @@ def turned(origin: str, text: str) -> str:
     """The text of the page ``origin`` with its links as the site has them."""
     parts = FENCE.split(_LANGUAGE.sub("", text))
     parts[::2] = [LINK.sub(lambda m: _link(origin, m[1], m[2], m[3]), part) for part in parts[::2]]
+    if origin.endswith(".zh-CN.md"):  # a browser would show a line's end as a space
+        parts[::2] = [_CHINESE_LINE_END.sub("", part) for part in parts[::2]]
     return "".join(parts)
 
 

@@ -18,7 +18,8 @@ from support import TINY_LLAMA, Run
 
 pytestmark = pytest.mark.e2e
 
-ELSEWHERE = {"docs/tutorials/recipes.md"}  # test_recipe_commands.py
+RECIPES = ("own-chats", "preference", "grpo", "several-gpus", "recipes")
+ELSEWHERE = {f"docs/tutorials/{page}.md" for page in RECIPES}  # test_recipe_commands.py
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if not path.name.endswith(".zh-CN.md")]
 CHAPTERS = [
     name

@@ -14,7 +14,12 @@ from page_commands import ROOT, in_a_shell, like_a_checkout, lines, verb
 
 pytestmark = pytest.mark.e2e
 
-FIRST, *OTHERS = (ROOT / "docs/tutorials/recipes.md").read_text(encoding="utf-8").split("\n## ")[1:]
+PAGES = ("own-chats", "preference", "grpo", "several-gpus", "recipes")  # in their order
+FIRST, *OTHERS = (
+    recipe
+    for page in PAGES
+    for recipe in (ROOT / f"docs/tutorials/{page}.md").read_text(encoding="utf-8").split("\n## ")[1:]
+)
 _FILE = re.compile(r"```(?:yaml|python)\n(# (\S+)\n.*?)```", re.DOTALL)
 SHORT = {"PACELINE_TRAINING__MAX_STEPS": "3"}
 

@@ -44,6 +44,12 @@ def test_code_blocks_stay_as_they_are(site: ModuleType) -> None:
     assert site.turned("docs/guide.md", text) == "[a](index.md)\n```\n[a](../README.md)\n```\nb\n"
 
 
+def test_lines_of_a_chinese_paragraph_are_joined(site: ModuleType) -> None:
+    text = "一。\n二，\n`x`。\n\n- 三。\n  四。\n- 五。\n"
+    assert site.turned("docs/guide.zh-CN.md", text) == "一。二，`x`。\n\n- 三。四。\n- 五。\n"
+    assert site.turned("docs/guide.md", text) == text
+
+
 def test_every_page_is_in_the_navigation(folder: Path) -> None:
     config, navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")
     listed = re.findall(r"^ +- [^:]+: ([\w/-]+\.md)$", navigation, re.MULTILINE)
