@@ -157,14 +157,14 @@ def _accelerate(command: Command) -> AccelerateJob | None:
     files = [o.value for o in command.launch.options if o.name == "config_file" and o.value]
     file = files[-1] if files else ""
     below, lines = read_foreign(file) if Path(file).is_file() else ({}, {})
-    return accelerate_job(command.launch, command.environment, below, lines, file)
+    return accelerate_job(command, below, lines, file)
 
 
 def _variables(command: Command, chosen: str | None, imported: Imported) -> None:
     starters = [name for name in command.launch.launchers if name in STARTERS]
     reads_variables = chosen in ("swift", "llamafactory") and not starters
     counts = "torchrun" not in starters and (bool(starters) or chosen == "llamafactory")
-    launch_variables(command.environment, reads_variables, counts, imported, 1)
+    launch_variables(command.environment, command.places, reads_variables, counts, imported)
 
 
 def import_data(
@@ -202,6 +202,8 @@ def import_data(
         _nulls(reader)
     _rolled_up(imported)
     _attention(imported)
+    _weights_dtype(imported)
+    _constant(imported)
     return imported
 
 
@@ -225,11 +227,45 @@ def _attention(imported: Imported) -> None:
     kernel = imported.settings.get("model.attn_implementation")
     if size is None or kernel is None or not isinstance(size.value, int) or size.value < 2:
         return
-    del imported.settings["model.attn_implementation"]
     says = f"{size.key} exchanges keys and values, for which Paceline's own kernel computes the attention"
-    if kernel.key in imported.findings:
-        before = imported.findings[kernel.key]
-        imported.findings[kernel.key] = replace(before, verdict=KeyVerdict.NO_EFFECT, to=(), says=says)
+    _idle(imported, "model.attn_implementation", says)
+
+
+def _constant(imported: Imported) -> None:
+    """The schedule ``constant`` ignores a warm-up, in Transformers as here."""
+    name, steps = "training.lr_scheduler_type", "training.warmup_steps"
+    chosen = imported.settings.get(name)
+    if steps in imported.settings and chosen is not None and chosen.value == "constant":
+        _idle(imported, steps, "the schedule constant has no warm-up")
+
+
+def _idle(imported: Imported, path: str, says: str) -> None:
+    """Take out a setting that has no effect, with its key's verdict."""
+    key = imported.settings.pop(path).key
+    if key in imported.findings:
+        before = imported.findings[key]
+        imported.findings[key] = replace(before, verdict=KeyVerdict.NO_EFFECT, to=(), says=says)
+
+
+def _weights_dtype(imported: Imported) -> None:
+    """Weights are read as they are stored here: a dtype to load them in is the one to compute in, or lost."""
+    path, computes = "model.dtype", "training.mixed_precision"
+    setting = imported.settings.get(path)
+    word = {"bfloat16": "bf16", "float16": "fp16"}.get(str(setting.value)) if setting else None
+    if setting is None or word is None:
+        return
+    del imported.settings[path]
+    chosen = imported.settings.get(computes)
+    for key, finding in list(imported.findings.items()):
+        if path not in finding.to:
+            continue
+        others = tuple(to for to in finding.to if to != path)
+        finding = replace(finding, to=others or (computes,))
+        if finding.verdict is KeyVerdict.MAPPED and not others and (chosen is None or chosen.value != word):
+            computed = chosen.value if chosen else "auto"
+            says = f"weights are read as they are stored; mixed_precision: {computed} is computed in"
+            finding = replace(finding, verdict=KeyVerdict.DIFFERS, says=says)
+        imported.findings[key] = finding
 
 
 def _rolled_up(imported: Imported) -> None:

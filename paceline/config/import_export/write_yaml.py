@@ -116,22 +116,15 @@ def _plain(text: str) -> bool:
     return simple and text.lower() not in words
 
 
-# Other rules judge the machine or the data, which another program's file says nothing of
-_OF_RULES = (
-    "training.optim",
-    "training.optim_args",
-    "training.optim_target_modules",
-    "training.lr_scheduler_type",
-    "training.lr_scheduler_kwargs",
-)
-_ROUNDS = 8  # an error may hide another one
+# What the file is about: without it another run would be left
+_STAYS = ("training.algorithm", "model.name_or_path", "data.train")
+_ROUNDS = 16  # an error may hide another one
 
 
 def accepted(imported: Imported, title: str, rules: Rules | None = None) -> tuple[Composed, list[Diagnostic]]:
     """Return the YAML of ``imported`` that our reading accepts, and the errors that no key is to blame for.
 
-    A value that is refused is taken out, and its key gets the reason as its verdict; ``rules`` refuse values
-    of optimizers and schedules only.
+    A value that is refused is taken out, and its key gets the reason as its verdict.
     """
     for _ in range(_ROUNDS):
         composed = compose(imported, title)
@@ -139,14 +132,25 @@ def accepted(imported: Imported, title: str, rules: Rules | None = None) -> tupl
         to_drop = {
             path: problem for problem in problems if (path := _path(composed, problem)) in imported.settings
         }
-        for problem in _problems(composed.text, rules) if rules and not problems else ():
-            if (path := _path(composed, problem)) in imported.settings and path in _OF_RULES:
-                to_drop[path] = problem
+        if not problems and rules:
+            # one at a time: two findings may blame two settings of one conflict
+            to_drop = dict(_refused(composed, imported, _problems(composed.text, rules))[:1])
         if not to_drop:
             return composed, problems
         for path, problem in to_drop.items():
             _drop(imported, path, problem)
     return compose(imported, title), problems
+
+
+def _refused(
+    composed: Composed, imported: Imported, problems: list[Diagnostic]
+) -> list[tuple[str, Diagnostic]]:
+    """Return the settings that rules refuse: of several keys of a finding the last that may go."""
+    refused = []
+    for problem in problems:
+        paths = [path for path in _paths(composed, problem) if path in imported.settings]
+        refused += [(path, problem) for path in paths[::-1] if path not in _STAYS][:1]
+    return refused
 
 
 def left_over(text: str, rules: Rules) -> list[Diagnostic]:
@@ -170,8 +174,13 @@ def _problems(text: str, rules: Rules | None = None) -> list[Diagnostic]:
 
 def _path(composed: Composed, problem: Diagnostic) -> str:
     """Return our path at the (last) line that a finding names."""
-    line = problem.where.split(" and ")[-1].rpartition(":")[2]
-    return composed.paths.get(int(line), "") if line.isdigit() else ""
+    return _paths(composed, problem)[-1]
+
+
+def _paths(composed: Composed, problem: Diagnostic) -> list[str]:
+    """Return our path at each line that a finding names; empty for one that is none of ours."""
+    lines = [place.rpartition(":")[2] for place in problem.where.split(" and ")]
+    return [composed.paths.get(int(line), "") if line.isdigit() else "" for line in lines]
 
 
 def _drop(imported: Imported, path: str, problem: Diagnostic) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from swift_cases import only
+from swift_cases import SKIPPED, idle_warmup, only
 
 Resolved = Mapping[str, Any]
 _COMMON: dict[str, tuple[object, ...]] = {
@@ -285,13 +285,12 @@ def _targets(a: Resolved) -> object:
 _PLAIN = (
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "num_train_epochs"),
     *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "seed"),
-    *("save_strategy", "save_total_limit", "warmup_steps", "eval_strategy", "neftune_noise_alpha"),
+    *("save_strategy", "save_total_limit", "eval_strategy", "neftune_noise_alpha"),
     *("per_device_eval_batch_size", "dataloader_drop_last"),
 )
 _THEIRS = {
     "neftune_noise_alpha": ("neftune_noise_alpha",),
     "dataloader_drop_last": ("dataloader_drop_last",),
-    "warmup_steps": ("warmup_ratio",),
 }
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "dpo": ("beta", "precompute_ref_log_probs"),
@@ -327,7 +326,10 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
         ),
     ),
     "training.mixed_precision": ((), _precision),
-    "model.dtype": (("fp16",), lambda a: str(a["torch_dtype"]).removeprefix("torch.")),
+    "training.warmup_steps": (
+        ("warmup_ratio",),
+        lambda a: SKIPPED if idle_warmup(_schedule(a)) else _trainer("warmup_steps")(a),
+    ),
     "training.save_steps": (
         (),
         only(lambda a: a["training"]["save_strategy"] == "steps", _trainer("save_steps")),
@@ -345,7 +347,7 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
         (),
         only(lambda a: bool(a.get("deepspeed")), lambda a: a["deepspeed"]["zero_optimization"]["stage"]),
     ),
-    "data.max_length": ((), lambda a: a["sequence_len"]),
+    "data.max_length": (("sequence_len",), lambda a: a["sequence_len"]),
     "data.packing": (
         ("sample_packing",),
         only(lambda a: not a.get("rl"), lambda a: bool(a.get("sample_packing"))),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from swift_cases import SKIPPED
+from swift_cases import SKIPPED, idle_warmup
 
 Resolved = Mapping[str, Any]
 _COMMON: dict[str, tuple[object, ...]] = {
@@ -149,7 +149,13 @@ _PLAIN = (
 TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
     **{f"training.{key}": ((key,), lambda a, key=key: a[key]) for key in _PLAIN},
     "training.optim": (("optim", "use_muon"), lambda a: "muon" if a["use_muon"] else a["optim"]),
-    "training.warmup_steps": (("warmup_ratio",), lambda a: a["warmup_steps"] or a.get("warmup_ratio") or 0),
+    "training.warmup_steps": (
+        ("warmup_ratio",),
+        _only(
+            lambda a: not idle_warmup(a["lr_scheduler_type"]),
+            lambda a: a["warmup_steps"] or a.get("warmup_ratio") or 0,
+        ),
+    ),
     "training.algorithm": (("stage",), _algorithm),
     "training.mixed_precision": (("pure_bf16",), _precision),
     "training.pure_bf16": (
@@ -159,7 +165,7 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
     "training.gradient_checkpointing": ((), lambda a: not a["disable_gradient_checkpointing"]),
     "training.router_aux_loss_coef": ((), lambda a: a["moe_aux_loss_coef"]),
     "training.eval_strategy": ((), lambda a: a["eval_strategy"]),
-    "training.early_stopping_patience": ((), lambda a: a["early_stopping_steps"]),
+    "training.early_stopping_patience": (("early_stopping_steps",), lambda a: a["early_stopping_steps"]),
     "data.max_length": (
         ("cutoff_len",),
         lambda a: (a["cutoff_len"] + 1) // 2 * 2,

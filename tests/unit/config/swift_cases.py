@@ -140,6 +140,11 @@ def only(
     return lambda a: value(a) if when(a) else SKIPPED
 
 
+def idle_warmup(schedule: object) -> bool:
+    """Whether Transformers' schedule of this name ignores a warm-up."""
+    return getattr(schedule, "value", schedule) == "constant"
+
+
 SKIPPED = object()
 _LORA = {
     "r": "lora_rank",
@@ -152,7 +157,6 @@ _PLAIN = (
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "num_train_epochs"),
     *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"),
     *("learning_rate", "seed", "save_strategy", "save_total_limit", "router_aux_loss_coef", "eval_strategy"),
-    *("warmup_steps",),
 )
 
 #: our path → (ms-swift's keys whose verdict may excuse a difference, what ms-swift's arguments make of it)
@@ -175,7 +179,10 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
         (),
         only(lambda a: a["training"]["eval_strategy"] == "steps", _trainer("eval_steps")),
     ),
-    "model.dtype": (("torch_dtype",), lambda a: str(a["torch_dtype"]).removeprefix("torch.")),
+    "training.warmup_steps": (
+        (),
+        lambda a: SKIPPED if idle_warmup(a["training"]["lr_scheduler_type"]) else _trainer("warmup_steps")(a),
+    ),
     "data.max_length": (
         ("max_length",),
         lambda a: a["max_length"] + (a["max_completion_length"] if _rollout(a) else 0),

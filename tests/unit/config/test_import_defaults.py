@@ -132,7 +132,7 @@ def test_modules_without_a_name_are_those_of_peft(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("stored", "settings"),
-    [("bfloat16", {"model.dtype": "bfloat16", "training.pure_bf16": True}), ("float32", {}), (None, None)],
+    [("bfloat16", {"training.pure_bf16": True}), ("float32", {}), (None, None)],
 )
 def test_weights_of_dtype_auto_are_trained_as_they_are_stored(
     tmp_path: Path, stored: str | None, settings: dict[str, Any] | None

@@ -29,7 +29,8 @@ from paceline.config.import_export.write_yaml import accepted, stands
 from paceline.config.load import load_config
 from paceline.config.schema import field_of
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.rules import of_config
+from paceline.rules import check, of_config
+from paceline.rules.rule import Facts
 
 HERE, RESEARCH = Path(__file__).parent, Path(__file__).parents[3] / "research"
 Table = Mapping[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], object]]]
@@ -149,6 +150,24 @@ def test_every_setting_is_what_the_other_program_resolves(tmp_path: Path, peer: 
         if found := differences(peer, case["given"], case["resolved"], tmp_path):
             wrong[str(case["given"])] = found
     assert len(recorded) > peer.count / 2 and wrong == {}
+
+
+#: warnings of a file's own numbers, which no other form of ours would spare
+_OF_THE_FILE = ("train.warmup",)
+
+
+@PEER
+def test_our_own_rules_have_nothing_against_what_an_import_writes(tmp_path: Path, peer: Peer) -> None:
+    recorded = json.loads(peer.recorded.read_text().replace("FOLDER", str(tmp_path)))
+    written(tmp_path)
+    wrong, file = [], tmp_path / "ours.yaml"
+    for case in recorded:
+        made, problems = accepted(peer.imported(case["given"]), "test", of_config)
+        file.write_text(made.text)
+        loaded = load_config(str(file))
+        found = [*problems, *loaded.notes, *check(loaded.config, Facts(), provenance=loaded.provenance)]
+        wrong += [(item.code, item.found) for item in found if item.code not in _OF_THE_FILE]
+    assert wrong == []
 
 
 @pytest.mark.slow

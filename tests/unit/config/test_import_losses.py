@@ -63,7 +63,10 @@ def test_ms_swifts_sft_is_sft(tmp_path: Path, file: str, text: str, length: int,
     assert is_command(str(path)) is (file == "run.sh")
     config = checked(found, tmp_path)
     assert (config.training.algorithm, config.data.train_on) == ("sft", "assistant")
-    assert (config.training.mixed_precision, config.model.dtype) == ("bf16", "bfloat16")
+    assert (config.training.mixed_precision, found.findings["torch_dtype"].verdict.value) == (
+        "bf16",
+        "mapped",
+    )
     assert (config.data.max_length, config.data.on_too_long, config.launch.nproc) == (length, "skip", nproc)
     assert config.training.gradient_accumulation_steps * (nproc or 1) == 16
     if file == "run.sh":
@@ -492,3 +495,14 @@ def test_attention_across_packed_documents_is_not_kept() -> None:
     data = {"base_model": "m", "pretraining_dataset": "rows.jsonl", "pretrain_multipack_attn": False}
     imported = import_data(data, dict.fromkeys(data, 1), "a.yaml", "axolotl")
     assert imported.findings["pretrain_multipack_attn"].verdict is LOST
+
+
+def test_a_value_that_our_rules_refuse_cannot_be_kept() -> None:
+    given = {"base_model": "base", "adapter": "lora", "load_in_8bit": True, "bf16": "auto", "lora_r": 8}
+    found = import_data(given, dict.fromkeys(given, 1), "a.yaml", "axolotl")
+    made, problems = accepted(found, "test", of_config)
+    assert found.findings["load_in_8bit"].verdict is KeyVerdict.LOST and problems == []
+    assert (
+        "quantization_bit:" not in made.text.partition("# cannot be kept")[0]
+        and "model.dtype" not in made.text
+    )

@@ -320,3 +320,43 @@ def test_a_script_gives_the_program_what_bash_gives_it(seed: int, tmp_path: Path
         return
     assert seed % 3 or len(got) < 11, file.read_text()
     assert found.data == expected.data, file.read_text()
+
+
+SET_OUTSIDE = """\
+#!/bin/bash
+export NNODES=2 \\
+    NODE_RANK=1
+MORE='--seed 3'
+MASTER_PORT=29500 \\
+NPROC_PER_NODE=4 \\
+swift sft \\
+    --model base \\
+    --dataset \\
+        rows.jsonl \\
+    --packing true $MORE \\
+    --load_data_args true
+"""
+
+
+@pytest.mark.parametrize("before", ["", "torchrun --nproc_per_node 2 \\\n--nnodes 3 "])
+def test_every_finding_of_a_script_has_the_line_that_says_it(tmp_path: Path, before: str) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(SET_OUTSIDE.replace("swift sft", f"{before}swift/cli/sft.py" if before else "swift sft"))
+    text = path.read_text().split("\n")
+    found = import_command(read_command([str(path)]))
+    named = [finding for finding in found.findings.values() if finding.line]
+    wrong = [
+        (finding.key, finding.line)
+        for finding in named
+        if finding.key.rpartition("--")[2] not in text[finding.line - 1] and finding.key != "seed"
+    ]
+    assert wrong == [] and {"NPROC_PER_NODE", "NODE_RANK", "load_data_args"} <= {f.key for f in named}
+
+
+def test_accelerates_variables_have_the_line_that_sets_them(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    text = "export ACCELERATE_USE_FSDP=true\nexport FSDP_VERSION=2\nACCELERATE_MIXED_PRECISION=bf16 \\\n"
+    path.write_text(f"#!/bin/bash\n{text}swift sft --model base --dataset rows.jsonl\n")
+    found = import_command(read_command([str(path)])).findings
+    lines = {key: finding.line for key, finding in found.items() if key.isupper()}
+    assert lines == {"ACCELERATE_USE_FSDP": 2, "FSDP_VERSION": 3, "ACCELERATE_MIXED_PRECISION": 4}

@@ -176,8 +176,6 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
         ("dtype",),
         only(lambda a: not a["use_peft"], lambda a: a["dtype"] == "bfloat16"),
     ),
-    # the weights of a checkpoint, which "auto" would train as they are
-    "model.dtype": (("dtype",), lambda a: a["dtype"] if a["dtype"] != "auto" else "another"),
     "training.average_tokens": (
         ("average_tokens_across_devices",),
         lambda a: None if a["average_tokens_across_devices"] else False,

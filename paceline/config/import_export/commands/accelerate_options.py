@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.config.backend_files.accelerate.environment import READ, SWITCHES
-from paceline.config.import_export.commands.launchers import Launch, Option
+from paceline.config.import_export.commands.command_line import Command
+from paceline.config.import_export.commands.launchers import Option
 from paceline.config.import_export.import_backend_files import import_job, verdict_at
 from paceline.config.import_export.verdicts import Finding, Imported, KeyVerdict, Setting
 from paceline.config.keys.valid_keys import same
@@ -72,15 +73,16 @@ class AccelerateJob:
 
 
 def accelerate_job(
-    launch: Launch, environment: Mapping[str, str], below: JsonObject, lines: Mapping[str, int], file: str
+    command: Command, below: JsonObject, lines: Mapping[str, int], file: str
 ) -> AccelerateJob | None:
     """Return what ``accelerate launch``, or Accelerate's variables beside another launcher, set, if anything.
 
     ``below``: the config file that is named, whose keys stand at ``lines`` of ``file``.
     """
+    launch = command.launch
     options = [option for option in launch.options if option.launcher.startswith("accelerate")]
     if not any(name.startswith("accelerate") for name in launch.launchers):
-        options = _of_variables(environment)
+        options = _of_variables(command.environment, command.places)
     if not options and not below:
         return None
     file_of_options = _Made(file, below, lines)
@@ -88,17 +90,17 @@ def accelerate_job(
     return file_of_options.read()
 
 
-def _of_variables(environment: Mapping[str, str]) -> list[Option]:
+def _of_variables(environment: Mapping[str, str], places: Mapping[str, int]) -> list[Option]:
     """Return the options that Accelerate's variables stand for; of a block only if its switch is on."""
     options = []
     for name, value in environment.items():
-        path = READ[name][0] if name in READ else ""
+        path, line = READ[name][0] if name in READ else "", places.get(name, 1)
         block, _, key = path.rpartition(".")
         switch = next((switch for switch, (of, _) in SWITCHES.items() if of == block), "")
         if name in SWITCHES and value.lower() in ("true", "1"):
-            options.append(Option(name, name.removeprefix("ACCELERATE_").lower(), None, 1))
+            options.append(Option(name, name.removeprefix("ACCELERATE_").lower(), None, line))
         elif path and (not switch or environment.get(switch, "").lower() in ("true", "1")):
-            options.append(Option(name, "cpu" if key == "use_cpu" else key, value, 1))
+            options.append(Option(name, "cpu" if key == "use_cpu" else key, value, line))
     return options
 
 

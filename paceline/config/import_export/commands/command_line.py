@@ -57,8 +57,9 @@ class Command:
     """What a command line says.
 
     ``data``: its keys; ``lines``: the argument (from 1), or the script's line, at which each stands;
-    ``environment``: variables set for it; ``config``: a file whose keys lie below its own; ``launch``: what
-    starts it; ``files``: texts that the script writes, with the line at which each begins.
+    ``environment``: variables set for it; ``places``: the line of each; ``config``: a file whose keys lie
+    below its own; ``launch``: what starts it; ``files``: texts that the script writes, with the line at
+    which each begins.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Command:
     data: JsonObject = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
     launch: Launch = field(default_factory=Launch)
     files: dict[str, tuple[str | None, int]] = field(default_factory=dict)
 
@@ -174,6 +176,7 @@ def _of_script(ran: Ran, path: str) -> Command:
     lines = ran.lines if path != "command line" else range(1, len(ran.words) + 1)
     command = _read([_Word(text, n) for text, n in zip(ran.words, lines, strict=True)], path)
     command.environment = {**ran.environment, **command.environment}
+    command.places = {**ran.places, **command.places}
     command.files = ran.files
     return command
 
@@ -196,7 +199,7 @@ def _read(words: Sequence[_Word], name: str) -> Command:
     command = Command(name=name)
     texts, lines = [word.text for word in words], [word.line for word in words]
     command.launch = _start(texts, lines) or launch_of(texts, lines)
-    command.environment = dict(command.launch.environment)
+    command.environment, command.places = dict(command.launch.environment), dict(command.launch.places)
     position = command.launch.program
     if position < len(words):
         _program(words[position].text, command)

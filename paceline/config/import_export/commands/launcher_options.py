@@ -224,15 +224,19 @@ def _total(option: Option, imported: Imported) -> None:
 
 
 def variables(
-    environment: Mapping[str, str], reads_variables: bool, counts: bool, imported: Imported, line: int
+    environment: Mapping[str, str],
+    places: Mapping[str, int],
+    reads_variables: bool,
+    counts: bool,
+    imported: Imported,
 ) -> None:
-    """Decide the variables set for the process.
+    """Decide the variables set for the process, each at its line of ``places``.
 
     ``reads_variables``: the program reads VARIABLES; ``counts``: it starts a process for each of
     CUDA_VISIBLE_DEVICES.
     """
     for name, value in environment.items():
-        path, number = VARIABLES.get(name), resolve_plain(value)
+        path, number, line = VARIABLES.get(name), resolve_plain(value), places.get(name, 1)
         devices = len(value.split(",")) if name == "CUDA_VISIBLE_DEVICES" else 0
         if name in imported.findings:
             continue

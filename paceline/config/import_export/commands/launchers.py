@@ -143,11 +143,15 @@ class Option:
 
 @dataclass
 class Launch:
-    """The launchers of a command, outermost first, their options, and the index of the program's word."""
+    """The launchers of a command, outermost first, their options, and the index of the program's word.
+
+    ``environment``: variables set for it; ``places``: the line of each.
+    """
 
     launchers: list[str] = field(default_factory=list)
     options: list[Option] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
     program: int = 0
 
 
@@ -158,7 +162,7 @@ def launch_of(words: Sequence[str], lines: Sequence[int]) -> Launch:
     while position < len(words):
         if SET.match(words[position]):
             key, _, value = words[position].partition("=")
-            launch.environment[key] = value
+            launch.environment[key], launch.places[key] = value, lines[position]
             position += 1
             continue
         name, length = _launcher(words, position)
@@ -200,7 +204,8 @@ def _options(words: Sequence[str], lines: Sequence[int], position: int, name: st
         argument = value if equals else attached or (" ".join(taken) if count else None)
         launch.options.append(Option(name, option, argument, line))
         if name.startswith("mpi") and option == "x" and argument and "=" in argument:
-            launch.environment[argument.partition("=")[0]] = argument.partition("=")[2]
+            variable, _, value = argument.partition("=")
+            launch.environment[variable], launch.places[variable] = value, line
     position += position < len(words) and words[position] == "--"
     return position + launcher.words
 

@@ -25,8 +25,8 @@ _SETTING_UP = re.compile(r".*(activate|\.bashrc|\.bash_profile|\.profile|conda\.
 class Ran:
     """A command with its arguments and their lines. ``problem``: why they are not certain.
 
-    ``environment``: what the script exports; ``files``: what here-documents write, with their first line;
-    a text that is not certain is None.
+    ``environment``: what the script exports; ``places``: the line of each; ``files``: what here-documents
+    write, with their first line; a text that is not certain is None.
     """
 
     words: list[str]
@@ -35,6 +35,7 @@ class Ran:
     problem: NotKnown | None = None
     place: int = 0
     environment: dict[str, str] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
     files: dict[str, tuple[str | None, int]] = field(default_factory=dict)
 
 
@@ -173,6 +174,9 @@ class Script:
         self._fields(words, ran, patterns=True)
         exported = {name: self._values.known.get(name) for name in self._values.exported}
         ran.environment = {name: value for name, value in exported.items() if isinstance(value, str)}
+        ran.places = {
+            name: self._values.lines[name] for name in ran.environment if name in self._values.lines
+        }
         if doubt.startswith("stands inside"):
             what = f"the command {doubt}: how often it runs, and with what, only bash tells"
             ran.problem = NotKnown(what, "import the command alone: paceline config import '…' (in quotes)")
@@ -215,6 +219,7 @@ class Script:
             elif adds and isinstance(before, str) and isinstance(value, str):
                 value = before + value
             self._values.set(name, value)
+            self._values.lines[name] = word.line or line
         except NotKnown as problem:
             why = f"{name} is not certain (line {word.line or line}): {_why(problem.what)}"
             self._values.doubt(name, problem.what if " is not certain (line " in problem.what else why)

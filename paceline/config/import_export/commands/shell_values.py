@@ -45,12 +45,16 @@ class _Field:
 
 @dataclass
 class Values:
-    """Variables and arrays, those that are not certain with the reason, and the script's own arguments."""
+    """Variables and arrays, those that are not certain with the reason, and the script's own arguments.
+
+    ``lines``: where the script sets each variable.
+    """
 
     known: dict[str, str | list[str]] = field(default_factory=dict)
     doubts: dict[str, str] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
     exported: set[str] = field(default_factory=set)
+    lines: dict[str, int] = field(default_factory=dict)
     splits: bool = True
 
     def set(self, name: str, value: str | list[str]) -> None:

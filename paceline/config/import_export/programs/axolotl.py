@@ -41,9 +41,7 @@ def _precision(reader: KeyReader) -> None:
     key = "fp16" if word == "fp16" else "bf16"
     reader.set("training.mixed_precision", word, key)
     keys = ("bf16", "fp16", "bfloat16", "float16", "float32", "torch_dtype")
-    if dtype and reader.is_given("adapter"):
-        reader.set("model.dtype", dtype, key)
-    elif dtype:
+    if dtype and not reader.is_given("adapter"):
         written = [name for name in keys if reader.given.get(name) and (word, name) != ("fp16", "bf16")]
         for name in written or ["bf16"]:
             transformers.whole_weights_in(reader, name, dtype)
