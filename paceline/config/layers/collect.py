@@ -121,15 +121,15 @@ class Collector:
             self._in_section(parts[0], parts[1:], node, source)
         elif isinstance(node.value, dict):
             if parts[0] == "lora":
-                self._emit("lora", {}, node, source)
+                self._emit(Entry("lora", {}, source), node)
             for key, child, place in _inside(node, source, parts[0]):
                 self.setting((parts[0], key), child, place)
         elif parts[0] == "lora" and (node.value is None or isinstance(node.value, bool)):
-            self._emit("lora", {} if node.value else None, node, source)
+            self._emit(Entry("lora", {} if node.value else None, source), node)
         elif node.value is None and source.file:
             return  # a section without keys
         elif parts[0] in _SHORTHAND and isinstance(node.value, (str, list)):
-            self._emit(_SHORTHAND[parts[0]], node.data(), node, source)
+            self._emit(Entry(_SHORTHAND[parts[0]], node.data(), source), node)
         else:
             self.problems.append(
                 codes.CONFIG_SECTION(
@@ -155,7 +155,7 @@ class Collector:
         elif nested_model(info) is not None and (inner or isinstance(node.value, dict)):
             self._nested(path, inner, node, source)
         elif inner and (takes_mapping(info) or takes_items(info) or path in NAMED_FILES):
-            self._emit(path, node.data(), node, source, sub=inner)
+            self._emit(Entry(path, node.data(), source, inner), node)
         elif inner:
             self.problems.append(
                 codes.CONFIG_UNKNOWN_KEY(
@@ -166,7 +166,7 @@ class Collector:
                 )
             )
         else:
-            self._emit(path, node.data(), node, source)
+            self._emit(Entry(path, node.data(), source), node)
 
     def _nested(self, path: str, inner: tuple[str, ...], node: Node, source: Source) -> None:
         if not inner:
@@ -176,9 +176,9 @@ class Collector:
         leaf = ".".join((path, *inner))
         alias = SECTION_ALIASES.get(leaf.removeprefix("training."))
         if field_of(leaf) is not None:
-            self._emit(leaf, node.data(), node, source)
+            self._emit(Entry(leaf, node.data(), source), node)
         elif takes_items(field_of(f"{path}.{inner[0]}")):
-            self._emit(f"{path}.{inner[0]}", node.data(), node, source, sub=inner[1:])
+            self._emit(Entry(f"{path}.{inner[0]}", node.data(), source, inner[1:]), node)
         elif alias is not None:
             self._alias(alias, leaf, node, source)
         else:
@@ -188,7 +188,7 @@ class Collector:
 
     def _deepspeed(self, inner: tuple[str, ...], node: Node, source: Source) -> None:
         if inner and inner != ("config_path",):
-            self._emit("training.deepspeed", node.data(), node, source, sub=inner)
+            self._emit(Entry("training.deepspeed", node.data(), source, inner), node)
             return
         value = node.value
         if isinstance(value, dict) and "config_path" in value:
@@ -206,7 +206,7 @@ class Collector:
             if source.file:
                 source = replace(source, line=node.key_lines["config_path"])
             node = value["config_path"]
-        self._emit("training.deepspeed", node.data(), node, source)
+        self._emit(Entry("training.deepspeed", node.data(), source), node)
 
     def _other(self, section: str, rest: tuple[str, ...], node: Node, source: Source) -> None:
         # A key that is no field: an alias, a known key without effect, a group of such keys, or unknown
@@ -255,7 +255,7 @@ class Collector:
             return
         if translated is SKIP:
             return
-        self._emit(alias.to, translated, node, source, of_algorithm=alias.of_algorithm)
+        self._emit(Entry(alias.to, translated, source, of_algorithm=alias.of_algorithm), node)
         if alias.note:
             self.notes.append(
                 codes.CONFIG_TRANSLATED(
@@ -347,18 +347,11 @@ class Collector:
         else:
             self.problems[self._further] = finding
 
-    def _emit(
-        self,
-        path: str,
-        value: Json,
-        node: Node,
-        source: Source,
-        sub: tuple[str, ...] = (),
-        *,
-        of_algorithm: bool = False,
-    ) -> None:
-        if path not in _PSEUDO:
-            info = leaf_of(path, sub)
+    def _emit(self, entry: Entry, node: Node) -> None:
+        """Take an entry whose value stands at ``node``, once."""
+        value = entry.value
+        if entry.path not in _PSEUDO:
+            info = leaf_of(entry.path, entry.sub)
             if (
                 info is not None
                 and is_text(info)
@@ -367,9 +360,9 @@ class Collector:
                 and node.raw
             ):
                 value = node.raw
-        lines = node.lines() if source.file else {}
-        before = self._seen.setdefault((path, sub), [])
+        lines = node.lines() if entry.source.file else {}
+        before = self._seen.setdefault((entry.path, entry.sub), [])
         if any(same(other, value) for other in before):
             return
         before.append(value)
-        self.entries.append(Entry(path, value, source, sub, lines, of_algorithm))
+        self.entries.append(replace(entry, value=value, lines=lines))

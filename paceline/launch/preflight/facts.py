@@ -37,7 +37,6 @@ def facts(
     cluster: Cluster,
     launcher: str,
     shape: ModelShape | None,
-    run: RunDir,
     environ: Mapping[str, str],
     config: Config,
 ) -> Facts:
@@ -45,6 +44,7 @@ def facts(
 
     Unknown facts stay None, and the rules that need them do not fire.
     """
+    run = RunDir.at(config.run_directory())
     complete, incomplete = count_checkpoints(run)
     ntasks, model, devices = environ.get("SLURM_NTASKS_PER_NODE", ""), config.model, Path("/sys/class/net")
     words = family_words(str(model.config.get("model_type", ""))) if model.config else None

@@ -138,7 +138,7 @@ def _draft(
     shape, problems = _shape(config, imports)
     from_list = shape is None and not problems
     shape = shape or (known_shape(config.model.name_or_path or "") if from_list else None)
-    facts_here = facts(hardware, processes, launcher, shape, run, os.environ, config)
+    facts_here = facts(hardware, processes, launcher, shape, os.environ, config)
     facts_here = (
         replace(facts_here, code_sandbox=code_sandbox(config))
         if cluster is None

@@ -16,7 +16,6 @@ import pytest
 
 from paceline import rules
 from paceline.config.schema import Config
-from paceline.core.rundir import RunDir
 from paceline.launch.preflight import facts as facts_module
 from paceline.launch.preflight.facts import facts, infiniband, memlock_unlimited
 from paceline.launch.preflight.load_config import load
@@ -93,7 +92,7 @@ def test_on_a_machine_that_has_it_all_no_fact_is_unknown(tmp_path: Path) -> None
     )
     environ = {"NCCL_SOCKET_IFNAME": "eth0", "SLURM_NTASKS_PER_NODE": "4"}
     shape = shape_of(config.model, environ)
-    known = facts(GPU, Cluster(2, 2), "torchrun", shape, RunDir.at(tmp_path / "run"), environ, config)
+    known = facts(GPU, Cluster(2, 2), "torchrun", shape, environ, config)
     in_plan = facts_of(GPU, world_size=4, num_nodes=2, launcher="torchrun", shape=shape)
     filled = {
         name for name in NAMES if getattr(known, name) is not None or getattr(in_plan, name) is not None
@@ -105,7 +104,7 @@ def test_on_a_machine_that_has_it_all_no_fact_is_unknown(tmp_path: Path) -> None
         "config_words",
     }, "which a shape in the YAML fills"
     fresh = Config.from_json({"model": {"config": SHAPE}})
-    known = facts(GPU, Cluster(2, 2), "torchrun", shape, RunDir.at(tmp_path / "run"), environ, fresh)
+    known = facts(GPU, Cluster(2, 2), "torchrun", shape, environ, fresh)
     assert "hidden_size" in (known.config_fields or ()) and "rope_theta" in (known.config_words or ())
 
 
