@@ -21,7 +21,7 @@ OUTSIDE = {
     "README.zh-CN.md": "index.zh.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
-    "benchmarks/README.md": "benchmarks.md",
+    "dev/benchmarks/README.md": "benchmarks.md",
 }
 #: A link or an image: its text, its target, its anchor.
 LINK = re.compile(r"(\[[^\]\n]*\])\(([^)#\s]*)((?:#[^)\s]*)?)\)")

@@ -22,7 +22,7 @@ CALLED_BY_OTHERS = {
     "Text.get_filename": "runpy and tracebacks call a loader's methods",
     "Text.get_data": "runpy and tracebacks call a loader's methods",
     "RedactedStream.writelines": "io.TextIOBase: print and logging may call it",
-    "Speed.tokens_per_second_per_rank": "research/planner_fit.py scores by it",
+    "Speed.tokens_per_second_per_rank": "dev/research/planner_fit.py scores by it",
 }
 _WORD = re.compile(r"[A-Za-z_]\w*")
 

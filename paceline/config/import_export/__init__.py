@@ -2,5 +2,5 @@
 
 Each key of a file gets one verdict: it acts the same here, it has no effect on the run, or it cannot be kept,
 with the reason. ``arguments/`` holds the systems' argument names and defaults, read from their wheels by
-``research/argument_tables.py``.
+``dev/research/argument_tables.py``.
 """

@@ -1,4 +1,4 @@
-"""Calibrated coefficients, shipped as JSON; ``research/planner_accuracy.py`` fits them to published runs."""
+"""Calibrated coefficients, shipped as JSON: ``dev/research/planner_accuracy.py`` fits them to public runs."""
 
 from __future__ import annotations
 

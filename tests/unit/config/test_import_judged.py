@@ -32,7 +32,7 @@ from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.rules import check, of_config
 from paceline.rules.rule import Facts
 
-HERE, RESEARCH = Path(__file__).parent, Path(__file__).parents[3] / "research"
+HERE, RESEARCH = Path(__file__).parent, Path(__file__).parents[3] / "dev" / "research"
 Table = Mapping[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], object]]]
 
 

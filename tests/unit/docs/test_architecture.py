@@ -68,7 +68,7 @@ def test_every_contract_that_a_comment_cites_is_written() -> None:
 
 
 def test_files_that_are_named_are_there() -> None:
-    pattern = r"`((?:paceline|tests|docs|scripts|research)/[\w./-]+?)/?`"
+    pattern = r"`((?:paceline|tests|docs|scripts|dev)/[\w./-]+?)/?`"
     named = {title: re.findall(pattern, page) for title, page in (("", PAGE), ("add", ADD), ("step", STEP))}
     assert len(named[""]) >= 4 and len(named["add"]) > 20 and len(named["step"]) > 35
     assert [name for names in named.values() for name in names if not (ROOT / name).exists()] == []

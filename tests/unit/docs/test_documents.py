@@ -15,7 +15,7 @@ from paceline.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
-DOCUMENTS = ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "benchmarks/README.md", *PAGES)
+DOCUMENTS = ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "dev/benchmarks/README.md", *PAGES)
 TWINS = [
     (english, chinese)
     for english in DOCUMENTS

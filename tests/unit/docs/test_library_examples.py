@@ -14,7 +14,7 @@ import pytest
 
 import paceline
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "research"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "dev" / "research"))
 import documented  # noqa: E402
 import documented_examples as compared  # noqa: E402
 

@@ -24,7 +24,7 @@ _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z0-9_-]*[a-z0-9])(?![\w*…-])")
 _COMMAND = re.compile(r"(?<![\w/.-])paceline ([a-z]+)(?: ([a-z]+)\b)?((?:(?!paceline )[^`;(),\n#|\"'。])*)")
 _KEY = re.compile(rf"(?<![\w./`*-])`?((?:{'|'.join(SECTIONS)})(?:\.[a-z_0-9]+)+)\b(?![\w/(*-])")
 _FILE = re.compile(
-    r"(?<![\w./-])((?:docs|configs|examples|scripts|benchmarks|tests|paceline)/[\w./-]*\w\.(?:md|py|yaml|json|txt|sh))\b"
+    r"(?<![\w./-])((?:docs|configs|examples|scripts|dev|tests|paceline)/[\w./-]*\w\.(?:md|py|yaml|json|txt|sh))\b"
 )
 #: options of other programs that texts name: torchrun, accelerate, deepspeed, pip, vLLM, docker, Slurm,
 #: mpirun, git, apt …
@@ -104,7 +104,7 @@ def documents() -> Iterator[tuple[str, str]]:
     for path in [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
-        ROOT / "benchmarks" / "README.md",
+        ROOT / "dev" / "benchmarks" / "README.md",
         *ROOT.glob("*.yaml"),
     ]:
         if path.name != "CHANGELOG.md":
@@ -140,9 +140,9 @@ def options() -> frozenset[str]:
         ):
             found |= set(re.findall(r"[\"'](--[a-z][\w-]*)[\"']", path.read_text(encoding="utf-8")))
     for path in [
-        *(ROOT / "benchmarks").rglob("*.py"),
+        *(ROOT / "dev" / "benchmarks").rglob("*.py"),
         *(ROOT / "scripts").iterdir(),
-        *(ROOT / "research").iterdir(),
+        *(ROOT / "dev" / "research").iterdir(),
         ROOT / "tests/conformance/__main__.py",
     ]:
         if path.is_file():

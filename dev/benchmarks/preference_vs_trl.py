@@ -1,7 +1,7 @@
 """Paceline against TRL's RewardTrainer and DPOTrainer, side by side: same model, pairs and processes; runs
 alternate; ratios of medians.
 
-    python benchmarks/preference_vs_trl.py --trl-python /path/to/trlvenv/bin/python [--rounds 3] [--steps 5]
+  python dev/benchmarks/preference_vs_trl.py --trl-python /path/to/trlvenv/bin/python [--rounds 3] [--steps 5]
     [--quick]
 
 Prints a table and writes ``result.json`` into ``--to``. ``dpo-cached``: the reference is asked before
@@ -114,7 +114,7 @@ def trl(folder: Path, what: str, dtype: str, options: argparse.Namespace) -> Mea
     arguments += ["--cached"] if reference == "cached" else []
     argv = [
         *torchrun(options.trl_python, options.nproc),
-        str(ROOT / "benchmarks" / "trl_preference_side.py"),
+        str(ROOT / "dev" / "benchmarks" / "trl_preference_side.py"),
         *arguments,
     ]
     launched = run(argv, folder / f"trl-{what}-{dtype}.log", environment(PYTHONPATH=""))

@@ -1,6 +1,6 @@
 """Peak memory of ``paceline export`` of models larger than 4 GiB.
 
-    OMP_NUM_THREADS=1 python benchmarks/export_memory.py [--cases full,mixture] [--gib 4.2] [--folder /tmp]
+  OMP_NUM_THREADS=1 python dev/benchmarks/export_memory.py [--cases full,mixture] [--gib 4.2] [--folder /tmp]
 
 Each case is a checkpoint as training writes it (fp32, random values, no moments), made in a temporary folder
 beside what it started from, and exported by the command in a process of its own:

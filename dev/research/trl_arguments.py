@@ -2,7 +2,7 @@
 """Print how TRL 1.16.0 itself parses files: `trl_arguments.py FILE`, a JSON list of [trainer, file].
 
     pip install --no-deps --target TRL trl==1.16.0
-    PYTHONPATH=TRL python research/trl_arguments.py files.json
+    PYTHONPATH=TRL python dev/research/trl_arguments.py files.json
 
 One JSON object a file: the fields of its script, trainer and model arguments, or the error.
 """

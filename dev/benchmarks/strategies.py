@@ -1,7 +1,7 @@
 """What a strategy costs beyond its engine: Paceline's step against the same engine driven by Accelerate (ddp,
 fsdp) or bare DeepSpeed (ZeRO).
 
-    python benchmarks/strategies.py [--only ddp fsdp zero1 zero2 zero3] [--pairs 7] [--quick]
+    python dev/benchmarks/strategies.py [--only ddp fsdp zero1 zero2 zero3] [--pairs 7] [--quick]
 
 Both sides train the same module on the same batches in the same two processes, one optimizer step each in
 turn. What counts is CPU time of a step (all threads of a rank, so that other work on the machine does not),
@@ -54,7 +54,7 @@ def measure(name: str, pairs: int, folder: Path) -> dict[str, object]:
     """One strategy: medians of both sides and of the ratios of pairs."""
     out = folder / name
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    argv += [str(ROOT / "benchmarks" / "strategies_side.py"), name, str(pairs), str(out)]
+    argv += [str(ROOT / "dev" / "benchmarks" / "strategies_side.py"), name, str(pairs), str(out)]
     run(argv, folder / f"{name}.log", environment(DS_ACCELERATOR="cpu"))
     ranks = [json.loads(out.with_suffix(f".{rank}.json").read_text()) for rank in range(2)]
     ours, theirs = ([max(r[side][i] for r in ranks) for i in range(pairs)] for side in ("ours", "theirs"))

@@ -3,7 +3,7 @@
 
     pip download --no-deps -d WHEELS llamafactory==0.9.5 trl==1.16.0 transformers==5.23.0 ms-swift==4.6.0
     pip download --no-deps --python-version 3.11 --only-binary=:all: -d WHEELS axolotl==0.19.0
-    python research/argument_tables.py WHEELS
+    python dev/research/argument_tables.py WHEELS
 
 writes ``paceline/config/import_export/arguments/SYSTEM.json``: names, defaults and the class of each, and the
 formats of LLaMA-Factory's templates. The sources are parsed, never imported or run.
@@ -17,7 +17,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-OUT = Path(__file__).parents[1] / "paceline/config/import_export/arguments"
+OUT = Path(__file__).parents[2] / "paceline/config/import_export/arguments"
 SCHEMAS = (
     "config model peft datasets training deprecated quantization trl vllm fsdp integrations multimodal fp8"
     " dynamic_checkpoint"

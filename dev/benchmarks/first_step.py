@@ -1,6 +1,6 @@
 """What ``paceline train`` costs to the first step, against the bare worker: CPU seconds of whole processes.
 
-    python benchmarks/first_step.py [--rounds 7] [--python PYTHON] [--folder /tmp]
+    python dev/benchmarks/first_step.py [--rounds 7] [--python PYTHON] [--folder /tmp]
 
 One step of a small Llama on the rows of ``examples/data``, in one process. Two sides, in turn:
 

@@ -2,7 +2,7 @@
 """Print how LLaMA-Factory 0.9.5 itself parses files: `llamafactory_arguments.py FILE`, a JSON list of them.
 
     python -m venv LF && LF/bin/pip install torch==2.13.0 && LF/bin/pip install llamafactory==0.9.5
-    LF/bin/python research/llamafactory_arguments.py files.json
+    LF/bin/python dev/research/llamafactory_arguments.py files.json
 
 One JSON object a file: the fields of its model, data, finetuning and generating arguments and of its trainer.
 """

@@ -15,7 +15,7 @@ from typing import Any
 
 import workload
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # works in a checkout that is not installed
 
 
@@ -108,7 +108,7 @@ def trl(
 ) -> Measured:
     """TRL once. ``shape`` is (micro-batch, accumulation)."""
     out = folder / "trl_result"
-    argv = [*torchrun(python, nproc), str(ROOT / "benchmarks" / "trl_side.py")]
+    argv = [*torchrun(python, nproc), str(ROOT / "dev" / "benchmarks" / "trl_side.py")]
     argv += [
         "--out",
         str(out),

@@ -2,7 +2,7 @@
 """Print how ms-swift 4.6.0 itself resolves commands: `swift_arguments.py FILE`, a JSON list of them.
 
     python -m venv SW && SW/bin/pip install torch==2.13.0 && SW/bin/pip install ms-swift==4.6.0
-    SW/bin/python research/swift_arguments.py commands.json
+    SW/bin/python dev/research/swift_arguments.py commands.json
 
 A command is a list of words (``["sft", "--model", …]``). One JSON object a command: its arguments and those
 of its trainer (``training``), or the error.

@@ -1,6 +1,6 @@
 """Forward and backward of one rank: tokens/s and MFU of the root module, fp32 and bf16.
 
-    OMP_NUM_THREADS=1 python benchmarks/trunk.py [--dtype float32|bfloat16] [--micro-batch 4] [--window 2]
+    OMP_NUM_THREADS=1 python dev/benchmarks/trunk.py [--dtype float32|bfloat16] [--micro-batch 4] [--window 2]
     [--steps 4] [--profile] [--optimizer]
 
 The model is the 56 M Llama of the speed targets (hidden 512, 8 layers, 8 heads, 4 key heads, intermediate

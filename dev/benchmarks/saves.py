@@ -1,6 +1,6 @@
 """Saves beside training, and the speed of saves and loads against torch's distributed checkpoint (DCP).
 
-    OMP_NUM_THREADS=1 python benchmarks/saves.py [--nproc 1] [--mib 256] [--rounds 5] [--folder /tmp]
+    OMP_NUM_THREADS=1 python dev/benchmarks/saves.py [--nproc 1] [--mib 256] [--rounds 5] [--folder /tmp]
 
 Each rank holds ``--mib`` MiB of fp32 in 64 tensors. Three parts, all with the files synced to the disk:
 

@@ -1,7 +1,7 @@
 """Paceline against TRL's GRPOTrainer and PPOTrainer, side by side: same model, prompts, lengths and
 processes; completions a second over whole steps.
 
-    python benchmarks/rollouts_vs_trl.py --trl-python /path/to/trlvenv/bin/python [--trl-ppo
+    python dev/benchmarks/rollouts_vs_trl.py --trl-python /path/to/trlvenv/bin/python [--trl-ppo
     /path/to/trl-1.10] [--rounds 3] [--steps 6] [--quick]
 
 Prints a line a cell and writes ``result.json`` into ``--to``. Answers have all the same length on both sides:
@@ -93,7 +93,7 @@ def trl(folder: Path, algorithm: str, dtype: str, beta: str, options: argparse.N
         "--beta",
         beta,
     ]
-    argv = [*torchrun(options.trl_python, options.nproc), str(ROOT / "benchmarks" / side), *arguments]
+    argv = [*torchrun(options.trl_python, options.nproc), str(ROOT / "dev" / "benchmarks" / side), *arguments]
     path = options.trl_ppo if algorithm == "ppo" else ""
     launched = run(argv, folder / f"trl-{algorithm}-{dtype}-{beta}.log", environment(PYTHONPATH=path))
     return ranks_of(out, options.nproc, launched)

@@ -1,8 +1,8 @@
 """How well the planner predicts: fits its coefficients on published measurements and writes
 ``docs/explanation/planner_accuracy.md``.
 
-    python research/planner_accuracy.py CALIBRATION.jsonl            fit, cross-validate, write coefficients
-    and report python research/planner_accuracy.py --judge ROWS.jsonl           only judge the shipped
+    python dev/research/planner_accuracy.py CALIBRATION.jsonl    fit, cross-validate, write coefficients
+    and report python dev/research/planner_accuracy.py --judge ROWS.jsonl    only judge the shipped
     coefficients on other rows
 
 Cross-validation leaves out one cell (a model on a number of cards) or some models of the other
@@ -30,7 +30,7 @@ from planner_fit import (
 from planner_rows import Row, read
 from planner_score import ENOUGH, FITS, MARGIN, Figures, Pick, by, fits, picks
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "paceline" / "plan" / "data" / "coefficients.json"
 REPORT = ROOT / "docs/explanation/planner_accuracy.md"
 FOLDS_OF_A_GROUP = 8
@@ -164,7 +164,7 @@ def coefficients(memory: Sets, speed: Sets, judged: Judged) -> dict[str, object]
         return {"default": default, **others}
 
     return {
-        "note": "fitted by research/planner_accuracy.py; meanings in docs/explanation/planner.md",
+        "note": "fitted by dev/research/planner_accuracy.py; meanings in docs/explanation/planner.md",
         "fits": FITS,
         "margin": MARGIN,
         "memory": small(memory, MEMORY_MOVES),
@@ -197,7 +197,7 @@ def main(arguments: list[str]) -> int:
     SHIPPED.write_text(json.dumps(coefficients(memory, speed, judged), indent=1) + "\n", encoding="utf-8")
     seen = Judged()
     seen.add(rows, memory, speed)
-    text = (ROOT / "research" / "planner_accuracy_head.md").read_text(encoding="utf-8")
+    text = (ROOT / "dev" / "research" / "planner_accuracy_head.md").read_text(encoding="utf-8")
     body = [*report(judged, "Cross-validated"), *report(seen, "On the rows that were fitted (optimistic)")]
     REPORT.write_text(text + "\n".join(body), encoding="utf-8")
     return 0

@@ -2,7 +2,7 @@
 """Three steps' losses of LLaMA-Factory 0.9.5 and of the imported file, side by side.
 
     python -m venv LF && LF/bin/pip install llamafactory==0.9.5
-    LF_PYTHON=LF/bin/python python research/llamafactory_equality.py [FILE …]
+    LF_PYTHON=LF/bin/python python dev/research/llamafactory_equality.py [FILE …]
 
 ``REPLACED`` and ``DROPPED`` are the written table: model, data, precision, device, one adapter from disk, and
 all rows in every step, so that their order does not count; nothing else is changed. The tokenizer holds the

@@ -2,7 +2,7 @@
 """Three steps' losses of axolotl 0.19.0 and of the imported file, side by side.
 
     python -m venv AX && AX/bin/pip install axolotl==0.19.0
-    AX_PYTHON=AX/bin/python python research/axolotl_equality.py FILE …
+    AX_PYTHON=AX/bin/python python dev/research/axolotl_equality.py FILE …
 
 ``REPLACED`` and ``DROPPED`` are the written table: model with its template, data, precision, device, one
 adapter from disk, and all rows in every step (packed ones as one row), so that their order does not count.

@@ -1,7 +1,7 @@
 """Two ranks under DDP against two independent one-rank runs side by side, at accumulation 2: what
 synchronising costs.
 
-python benchmarks/ranks.py [--dtypes float32 bfloat16] [--rounds 3] [--steps 6] [--quick]
+python dev/benchmarks/ranks.py [--dtypes float32 bfloat16] [--rounds 3] [--steps 6] [--quick]
 """
 
 from __future__ import annotations

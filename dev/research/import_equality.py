@@ -2,7 +2,7 @@
 """Three steps' losses of TRL and of the imported config, side by side.
 
     pip download --no-deps -d W trl==1.16.0 && unzip -q W/trl-*.whl -d SITE
-    TRL_SITE=SITE python research/import_equality.py [FILE ...]
+    TRL_SITE=SITE python dev/research/import_equality.py [FILE ...]
 
 One written table replaces model, data, precision and device in both (``REPLACED``), and nothing else. Both
 start from the same small model, and every optimizer step takes all rows, so that the order of rows does not
@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-4
 ROWS = 8
 #: Keys that both runs take from here: fp32 on the CPU, three steps of all rows
@@ -149,7 +149,7 @@ def _lines(path: Path, rows: list[dict[str, object]] | list[dict[str, list[dict[
 def run_trl(folder: Path, trainer: str, given: dict[str, object]) -> list[float]:
     """Run TRL in a process of its own and return its logged losses."""
     (folder / "given.json").write_text(json.dumps(given))
-    command = [sys.executable, str(ROOT / "research" / "trl_losses.py"), trainer, str(folder)]
+    command = [sys.executable, str(ROOT / "dev" / "research" / "trl_losses.py"), trainer, str(folder)]
     site = os.environ.get("TRL_SITE", "")
     environment = {
         **os.environ,
@@ -167,7 +167,7 @@ def run_peer(script: str, folder: Path, variable: str, **more: str) -> list[floa
     """Run ``script`` on ``folder`` by the interpreter that ``variable`` names; return its losses."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
     environment.pop("PYTHONPATH", None)
-    command = [os.environ.get(variable, sys.executable), str(ROOT / "research" / script), str(folder)]
+    command = [os.environ.get(variable, sys.executable), str(ROOT / "dev" / "research" / script), str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)
     if done.returncode:
         raise SystemExit(f"{script} ended with {done.returncode}:\n{done.stderr[-3000:]}")

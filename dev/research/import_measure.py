@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """How much of other systems' configs `paceline config import` keeps.
 
-    python research/import_measure.py FOLDER
+    python dev/research/import_measure.py FOLDER
 
 FOLDER holds ``llamafactory_yaml``, ``trl_yaml_cli`` and ``axolotl_yaml``. A top-level key of a file is one
 occurrence; it counts as kept if its verdict is "mapped" or "no effect", and a list or mapping only if

@@ -1,7 +1,7 @@
 """Models whose layers pass a state from token to token: packed rows beside padded rows of about one length,
 real tokens a second of CPU time, paired in one process.
 
-    OMP_NUM_THREADS=1 python benchmarks/states.py [qwen3_5_text] [--rounds 3]
+    OMP_NUM_THREADS=1 python dev/benchmarks/states.py [qwen3_5_text] [--rounds 3]
 
 56 documents of 16 to 512 tokens whose mean is 0.28 of the longest, fp32, forward and backward, 2,048 tokens a
 micro-batch: packed in the order of the data, and, on the other side, sorted by length, as many rows as

@@ -2,7 +2,7 @@
 """Examples of TRL's and Transformers' documentation beside ours: statements, and the losses of three steps.
 
     pip download --no-deps -d W trl==1.16.0 && unzip -q W/trl-*.whl -d SITE
-    TRL_SITE=SITE DOCS=FOLDER python research/documented_examples.py [NAME ...]
+    TRL_SITE=SITE DOCS=FOLDER python dev/research/documented_examples.py [NAME ...]
 
 FOLDER holds their pages as Markdown: trl/docs/source and transformers/docs/source/en, as checked out. Their
 code is read from the pages and run with our small models, rows and table (``documented.py``) in place of hub
@@ -60,7 +60,7 @@ def _plain(block: str) -> str:
 def run_theirs(code: str, folder: Path) -> list[float]:
     """Run the original in a process of its own and return its logged losses."""
     (folder / "original.py").write_text(code, encoding="utf-8")
-    command = [sys.executable, str(ROOT / "research" / "documented_original.py"), str(folder)]
+    command = [sys.executable, str(ROOT / "dev" / "research" / "documented_original.py"), str(folder)]
     path = f"{os.environ.get('TRL_SITE', '')}:{ROOT}"
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)

@@ -1,6 +1,6 @@
 """Host memory of a start beside the plan's, of a model that is larger than what one process may hold.
 
-    python benchmarks/start_memory.py [--cases fsdp,zero3] [--gib 4.2] [--folder /tmp]
+    python dev/benchmarks/start_memory.py [--cases fsdp,zero3] [--gib 4.2] [--folder /tmp]
         [--config '{"model_type": "glm4"}']
 
 A Llama of ``--gib`` (fp32), or the family of ``--config``, lies in a folder; each case builds the models of
@@ -189,7 +189,7 @@ def start(case: str, nproc: int, model: Path, out: Path) -> list[subprocess.Pope
     return processes
 
 
-ROOT = str(Path(__file__).resolve().parents[1])
+ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def peaks(processes: list[subprocess.Popen[bytes]]) -> tuple[int, int]:

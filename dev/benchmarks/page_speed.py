@@ -1,6 +1,6 @@
 """How fast the page is over long histories: seconds and memory of `paceline watch`, asked as by a browser.
 
-    python benchmarks/page_speed.py [--ranks 1024 --steps 1000] [--long 1000000]
+    python dev/benchmarks/page_speed.py [--ranks 1024 --steps 1000] [--long 1000000]
 
 Writes two run folders (one of many ranks, one of many steps), starts the server on them in a process of its
 own, and prints the seconds until the page's files, the index and a curve are there, cold and warm.

@@ -1,7 +1,7 @@
 """A mixture of experts packed, as Paceline trains it, and with rows padded to the longest document, as
 Transformers' collator makes them: real tokens a second of CPU time, paired in one process.
 
-    OMP_NUM_THREADS=1 python benchmarks/experts.py [--rounds 5]
+    OMP_NUM_THREADS=1 python dev/benchmarks/experts.py [--rounds 5]
 
 The model is a Qwen3-MoE (hidden 256, 4 layers, 16 experts of 256, 2 a token, vocab 4,096), fp32, forward and
 backward with the balance loss; 16 documents of 24 to 384 tokens, whose mean is 0.3 of the longest. The padded

@@ -2,7 +2,7 @@
 """Print how axolotl 0.19.0 itself resolves files: `axolotl_arguments.py FILE`, a JSON list of them.
 
     python -m venv AX && AX/bin/pip install torch==2.13.0 && AX/bin/pip install axolotl==0.19.0
-    AX/bin/python research/axolotl_arguments.py files.json
+    AX/bin/python dev/research/axolotl_arguments.py files.json
 
 One JSON object a file: its validated config, its trainer's arguments (``training``), its adapter's config
 (``lora``), and the tokens of ``rows.jsonl``'s first row that have loss (``labelled``), or the error.

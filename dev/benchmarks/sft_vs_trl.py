@@ -1,10 +1,10 @@
 """Paceline against TRL's SFTTrainer, side by side: same model, same rows, same processes; runs alternate;
 ratios of medians.
 
-    python benchmarks/sft_vs_trl.py --trl-python /path/to/trlvenv/bin/python [--rounds 3] [--steps 6]
+    python dev/benchmarks/sft_vs_trl.py --trl-python /path/to/trlvenv/bin/python [--rounds 3] [--steps 6]
     [--quick]
 
-See benchmarks/README.md for TRL's environment. Prints a table and writes ``result.json`` into ``--to``.
+See dev/benchmarks/README.md for TRL's environment. Prints a table and writes ``result.json`` into ``--to``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """LLaMA-Factory 0.9.5 trains six steps and saves after three; its checkpoint goes on here, and the last three
 losses are compared.
 
-    LF_PYTHON=LF/bin/python python research/llamafactory_resume.py
+    LF_PYTHON=LF/bin/python python dev/research/llamafactory_resume.py
 
 Environment, model, rows and replaced keys are those of ``llamafactory_equality.py``. KTO is left out: its KL
 depends on the order of rows, which a run that goes on elsewhere draws anew (seen: 2e-3 apart).
