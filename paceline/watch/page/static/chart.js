@@ -58,7 +58,9 @@ class Chart {
     if (this.fromZero && !this.log) y0 = Math.min(0, y0);
     else if (this.log || y0 < 0 || y0 - space > 0) y0 -= space;
     else y0 = Math.max(0, y0 - space);
-    return { x0, x1, y0, y1: y1 + space };
+    // A plan's line on top has room for its label above it, away from the curves
+    const top = !this.log && this.lines.some((line) => line.value >= ends.high);
+    return { x0, x1, y0, y1: y1 + (top ? Math.max(space, (y1 - y0) * 0.16) : space) };
   }
 
   draw() {
