@@ -72,7 +72,7 @@ ROOMS = ("plan", "strategies", "training", "algorithms", "generation")
 EDGES: Mapping[str, str] = {
     **dict.fromkeys(
         (
-            "plan/model/class_listing_process.py",
+            "plan/model/parameter_list.py",
             "plan/model/family.py",
             "plan/model/read_config.py",
             "plan/model/shape.py",
@@ -100,7 +100,6 @@ EDGES: Mapping[str, str] = {
                 "compile_config",
                 "options",
                 "spec",
-                "zero_states",
                 "zero_block",
             )
         ),

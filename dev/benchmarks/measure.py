@@ -189,8 +189,7 @@ def write_config(
 def read_run(run_dir: Path, launched: float, nproc: int, warm_up: int) -> Measured:
     """Speed, peak and start of a finished run."""
     from paceline.core.rundir import RunDir
-    from paceline.runlog.eventlog import read_events
-    from paceline.runlog.events import Step
+    from paceline.runlog.events import Step, read_events
 
     ranks = [
         [r for r in read_events(RunDir.at(run_dir).events(k)) if isinstance(r.event, Step)]
@@ -209,8 +208,7 @@ def read_steps(run_dir: Path, launched: float, nproc: int, units: int, passes: i
     """The same of a run whose steps are preceded by rollouts: ``units`` (completions of a rollout) over the
     wall-clock time from the end of one rollout's steps (``passes`` of them) to the end of the next."""
     from paceline.core.rundir import RunDir
-    from paceline.runlog.eventlog import read_events
-    from paceline.runlog.events import Step
+    from paceline.runlog.events import Step, read_events
 
     ranks = [
         [r for r in read_events(RunDir.at(run_dir).events(k)) if isinstance(r.event, Step)]

@@ -30,8 +30,7 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
-from paceline.checkpoint.async_checkpointer import AsyncCheckpointer
-from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.checkpointer import AsyncCheckpointer, Checkpointer
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.rundir import RunDir
 from paceline.protocols.shard import Shard

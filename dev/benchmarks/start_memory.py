@@ -45,7 +45,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.plan.cost.memory.fits import room_of
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.model.read_config import shape_of
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan

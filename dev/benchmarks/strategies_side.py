@@ -18,7 +18,7 @@ from paceline.algorithms.supervised.sft import SFT
 from paceline.config.schema import Config
 from paceline.models.factory import HFModelFactory
 from paceline.plan.hardware.probe import probe_hardware
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 from paceline.rules.planning import make_plan

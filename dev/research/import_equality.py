@@ -181,8 +181,7 @@ def run_ours(
     from paceline.config.import_export.import_config import import_data
     from paceline.config.import_export.write_yaml import accepted
     from paceline.core.rundir import RunDir
-    from paceline.runlog.eventlog import read_events
-    from paceline.runlog.events import Step
+    from paceline.runlog.events import Step, read_events
 
     lines = {key: number for number, key in enumerate(given, 1)}
     made, problems = accepted(import_data(dict(given), lines, "given", system, trainer or None), "equality")  # type: ignore[arg-type]

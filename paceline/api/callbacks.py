@@ -14,8 +14,7 @@ from paceline.api.arguments import Part, as_json, bad_argument
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import Json
 from paceline.runlog.callback import METHODS, deliver, has_methods, read_only, requests_stop
-from paceline.runlog.eventlog import EventTail
-from paceline.runlog.events import Event
+from paceline.runlog.events import Event, EventTail
 
 POLL_SECONDS = 0.1
 LATE_SECONDS = 30.0  # after the end of the run, for what is still to be heard

@@ -18,11 +18,9 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import read_run_file
 from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Error, Event, Notice
+from paceline.runlog.events import Error, Event, Notice, read_events
 from paceline.runlog.history import History, load_history
-from paceline.watch.page.folder import read_start
-from paceline.watch.page.glance import LIVE, glance
+from paceline.watch.page.glance import LIVE, glance, read_start
 
 if TYPE_CHECKING:
     import numpy as np
@@ -231,7 +229,7 @@ def checkpoints(run: str | PathLike[str]) -> list[Checkpoint]:
 
     Raises ConfigError (``api.no_run``).
     """
-    from paceline.checkpoint.format.folder_layout import read_hint, scan
+    from paceline.checkpoint.format.verify_files import read_hint, scan
 
     at = RunDir.at(existing_run(Path(run)))
     latest, best = read_hint(at.latest), read_hint(at.checkpoints / "best")

@@ -16,9 +16,9 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.commands.prune import prune_run
 from paceline.checkpoint.export.main import choose, url_of
 from paceline.checkpoint.format.durable_files import make_folder, named_errors
-from paceline.checkpoint.format.folder_layout import is_step_name, scan
 from paceline.checkpoint.format.manifest import MANIFEST
-from paceline.checkpoint.load.list_checkpoints import as_table, list_checkpoints
+from paceline.checkpoint.format.verify_files import is_step_name, scan
+from paceline.checkpoint.load.find_checkpoint import as_table, list_checkpoints
 from paceline.checkpoint.save.retention import RetentionRule, being_read, mark_verified
 from paceline.config.registries.object_store_url import STORES, is_url
 from paceline.core.diagnostics import Diagnostic, render_all
@@ -137,8 +137,8 @@ def _prune(args: argparse.Namespace) -> int:
 
 
 def _fetch(args: argparse.Namespace) -> int:
-    from paceline.checkpoint.object_store.download import download_named
     from paceline.checkpoint.object_store.obstore_backend import open_store
+    from paceline.checkpoint.object_store.transfer import download_named
 
     url, run = url_of(args.url), RunDir.at(args.to)
     make_folder(run.root)

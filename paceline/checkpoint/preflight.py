@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.format.folder_layout import LATEST, scan
+from paceline.checkpoint.format.verify_files import LATEST, scan
 from paceline.checkpoint.load.find_checkpoint import (
     AUTO,
     BEFORE_BYTES,
@@ -24,9 +24,9 @@ from paceline.checkpoint.load.find_checkpoint import (
 )
 from paceline.checkpoint.node_local.shared_disks import were_one
 from paceline.checkpoint.object_store.commits import read_head
-from paceline.checkpoint.object_store.download import download_named, download_newest
-from paceline.checkpoint.object_store.lease import Lease, check_store, wait_until_free
 from paceline.checkpoint.object_store.obstore_backend import open_store
+from paceline.checkpoint.object_store.transfer import download_named, download_newest
+from paceline.checkpoint.object_store.writer import Lease, check_store, wait_until_free
 from paceline.config.registries.object_store_url import is_url, parse_url
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError

@@ -110,8 +110,8 @@ def watch(
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError(codes.CLI_PAGE_PACKAGES(found=str(error.name))) from None
-    from paceline.watch.page.runs import Runs
     from paceline.watch.page.server import serve
+    from paceline.watch.page.view import Runs
 
     with listening(port) as server, Runs(folder, page_cache()) as runs:
         token = secrets.token_urlsafe(24)
@@ -145,7 +145,7 @@ def report(
 ) -> None:
     """Write the page of a run as one HTML file that opens anywhere, without a network."""
     from paceline.watch.page.report import write_report
-    from paceline.watch.page.runs import Runs
+    from paceline.watch.page.view import Runs
 
     with Runs(existing_run(run), page_cache()) as runs:
         (run_id,) = runs.found()

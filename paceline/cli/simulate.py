@@ -128,7 +128,7 @@ def _plan_of(
 ) -> Plan:
     from paceline.config.schema import Config
     from paceline.plan.cost.report import settings
-    from paceline.plan.strategies.job import Job
+    from paceline.plan.strategies.spec import Job
     from paceline.rules.planning import make_plan
 
     values: dict[str, Any] = {

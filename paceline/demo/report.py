@@ -17,8 +17,7 @@ from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes, human_seconds
 from paceline.demo.files import Material
 from paceline.demo.questions import KINDS
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Step
+from paceline.runlog.events import Step, read_events
 
 GOAL = 0.90  # exact match on the held-out questions that the SFT demo must reach
 SHOWN = 9  # three of each kind

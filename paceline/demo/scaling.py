@@ -32,8 +32,7 @@ from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.program import program, terminal
 from paceline.plan.hardware.probe import cpu_count
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Step
+from paceline.runlog.events import Step, read_events
 
 SIZES = {"small": (128, 2), "medium": (256, 4), "large": (512, 8)}  # hidden size, layers
 ROW_TOKENS = 256  # of every row that is measured

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.checkpoint.export.hf_export import export_hf
 from paceline.checkpoint.export.main import choose
-from paceline.checkpoint.format.folder_layout import is_step_name, scan, step_of
+from paceline.checkpoint.format.verify_files import is_step_name, scan, step_of
 from paceline.checkpoint.save.retention import being_read
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic

@@ -13,13 +13,12 @@ from paceline.core.plugins.tables import CHOOSERS
 from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.hardware.probe import OPTIONAL_PACKAGES, Hardware
-from paceline.plan.job_to_check import Combination
 from paceline.plan.model.shape import ModelShape
+from paceline.plan.plan import Combination
 from paceline.plan.strategies.deepspeed.spec import ZERO2, ZERO3
 from paceline.plan.strategies.fsdp import FSDP
-from paceline.plan.strategies.job import Job
 from paceline.plan.strategies.replicated import DDP
-from paceline.plan.strategies.spec import StrategySpec, missing_package, strategy_spec
+from paceline.plan.strategies.spec import Job, StrategySpec, missing_package, strategy_spec
 
 KEY = "training.distributed_strategy"
 

@@ -19,14 +19,13 @@ from paceline.plan.cost.from_plan import (
     predicted_plan,
     search_spec_of,
 )
-from paceline.plan.cost.memory.optimizer_bytes import OptimizerStates
+from paceline.plan.cost.memory.model_states import OptimizerStates
 from paceline.plan.cost.report import settings, settings_text, short_mesh
 from paceline.plan.cost.search import GIB, Candidate, SearchSpec, best_of_each, ranked, search
 from paceline.plan.features.lora import adapter_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Decision, Plan
-from paceline.plan.strategies.job import Job
-from paceline.plan.strategies.spec import missing_package, strategy_spec
+from paceline.plan.strategies.spec import Job, missing_package, strategy_spec
 from paceline.plan.workload.step_spec import StepSpec
 
 NAME = "fastest"

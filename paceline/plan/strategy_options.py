@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan.plan_json import UNLESS_DEFAULT, from_json, to_json
@@ -36,6 +37,12 @@ class EngineOptions:
     def built_whole(self) -> EngineOptions:
         """Return the options for a start at which every rank builds the whole model."""
         return self
+
+    @classmethod
+    def own(cls, engine: EngineOptions) -> Self:
+        """Return ``engine``, which the strategy with these options has resolved."""
+        assert isinstance(engine, cls)
+        return engine
 
     def to_json(self) -> JsonObject:
         """Plain JSON types."""

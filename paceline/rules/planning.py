@@ -13,9 +13,8 @@ from paceline.core.plugins.tables import CHOOSERS
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Plan
-from paceline.plan.planner import resolved_plan
-from paceline.plan.resolve import attempt
-from paceline.plan.strategies.job import Job
+from paceline.plan.planner import attempt, resolved_plan
+from paceline.plan.strategies.spec import Job
 from paceline.rules import check
 from paceline.rules.rule import Facts
 

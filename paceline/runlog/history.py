@@ -6,8 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import Record, read_events
-from paceline.runlog.events import Answers, CheckpointSaved, Error, Eval, Finished, RunStarted, Step
+from paceline.runlog.events import (
+    Answers,
+    CheckpointSaved,
+    Error,
+    Eval,
+    Finished,
+    Record,
+    RunStarted,
+    Step,
+    read_events,
+)
 
 MAX_RANKS = 100_000  # the first rank without a file ends the search
 

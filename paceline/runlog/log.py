@@ -13,8 +13,7 @@ from paceline.core.os_errors import refusal_of
 from paceline.core.rundir import RunDir
 from paceline.runlog import codes
 from paceline.runlog.appended import Appended, OnRefusal
-from paceline.runlog.eventlog import EventLog
-from paceline.runlog.events import Error, Event, Notice
+from paceline.runlog.events import Error, Event, EventLog, Notice
 from paceline.runlog.lines import line_of
 from paceline.runlog.redact import Redactor, printable
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.checkpoint.format.folder_layout import scan
+from paceline.checkpoint.format.verify_files import scan
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.config.schema import Config
 from paceline.core.errors import CheckpointError, ConfigError, DataError, ExitCode
@@ -39,8 +39,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import PARAM
-from paceline.runlog.eventlog import EventLog
-from paceline.runlog.events import Answers
+from paceline.runlog.events import Answers, EventLog
 from paceline.runlog.redact import Redactor
 from paceline.training import codes
 

@@ -25,7 +25,7 @@ from paceline.plan.algorithms.spec import named_shapes
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.model.read_config import shape_of
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.rules import at_start
 from paceline.rules.planning import make_plan
 from paceline.runtime.rank_env import RankEnv

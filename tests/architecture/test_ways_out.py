@@ -36,7 +36,7 @@ WRITERS = {
     "paceline/config/import_export/write_yaml.py": "a composed YAML, without secrets",
     "paceline/config/import_export/export_config.py": "a composed YAML, without secrets",
     "paceline/config/import_export/import_backend_files.py": "the name of a file, in a temporary folder",
-    "paceline/cli/llamafactory_flags.py": "a composed YAML: values with a secret's shape are masked",
+    "paceline/cli/compat.py": "a composed YAML: values with a secret's shape are masked",
     "paceline/cli/config_init.py": "a user's answers, in a file of their own",
     "paceline/cli/configs.py": "a composed YAML: values with a secret's shape are masked",
     "paceline/data/prepare/epoch_lengths.py": "numbers, in a temporary folder",

@@ -12,8 +12,7 @@ from ranks import ROOT, base_environment, collect, free_port, start
 from support import TINY_LLAMA, instruction_rows, labelled_rows, preference_rows
 
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Step
+from paceline.runlog.events import Step, read_events
 
 DEVICES = ROOT / "tests" / "unit" / "device"
 WORKER = Path(__file__).with_name("device_worker.py")

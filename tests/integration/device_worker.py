@@ -35,7 +35,7 @@ from paceline.launch.environment.guide_variables import current
 from paceline.launch.supervision.worker_channel import LauncherConnection
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.hardware.device_kinds import CPU, CUDA, KINDS, is_accelerator
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
 from paceline.runtime.process_group.world import World
 from paceline.runtime.time_limit import exit_now

@@ -25,7 +25,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.plan.cost.memory.model_states import model_states
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.protocols.roles import Role
 from paceline.protocols.window import StepOutcome
 from paceline.rules.planning import make_plan

@@ -18,8 +18,7 @@ from ranks import collect, free_port
 from support import Run, worker_environment, write_yaml
 
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Notice, Step
+from paceline.runlog.events import Notice, Step, read_events
 
 pytestmark = [pytest.mark.integration]
 Tiny = Callable[..., dict[str, Any]]

@@ -38,8 +38,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from paceline.checkpoint.convert.convert import convert
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Step
+from paceline.runlog.events import Step, read_events
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 Paceline = Callable[..., Run]

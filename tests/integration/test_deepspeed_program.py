@@ -17,8 +17,7 @@ from ranks import free_port
 from support import ROOT, Run, run_process, write_yaml
 
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Step
+from paceline.runlog.events import Step, read_events
 
 pytestmark = [
     pytest.mark.integration,

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from paceline.plan.hardware import torch_probe as ask
+from paceline.plan.hardware import probe as ask
 from paceline.plan.hardware.device_files import installed_wheel
 
 

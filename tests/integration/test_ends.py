@@ -27,8 +27,7 @@ from test_train import wait_for_step
 from paceline.api.run import Run
 from paceline.api.several_runs import facts_below
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Finished, Step
+from paceline.runlog.events import Finished, Step, read_events
 from paceline.watch.page.glance import LIVE, glance
 from paceline.watch.page.report import write_report
 from paceline.watch.page.view import RunView

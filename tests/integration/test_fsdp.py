@@ -19,8 +19,7 @@ from test_pipeline import tensors_of
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.rundir import RunDir
 from paceline.models.loading.weights_source import FROM_CHECKPOINT, READ_IN_PARTS
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Step
+from paceline.runlog.events import Step, read_events
 
 pytestmark = [pytest.mark.integration]
 WORKER = Path(__file__).with_name("fsdp_worker.py")

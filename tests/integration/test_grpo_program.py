@@ -14,8 +14,7 @@ from support import Run, write_yaml
 from test_train import tensors_of
 
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Eval, Samples, Step
+from paceline.runlog.events import Eval, Samples, Step, read_events
 
 pytestmark = [pytest.mark.integration]
 REWARDS = [

@@ -16,8 +16,7 @@ from support import Run, write_yaml
 from paceline.checkpoint.export.hf_export import export_hf
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Step
+from paceline.runlog.events import Step, read_events
 
 pytestmark = [pytest.mark.integration]
 pytest.importorskip("peft")

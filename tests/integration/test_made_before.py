@@ -17,8 +17,7 @@ from paceline.data.prepare import fingerprint
 from paceline.data.prepare.prepare import train_fingerprint_of
 from paceline.data.rows.kinds.base import row_kind
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Notice, Step
+from paceline.runlog.events import Notice, Step, read_events
 
 pytestmark = [pytest.mark.integration]
 HERE = Path(__file__).parent / "made_before"

@@ -11,8 +11,7 @@ import pytest
 from support import Run, worker_environment, write_yaml
 
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Eval, Step
+from paceline.runlog.events import Eval, Step, read_events
 
 pytestmark = [pytest.mark.integration]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -14,8 +14,7 @@ from ranks import run_ranks
 from support import Run, write_yaml
 
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Eval, Step
+from paceline.runlog.events import Eval, Step, read_events
 
 pytestmark = [pytest.mark.integration]
 WORKER = Path(__file__).with_name("pipeline_worker.py")

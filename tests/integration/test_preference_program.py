@@ -18,8 +18,7 @@ from paceline.core.rundir import RunDir
 from paceline.data.prepare.prepare import prepare
 from paceline.data.rows.kinds.preference_pairs import PAIRS
 from paceline.data.token_table import decode_labels
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Eval, Step
+from paceline.runlog.events import Eval, Step, read_events
 
 pytestmark = [pytest.mark.integration]
 Tiny = Callable[..., dict[str, Any]]

@@ -13,8 +13,7 @@ from support import Run, write_yaml
 from test_lora import save_base
 
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Step
+from paceline.runlog.events import Step, read_events
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 Tiny = Callable[..., dict[str, Any]]

@@ -14,8 +14,7 @@ import torch
 from support import Run, write_yaml
 
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Step
+from paceline.runlog.events import Step, read_events
 from tests.unit.checkpoint.generated_bases import FIRST, make_base
 
 pytestmark = [pytest.mark.integration]

@@ -11,8 +11,7 @@ import pytest
 from support import Run, write_yaml
 
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Notice, Step
+from paceline.runlog.events import Notice, Step, read_events
 
 pytestmark = [pytest.mark.integration]
 SECRET = "canarytracker5t8r1w"

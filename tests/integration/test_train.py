@@ -18,8 +18,7 @@ import warm
 from support import Run, instruction_rows, run_process, worker_environment, write_yaml
 
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import CheckpointSaved, Error, Eval, Event, Step
+from paceline.runlog.events import CheckpointSaved, Error, Eval, Event, Step, read_events
 
 pytestmark = [pytest.mark.integration]
 Tiny = Callable[..., dict[str, Any]]

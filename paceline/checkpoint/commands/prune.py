@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.format.folder_layout import BEST, CheckpointFolder, read_hint, scan
-from paceline.checkpoint.format.verify_files import verify
+from paceline.checkpoint.format.verify_files import BEST, CheckpointFolder, read_hint, scan, verify
 from paceline.checkpoint.save.retention import (
     RetentionRule,
     is_being_read,

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.convert.adapter import adapter_state, is_adapter
 from paceline.checkpoint.convert.hf_trainer import (
     check_adam,
     is_trainer_folder,
@@ -53,8 +52,19 @@ from paceline.checkpoint.convert.pickle_reader.values import (
     as_list,
     as_shape,
 )
-from paceline.checkpoint.convert.source_state import ADAM, ForeignState, Moments, incomplete, some_of
-from paceline.checkpoint.convert.tensor_names import ModelNames, adapter_name, model_state, unwrapped
+from paceline.checkpoint.convert.tensor_names import (
+    ADAM,
+    ForeignState,
+    ModelNames,
+    Moments,
+    adapter_name,
+    adapter_state,
+    incomplete,
+    is_adapter,
+    model_state,
+    some_of,
+    unwrapped,
+)
 from paceline.checkpoint.format.safetensors_file import DTYPES
 
 METADATA = ".metadata"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from paceline.checkpoint.convert.adapter import bare_adapter
 from paceline.checkpoint.convert.pickle_reader.torch_tensors import (
     LazyTensor,
     MappedFiles,
@@ -17,17 +16,16 @@ from paceline.checkpoint.convert.pickle_reader.torch_tensors import (
     refused,
 )
 from paceline.checkpoint.convert.pickle_reader.values import Value, as_dict, as_list
-from paceline.checkpoint.convert.source_state import (
+from paceline.checkpoint.convert.tensor_names import (
     ADAM,
     ADAM_KINDS,
     NO_STEP,
     ForeignState,
-    incomplete,
-    misfit,
-)
-from paceline.checkpoint.convert.tensor_names import (
     ModelNames,
     adapter_name,
+    bare_adapter,
+    incomplete,
+    misfit,
     model_state,
     read_config,
     unwrapped,

@@ -1,25 +1,84 @@
-"""The names of a model's tensors by its config, and a foreign file's names brought to them."""
+"""A foreign checkpoint as named tensors that load when asked, and its names brought to those of the model.
+
+Engines save an adapter among a whole model's tensors: what is trained is brought over, the base is not.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from paceline.checkpoint import codes
 from paceline.checkpoint.base_model_files import base_files
 from paceline.checkpoint.convert.pickle_reader.torch_tensors import LazyTensor
-from paceline.checkpoint.convert.source_state import ForeignState, incomplete, misfit, some_of
 from paceline.checkpoint.export.architecture import gives_scores, is_known, text_model_of
+from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG
 from paceline.checkpoint.format.strict_json import parse_object
+from paceline.core.errors import CheckpointError
 from paceline.core.files import MAX_CONFIG_BYTES, open_file, read_bytes
 from paceline.core.json_types import JsonObject
 from paceline.models.heads.sequence_classification import HEAD
 from paceline.models.lora.names import PEFT_PREFIX
 from paceline.models.module_tensors import persistent_buffers
+from paceline.plan.features.peft_settings import names_module
+from paceline.plan.model.parameter_list import NO_DECAY
 from paceline.protocols.roles import Role
 from paceline.strategies.optimizers.build import decays
+
+Moments = dict[str, dict[str, LazyTensor]]  # parameter → kind (exp_avg …) → tensor
+
+
+@dataclass
+class ForeignState:
+    """What was found. ``form``: of which program, in words. ``weights`` by the names that the file has.
+
+    role       the part that the model plays
+    trained    the shapes of what is trained, in the model's order; ``decaying``: what weight decay applies to
+    moments    by the same names; empty where there are none
+    optimizer  our name of what has such moments
+    scaler     scale and growth tracker of fp16's scaler, where there is one
+    adapter    the contents of adapter_config.json, where the weights are an adapter's
+    left       what was not brought over, one sentence each
+    """
+
+    form: str
+    step: int
+    weights: dict[str, LazyTensor]
+    moments: Moments = field(default_factory=dict)
+    optimizer: str = ""
+    scaler: tuple[float, int] | None = None
+    adapter: JsonObject | None = None
+    left: list[str] = field(default_factory=list)
+    role: str = Role.POLICY.value
+    trained: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    decaying: frozenset[str] = frozenset()
+
+
+#: What is said of a step that no file of the folder has, and of a scheduler that is not brought over
+NO_STEP = "the step: nothing in the folder says it, so it is 0; give it with --step"
+SCHEDULER = "the learning rate's scheduler and client state: set schedule, warm-up and max_steps as they were"
+#: What Adam keeps of a parameter; ``ADAM`` is our name of it. Other optimizers are not brought over.
+ADAM_KINDS = frozenset({"exp_avg", "exp_avg_sq", "step"})
+ADAM = "adamw_torch"
+
+
+def misfit(what: str, where: str, found: str, hint: str = "") -> CheckpointError:
+    """Return the error of files that do not fit one another."""
+    return CheckpointError(codes.CONVERT_MISFIT(what, where, found, hint or "convert another step"))
+
+
+def incomplete(what: str, where: str, found: str = "") -> CheckpointError:
+    """Return the error of a part that is missing."""
+    return CheckpointError(codes.CONVERT_INCOMPLETE(what, where, found, "copy the whole folder"))
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return the first names of a list, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
 
 T = TypeVar("T")
 
@@ -162,3 +221,71 @@ def _is_json(data: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+_FACTOR = ".lora_"
+
+
+def is_adapter(names: Iterable[str]) -> bool:
+    """Whether tensors of these names are, or hold, an adapter's."""
+    return any(_FACTOR in name for name in names)
+
+
+def adapter_state(
+    weights: Mapping[str, LazyTensor],
+    trained: Collection[str],
+    folder: Path,
+    names: ModelNames,
+    form: str,
+) -> ForeignState:
+    """Return the adapter in ``weights``. ``trained``: names of what the optimizer has moments of, where they
+    are known; peft's factors are trained in any case, and so is what ``adapter_config.json`` trains in full.
+
+    Raises CheckpointError if that file is neither in ``folder`` nor in the one around it.
+    """
+    beside = next((path for path in (folder, folder.parent) if (path / ADAPTER_CONFIG).is_file()), None)
+    if beside is None:
+        raise misfit(
+            "the folder holds an adapter, and nothing says its rank, scale and layers",
+            str(folder),
+            f"no {ADAPTER_CONFIG}",
+            f"put peft's {ADAPTER_CONFIG} into the folder",
+        )
+    settings = read_config(beside, ADAPTER_CONFIG)
+    saved = settings.get("modules_to_save")
+    full_modules = [str(module) for module in saved] if isinstance(saved, list) else []
+    mine = {adapter_name(name) for name in trained}
+    kept = {}
+    for stored_name, tensor in weights.items():
+        name = adapter_name(stored_name)
+        module = name.rpartition(".")[0]
+        full = ".modules_to_save." in stored_name and names_module(full_modules, module)
+        if _FACTOR in name or full or name in mine:
+            kept[name] = tensor
+    modules = {name.rpartition(".")[0] for name in names.parameters}
+    layers = (name.partition(_FACTOR)[0].replace(".base_layer", "") for name in kept if _FACTOR in name)
+    if strange := sorted(
+        path for path in layers if not any(m == path or m.startswith(f"{path}.") for m in modules)
+    ):
+        raise misfit("the adapter's layers are none of the model's", str(folder), ", ".join(strange[:5]))
+    return bare_adapter(kept, names, form, settings)
+
+
+def bare_adapter(
+    weights: dict[str, LazyTensor], names: ModelNames, form: str, settings: JsonObject
+) -> ForeignState:
+    """Return the state of tensors that are all an adapter's, under our names."""
+    order = adapter_order(weights, names)
+    decaying = frozenset(n for n, shape in order.items() if len(shape) > 1 and not NO_DECAY.search(n))
+    return ForeignState(form, 0, weights, adapter=settings, trained=order, decaying=decaying)
+
+
+def adapter_order(weights: Mapping[str, LazyTensor], names: ModelNames) -> dict[str, tuple[int, ...]]:
+    """Return an adapter's tensors with their shapes in the order in which peft's model has them."""
+    positions = {name.rpartition(".")[0]: number for number, name in enumerate(names.parameters)}
+
+    def place(name: str) -> tuple[int, str]:
+        layer, factor, _ = name.partition(".lora_")
+        return positions.get(layer if factor else name.rpartition(".")[0], len(positions)), name
+
+    return {name: weights[name].shape for name in sorted(weights, key=place)}

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.checkpoint import codes
 from paceline.checkpoint.export.exporters import Exporters, exporters_of
 from paceline.checkpoint.format.durable_files import make_folder
-from paceline.checkpoint.format.folder_layout import is_step_name, read_hint, scan, step_name
 from paceline.checkpoint.format.strict_json import parse_object
+from paceline.checkpoint.format.verify_files import is_step_name, read_hint, scan, step_name
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint
 from paceline.config.registries.object_store_url import ObjectUrl, is_url, parse_url
 from paceline.core.diagnostics import Diagnostic, render_all
@@ -63,8 +63,8 @@ def _fetched(args: argparse.Namespace, pushes: bool, notes: list[Diagnostic]) ->
     system's for temporary files), which is removed at the end. Every block's hash has been compared.
     """
     from paceline.checkpoint.export.hf_folder import check_destination
-    from paceline.checkpoint.object_store.download import download_named
     from paceline.checkpoint.object_store.obstore_backend import open_store
+    from paceline.checkpoint.object_store.transfer import download_named
 
     url, beside = url_of(args.run), None
     if args.checkpoint not in ("result", "latest"):

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.export.architecture import auto_of, gives_scores, listed_wrong, whole_of
-from paceline.checkpoint.export.folder_reader import FolderReads
 from paceline.checkpoint.export.hf_folder import without_progress
-from paceline.checkpoint.export.untrained_tensors import TensorBytes, places_of
+from paceline.checkpoint.export.untrained_tensors import FolderReads, TensorBytes, places_of
 from paceline.checkpoint.format.safetensors_file import TensorEntry
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject

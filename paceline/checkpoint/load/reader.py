@@ -33,8 +33,15 @@ from paceline.checkpoint.format.verify_files import (
     verify_open,
 )
 from paceline.checkpoint.format.verify_files import verify as verify_all
-from paceline.checkpoint.load.distributed_verify import Readers, check_blocks, check_whole_files
-from paceline.checkpoint.load.shard_files import AT_ONCE, HashedReads, OpenFiles, RemoteFiles
+from paceline.checkpoint.load.shard_files import (
+    AT_ONCE,
+    HashedReads,
+    OpenFiles,
+    Readers,
+    RemoteFiles,
+    check_blocks,
+    check_whole_files,
+)
 from paceline.core.errors import CheckpointError
 from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import JsonObject

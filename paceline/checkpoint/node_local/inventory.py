@@ -11,14 +11,16 @@ from typing import TypedDict
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.errors import skipped
-from paceline.checkpoint.format.folder_layout import (
+from paceline.checkpoint.format.manifest import Manifest
+from paceline.checkpoint.format.verify_files import (
+    check_foreign,
+    check_name,
     entries,
     is_step_name,
+    read_manifest,
     step_of,
     step_of_folder,
 )
-from paceline.checkpoint.format.manifest import Manifest
-from paceline.checkpoint.format.verify_files import check_foreign, check_name, read_manifest
 from paceline.checkpoint.save.retention import manifest_digest
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError

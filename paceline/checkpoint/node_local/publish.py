@@ -18,7 +18,7 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.collective import CheckpointWorld, on_all_ranks
 from paceline.checkpoint.format.block_hashes import BlockSizes
 from paceline.checkpoint.format.durable_files import CrashPoint, need_space, replace_text, sync_folder
-from paceline.checkpoint.format.folder_layout import aside_name, leftover_hints, unfinished
+from paceline.checkpoint.format.verify_files import aside_name, leftover_hints, unfinished
 from paceline.checkpoint.node_local.inventory import DiskPart, Survey, parts_in
 from paceline.checkpoint.node_local.shared_disks import Disks
 from paceline.checkpoint.save.retention import (

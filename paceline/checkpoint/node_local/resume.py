@@ -14,21 +14,28 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.collective import CheckpointWorld, on_all_ranks
 from paceline.checkpoint.errors import incomplete, skipped
 from paceline.checkpoint.format.durable_files import named_errors, sync_folder
-from paceline.checkpoint.format.folder_layout import (
+from paceline.checkpoint.format.manifest import Manifest
+from paceline.checkpoint.format.verify_files import (
     LATEST,
     aside_name,
+    open_part,
+    read_manifest,
     unfinished,
+    verify_open,
 )
-from paceline.checkpoint.format.manifest import Manifest
-from paceline.checkpoint.format.verify_files import open_part, read_manifest, verify_open
 from paceline.checkpoint.load.find_checkpoint import (
     AUTO,
     checkpoint_location,
     find_checkpoint,
     save_never_ended,
 )
-from paceline.checkpoint.node_local.download import fetch_file, fetch_manifest, remove_unfinished
-from paceline.checkpoint.node_local.file_server import PeerNode, SharedFiles
+from paceline.checkpoint.node_local.file_server import (
+    PeerNode,
+    SharedFiles,
+    fetch_file,
+    fetch_manifest,
+    remove_unfinished,
+)
 from paceline.checkpoint.node_local.inventory import (
     CompleteCheckpoint,
     DiskPart,

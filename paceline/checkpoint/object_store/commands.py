@@ -9,17 +9,14 @@ from pathlib import Path
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.collective import SingleRank
-from paceline.checkpoint.format.folder_layout import LATEST
-from paceline.checkpoint.format.verify_files import read_manifest
-from paceline.checkpoint.load.list_checkpoints import ListedCheckpoint
+from paceline.checkpoint.format.verify_files import LATEST, read_manifest
+from paceline.checkpoint.load.find_checkpoint import ListedCheckpoint
 from paceline.checkpoint.object_store.background_upload import Uploads, run_id
 from paceline.checkpoint.object_store.commits import read_head
-from paceline.checkpoint.object_store.download import manifest_of, stored_checkpoint
 from paceline.checkpoint.object_store.interface import ObjectStore
-from paceline.checkpoint.object_store.lease import check_store, last_run
 from paceline.checkpoint.object_store.obstore_backend import open_store
-from paceline.checkpoint.object_store.transfer import verify_stored
-from paceline.checkpoint.object_store.writer import StoreWriter
+from paceline.checkpoint.object_store.transfer import manifest_of, stored_checkpoint, verify_stored
+from paceline.checkpoint.object_store.writer import StoreWriter, check_store, last_run
 from paceline.checkpoint.save.retention import RetentionRule
 from paceline.config.registries.object_store_url import ObjectUrl
 from paceline.core.diagnostics import Diagnostic

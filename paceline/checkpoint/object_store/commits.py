@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.errors import newer
-from paceline.checkpoint.format.folder_layout import is_step_name
 from paceline.checkpoint.format.strict_json import dump_object, parse_object
+from paceline.checkpoint.format.verify_files import is_step_name
 from paceline.checkpoint.object_store.interface import ObjectStore, again
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import JsonObject, as_object

@@ -19,15 +19,15 @@ from pathlib import Path
 from paceline.checkpoint import codes
 from paceline.checkpoint.errors import incomplete
 from paceline.checkpoint.format.durable_files import CrashPoint, never, replace_text
-from paceline.checkpoint.format.folder_layout import (
+from paceline.checkpoint.format.manifest import MANIFEST, MAX_MANIFEST_BYTES
+from paceline.checkpoint.format.verify_files import (
     VERIFIED,
     CheckpointFolder,
     aside_name,
     is_step_name,
+    open_part,
     step_of,
 )
-from paceline.checkpoint.format.manifest import MANIFEST, MAX_MANIFEST_BYTES
-from paceline.checkpoint.format.verify_files import open_part
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
 

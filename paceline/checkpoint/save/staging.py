@@ -13,14 +13,6 @@ from torch import Tensor
 from paceline.checkpoint import codes
 from paceline.checkpoint.format.block_hashes import BlockSizes
 from paceline.checkpoint.format.durable_files import CrashPoint, need_space, sync_folder, write_fresh
-from paceline.checkpoint.format.folder_layout import (
-    CheckpointFolder,
-    aside_name,
-    leftover_hints,
-    leftovers,
-    scan,
-    shard_name,
-)
 from paceline.checkpoint.format.manifest import (
     HF_FOLDER,
     MANIFEST,
@@ -39,6 +31,14 @@ from paceline.checkpoint.format.tensor_index import (
     TensorRows,
     build_index,
     encode_place,
+)
+from paceline.checkpoint.format.verify_files import (
+    CheckpointFolder,
+    aside_name,
+    leftover_hints,
+    leftovers,
+    scan,
+    shard_name,
 )
 from paceline.checkpoint.save.retention import discard
 from paceline.core.errors import CheckpointError

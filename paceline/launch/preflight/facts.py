@@ -15,7 +15,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import listed
 from paceline.core.rundir import RunDir
 from paceline.launch.environment.job_managers import started_by
-from paceline.plan.cost.memory.optimizer_bytes import OptimizerStates
+from paceline.plan.cost.memory.model_states import OptimizerStates
 from paceline.plan.features.lora import adapter_of, adapter_parameters
 from paceline.plan.hardware.device_kinds import CUDA
 from paceline.plan.model.read_config import pretrained_dtype

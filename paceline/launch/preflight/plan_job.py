@@ -33,8 +33,7 @@ from paceline.plan.model.files.folder_check import wrong_folders
 from paceline.plan.model.model_catalogue import known_shape
 from paceline.plan.model.read_config import shape_of
 from paceline.plan.plan import Decision
-from paceline.plan.strategies.job import Job
-from paceline.plan.strategies.spec import declared_spec
+from paceline.plan.strategies.spec import Job, declared_spec
 from paceline.rules import of_config
 from paceline.rules.planning import try_plan
 

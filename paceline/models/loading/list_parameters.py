@@ -1,7 +1,7 @@
 """``python -m paceline.models.loading.list_parameters``: print the parameters of a model's class as JSON.
 
 Reads the part of a ``model:`` section that says which class it is from its input, and builds that class on
-the meta device. Started by ``plan.model.class_listing_process``, so that planning itself needs no torch.
+the meta device. Started by ``plan.model.parameter_list``, so that planning itself needs no torch.
 """
 
 from __future__ import annotations

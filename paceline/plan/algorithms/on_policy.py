@@ -9,8 +9,7 @@ from paceline.config.sections.algorithms.on_policy import GrpoOptions, PpoOption
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.algorithms.spec import Adapter, AlgorithmSpec, Training, switched_off
-from paceline.plan.job_to_check import JobToCheck
-from paceline.plan.plan import Decision, OtherModel
+from paceline.plan.plan import Decision, JobToCheck, OtherModel
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Decision, ModelStates, Plan
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.strategy_options import DeepSpeedOptions, FsdpOptions
-from paceline.plan.workload.state_bytes import SIZES
+from paceline.plan.workload.local_tensors import SIZES
 
 _KEY = "training.rollout"
 MARGIN = 0.9  # share of a rank's memory

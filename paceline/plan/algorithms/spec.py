@@ -16,10 +16,9 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.plugins.tables import ALGORITHMS, ROW_KINDS, load_attr
 from paceline.plan import codes
-from paceline.plan.job_to_check import JobToCheck
 from paceline.plan.model.read_config import scoring, shape_of
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.plan import AdapterSpec, Decision, OtherModel, Plan, decomposes
+from paceline.plan.plan import AdapterSpec, Decision, JobToCheck, OtherModel, Plan, decomposes
 from paceline.plan.user_code import guarded
 
 Training = TrainingSection

@@ -9,8 +9,7 @@ from paceline.config.sections.algorithms.supervised import ClassificationOptions
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.plan import codes
 from paceline.plan.algorithms.spec import Adapter, AlgorithmSpec, Training
-from paceline.plan.job_to_check import JobToCheck
-from paceline.plan.plan import Decision, OtherModel, Plan
+from paceline.plan.plan import Decision, JobToCheck, OtherModel, Plan
 
 PADDING = 1024  # embeddings of one vocabulary may differ by fewer rows: families pad to different multiples
 

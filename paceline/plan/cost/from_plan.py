@@ -10,7 +10,7 @@ from paceline.core.errors import ConfigError
 from paceline.plan.algorithms.rollout import graph_obstacle, rollout_sizes
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.cost.memory.fits import master_bytes
-from paceline.plan.cost.memory.optimizer_bytes import OptimizerStates
+from paceline.plan.cost.memory.model_states import OptimizerStates
 from paceline.plan.cost.search import Candidate, SearchSpec, decoded, own_kernels, predicted
 from paceline.plan.hardware.device_catalogue import FULL_PRECISION, AcceleratorCluster, card_named
 from paceline.plan.hardware.device_kinds import is_accelerator
@@ -18,9 +18,8 @@ from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import AdapterSpec, Plan, decomposes
 from paceline.plan.strategies.spec import strategy_spec
-from paceline.plan.workload.local_tensors import pieces_of
+from paceline.plan.workload.local_tensors import SIZES, orthogonal, pieces_of
 from paceline.plan.workload.startup_memory import start_of
-from paceline.plan.workload.state_bytes import SIZES, orthogonal
 from paceline.plan.workload.step_spec import (
     AdapterSize,
     Machine,

@@ -11,16 +11,16 @@ from paceline.core.errors import ConfigError
 from paceline.plan import codes
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients
-from paceline.plan.cost.memory.optimizer_bytes import OptimizerStates
+from paceline.plan.cost.memory.model_states import OptimizerStates
 from paceline.plan.cost.memory.peak import Peak, worst_peak
 from paceline.plan.cost.step_time import Speed, speed_of
 from paceline.plan.hardware.device_catalogue import AcceleratorCluster
 from paceline.plan.mesh import Mesh, divisors
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.strategies.spec import strategy_spec, strategy_specs
+from paceline.plan.workload.local_tensors import SIZES, Orthogonal
 from paceline.plan.workload.startup_memory import ModelBytes as Held
 from paceline.plan.workload.startup_memory import card_peak, host_peak, start_of
-from paceline.plan.workload.state_bytes import SIZES, Orthogonal
 from paceline.plan.workload.step_spec import AdapterSize, RolloutSpec, StepSpec, StrategyLayout, why_not_run
 
 FITS = 0.95  # a layout fits if its predicted peak is below this share of the card's memory …

@@ -18,7 +18,7 @@ from paceline.plan.model.kernels import (
 )
 from paceline.plan.model.shape import PACKED, ModelShape
 from paceline.plan.plan import Decision, Precision
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 
 # with these, documents of a packed row do not attend to each other, if the family supports it
 PACKABLE = ("auto", "paceline")

@@ -9,11 +9,10 @@ from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_count
 from paceline.plan import codes
-from paceline.plan.job_to_check import Combination
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.parameter_list import Parameter, parameters_of
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.plan import AdapterSpec, Decision
+from paceline.plan.plan import AdapterSpec, Combination, Decision
 
 TARGETS_KEY = "lora.target_parameters"
 

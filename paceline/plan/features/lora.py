@@ -19,7 +19,7 @@ from paceline.plan import codes
 from paceline.plan.features.experts import expert_parameters
 from paceline.plan.features.peft_settings import is_target, rank_of, with_settings
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.files.shape_check import linears
+from paceline.plan.model.files.safetensors_headers import linears
 from paceline.plan.model.parameter_list import ALL_LINEAR, is_linear, parameters_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import AdapterSpec, Decision, Quantization, decomposes

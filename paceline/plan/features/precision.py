@@ -11,8 +11,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.hardware.device_kinds import CUDA
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.job_to_check import Combination
-from paceline.plan.plan import Decision, Plan, Precision
+from paceline.plan.plan import Combination, Decision, Plan, Precision
 from paceline.plan.strategies.spec import strategy_spec
 
 _DTYPES = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}

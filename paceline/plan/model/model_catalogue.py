@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.plan import codes
-from paceline.plan.model.class_listing_process import counted
+from paceline.plan.model.parameter_list import counted
 from paceline.plan.model.read_config import config_from_path, shape_from_config, trained_shape
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan_json import shipped_table

@@ -13,18 +13,17 @@ from paceline.core.files import MAX_CONFIG_BYTES, read_text
 from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.plan import codes
 from paceline.plan.mesh import divisors
-from paceline.plan.model.class_listing_process import counted
 from paceline.plan.model.family import SIZE_NAMES, composite_of, family_of, supported, text_part
 from paceline.plan.model.files.safetensors_headers import (
+    other_sizes,
     read_json,
     weights_findings,
     with_carried,
     with_quantised,
     with_stored,
 )
-from paceline.plan.model.files.shape_check import other_sizes
 from paceline.plan.model.kernels import has_dropout, has_softcap
-from paceline.plan.model.parameter_list import with_counts
+from paceline.plan.model.parameter_list import counted, with_counts
 from paceline.plan.model.quantized_weights import plain_config, quantised_base
 from paceline.plan.model.shape import PACKED, PADDED, ModelShape, config_coefficient, latent_of, mixture_of
 from paceline.plan.model.supported import obstacle, unsupported

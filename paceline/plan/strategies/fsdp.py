@@ -10,16 +10,13 @@ from paceline.config.registries.optimizers import StateSplit
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import JsonObject
 from paceline.plan import codes
-from paceline.plan.job_to_check import JobToCheck
 from paceline.plan.mesh import BatchSplit, Mesh
-from paceline.plan.plan import ModelStates, Plan, Precision
+from paceline.plan.plan import JobToCheck, ModelStates, Plan, Precision
 from paceline.plan.strategies.fsdp_options import fsdp_engine, fsdp_mesh, read_fsdp
-from paceline.plan.strategies.job import Findings, Job
-from paceline.plan.strategies.spec import TORCH_FORM, Simulated, StrategySpec
+from paceline.plan.strategies.spec import TORCH_FORM, Findings, Job, Simulated, StrategySpec
 from paceline.plan.strategy_options import EngineOptions, FsdpOptions
-from paceline.plan.workload.local_tensors import LocalTensor, pieces_of, tp_share
+from paceline.plan.workload.local_tensors import LocalTensor, by_muon, pieces_of, sharded_states, tp_share
 from paceline.plan.workload.startup_memory import FIRST, HOST, LoadingSpec
-from paceline.plan.workload.state_bytes import by_muon, sharded_states
 from paceline.plan.workload.step_spec import WHOLE, Gathering, StepSpec, Storage, StrategyLayout
 
 SHARDED = Storage(weight=4.0, gradient=4.0, optimizer=8.0)  # fp32 shards, gathered in 16 bit
@@ -57,7 +54,9 @@ class FsdpSpec(StrategySpec):
         return FIRST if isinstance(engine, FsdpOptions) and engine.meta_start else HOST
 
     def states(self, plan: Plan, pieces: Sequence[LocalTensor], rank: int) -> ModelStates | None:
-        cut = [tp_share(p, plan.mesh.tp, vocabulary=_own(plan.engine).loss_parallel) for p in pieces]
+        cut = [
+            tp_share(p, plan.mesh.tp, vocabulary=FsdpOptions.own(plan.engine).loss_parallel) for p in pieces
+        ]
         return sharded_states(plan, cut, rank)
 
     def shares_frozen(self, engine: EngineOptions) -> bool:
@@ -97,9 +96,9 @@ class FsdpSpec(StrategySpec):
             self.name,
             zero,
             storage,
-            offload="all" if _own(engine).cpu_offload else "none",
+            offload="all" if FsdpOptions.own(engine).cpu_offload else "none",
             start=self.start(engine),
-            gathering=_gathering(_own(engine)),
+            gathering=_gathering(FsdpOptions.own(engine)),
         )
 
     def settings(self, work: StepSpec, mesh: Mesh) -> JsonObject:
@@ -114,7 +113,7 @@ class FsdpSpec(StrategySpec):
         from forward to backward. Gradients are reduce-scattered after every micro-batch, or once if unsharded
         ones are small (``whole_gradient_bytes``). Nothing is said of units of other sizes.
         """
-        shape, m, how = plan.shape, plan.batch.accumulation, _own(plan.engine)
+        shape, m, how = plan.shape, plan.batch.accumulation, FsdpOptions.own(plan.engine)
         pieces = pieces_of(shape, plan.adapter, 4) if shape is not None else None
         if pieces is None or how.wrap.unusual:
             return {}
@@ -149,11 +148,6 @@ class FsdpSpec(StrategySpec):
         size = 2 if plan.optimizer.args.get("ns_dtype") == "bfloat16" else 4
         counts["all-gather"] = (times + len(cut), count + sum(size * _padded(p, ranks) for p in cut))
         return counts
-
-
-def _own(engine: EngineOptions) -> FsdpOptions:
-    assert isinstance(engine, FsdpOptions)
-    return engine
 
 
 def _units(pieces: Sequence[LocalTensor], whole: bool) -> tuple[list[LocalTensor], list[list[LocalTensor]]]:

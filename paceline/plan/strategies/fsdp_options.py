@@ -9,7 +9,7 @@ from paceline.config import codes as config_codes
 from paceline.config.sections.training import TrainingSection
 from paceline.plan import codes
 from paceline.plan.mesh import PARALLELISM, Mesh
-from paceline.plan.strategies.job import Findings, Job
+from paceline.plan.strategies.spec import Findings, Job
 from paceline.plan.strategy_options import FsdpOptions, Wrap
 
 

@@ -12,12 +12,17 @@ from paceline.plan.mesh import PARALLELISM, BatchSplit, Mesh
 from paceline.plan.plan import ModelStates, Plan, Precision
 from paceline.plan.strategies.fsdp import SHARDED
 from paceline.plan.strategies.fsdp_options import fsdp_engine, fsdp_mesh
-from paceline.plan.strategies.job import Findings, Job
-from paceline.plan.strategies.spec import TORCH_FORM, StrategySpec
+from paceline.plan.strategies.spec import TORCH_FORM, Findings, Job, StrategySpec
 from paceline.plan.strategy_options import EngineOptions, PipelineOptions
-from paceline.plan.workload.local_tensors import LocalTensor, StagesOfRank, own_stages, tp_share
+from paceline.plan.workload.local_tensors import (
+    LocalTensor,
+    StagesOfRank,
+    own_stages,
+    sharded_states,
+    tp_share,
+    whole_states,
+)
 from paceline.plan.workload.startup_memory import FIRST, HOST, LoadingSpec
-from paceline.plan.workload.state_bytes import sharded_states, whole_states
 from paceline.plan.workload.step_spec import WHOLE, StrategyLayout
 
 
@@ -37,10 +42,10 @@ class PipelineSpec(StrategySpec):
         return FIRST if not isinstance(engine, PipelineOptions) or engine.fsdp.meta_start else HOST
 
     def own_stages(self, plan: Plan, rank: int) -> StagesOfRank | None:
-        return own_stages(_own(plan.engine), plan.mesh, plan.mesh.coordinates(rank).pp)
+        return own_stages(PipelineOptions.own(plan.engine), plan.mesh, plan.mesh.coordinates(rank).pp)
 
     def states(self, plan: Plan, pieces: Sequence[LocalTensor], rank: int) -> ModelStates | None:
-        fsdp, mesh = _own(plan.engine).fsdp, plan.mesh
+        fsdp, mesh = PipelineOptions.own(plan.engine).fsdp, plan.mesh
         cut = [tp_share(p, mesh.tp, vocabulary=fsdp.loss_parallel) for p in pieces]
         return (
             sharded_states(plan, cut, rank) if mesh.dp_shard > 1 or mesh.tp > 1 else whole_states(plan, cut)
@@ -62,13 +67,8 @@ class PipelineSpec(StrategySpec):
             storage,
             pp=True,
             start=self.start(engine),
-            stages_a_rank=_own(engine).stages_a_rank,
+            stages_a_rank=PipelineOptions.own(engine).stages_a_rank,
         )
-
-
-def _own(engine: EngineOptions) -> PipelineOptions:
-    assert isinstance(engine, PipelineOptions)
-    return engine
 
 
 PIPELINE = PipelineSpec(

@@ -10,12 +10,17 @@ from paceline.core.json_types import JsonObject
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.mesh import BatchSplit, Mesh
 from paceline.plan.plan import ModelStates, Plan, Precision
-from paceline.plan.strategies.job import Findings, Job
-from paceline.plan.strategies.spec import TORCH_FORM, Simulated, StrategySpec
+from paceline.plan.strategies.spec import TORCH_FORM, Findings, Job, Simulated, StrategySpec
 from paceline.plan.strategy_options import EngineOptions, ThreadOptions
-from paceline.plan.workload.local_tensors import LocalTensor, tp_share
+from paceline.plan.workload.local_tensors import (
+    LocalTensor,
+    group_of,
+    piece_counters,
+    piece_moments,
+    tp_share,
+    whole_states,
+)
 from paceline.plan.workload.startup_memory import ARRIVES, LoadingSpec
-from paceline.plan.workload.state_bytes import group_of, piece_counters, piece_moments, whole_states
 from paceline.plan.workload.step_spec import WHOLE, StepSpec, StrategyLayout
 
 

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.workload.local_tensors import layer_ranges
+from paceline.plan.workload.local_tensors import Orthogonal, layer_ranges
 from paceline.plan.workload.startup_memory import CARD, LoadingSpec
-from paceline.plan.workload.state_bytes import Orthogonal
 
 
 @dataclass(frozen=True)

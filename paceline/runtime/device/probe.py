@@ -1,6 +1,6 @@
 """``python -m paceline.runtime.device.probe``: print what torch knows of accelerators, as JSON.
 
-Started by ``plan.hardware.torch_probe``, so that planning itself needs no torch, and a driver that hangs or
+Started by ``plan.hardware.probe``, so that planning itself needs no torch, and a driver that hangs or
 crashes takes this process alone with it.
 """
 

@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from paceline.checkpoint.async_checkpointer import AsyncCheckpointer, AsyncSaveResult
-from paceline.checkpoint.checkpointer import Checkpointer
-from paceline.checkpoint.format.folder_layout import step_name
+from paceline.checkpoint.checkpointer import AsyncCheckpointer, AsyncSaveResult, Checkpointer
+from paceline.checkpoint.format.verify_files import step_name
 from paceline.checkpoint.object_store.background_upload import Deadline, Uploads
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError

@@ -42,7 +42,7 @@ from paceline.plan.model.files.folder_check import (
     check_model_folder,
     classes_of_head,
 )
-from paceline.plan.model.files.shape_check import adapter_sizes
+from paceline.plan.model.files.safetensors_headers import adapter_sizes
 from paceline.plan.plan import Plan
 from paceline.training import codes
 from paceline.training.preflight.class_counts import class_numbers, empty_classes, with_head

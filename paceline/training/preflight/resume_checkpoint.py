@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.checkpoint import codes as checkpoint_codes
-from paceline.checkpoint.format.folder_layout import LATEST, scan
 from paceline.checkpoint.format.manifest import Manifest
-from paceline.checkpoint.format.verify_files import read_config, read_manifest, read_state
+from paceline.checkpoint.format.verify_files import LATEST, read_config, read_manifest, read_state, scan
 from paceline.checkpoint.load.find_checkpoint import (
     AUTO,
     BEFORE_BYTES,

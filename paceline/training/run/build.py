@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.algorithms.algorithm import Algorithm, algorithm_class
 from paceline.algorithms.moe_balance_loss import WithBalanceLoss
-from paceline.checkpoint.async_checkpointer import AsyncCheckpointer
-from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.checkpointer import AsyncCheckpointer, Checkpointer
 from paceline.checkpoint.export.untrained_tensors import STATE_KEY
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.checkpoint.node_local.shared_disks import Disks

@@ -14,7 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import listed, open_run_file
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir
-from paceline.watch.page.folder import read_json
+from paceline.watch.page.glance import read_json
 from paceline.watch.page.view import RunView
 
 LOG_NAME = re.compile(r"(training|rank-\d{1,6})\.log")  # a name from a URL: nothing else is ever opened

@@ -21,8 +21,7 @@ from paceline.core.json_types import JsonObject
 from paceline.launch.loopback_guard import HOSTS, Guard
 from paceline.watch.page.columns import Reduced
 from paceline.watch.page.documents import config_of, log_names, log_page, plan_of, samples_of
-from paceline.watch.page.runs import Runs
-from paceline.watch.page.view import RunView
+from paceline.watch.page.view import Runs, RunView
 
 STATIC = Path(__file__).with_name("static")
 READ_SECONDS = 0.4  # of events a request; the page asks again until all is read

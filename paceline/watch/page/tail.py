@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from paceline.core.files import open_run_file, written_from
-from paceline.runlog.eventlog import MAX_LINE_BYTES
+from paceline.runlog.events import MAX_LINE_BYTES
 
 BLOCK_BYTES = 1 << 20  # lines are parsed between two looks at the clock
 _HEAD_BYTES = 200  # of the first line, by which a file is recognised

@@ -16,8 +16,7 @@ from paceline.api.callbacks import Listener
 from paceline.api.html import loss_curve
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import EventLog
-from paceline.runlog.events import Eval, Event, RunStarted, Step
+from paceline.runlog.events import Eval, Event, EventLog, RunStarted, Step
 
 Tiny = Callable[..., dict[str, Any]]
 

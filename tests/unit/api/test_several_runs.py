@@ -21,8 +21,7 @@ from paceline.api.several_runs import (
 from paceline.cli.main import dispatch
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import EventLog
-from paceline.runlog.events import Eval, Finished, RunStarted, Step
+from paceline.runlog.events import Eval, EventLog, Finished, RunStarted, Step
 
 
 def step_of(number: int, loss: float, lr: float, digest: str) -> Step:

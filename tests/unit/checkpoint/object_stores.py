@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.object_store.interface import ObjectFacts, ReadBack, StoreUnavailable
-from paceline.checkpoint.object_store.lease import Lease
+from paceline.checkpoint.object_store.writer import Lease
 from paceline.config.registries.object_store_url import ObjectUrl, parse_url
 
 URL: ObjectUrl = parse_url("s3://bucket/run")

@@ -13,8 +13,7 @@ import torch
 from checkpoint_samples import FILES, OneRank, on_ranks, sample_shards, whole
 from test_crash_points import Killed, check, kill_at, points
 
-from paceline.checkpoint.async_checkpointer import AsyncCheckpointer, SnapshotMemory
-from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.checkpointer import AsyncCheckpointer, Checkpointer, SnapshotMemory
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import CheckpointError
@@ -134,7 +133,7 @@ def test_without_memory_for_a_snapshot_the_save_is_synchronous_and_says_so(
     def none_left(num_bytes: int, *, pinned: bool) -> torch.Tensor:
         raise MemoryError
 
-    monkeypatch.setattr("paceline.checkpoint.async_checkpointer.allocate_host", none_left)
+    monkeypatch.setattr("paceline.checkpoint.checkpointer.allocate_host", none_left)
     weight, saves = torch.ones(8), beside(run)
     saves.start(1, [whole("w", weight)], {}, {})
     assert not saves.is_working, "it had ended when the loop went on"
@@ -164,18 +163,18 @@ def test_a_kill_at_every_point_of_a_save_beside_training(tmp_path: Path) -> None
 
 
 def test_one_scan_a_save(run: RunDir, save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.checkpoint.format import folder_layout
+    from paceline.checkpoint.format import verify_files
 
     for step in (1, 2, 3):
         save(step)
     seen: list[str] = []
-    real = folder_layout.examine_folder
+    real = verify_files.examine_folder
 
-    def look(path: Path, name: str) -> folder_layout.CheckpointFolder:
+    def look(path: Path, name: str) -> verify_files.CheckpointFolder:
         seen.append(name)
         return replace(real(path, name))
 
-    monkeypatch.setattr(folder_layout, "examine_folder", look)
+    monkeypatch.setattr(verify_files, "examine_folder", look)
     save(4, keep=2)
     assert seen == ["step-00000001", "step-00000002", "step-00000003"]
     assert sorted(p.name for p in run.checkpoints.glob("step-*")) == ["step-00000003", "step-00000004"]

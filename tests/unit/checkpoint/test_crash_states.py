@@ -14,8 +14,7 @@ import torch
 from checkpoint_samples import FILES, OneRank, on_ranks, sample_shards
 from recorded import Crash, Recorder, Tree, crashes, read_tree, write_tree
 
-from paceline.checkpoint.async_checkpointer import AsyncCheckpointer
-from paceline.checkpoint.checkpointer import Checkpointer
+from paceline.checkpoint.checkpointer import AsyncCheckpointer, Checkpointer
 from paceline.checkpoint.format.verify_files import open_part, read_manifest, verify_open
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint
 from paceline.checkpoint.node_local.inventory import Survey, files_of, parts_in

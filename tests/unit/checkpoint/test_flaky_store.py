@@ -23,10 +23,9 @@ from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.format.block_hashes import BlockSizes
 from paceline.checkpoint.object_store.background_upload import Uploads
 from paceline.checkpoint.object_store.commits import read_head
-from paceline.checkpoint.object_store.download import download_newest
-from paceline.checkpoint.object_store.lease import check_store
 from paceline.checkpoint.object_store.obstore_backend import open_store
-from paceline.checkpoint.object_store.writer import StoreWriter
+from paceline.checkpoint.object_store.transfer import download_newest
+from paceline.checkpoint.object_store.writer import StoreWriter, check_store
 from paceline.checkpoint.save.retention import RetentionRule
 from paceline.config.registries.object_store_url import ObjectUrl, parse_url
 from paceline.core.errors import CheckpointError

@@ -17,10 +17,9 @@ from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint
 from paceline.checkpoint.object_store.background_upload import Uploads
 from paceline.checkpoint.object_store.commits import COMMITS, Commit, last_number, read_head
-from paceline.checkpoint.object_store.download import download_named, download_newest
 from paceline.checkpoint.object_store.interface import ObjectStore, ReadBack, StoreRefused, create_own
-from paceline.checkpoint.object_store.lease import check_store, take_claim, wait_until_free
-from paceline.checkpoint.object_store.writer import StoreWriter
+from paceline.checkpoint.object_store.transfer import download_named, download_newest
+from paceline.checkpoint.object_store.writer import StoreWriter, check_store, take_claim, wait_until_free
 from paceline.checkpoint.save.retention import RetentionRule
 from paceline.config.registries.object_store_url import parse_url
 from paceline.core.diagnostics import Diagnostic
@@ -289,7 +288,7 @@ def test_a_run_that_was_taken_over_commits_no_more(tmp_path: Path) -> None:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims say nothing of processes, as those of another machine."""
-    monkeypatch.setattr("paceline.checkpoint.object_store.lease.this_process", dict)
+    monkeypatch.setattr("paceline.checkpoint.object_store.writer.this_process", dict)
 
 
 def test_a_live_claim_is_refused_and_a_silent_one_taken_over(elsewhere: None) -> None:
@@ -322,7 +321,7 @@ def test_a_claim_of_a_process_that_died_here_is_free_at_once(monkeypatch: pytest
     store = MemoryStore()
     take_claim(store, URL, "run-a", store.clock.lease())
     before = store.clock.now
-    monkeypatch.setattr("paceline.checkpoint.object_store.lease.started_at", lambda pid: "another process")
+    monkeypatch.setattr("paceline.checkpoint.object_store.writer.started_at", lambda pid: "another process")
     assert take_claim(store, URL, "run-b", store.clock.lease()).number == 2 and store.clock.now == before
 
 

@@ -10,7 +10,7 @@ from object_stores import URL, MemoryStore, lost
 from test_objects import Run, head_of, impatient, tree, upload_all, wait_until
 
 from paceline.checkpoint.object_store.commits import COMMITS
-from paceline.checkpoint.object_store.download import download_named
+from paceline.checkpoint.object_store.transfer import download_named
 
 __all__ = ["impatient"]
 

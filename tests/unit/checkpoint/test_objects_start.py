@@ -12,8 +12,8 @@ from test_objects import save, tree
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint
 from paceline.checkpoint.node_local.shared_disks import Disks
 from paceline.checkpoint.object_store.background_upload import open_uploads
-from paceline.checkpoint.object_store.lease import Lease, take_claim
 from paceline.checkpoint.object_store.obstore_backend import open_store
+from paceline.checkpoint.object_store.writer import Lease, take_claim
 from paceline.checkpoint.preflight import main
 from paceline.checkpoint.save.retention import RetentionRule
 from paceline.config.registries.object_store_url import parse_url
@@ -132,7 +132,7 @@ def test_a_large_one_is_left_to_the_ranks_and_one_of_a_newer_paceline_is_refused
 ) -> None:
     place = Place(tmp_path, 1)
     spoil(save(place.run, 1), "flipped")
-    monkeypatch.setattr("paceline.checkpoint.object_store.download.BEFORE_BYTES", 0)
+    monkeypatch.setattr("paceline.checkpoint.object_store.transfer.BEFORE_BYTES", 0)
     assert place.start("auto") == []
     manifest = place.run.checkpoint(1) / "manifest.json"
     data = json.loads(manifest.read_text())
@@ -185,7 +185,7 @@ def test_a_second_writer_is_refused_before_its_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(tmp_path)
-    monkeypatch.setattr("paceline.checkpoint.object_store.lease.this_process", dict)
+    monkeypatch.setattr("paceline.checkpoint.object_store.writer.this_process", dict)
     url, slow = parse_url(place.url), Lease(0.5, 0.05)
     take_claim(open_store(url), url, "another run", slow)
     monkeypatch.setattr("paceline.checkpoint.preflight.Lease", lambda: slow)

@@ -20,7 +20,7 @@ import torch
 from checkpoint_samples import OneRank, whole
 
 from paceline.checkpoint.checkpointer import Checkpointer
-from paceline.checkpoint.convert.writer import spec_of
+from paceline.checkpoint.convert.convert import spec_of
 from paceline.checkpoint.export.hf_export import export_hf
 from paceline.config.schema import Config
 from paceline.config.sections.lora import LoraSection
@@ -29,7 +29,7 @@ from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.plan.features.lora import adapter_of, adapter_parameters
 from paceline.plan.features.peft_settings import CARRIED, NO_MATTER, REFUSED
-from paceline.plan.model.files.shape_check import adapter_sizes
+from paceline.plan.model.files.safetensors_headers import adapter_sizes
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan_json import to_json
 from paceline.protocols.model import BuildOptions

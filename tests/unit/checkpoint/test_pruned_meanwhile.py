@@ -15,9 +15,9 @@ from paceline.checkpoint import main as verbs
 from paceline.checkpoint.commands import verify
 from paceline.checkpoint.commands.diff import compare
 from paceline.checkpoint.commands.prune import prune_run
-from paceline.checkpoint.format import folder_layout
+from paceline.checkpoint.format import verify_files
 from paceline.checkpoint.load import find_checkpoint
-from paceline.checkpoint.load.list_checkpoints import as_table, list_checkpoints
+from paceline.checkpoint.load.find_checkpoint import as_table, list_checkpoints
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.checkpoint.main import main
 from paceline.checkpoint.save.retention import RetentionRule, last_verified
@@ -41,8 +41,8 @@ def both(run: Path) -> None:
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "scan": lambda run: (
-        folder_layout.scan(run / "checkpoints"),
-        folder_layout.leftovers(run / "checkpoints"),
+        verify_files.scan(run / "checkpoints"),
+        verify_files.leftovers(run / "checkpoints"),
     ),
     "list": lambda run: as_table(list_checkpoints(run / "checkpoints")),
     "examine": lambda run: verify.examine(step(run)),

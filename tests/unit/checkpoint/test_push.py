@@ -16,8 +16,7 @@ from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.export.main import main
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import EventLog
-from paceline.runlog.events import Eval, RunStarted, Step
+from paceline.runlog.events import Eval, EventLog, RunStarted, Step
 
 # huggingface_hub hands bytes to its HTTP client in a way that this wants otherwise
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")

@@ -142,7 +142,7 @@ def test_a_flipped_byte_is_the_same_error_on_all_ranks(run: RunDir, now: int, pa
 
 
 def test_verdicts_come_in_rounds_where_there_are_many(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.checkpoint.load.distributed_verify.LEAVES_A_ROUND", 40)  # a block and a bit
+    monkeypatch.setattr("paceline.checkpoint.load.shard_files.LEAVES_A_ROUND", 40)  # a block and a bit
     path = saved(run, 4)
     assert not any(isinstance(answer, Exception) for answer in resumed(path, 3))
     flip(path / "shard-00003-of-00004.safetensors", -3)

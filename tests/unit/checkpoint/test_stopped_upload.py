@@ -22,9 +22,8 @@ from test_objects import KEEP_ALL, Run, head_of, impatient, save, upload_all, wa
 from paceline.checkpoint.main import main as verbs
 from paceline.checkpoint.object_store.background_upload import Deadline, Uploads
 from paceline.checkpoint.object_store.commits import COMMITS, read_head
-from paceline.checkpoint.object_store.lease import CLAIMS
 from paceline.checkpoint.object_store.obstore_backend import open_store
-from paceline.checkpoint.object_store.writer import StoreWriter
+from paceline.checkpoint.object_store.writer import CLAIMS, StoreWriter
 from paceline.config.registries.object_store_url import parse_url
 from paceline.core.errors import ExitCode
 from paceline.core.rundir import RunDir

@@ -14,7 +14,7 @@ import torch
 from checkpoint_samples import FILES, OneRank, on_ranks, sample_shards
 
 from paceline.checkpoint.checkpointer import Checkpointer
-from paceline.checkpoint.format.folder_layout import scan
+from paceline.checkpoint.format.verify_files import scan
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.diagnostics import Diagnostic

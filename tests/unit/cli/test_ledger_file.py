@@ -17,8 +17,7 @@ from paceline.launch.preflight.plan_job import planned
 from paceline.plan.cost.from_plan import predictions
 from paceline.plan.cost.measured_runs import LedgerEntry, append, read
 from paceline.plan.hardware.probe import probe_hardware
-from paceline.runlog.eventlog import EventLog
-from paceline.runlog.events import Step
+from paceline.runlog.events import EventLog, Step
 
 
 def test_the_path_follows_the_environment() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.llamafactory_flags import are_llamafactory, from_llamafactory
+from paceline.cli.compat import are_llamafactory, from_llamafactory
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
 from paceline.rules import of_config

@@ -29,7 +29,7 @@ from paceline.core.plugins.tables import ALGORITHMS
 from paceline.core.rundir import RunDir
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.plan.timeouts import WaitLimits
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan

@@ -28,7 +28,7 @@ from paceline.config.yaml_text.read_file import read_table
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import as_object
 from paceline.core.plugins.tables import STRATEGIES
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
 
 Load = Callable[..., Any]

@@ -18,8 +18,7 @@ from paceline.core.rundir import RunDir
 from paceline.demo import main, steps
 from paceline.demo.files import make_material
 from paceline.demo.main import RECIPES
-from paceline.runlog.eventlog import EventLog
-from paceline.runlog.events import Eval, RunStarted
+from paceline.runlog.events import Eval, EventLog, RunStarted
 
 
 class Commands:

@@ -26,7 +26,7 @@ from paceline.plan.features.experts import PRODUCT_AN_EXPERT, PRODUCTS
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.hardware.device_files import triton_obstacle
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Role
 from paceline.protocols.window import UnreadResult

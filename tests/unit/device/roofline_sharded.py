@@ -34,7 +34,7 @@ from paceline.models.attention.flex_attention import VisibleKeys
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.model_catalogue import named_config
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.protocols.model import BuildOptions, RootModule
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan

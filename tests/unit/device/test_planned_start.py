@@ -27,7 +27,7 @@ from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.family import families
 from paceline.plan.model.read_config import shape_of
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.plan.workload.startup_memory import INTERPRETER, PEFT
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan

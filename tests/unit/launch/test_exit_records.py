@@ -26,8 +26,7 @@ from paceline.launch.supervision.worker_channel import (
     WorkerServer,
     encoded,
 )
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Error
+from paceline.runlog.events import Error, read_events
 from paceline.runlog.redact import Redactor
 
 V2 = "36 32 0:31 / {mount} rw - cgroup2 cgroup2 rw\n"

@@ -24,7 +24,7 @@ from paceline.models.role_module import RoleModule
 from paceline.plan.features.lora import adapter_parameters
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan import AdapterSpec
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.protocols.roles import Output
 from paceline.rules.planning import make_plan
 from paceline.training.rollout.server import whole

@@ -19,7 +19,7 @@ from paceline.models.role_module import RoleModule
 from paceline.plan.cost.from_plan import predicted_plan
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output
 from paceline.rules.planning import make_plan

@@ -21,7 +21,7 @@ from paceline.plan.features.lora import adapter_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.model.shape import LINEAR
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.plan.workload.local_tensors import pieces_of, scale_bytes
 from paceline.protocols.model import BuildOptions
 from paceline.rules.planning import make_plan

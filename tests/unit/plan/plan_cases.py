@@ -12,7 +12,7 @@ from typing import Any
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
 
 GIB = 2**30

@@ -11,8 +11,8 @@ import pytest
 
 from paceline.config.sections.model import ModelSection
 from paceline.core.json_types import JsonObject
-from paceline.plan.model import class_listing_process
-from paceline.plan.model.class_listing_process import counted, listing_of
+from paceline.plan.model import parameter_list
+from paceline.plan.model.parameter_list import counted, listing_of
 from paceline.plan.model.read_config import shape_from_config, shape_of
 from paceline.plan.model.shape import EMBEDDING, LINEAR, LayerRun, Listed, Listing
 from paceline.plan.plan_json import to_json
@@ -36,7 +36,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(request)
         return LISTING, ""
 
-    monkeypatch.setattr(class_listing_process, "query_class", answer)
+    monkeypatch.setattr(parameter_list, "query_class", answer)
     return found
 
 
@@ -83,7 +83,7 @@ def test_code_of_a_model_is_named_and_its_answer_is_not_kept(asked: list[Any], t
 def test_where_it_cannot_be_asked_the_formula_s_counts_stay_and_it_is_said(
     module: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(class_listing_process, "MODULE", module)
+    monkeypatch.setattr(parameter_list, "MODULE", module)
     about = shape_from_config(MAMBA)
     shape = counted(about, MAMBA, {"PACELINE_CACHE": str(tmp_path)})
     assert why in shape.why_about and not shape.exact and shape.num_parameters == about.num_parameters
@@ -91,7 +91,7 @@ def test_where_it_cannot_be_asked_the_formula_s_counts_stay_and_it_is_said(
 
 
 def test_without_torch_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(class_listing_process.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(parameter_list.util, "find_spec", lambda name: None)
     assert listing_of(MAMBA, {}) == (None, "torch and transformers: not installed here")
 
 

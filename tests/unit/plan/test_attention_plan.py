@@ -26,7 +26,7 @@ from paceline.plan.model.kernels import (
 from paceline.plan.model.model_catalogue import named_config
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan import Plan, Precision
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
 
 

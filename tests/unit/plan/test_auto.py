@@ -18,7 +18,7 @@ from paceline.plan.hardware.probe import Hardware, probe_hardware
 from paceline.plan.model.model_catalogue import known_models
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
 
 CPU = replace(probe_hardware({}, use_cpu=True), packages=None)

@@ -17,7 +17,7 @@ from paceline.plan.cost.step_time import Group, latency, pass_time, speed_of
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.model_catalogue import known_models, model_shape
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.plan.workload.step_spec import AdapterSize, StepSpec
 from paceline.rules.planning import make_plan
 

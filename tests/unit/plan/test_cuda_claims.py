@@ -19,7 +19,7 @@ from paceline.models.attention.reference_attention import AttentionOptions
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.fused_layers import rms_norm
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.protocols.batch import Batch
 from paceline.rules.planning import make_plan
 from paceline.runtime.device import device as device_room

@@ -17,8 +17,7 @@ from paceline.core.errors import ConfigError
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
-from paceline.plan.strategies.spec import strategy_spec
+from paceline.plan.strategies.spec import Job, strategy_spec
 from paceline.rules.planning import make_plan
 
 ROOT = Path(__file__).resolve().parents[3]

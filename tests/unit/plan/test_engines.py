@@ -18,7 +18,7 @@ from paceline.plan.explain import explain
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.plan.strategy_options import NO_OPTIONS, Wrap
 from paceline.rules.planning import make_plan
 

@@ -10,7 +10,7 @@ import pytest
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
 from paceline.plan.hardware.device_catalogue import cluster_of
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
 
 

@@ -13,8 +13,7 @@ from paceline.core.errors import ConfigError
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.model_catalogue import known_models
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
-from paceline.plan.strategies.spec import strategy_spec
+from paceline.plan.strategies.spec import Job, strategy_spec
 from paceline.rules.planning import make_plan
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.doctor import inspect
-from paceline.plan.hardware import probe, torch_probe, vendor_smi
+from paceline.plan.hardware import probe, vendor_smi
 from paceline.plan.hardware.choose_devices import DeviceSelection, choose
 from paceline.plan.hardware.probe_results import (
     DeviceFiles,
@@ -94,7 +94,7 @@ def test_rocm_smi_with_warnings_around_it_and_a_dozen_cards() -> None:
 
 @pytest.mark.parametrize("text", ["3", "null", "[]", '"x"', "[[[", "{}", ""])
 def test_an_answer_of_torch_that_is_none(text: str) -> None:
-    assert torch_probe.parse_answer(text) is None
+    assert probe.parse_answer(text) is None
 
 
 def silent(wheel: Wheel, environ: dict[str, str], **seen: SmiAnswer | DeviceFiles) -> DeviceSelection:

@@ -7,7 +7,7 @@ import pytest
 from paceline.config.schema import Config
 from paceline.plan.features.experts import PRODUCT_AN_EXPERT, PRODUCTS
 from paceline.plan.hardware.device_catalogue import cluster_of
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
 
 MIXTURE = {

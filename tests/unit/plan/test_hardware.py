@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from paceline.core.plugins.tables import source_of
+from paceline.plan.hardware import probe as ask
 from paceline.plan.hardware import probe as hardware
-from paceline.plan.hardware import torch_probe as ask
 from paceline.plan.hardware.device_files import device_nodes
 from paceline.plan.hardware.probe import (
     Hardware,

@@ -18,7 +18,7 @@ from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
 
 GIB = 1024**3

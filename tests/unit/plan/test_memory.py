@@ -24,8 +24,8 @@ from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.parameter_list import parameters_of
 from paceline.plan.model.read_config import scoring, shape_from_config
 from paceline.plan.plan import ModelStates, OptimizerSpec, Plan
-from paceline.plan.strategies.job import Job
-from paceline.plan.workload.state_bytes import moment_bytes, sum_of
+from paceline.plan.strategies.spec import Job
+from paceline.plan.workload.local_tensors import moment_bytes, sum_of
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
 from paceline.strategies.model_handle import storage_bytes

@@ -10,7 +10,7 @@ import pytest
 from paceline.config.schema import Config
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.plan import Decision
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
 
 CPU = replace(probe_hardware({}, use_cpu=True), packages=None)

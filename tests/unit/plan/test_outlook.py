@@ -13,7 +13,7 @@ from paceline.plan.cost.search import Candidate, SearchSpec, search
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.model_catalogue import known_models, model_shape
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.plan.workload.step_spec import AdapterSize
 from paceline.rules.planning import make_plan
 

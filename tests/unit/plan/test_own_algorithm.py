@@ -22,7 +22,7 @@ from paceline.core.errors import ConfigError
 from paceline.data.rows.kinds.base import RowKind, row_kind
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.protocols.roles import Output, Role
 from paceline.rules import check
 from paceline.rules.planning import make_plan

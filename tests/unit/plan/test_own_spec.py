@@ -19,8 +19,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import is_assigned
 from paceline.plan.cost.from_plan import predicted_plan
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
-from paceline.plan.strategies.spec import state_form, strategy_spec
+from paceline.plan.strategies.spec import Job, state_form, strategy_spec
 from paceline.rules.planning import make_plan
 from paceline.strategies.registry import strategy_class
 

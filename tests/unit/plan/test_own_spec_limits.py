@@ -10,8 +10,7 @@ from plan_cases import CPU, MACHINES, MODELS
 
 from paceline.config.schema import Config
 from paceline.launch.preflight.plan_job import is_single_process
-from paceline.plan.strategies.job import Job
-from paceline.plan.strategies.spec import StrategySpec, declared_spec
+from paceline.plan.strategies.spec import Job, StrategySpec, declared_spec
 from paceline.rules.planning import try_plan
 
 

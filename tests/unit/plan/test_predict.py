@@ -37,8 +37,7 @@ from paceline.plan.model.model_catalogue import model_shape
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan import OptimizerSpec
 from paceline.plan.strategies.spec import strategy_spec
-from paceline.plan.workload.local_tensors import LocalTensor
-from paceline.plan.workload.state_bytes import Orthogonal, orthogonal
+from paceline.plan.workload.local_tensors import LocalTensor, Orthogonal, orthogonal
 from paceline.plan.workload.step_spec import AdapterSize, RolloutSpec, StepSpec, Storage, why_not_run
 
 C = memory_coefficients()

@@ -20,8 +20,7 @@ from paceline.plan.features.precision import choose_precision
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
-from paceline.plan.strategies.spec import strategy_spec
+from paceline.plan.strategies.spec import Job, strategy_spec
 from paceline.rules.planning import make_plan
 from paceline.strategies.optimizers.build import build_optimizer
 

@@ -21,8 +21,7 @@ from paceline.plan.model.files.safetensors_headers import with_stored
 from paceline.plan.model.model_catalogue import known_models
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
-from paceline.plan.strategies.spec import strategy_spec, strategy_specs
+from paceline.plan.strategies.spec import Job, strategy_spec, strategy_specs
 from paceline.plan.strategy_options import NO_OPTIONS, DeepSpeedOptions, FsdpOptions
 from paceline.plan.workload.startup_memory import (
     ARRIVES,

@@ -10,7 +10,7 @@ from paceline.config.schema import Config
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.model.shrink import shrunk
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
 from paceline.verify.sides import TOLERANCES, gradient_checks, reference_for, runs_to_compare
 from paceline.verify.verdict import judge, judge_probe

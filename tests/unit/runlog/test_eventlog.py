@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.runlog.eventlog import EventLog, EventTail, read_events
 from paceline.runlog.events import (
     KINDS,
     Answers,
@@ -16,6 +15,8 @@ from paceline.runlog.events import (
     Error,
     Eval,
     Event,
+    EventLog,
+    EventTail,
     Finished,
     Notice,
     RunStarted,
@@ -23,6 +24,7 @@ from paceline.runlog.events import (
     Step,
     Unknown,
     from_json,
+    read_events,
     to_json,
 )
 from paceline.runlog.redact import Redactor

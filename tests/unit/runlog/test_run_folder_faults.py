@@ -18,8 +18,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.os_errors import refusal_of
 from paceline.core.rundir import RunDir
 from paceline.launch.claim_run_dir import claim
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Finished, Notice
+from paceline.runlog.events import Finished, Notice, read_events
 from paceline.runlog.log import RunLog
 from paceline.runlog.place import RunDirWatch
 from paceline.runlog.redact import Redactor

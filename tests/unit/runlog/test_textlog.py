@@ -9,8 +9,7 @@ import pytest
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.rundir import RunDir
 from paceline.core.security.secrets import secrets_in
-from paceline.runlog.eventlog import read_events
-from paceline.runlog.events import Notice, RunStarted, Step
+from paceline.runlog.events import Notice, RunStarted, Step, read_events
 from paceline.runlog.lines import line_of
 from paceline.runlog.log import RunLog, TextLog
 from paceline.runlog.redact import Redactor, printable

@@ -20,7 +20,7 @@ from paceline.plan.cost.simulation_check import Compared, compare, partly, table
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.family import families
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.plan.strategy_options import FsdpOptions
 from paceline.rules.planning import make_plan
 from paceline.simulate.model import FakeFactory

@@ -14,10 +14,10 @@ from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.models.factory import HFModelFactory
-from paceline.plan.cost.memory.optimizer_bytes import OptimizerStates
+from paceline.plan.cost.memory.model_states import OptimizerStates
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.plan import OptimizerSpec, Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
 from paceline.strategies.optimizers.build import build_optimizer
 from paceline.strategies.optimizers.galore_adamw import GaLoreAdamW, basis

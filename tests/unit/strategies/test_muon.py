@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from paceline.plan.plan import OptimizerSpec
-from paceline.plan.workload.local_tensors import LocalTensor
-from paceline.plan.workload.state_bytes import piece_counters, piece_moments
+from paceline.plan.workload.local_tensors import LocalTensor, piece_counters, piece_moments
 from paceline.strategies.optimizers.build import build_optimizer
 from paceline.strategies.optimizers.muon import ORTHOGONAL, MuonWithAdamW, orthogonal_update
 

@@ -14,7 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.models.triton_kernels import reference
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.plan import OptimizerSpec, Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
 from paceline.strategies.optimizers.build import build_optimizer
 from paceline.strategies.optimizers.stochastic_rounding_adamw import RoundedAdamW, noise_keys

@@ -19,7 +19,7 @@ from paceline.plan.hardware.probe import Hardware, probe_hardware
 from paceline.plan.layout_search import what_fits
 from paceline.plan.model.model_catalogue import known_models
 from paceline.plan.plan import Plan
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
 from paceline.runtime.process_group.world import World
 from paceline.training import errors

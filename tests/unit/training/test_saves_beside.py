@@ -9,8 +9,7 @@ from unittest import mock
 import pytest
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.async_checkpointer import AsyncSaveResult
-from paceline.checkpoint.checkpointer import SaveCost
+from paceline.checkpoint.checkpointer import AsyncSaveResult, SaveCost
 from paceline.core.errors import CheckpointError
 from paceline.runlog import events
 from paceline.training.checkpointing.saver import RunCheckpointer

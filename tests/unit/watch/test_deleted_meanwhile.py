@@ -18,7 +18,7 @@ from vanishing import deleted_at_every_call
 
 from paceline.api.run import Run, checkpoints
 from paceline.api.several_runs import facts_below
-from paceline.checkpoint.format import folder_layout
+from paceline.checkpoint.format import verify_files
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.doctor import flights
@@ -26,8 +26,7 @@ from paceline.launch import claim_run_dir
 from paceline.launch.environment import deepspeed_build_locks
 from paceline.launch.preflight import facts, once_per_node
 from paceline.watch.page import documents
-from paceline.watch.page.runs import Runs
-from paceline.watch.page.view import RunView
+from paceline.watch.page.view import Runs, RunView
 
 
 def a_run(root: Path) -> RunDir:
@@ -82,8 +81,8 @@ READERS: dict[str, Callable[[RunDir, Path], Any]] = {
     "api": api,
     "facts_below": lambda run, cache: facts_below(run.root.parent),
     "scan": lambda run, cache: (
-        folder_layout.scan(run.checkpoints),
-        folder_layout.leftover_hints(run.checkpoints),
+        verify_files.scan(run.checkpoints),
+        verify_files.leftover_hints(run.checkpoints),
     ),
     "flights": lambda run, cache: list(flights.run_findings(run)),
     "count": lambda run, cache: facts.count_checkpoints(run),

@@ -11,8 +11,7 @@ from page_runs import begin, losses, notice, samples, step, view_of, write_run
 
 from paceline.runlog.history import load_history
 from paceline.watch.page.columns import Columns, reduced
-from paceline.watch.page.runs import Runs
-from paceline.watch.page.view import RunView
+from paceline.watch.page.view import Runs, RunView
 
 
 def test_a_resume_replaces_the_steps_after_its_first(tmp_path: Path) -> None:

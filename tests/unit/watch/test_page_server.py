@@ -16,10 +16,9 @@ from paceline.config.load import load_config
 from paceline.config.source import DEFAULTS
 from paceline.core.errors import ConfigError
 from paceline.watch.page.documents import ABOVE, config_of, log_page, samples_of
-from paceline.watch.page.folder import LastBeat
-from paceline.watch.page.glance import StateName, state_of_run
+from paceline.watch.page.glance import LastBeat, StateName, state_of_run
 from paceline.watch.page.report import STATIC, write_report
-from paceline.watch.page.runs import Runs
+from paceline.watch.page.view import Runs
 
 NOW = 1000.0
 

@@ -10,8 +10,17 @@ import pytest
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
-from paceline.runlog.eventlog import EventLog
-from paceline.runlog.events import Answers, CheckpointSaved, Error, Eval, Event, Finished, RunStarted, Step
+from paceline.runlog.events import (
+    Answers,
+    CheckpointSaved,
+    Error,
+    Eval,
+    Event,
+    EventLog,
+    Finished,
+    RunStarted,
+    Step,
+)
 from paceline.runlog.history import load_history
 from paceline.watch.figure import Curve, running_mean
 from paceline.watch.plot import main, plot_run

@@ -14,15 +14,14 @@ from itertools import compress
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes, human_seconds
 from paceline.plan import codes
-from paceline.plan.cost.memory.model_states import states_by_role
-from paceline.plan.cost.memory.optimizer_bytes import OptimizerStates
+from paceline.plan.cost.memory.model_states import OptimizerStates, states_by_role
 from paceline.plan.features.lora import adapter_parameters
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.parameter_list import parameters_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import AdapterSpec, Decision, ModelStates, Plan, decomposes
 from paceline.plan.strategies.spec import strategy_spec
-from paceline.plan.workload.local_tensors import LocalTensor, pieces_of, scale_bytes
+from paceline.plan.workload.local_tensors import SIZES, LocalTensor, pieces_of, scale_bytes
 from paceline.plan.workload.startup_memory import (
     INTERPRETER,
     PACKING,
@@ -36,7 +35,6 @@ from paceline.plan.workload.startup_memory import (
     mapped,
     start_of,
 )
-from paceline.plan.workload.state_bytes import SIZES
 
 KEY = "training.distributed_strategy"
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from paceline.config.backend_files.deepspeed.key_verdicts import OPTIMIZERS, SCHEDULES
 from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
-from paceline.plan.mesh import BatchSplit, Mesh
+from paceline.plan.mesh import BatchSplit
 from paceline.plan.plan import Precision
 from paceline.plan.strategies.deepspeed.zero_block import KEY, zero_optimization
 
 if TYPE_CHECKING:
-    from paceline.plan.strategies.job import Findings, Job
+    from paceline.plan.strategies.spec import Findings, Job
     from paceline.plan.strategy_options import DeepSpeedOptions
 
 
@@ -103,7 +103,6 @@ def compile_config(
     user: Mapping[str, Json],
     engine: DeepSpeedOptions,
     job: Job,
-    mesh: Mesh,
     batch: BatchSplit,
     precision: Precision,
     findings: Findings,

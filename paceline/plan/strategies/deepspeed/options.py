@@ -19,7 +19,7 @@ from paceline.plan.strategies.deepspeed.zero_block import (
     user_config,
     zero_block,
 )
-from paceline.plan.strategies.job import Findings, Job
+from paceline.plan.strategies.spec import Findings, Job
 from paceline.plan.strategy_options import DeepSpeedOptions
 
 
@@ -247,7 +247,7 @@ def deepspeed_engine(
     )
     _check_stage(stage, engine.autotp_size, job, precision, findings)
     _report_engine(engine, mesh, findings)
-    return replace(engine, config=compile_config(user, engine, job, mesh, batch, precision, findings))
+    return replace(engine, config=compile_config(user, engine, job, batch, precision, findings))
 
 
 def _stage_that_counts(stage: int, mesh: Mesh, precision: Precision, findings: Findings) -> int:

@@ -12,7 +12,7 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.plan import codes
 
 if TYPE_CHECKING:
-    from paceline.plan.strategies.job import Findings, Job
+    from paceline.plan.strategies.spec import Findings, Job
     from paceline.plan.strategy_options import DeepSpeedOptions
 
 _DEVICES = ("none", "cpu", "nvme")
