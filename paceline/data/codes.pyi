@@ -99,6 +99,17 @@ class _DATA_FIELDS_UNREAD(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _DATA_ANSWERS_IN_A_ROW(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        rows: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _DATA_DISGUISED(CodeName):
     def __call__(
         self,
@@ -404,6 +415,7 @@ DATA_NOT_WRITTEN: _DATA_NOT_WRITTEN
 DATA_UNOPENED_ANSWER: _DATA_UNOPENED_ANSWER
 DATA_UNKNOWN_FIELD: Code
 DATA_FIELDS_UNREAD: _DATA_FIELDS_UNREAD
+DATA_ANSWERS_IN_A_ROW: _DATA_ANSWERS_IN_A_ROW
 DATA_DISGUISED: _DATA_DISGUISED
 DATA_EMPTY_FOLDER: _DATA_EMPTY_FOLDER
 DATA_CARD: Code

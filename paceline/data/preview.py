@@ -131,7 +131,8 @@ def _document(setup: Setup, encoder: Encoder, example: Example) -> ShownDocument
 class Totals:
     """What a prepared data set comes to. ``lengths``: int32, tokens of each document; ``duplicates``:
     documents that are equal to an earlier one; ``not_read``: rows by the name of a field that took no part;
-    ``set_aside``: the same for fields that say nothing of the text.
+    ``set_aside``: the same for fields that say nothing of the text; ``in_a_row``: rows with several answers
+    in a row.
     """
 
     rows: int
@@ -143,6 +144,7 @@ class Totals:
     duplicates: int
     not_read: dict[str, int]
     set_aside: dict[str, int]
+    in_a_row: int = 0
 
     @property
     def tokens(self) -> int:
@@ -163,6 +165,7 @@ class Totals:
             "duplicates": self.duplicates,
             "not_read": dict(self.not_read),
             "set_aside": dict(self.set_aside),
+            "answers_in_a_row": self.in_a_row,
         }
 
     def histogram(self) -> JsonObject:
@@ -197,6 +200,7 @@ def totals_of(prepared: Prepared) -> Totals:
         len(keys) - len(set(keys)),
         not_read,
         dict(counts.set_aside),
+        sum(n.evidence["rows"] for n in prepared.notes if n.code == codes.DATA_ANSWERS_IN_A_ROW.name),
     )
 
 
@@ -259,6 +263,9 @@ def total_lines(totals: Totals) -> Iterator[str]:
     yield f"tokens      {totals.tokens:,}, {totals.labels:,} with loss ({share:.1%})"
     for name, rows in sorted(totals.not_read.items(), key=lambda item: -item[1]):
         yield f"not read    {printable(name)}: in {rows:,} {'row' if rows == 1 else 'rows'}"
+    if totals.in_a_row:
+        rows = f"{totals.in_a_row:,} {'row' if totals.in_a_row == 1 else 'rows'}"
+        yield f"in a row    two or more answers in {rows}, all of them learnt"
     if totals.set_aside:
         aside = ", ".join(f"{printable(name)} ({rows:,})" for name, rows in totals.set_aside.items())
         yield f"set aside   {aside}: fields that say nothing of the text"

@@ -79,6 +79,13 @@ def best_needs_eval(c: Context) -> Iterator[Diagnostic]:
     )
 
 
+#: what turns an interval off, as 0 does in other programs
+_OFF = {
+    "save_steps": "; save_strategy: no saves nothing",
+    "eval_steps": "; eval_strategy: no evaluates nothing",
+}
+
+
 def intervals(c: Context) -> Iterator[Diagnostic]:
     """save.steps_fraction, eval.steps"""
     for name, code, active in (
@@ -94,7 +101,7 @@ def intervals(c: Context) -> Iterator[Diagnostic]:
                 code,
                 f"{name} must be above 0",
                 f"training.{name}",
-                hint=f"{name}: 100, or a fraction of all steps below 1",
+                hint=f"{name}: 100, or a fraction of all steps below 1{_OFF.get(name, '')}",
             )
         elif value > 1 and value != int(value):
             yield c.problem(
@@ -113,7 +120,9 @@ def intervals(c: Context) -> Iterator[Diagnostic]:
             codes.SAVE_KEEP_EVERY,
             "save_keep_every is a number of steps" if few else "without save_total_limit all are kept anyway",
             "training.save_keep_every",
-            hint="set save_keep_every: 1000" if few else "set save_total_limit, or remove save_keep_every",
+            hint="set save_keep_every: 1000, or remove it"
+            if few
+            else "set save_total_limit, or remove save_keep_every",
         )
 
 

@@ -483,6 +483,7 @@ class _ALGORITHM_TEACHER_TOKENS(CodeName):
         found: str = "",
         *,
         role: object,
+        added: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...

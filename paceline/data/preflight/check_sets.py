@@ -29,7 +29,7 @@ from paceline.data.preflight.find_sets import (
     read_head,
     sections_of,
 )
-from paceline.data.rows.examples import Reading, RowReader
+from paceline.data.rows.examples import Reading, RowReader, answers_in_a_row
 from paceline.data.rows.formats import Example
 from paceline.data.rows.kinds.base import DOCUMENTS, RowKind
 from paceline.data.rows.kinds.prompts import PROMPTS
@@ -38,6 +38,7 @@ from paceline.data.rows.row_errors import (
     LENGTH_REASONS,
     Problem,
     Tally,
+    in_a_row,
     left_out,
     refusal,
     tallies,
@@ -79,6 +80,7 @@ def look_at_sets(
                 if needed if imports else is_looked_into(data_set, reading):
                     head = read_head(data_set, reading)
                     formats.add(head.shape.format)
+                    findings += (at_key(key, section, note) for note in _in_a_row(head, reading))
                     bad, usable = _bad_rows(head, reading)
                     if refuses:
                         wrong = refusal(bad, len(head.head), of="" if head.is_whole else "the first ")
@@ -303,6 +305,16 @@ def _has_template(folder: Path) -> bool:
         return bool(json.loads(read_text(folder / "tokenizer_config.json")).get("chat_template"))
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def _in_a_row(head: DatasetHead, reading: Reading) -> list[Diagnostic]:
+    """Return the note of rows with several answers in a row, of those that are read here."""
+    answers = Tally()
+    learns = reading.kind.learns_tokens and not reading.kind.answered
+    for row, examples in head.usable(reading) if learns else ():
+        if answers_in_a_row(examples):
+            answers.add(row.where)
+    return in_a_row(answers, "", f"{'' if head.is_whole else 'the first '}{len(head.head):,}")
 
 
 def _bad_rows(head: DatasetHead, reading: Reading) -> tuple[dict[str, Tally], int]:

@@ -29,6 +29,7 @@ from paceline.data.rows.row_errors import (
     PrepareCounts,
     Tally,
     fields_unread,
+    in_a_row,
     left_out,
     refusal,
     refuses,
@@ -65,6 +66,8 @@ def build(
         tally = _write_tokens(stage / TOKENS, setup, sets, opened, data, report)
         for data_set, unread in zip(sets, tally.unread, strict=True):
             notes += fields_unread(unread, data_set.section.path)
+        for data_set, answers in zip(sets, tally.in_a_row, strict=True):
+            notes += in_a_row(answers, data_set.section.path, f"{tally.counts.rows_read:,}")
         report(PrepareProgress("write", tally.counts.rows_read, 1.0, tokens=tally.counts.tokens))
         notes += _write_indices(
             stage, tally, len(train), bool(evaluation), data.validation_split, seed, setup.kind
@@ -94,6 +97,7 @@ class _Tally:
     refused: dict[str, Tally] = field(default_factory=dict)
     documents: list[int] = field(default_factory=list)
     unread: list[dict[str, Tally]] = field(default_factory=list)  # for each data set, by field name
+    in_a_row: list[Tally] = field(default_factory=list)  # rows of each data set
     longest: int = 0
     max_token_id: int = -1
 
@@ -107,7 +111,7 @@ def _write_tokens(
     report: Report,
 ) -> _Tally:
     """Tokenize all rows into the table. Raises DataError if the policy refuses rows, or no row is usable."""
-    tally = _Tally(documents=[0] * len(sets), unread=[{} for _ in sets])
+    tally = _Tally(documents=[0] * len(sets), unread=[{} for _ in sets], in_a_row=[Tally() for _ in sets])
     # Bytes of the data sets before each
     behind = np.cumsum([0, *(total_bytes(s.located) for s in sets)]).tolist()
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -159,6 +163,7 @@ def _count(tally: _Tally, result: ChunkResult, data: DataSection, group: int) ->
             counts.set_aside[name] = counts.set_aside.get(name, 0) + rows.count
         else:
             tally.unread[result.dataset].setdefault(name, Tally()).merge(rows)
+    tally.in_a_row[result.dataset].merge(result.in_a_row)
     return result.dataset
 
 

@@ -23,7 +23,7 @@ from paceline.data import codes
 from paceline.data.chat_template.encode import CostlyTemplateError, Encoded, Encoder
 from paceline.data.preflight.find_sets import LocatedDataset, read_head
 from paceline.data.random_keys import text_key
-from paceline.data.rows.examples import Reading, RowReader
+from paceline.data.rows.examples import Reading, RowReader, answers_in_a_row
 from paceline.data.rows.formats import Example, Shape
 from paceline.data.rows.kinds.base import RowKind
 from paceline.data.rows.row_errors import Problem, Tally
@@ -75,7 +75,10 @@ class Chunk(NamedTuple):
 
 
 class ChunkResult(NamedTuple):
-    """The result of a chunk: usable documents, skipped and truncated rows, and unread fields by name."""
+    """The result of a chunk: usable documents, skipped and truncated rows, and unread fields by name.
+
+    ``in_a_row``: rows with several answers in a row.
+    """
 
     dataset: int
     block: DocumentBlock
@@ -84,6 +87,7 @@ class ChunkResult(NamedTuple):
     read: int
     consumed: int
     unread: dict[str, Tally]
+    in_a_row: Tally
 
 
 @lru_cache(maxsize=2)
@@ -93,7 +97,7 @@ def _encoder(tokenizer: TokenizerSpec, train_on: str) -> Encoder:
 
 def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
     """Tokenize one chunk."""
-    skipped, truncated = list(chunk.problems), []
+    skipped, truncated, repeated = list(chunk.problems), [], Tally()
     kept: list[tuple[ChunkRow, tuple[Example, ...]]] = []
     # Rows to examples; then all examples are rendered and tokenized in one batch.
     reader = RowReader(chunk.shape, setup.reading)
@@ -111,7 +115,7 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
     except CostlyTemplateError as error:  # further rows would take as long: discard the chunk
         skipped = [Problem(error.reason, flat[error.number][0].where, error.detail)]
         block = _block(chunk.dataset, [], setup.kind.columns)
-        return ChunkResult(chunk.dataset, block, skipped, [], chunk.read, chunk.consumed, {})
+        return ChunkResult(chunk.dataset, block, skipped, [], chunk.read, chunk.consumed, {}, Tally())
     for row, examples in kept:
         # A row is kept or skipped with all of its documents.
         results = list(itertools.islice(encoded, len(examples)))
@@ -135,10 +139,15 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
         longest = max(len(document.input_ids) for document in uncut)
         if longest > setup.max_length:
             truncated.append(Problem("too_long", row.where, f"{longest} tokens"))
+        learns = setup.kind.learns_tokens and not setup.kind.answered
+        if learns and answers_in_a_row(examples):
+            repeated.add(row.where)
         reader.count(dict.fromkeys(name for document in uncut for name in document.left_out), row.where)
         documents += zip(itertools.repeat(row), examples, cut, strict=False)
     block = _block(chunk.dataset, documents, setup.kind.columns)
-    return ChunkResult(chunk.dataset, block, skipped, truncated, chunk.read, chunk.consumed, reader.unread)
+    return ChunkResult(
+        chunk.dataset, block, skipped, truncated, chunk.read, chunk.consumed, reader.unread, repeated
+    )
 
 
 def encode_for(kind: RowKind, encoder: Encoder) -> Callable[[Sequence[Example]], list[Encoded | RowError]]:

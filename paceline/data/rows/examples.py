@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -239,6 +240,16 @@ class RowReader:
             if name in group:
                 return name == next(field for field in group if field in full)
         return name in messages.READ
+
+
+def answers_in_a_row(examples: Iterable[Example]) -> bool:
+    """Whether a conversation has two answers with loss in a row: often a ranking that was put in as turns."""
+    return any(
+        all(turn["role"] == "assistant" and turn.get("trained", True) for turn in pair)
+        and "tool_calls" not in pair[0]
+        for example in examples
+        for pair in itertools.pairwise(example.messages[example.learn_from :])
+    )
 
 
 def is_harmless(name: str) -> bool:

@@ -364,6 +364,15 @@ def fields_unread(unread: Mapping[str, Tally], where: str) -> list[Diagnostic]:
     return [codes.DATA_FIELDS_UNREAD(where, listed=listed, more=more, evidence=counts)]
 
 
+def in_a_row(answers: Tally, where: str, of: str) -> list[Diagnostic]:
+    """Return the note of rows with several answers in a row; ``of`` says which rows were read."""
+    if not answers.count:
+        return []
+    rows = f"{answers.count:,} of {of} rows"
+    evidence = {"rows": answers.count}
+    return [codes.DATA_ANSWERS_IN_A_ROW(where, answers.first_place, rows=rows, evidence=evidence)]
+
+
 def refuses(reason: str, on_bad_row: str, on_too_long: str) -> bool:
     """Whether rows that cannot be used for this reason end what reads them, or are counted and left out."""
     if reason in (ALWAYS_REFUSED, CONVERTED_AWAY):

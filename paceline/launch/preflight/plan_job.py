@@ -295,7 +295,8 @@ def merged(
 
     The plan's get ``file:line`` where a key was set.
 
-    A plan finding is dropped if a rule reported the same code at the same key.
+    A plan finding is dropped if a rule reported the same code at the same key; any finding without a line
+    if another one says the same of the same value, with the line.
     """
     by_rules = {(d.code, key) for d in rules for key in d.where.split(" and ")}
     findings = list(rules)
@@ -311,7 +312,13 @@ def merged(
         ) in listed
         if not is_reported:
             findings.append(replace(diagnostic, where=place))
-    return [d for d in findings if not _follows(d, findings)]
+    at_lines = {(d.code, d.what, d.found) for d in findings if d.found and _has_line(d)}
+    twice = [d for d in findings if (d.code, d.what, d.found) in at_lines and not _has_line(d)]
+    return [d for d in findings if d not in twice and not _follows(d, findings)]
+
+
+def _has_line(finding: Diagnostic) -> bool:
+    return finding.where.rpartition(":")[2].isdigit()
 
 
 def _follows(finding: Diagnostic, findings: Sequence[Diagnostic]) -> bool:

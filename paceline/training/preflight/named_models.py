@@ -39,7 +39,8 @@ def check_tokens(name: str, tokenizer: Path, where: str, role: str, *, whole: bo
         other = sorted(token for token, number in mine.items() if by_id.get(number, token) != token)
         difference = f"{name}: {len(other)} tokens differ, first {json.dumps(other[0])}" if other else ""
     if difference:
-        raise ConfigError(codes.ALGORITHM_TEACHER_TOKENS(where, difference, role=role))
+        added = "and no tokens added" if whole else "tokens added behind the others are no difference"
+        raise ConfigError(codes.ALGORITHM_TEACHER_TOKENS(where, difference, role=role, added=added))
 
 
 def has_tokenizer(name: str) -> bool:

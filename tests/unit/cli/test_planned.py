@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic
@@ -10,7 +11,7 @@ from paceline.launch.preflight.plan_job import merged
 
 
 def finding(code: str, where: str, what: str = "wrong") -> Diagnostic:
-    return Diagnostic(code, what, where, "found", "write")
+    return Diagnostic(code, what, where, f"found of {where}", "write")
 
 
 def test_a_place_inside_anothers_does_not_swallow_it() -> None:
@@ -54,7 +55,7 @@ def test_of_random_sets_every_code_and_key_is_left_and_no_finding_twice() -> Non
         return source.place() if source and source.layer != "default" else d.where
 
     for _ in range(500):
-        rules, plan = some(), some()
+        rules, plan = [replace(d, where=places(d)) for d in some()], some()
         found = merged(rules, plan, provenance)
         wanted = {(d.code, d.where) for d in rules} | {(d.code, places(d)) for d in plan}
         assert {(d.code, d.where) for d in found} == wanted
@@ -62,3 +63,14 @@ def test_of_random_sets_every_code_and_key_is_left_and_no_finding_twice() -> Non
         added = found[len(rules) :]
         assert len(set(map(repr, added))) == len(added)
         assert not {(d.code, d.where) for d in added} & {(d.code, d.where) for d in rules}
+
+
+def test_what_is_said_with_its_line_is_not_said_again_without() -> None:
+    def missing(where: str, path: str = "data/rows.jsonl") -> Diagnostic:
+        return Diagnostic("data.missing", "there is no such file", where, path, "give a path")
+
+    provenance = {"data.train": Source("yaml", "x.yaml", 4)}
+    twice = [missing("data/rows.jsonl"), missing("data.train"), missing("data.eval", "data/others.jsonl")]
+    for plan in (twice, twice[::-1]):
+        found = merged((), plan, provenance)
+        assert sorted(d.where for d in found) == ["data.eval", "x.yaml:4"]

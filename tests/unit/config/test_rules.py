@@ -1126,3 +1126,25 @@ def test_a_finding_names_the_line_and_what_to_write(refuse):
     assert found.code == "save.best_strategy"
     assert re.search(r"config\.yaml:2 and .*config\.yaml:3$", found.where)
     assert "save_strategy" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("key", "off"),
+    [
+        ("data.validation_split", "null"),
+        ("training.eval_steps", "eval_strategy: no"),
+        ("training.save_steps", "save_strategy: no"),
+        ("training.save_total_limit", "null"),
+        ("training.save_keep_every", "remove it"),
+        ("training.max_steps", "-1"),
+        *((f"training.{name}", "") for name in ("warmup_steps", "max_grad_norm", "weight_decay")),
+    ],
+)
+def test_0_is_off_or_its_refusal_says_what_is(key: str, off: str) -> None:
+    """Transformers, TRL, LLaMA-Factory and axolotl take 0 for "off" there."""
+    base = {"training.eval_strategy": "steps", "training.save_total_limit": 3, "data.eval": "b.jsonl"}
+    if key == "data.validation_split":
+        base = {}
+    found = check(make({**base, key: 0}), Facts())
+    refused = [d for d in found if d.severity is Severity.ERROR and key.partition(".")[2] in d.found]
+    assert [off in d.hint for d in refused] == ([True] if off else [])

@@ -11,8 +11,10 @@ from conversation_templates import THINKS
 from data_fixtures import DataSection, ModelSection, make_tokenizer, prepare, write_jsonl
 
 from paceline.data.chat_template.encode import Encoder
+from paceline.data.preflight.check_sets import look_at_sets
 from paceline.data.prepare.prepare import sets_of, setup_of
 from paceline.data.preview import main, row_lines, show_rows, total_lines, totals_of
+from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import DOCUMENTS
 from paceline.data.rows.kinds.preference_pairs import PAIRS
 from paceline.data.tokenizer.load import open_tokenizer
@@ -123,3 +125,36 @@ def test_the_verb_names_a_row_that_is_not_there(
     assert main([*given, "--row", "1"]) == 0 and "row 1 " in capsys.readouterr().out
     assert main([*given, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["duplicates"] == 1
+
+
+def test_rows_with_answers_in_a_row_are_counted(tmp_path: Path) -> None:
+    """Not those with a call of tools between, nor where one of the two has no loss."""
+    user, call = {"role": "user", "content": "q"}, {"function": {"name": "f", "arguments": {}}}
+    one, two = ({"role": "assistant", "content": text} for text in "ab")
+    called, result = {**one, "tool_calls": [call]}, {"role": "tool", "content": "r"}
+    conversations = [
+        [user, one, two],
+        [user, one, user, two, one, two],
+        [user, one, user, two],
+        [user, {**one, "weight": 0}, two],
+        [user, called, result, two],
+    ]
+    rows = write_jsonl(tmp_path / "rows.jsonl", [{"messages": turns} for turns in conversations])
+    make_tokenizer(tmp_path / "tokenizer", chat_template=THINKS)
+    data = DataSection(train=str(rows), num_proc=1)
+    model = ModelSection(tokenizer=str(tmp_path / "tokenizer"))
+    totals = totals_of(prepare(data, model, seed=1, cache_dir=tmp_path / "cache"))
+    _, found = look_at_sets(data, Reading.of(data, DOCUMENTS))
+    notes = [note for note in found if note.code == "data.answers_in_a_row"]
+    assert totals.in_a_row == 2 and [note.evidence["rows"] for note in notes] == [2]
+
+
+def test_answers_in_a_row_inside_one_half_of_a_pair_are_counted(tmp_path: Path) -> None:
+    user, one, two = ({"role": role, "content": role} for role in ("user", "assistant", "assistant"))
+    pairs = [
+        {"prompt": [user], "chosen": [one, two], "rejected": [{**one, "content": "b"}]},
+        {"prompt": [user, one, user], "chosen": [one], "rejected": [{**one, "content": "b"}]},
+    ]
+    data = DataSection(train=str(write_jsonl(tmp_path / "rows.jsonl", pairs)), num_proc=1)
+    _, found = look_at_sets(data, Reading.of(data, PAIRS))
+    assert [note.evidence["rows"] for note in found if note.code == "data.answers_in_a_row"] == [1]
