@@ -264,8 +264,8 @@ def total_lines(totals: Totals) -> Iterator[str]:
     for name, rows in sorted(totals.not_read.items(), key=lambda item: -item[1]):
         yield f"not read    {printable(name)}: in {rows:,} {'row' if rows == 1 else 'rows'}"
     if totals.in_a_row:
-        rows = f"{totals.in_a_row:,} {'row' if totals.in_a_row == 1 else 'rows'}"
-        yield f"in a row    two or more answers in {rows}, all of them learnt"
+        counted = f"{totals.in_a_row:,} {'row' if totals.in_a_row == 1 else 'rows'}"
+        yield f"in a row    two or more answers in {counted}, all of them learnt"
     if totals.set_aside:
         aside = ", ".join(f"{printable(name)} ({rows:,})" for name, rows in totals.set_aside.items())
         yield f"set aside   {aside}: fields that say nothing of the text"
