@@ -378,6 +378,7 @@ class _PLAN_ADAPTER_STRATEGY(CodeName):
         where: str = "",
         found: str = "",
         *,
+        strategies: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -617,7 +618,7 @@ class _PREC_FULL_EVAL(CodeName):
         compute: object,
         key: object,
         dtypes: object,
-        word: object,
+        alike: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -682,7 +683,7 @@ class _PAR_PP_SIZE(CodeName):
         where: str = "",
         found: str = "",
         *,
-        pp_size: object,
+        processes: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...

@@ -127,11 +127,12 @@ def _explained(plan: Plan, taken: Candidate, found: list[Candidate], refused: di
 def _nothing(spec: SearchSpec, found: list[Candidate], refused: dict[str, str]) -> Diagnostic:
     more = in_bf16(spec, found[0]) if found and spec.adapter is None else []
     why = [f"{name}: {what}" for name, what in refused.items()]
-    why += [f"{c.strategy}: {c.binding}" for c in best_of_each(found) if c.binding]
+    too_large = [f"{c.strategy}: {c.binding}" for c in best_of_each(found) if c.binding]
+    remedies = ["use more memory or devices, a smaller data.max_length, or lora", *more]
     return codes.PLAN_FASTEST_NOTHING(
         KEY,
-        "; ".join(why)[:400],
-        hint="; ".join(["use more memory or devices, a smaller data.max_length, or lora", *more]),
+        "; ".join([*why, *too_large])[:400],
+        hint="; ".join(remedies) if too_large else "change what each of them is refused for",
     )
 
 

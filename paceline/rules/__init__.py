@@ -13,6 +13,7 @@ from paceline.rules import codes
 from paceline.rules.algorithm import ALGORITHM_RULES
 from paceline.rules.backend import BACKEND_RULES
 from paceline.rules.batch import BATCH_RULES
+from paceline.rules.complete_remedies import complete_remedies
 from paceline.rules.data import DATA_RULES
 from paceline.rules.device import DEVICE_RULES
 from paceline.rules.model import MODEL_RULES
@@ -51,9 +52,10 @@ def check(
     """
     context = Context(config, facts, starting, provenance or {})
     try:
-        return [finding for rule in RULES for finding in rule(context)]
+        findings = [finding for rule in RULES for finding in rule(context)]
     except ConfigError as error:
         raise ConfigError(*(replace(d, where=context.place(d.where)) for d in error.diagnostics)) from error
+    return complete_remedies(findings, config, facts, provenance or {})
 
 
 def of_config(config: Config, provenance: Mapping[str, Source]) -> tuple[Diagnostic, ...]:

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Iterator
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.rules import codes
-from paceline.rules.parallel import in_words, places, sharding_axes, sharding_keys, whole_heads
+from paceline.rules.parallel import (
+    WHOLE,
+    in_words,
+    places,
+    sharding_axes,
+    sharding_keys,
+    whole_again,
+    whole_heads,
+)
 from paceline.rules.rule import Context, Rule, checked, wrong_options
 
 _KEY, _ALGORITHM = "training.algorithm_options", "training.algorithm"
@@ -44,7 +52,7 @@ def whole_answers(c: Context) -> Iterator[Diagnostic]:
             codes.STRATEGY_PAIRS(
                 name=c.algorithm.name,
                 in_words=in_words(wrong),
-                tp="" if c.algorithm.scalar_head else ", with tp_size",
+                hint=whole_again(wrong, WHOLE, frozenset() if c.algorithm.scalar_head else frozenset({"tp"})),
             ),
             "training.algorithm",
             *places(wrong),

@@ -8,6 +8,7 @@ from paceline.config.keys.suggest import value_meant
 from paceline.core import codes as core_codes
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.plugins.tables import CHOOSERS, STRATEGIES
+from paceline.plan.hardware.device_kinds import CPU, kind_of
 from paceline.plan.strategies.spec import strategy_specs
 from paceline.rules import codes
 from paceline.rules.rule import Context, Rule
@@ -105,10 +106,16 @@ def needs_processes(c: Context) -> Iterator[Diagnostic]:
     """back.fsdp_single"""
     world, spec = (c.facts.world_size, c.strategy)
     least = 1 if spec is None else spec.min_processes
+    on_host = c.training.use_cpu
     if spec is not None and world is not None and world < least:
         yield c.at(
             codes.BACK_FSDP_SINGLE(
-                name=spec.name, least=least, there="there is only one" if world == 1 else f"there are {world}"
+                name=spec.name,
+                least=least,
+                there="there is only one" if world == 1 else f"there are {world}",
+                start="use"
+                if on_host or kind_of(c.facts.device or CPU.name).backend
+                else "set use_cpu: true with",
             ),
             "training.fsdp" if c.training.fsdp else _STRATEGY,
         )

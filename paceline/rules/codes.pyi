@@ -320,6 +320,7 @@ class _STRATEGY_EVAL_GENERATE(CodeName):
         found: str = "",
         *,
         in_words: object,
+        hint: str = "",
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -342,6 +343,7 @@ class _STRATEGY_FP16_PIPELINE(CodeName):
         found: str = "",
         *,
         name: object,
+        others: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -365,7 +367,7 @@ class _STRATEGY_PAIRS(CodeName):
         *,
         name: object,
         in_words: object,
-        tp: object,
+        hint: str = "",
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -401,6 +403,7 @@ class _STRATEGY_DIVERGENCE(CodeName):
         *,
         name: object,
         in_words: object,
+        hint: str = "",
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -422,6 +425,7 @@ class _PREC_BF16_HW(CodeName):
         found: str = "",
         *,
         device: object,
+        hint: str = "",
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -433,6 +437,7 @@ class _PREC_FP16_HW(CodeName):
         found: str = "",
         *,
         device: object,
+        hint: str = "",
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -497,6 +502,7 @@ class _BACK_FSDP_SINGLE(CodeName):
         name: object,
         least: object,
         there: object,
+        start: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -646,6 +652,7 @@ class _PAR_STRATEGY(CodeName):
         name: object,
         wrong: object,
         instead: object,
+        ones: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -833,6 +840,7 @@ class _DPO_LM_HEAD_ADAPTER(CodeName):
         where: str = "",
         found: str = "",
         *,
+        hint: str = "",
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -874,6 +882,7 @@ class _SAVE_BEST_NEEDS_EVAL(CodeName):
         where: str = "",
         found: str = "",
         *,
+        hint: str = "",
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -947,6 +956,7 @@ class _EVAL_EARLY_STOPPING(CodeName):
         where: str = "",
         found: str = "",
         *,
+        hint: str = "",
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...

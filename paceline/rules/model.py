@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from paceline.config import codes as config_codes
 from paceline.config.keys.nearest import nearest
@@ -201,6 +202,12 @@ def router_scope(c: Context) -> Iterator[Diagnostic]:
         )
 
 
+def _without_head(targets: Sequence[str]) -> str:
+    others = ", ".join(name for name in targets if name != "lm_head")
+    layers = f"[{others}]" if others else "all-linear"
+    return f"target_modules: {layers} (with modules_to_save: [lm_head] the head is trained in full)"
+
+
 def adapters(c: Context) -> Iterator[Diagnostic]:
     """dpo.lm_head_adapter, peft.bits, peft.quant_bias, peft.pattern, peft.resize_quant"""
     lora = c.config.lora
@@ -208,7 +215,11 @@ def adapters(c: Context) -> Iterator[Diagnostic]:
         return
     targets, bits = lora.target_modules, lora.quantization_bit
     yield from c.each(
-        ("lm_head" in targets, codes.DPO_LM_HEAD_ADAPTER, ("lora.target_modules",)),
+        (
+            "lm_head" in targets,
+            partial(codes.DPO_LM_HEAD_ADAPTER, hint=_without_head(targets)),
+            ("lora.target_modules",),
+        ),
         (len(targets) > 1 and any(map(is_pattern, targets)), codes.PEFT_PATTERN, ("lora.target_modules",)),
         (bits not in (None, 4), codes.PEFT_BITS, ("lora.quantization_bit",)),
         (bits and lora.bias != "none", codes.PEFT_QUANT_BIAS, ("lora.bias", "lora.quantization_bit")),

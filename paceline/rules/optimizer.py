@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from paceline.config.registries.evaluation_metrics import evaluation_metrics, greater_is_better
 from paceline.config.registries.lr_schedules import NEEDED, OPTIONS, STATEFUL, unmet
-from paceline.config.registries.optimizers import BUILT, not_built, optim_args_problems
+from paceline.config.registries.optimizers import BUILT, not_built, optim_args_problems, runs_on, supports
 from paceline.config.registries.options import misfits
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import Json
@@ -32,10 +32,14 @@ def optimizer_machine(c: Context) -> Iterator[Diagnostic]:
     row, device = BUILT.get(name), c.facts.device
     if row is None:
         return
-    if row.devices and device is not None and device not in row.devices:
+    if not runs_on(name, device):
+        split = c.strategy is None or supports(row.elsewhere, c.strategy.state_split)
         yield c.at(
             codes.TRAIN_OPTIMIZER_DEVICE(
-                name=name, devices=" or ".join(row.devices), device=device, elsewhere=row.elsewhere
+                name=name,
+                devices=" or ".join(row.devices),
+                device=device,
+                elsewhere=row.elsewhere if split else "adamw_torch",
             ),
             _OPTIM,
         )

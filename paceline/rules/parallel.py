@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from paceline.config.sections.training_scale import MESH_SIZES, Parallelism
 from paceline.core.diagnostics import Diagnostic
@@ -130,6 +130,7 @@ def axes_of_strategy(c: Context) -> Iterator[Diagnostic]:
                 name=spec.name,
                 wrong=", ".join(axis.removesuffix("_size") for axis in wrong),
                 instead=_strategy_with({axis.removesuffix("_size") for axis in used}),
+                ones=" and ".join(f"{axis}: 1" for axis in wrong),
             ),
             _SIZES,
             _STRATEGY,
@@ -139,6 +140,10 @@ def axes_of_strategy(c: Context) -> Iterator[Diagnostic]:
 
 
 PARALLEL_RULES: tuple[Rule, ...] = (sizes_positive, product, replicas, heads, inside_nodes, axes_of_strategy)
+
+
+#: Strategies in which every rank has whole answers.
+WHOLE = "ddp, zero1 to zero3, or fsdp"
 
 
 def sharding_keys(c: Context, axes: Iterable[str]) -> list[str]:
@@ -170,6 +175,22 @@ def sharding_axes(c: Context, *, scores: bool) -> tuple[str, ...]:
     return tuple(axis for axis in ("pp", "cp", "tp") if axis not in across)
 
 
+def whole_again(wrong: Sequence[str], able: str, keeps: frozenset[str] = frozenset()) -> str:
+    """Return what to write so that ``wrong`` (of ``sharding_keys``) splits nothing.
+
+    ``able``: strategies in whose name nothing is split; ``keeps``: axes that one of them may keep (``tp``).
+    """
+    keys = [key.rpartition(".")[2] for key in wrong if not key.startswith(_STRATEGY)]
+    lines = " and ".join(f"{key.rpartition(' ')[2]}: 1" for key in keys)
+    if len(keys) < len(wrong):
+        return f"set {f'{lines} and ' if lines else ''}distributed_strategy: {able}"
+    owner = next(
+        (s.name for s in strategy_specs() if {k.removesuffix("_size") for k in keys} <= s.score_axes & keeps),
+        "",
+    )
+    return f"set {lines}" + (f", or distributed_strategy: {owner}" if owner else "")
+
+
 def in_words(keys: Iterable[str]) -> str:
     """Return ``pp_size and autotp_size``: the keys' last parts as a phrase."""
     return " and ".join(key.rpartition(".")[2] for key in keys)
@@ -189,7 +210,11 @@ def whole_heads(c: Context) -> Iterator[Diagnostic]:
         wrong = [key for key in wrong if not key.startswith("training.distributed_strategy")]
     if wrong:
         yield c.at(
-            codes.STRATEGY_DIVERGENCE(name=c.algorithm.name, in_words=in_words(wrong)),
+            codes.STRATEGY_DIVERGENCE(
+                name=c.algorithm.name,
+                in_words=in_words(wrong),
+                hint=whole_again(wrong, "ddp, fsdp, or zero1 to zero3"),
+            ),
             "training.algorithm",
             *places(wrong),
         )

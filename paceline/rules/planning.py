@@ -16,6 +16,7 @@ from paceline.plan.plan import Plan
 from paceline.plan.planner import attempt, resolved_plan
 from paceline.plan.strategies.spec import Job
 from paceline.rules import check
+from paceline.rules.complete_remedies import complete_remedies
 from paceline.rules.rule import Facts
 
 
@@ -78,7 +79,9 @@ def try_plan(
         codes = {finding.code for finding in errors(ruled)}
         # What a rule has told with its place, the planner need not tell again without one
         further = (d for d in error.diagnostics if d not in ruled and (d.where or d.code not in codes))
-        return PlanAttempt(None, ruled, tuple(further))
+        return PlanAttempt(
+            None, ruled, tuple(complete_remedies(further, job.config, known_facts, provenance or {}))
+        )
     return PlanAttempt(plan, ruled)
 
 

@@ -28,15 +28,17 @@ def full_eval(c: Context) -> Iterator[Diagnostic]:
 
 def low_precision(c: Context) -> Iterator[Diagnostic]:
     """prec.bf16_hw, prec.fp16_hw"""
+    scaled = c.strategy is None or c.strategy.loss_scale
     for word, able, code in (
         ("bf16", c.facts.bf16, codes.PREC_BF16_HW),
         ("fp16", c.facts.fp16, codes.PREC_FP16_HW),
     ):
         full_eval_key = f"{word}_full_eval"
         if able is False and c.training.mixed_precision == word:
-            yield c.at(code(device=_device(c)), _MIXED)
+            other = " fp16 or" if word == "bf16" and c.facts.fp16 and scaled else ""
+            yield c.at(code(device=_device(c), hint=f"set mixed_precision: auto,{other} no"), _MIXED)
         if able is False and getattr(c.training, full_eval_key):
-            yield c.at(code(device=_device(c)), f"training.{full_eval_key}")
+            yield c.at(code(device=_device(c), hint=f"{full_eval_key}: false"), f"training.{full_eval_key}")
 
 
 def bf16_pretrained(c: Context) -> Iterator[Diagnostic]:

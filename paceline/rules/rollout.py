@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from paceline.config.sections.rollout import RolloutOptions, ServerOptions
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.rules import codes
-from paceline.rules.parallel import in_words, places, sharding_axes, sharding_keys
+from paceline.rules.parallel import WHOLE, in_words, places, sharding_axes, sharding_keys, whole_again
 from paceline.rules.rule import Context, Rule
 
 _ROLLOUT = "training.rollout"
@@ -34,8 +34,9 @@ def strategies(c: Context) -> Iterator[Diagnostic]:
             codes.STRATEGY_ROLLOUTS(
                 who=who,
                 in_words=in_words(wrong),
-                hint="set distributed_strategy: ddp, zero1 to zero3, or fsdp"
-                + ("" if scores or spec.lends_head else ", with tp_size"),
+                hint=whole_again(
+                    wrong, WHOLE, frozenset() if scores or spec.lends_head else frozenset({"tp"})
+                ),
             ),
             "training.algorithm",
             *places(wrong),
@@ -122,6 +123,13 @@ def no_kl(c: Context) -> Iterator[Diagnostic]:
         )
 
 
+def _longer_rows(c: Context, options: RolloutOptions) -> str:
+    positions, longer = c.facts.max_position_embeddings, 2 * options.max_completion_length
+    if positions is not None and longer > positions:
+        return f"training.rollout.max_completion_length: {min(c.config.data.max_length, positions) // 2}"
+    return f"data.max_length: {longer}"
+
+
 def lengths(c: Context) -> Iterator[Diagnostic]:
     """rollout.length"""
     options = _rollout(c)
@@ -130,7 +138,7 @@ def lengths(c: Context) -> Iterator[Diagnostic]:
             codes.ROLLOUT_LENGTH(
                 found=f"max_completion_length: {options.max_completion_length}, data.max_length:"
                 f" {c.config.data.max_length}",
-                hint=f"data.max_length: {2 * options.max_completion_length}",
+                hint=_longer_rows(c, options),
             ),
             "data.max_length",
         )

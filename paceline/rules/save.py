@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from paceline.config.registries.evaluation_metrics import ANSWER_METRICS, METRIC_GROUPS, SEVERAL_ANSWERS
 from paceline.config.registries.object_store_url import is_url, parse_url
@@ -12,8 +13,18 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.units import human_bytes
 from paceline.plan.packages import missing_object_store
 from paceline.rules import codes
-from paceline.rules.parallel import in_words, places, sharding_axes, sharding_keys
+from paceline.rules.parallel import WHOLE, in_words, places, sharding_axes, sharding_keys, whole_again
 from paceline.rules.rule import Context, Rule
+
+
+def _evaluated(c: Context, every: str = "steps") -> str:
+    """Return the lines of a run that evaluates, on rows of its own where the config names none."""
+    rows = "" if _has_eval_rows(c) else " with data.validation_split: 0.05 (or data.eval: PATH)"
+    return f"eval_strategy: {every}{rows}"
+
+
+def _has_eval_rows(c: Context) -> bool:
+    return bool(c.config.data.eval or c.config.data.validation_split)
 
 
 def best_strategy(c: Context) -> Iterator[Diagnostic]:
@@ -29,7 +40,7 @@ def best_strategy(c: Context) -> Iterator[Diagnostic]:
             "training.load_best_model_at_end",
             "training.eval_strategy",
             "training.save_strategy",
-            hint=f"set eval_strategy: {every}, and the same save_strategy or save_strategy: best",
+            hint=f"set {_evaluated(c, every)} and save_strategy: {every} or best",
         )
     elif t.save_strategy == t.eval_strategy == "steps":
         yield from _best_steps(c)
@@ -39,7 +50,7 @@ def best_strategy(c: Context) -> Iterator[Diagnostic]:
             "the best model is chosen by evaluation, but there is no evaluation",
             "training.load_best_model_at_end",
             "training.eval_strategy",
-            hint="eval_strategy: steps",
+            hint=_evaluated(c),
         )
 
 
@@ -68,12 +79,12 @@ def best_needs_eval(c: Context) -> Iterator[Diagnostic]:
     yield from c.each(
         (
             t.save_strategy == "best" and t.eval_strategy == "no",
-            codes.SAVE_BEST_NEEDS_EVAL,
+            partial(codes.SAVE_BEST_NEEDS_EVAL, hint=_evaluated(c)),
             ("training.save_strategy", "training.eval_strategy"),
         ),
         (
             t.early_stopping_patience is not None and t.eval_strategy == "no",
-            codes.EVAL_EARLY_STOPPING,
+            partial(codes.EVAL_EARLY_STOPPING, hint=_evaluated(c)),
             ("training.early_stopping_patience", "training.eval_strategy"),
         ),
     )
@@ -131,8 +142,7 @@ def eval_dataset(c: Context) -> Iterator[Diagnostic]:
     if (
         c.starting
         and (c.training.eval_strategy != "no" or c.training.eval_on_start)
-        and not c.config.data.eval
-        and not c.config.data.validation_split
+        and not _has_eval_rows(c)
     ):
         requested = "training.eval_strategy" if c.training.eval_strategy != "no" else "training.eval_on_start"
         yield c.at(codes.EVAL_DATASET(), requested)
@@ -297,7 +307,7 @@ def needs(c: Context) -> Iterator[Diagnostic]:
             _KEY,
             "training.eval_strategy",
             found="eval_strategy: no",
-            hint="eval_strategy: steps",
+            hint=_evaluated(c),
         )
     if spec.scalar_head or not spec.row_kind.expected:
         reason = "has no head for words" if spec.scalar_head else f"trains on {spec.row_kind.words}"
@@ -310,7 +320,14 @@ def needs(c: Context) -> Iterator[Diagnostic]:
         )
     wrong = sharding_keys(c, sharding_axes(c, scores=False))
     if wrong:
-        yield c.at(codes.STRATEGY_EVAL_GENERATE(in_words=in_words(wrong)), _KEY, *places(wrong))
+        remedy = whole_again(wrong, WHOLE, frozenset({"tp"}))
+        yield c.at(
+            codes.STRATEGY_EVAL_GENERATE(
+                in_words=in_words(wrong), hint=f"{remedy}; or measure checkpoints by paceline evaluate"
+            ),
+            _KEY,
+            *places(wrong),
+        )
 
 
 def metrics(c: Context) -> Iterator[Diagnostic]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from paceline.config.registries.optimizers import BUILT, supports
+from paceline.config.registries.optimizers import BUILT, runs_on, supports
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.plan import codes as plan_codes
@@ -34,7 +34,13 @@ def fp16(c: Context) -> Iterator[Diagnostic]:
     if c.training.mixed_precision != "fp16":
         return
     if c.strategy is not None and not c.strategy.loss_scale:
-        yield c.at(codes.STRATEGY_FP16_PIPELINE(name=c.strategy.name), "training.mixed_precision", _STRATEGY)
+        yield c.at(
+            codes.STRATEGY_FP16_PIPELINE(
+                name=c.strategy.name, others="no" if c.facts.bf16 is False else "bf16 or no"
+            ),
+            "training.mixed_precision",
+            _STRATEGY,
+        )
 
 
 def compiled(c: Context) -> Iterator[Diagnostic]:
@@ -42,6 +48,7 @@ def compiled(c: Context) -> Iterator[Diagnostic]:
     if not c.training.torch_compile or c.strategy is None:
         return
     context = c.training.parallelism is not None and (c.training.parallelism.cp_size or 1) > 1
+    context = context and not c.strategy.not_compiled
     if context or c.strategy.not_compiled:
         why = c.strategy.not_compiled or "context parallelism communicates inside attention"
         yield c.problem(
@@ -79,7 +86,8 @@ def optimizer_split(c: Context) -> Iterator[Diagnostic]:
             BUILT[name].splits_why,
             "training.optim",
             _STRATEGY,
-            hint="set optim: adamw_torch_fused, or distributed_strategy: ddp",
+            hint="set optim: adamw_torch_fused"
+            + (", or distributed_strategy: ddp" if runs_on(name, c.facts.device) else ""),
         )
 
 

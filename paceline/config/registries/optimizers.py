@@ -302,6 +302,12 @@ def supports(name: str, split: StateSplit) -> bool:
     return name not in BUILT or split in BUILT[name].splits
 
 
+def runs_on(name: str, device: str | None) -> bool:
+    """Whether the optimizer runs on this kind of device; True where either is unknown."""
+    row = BUILT.get(name)
+    return row is None or not row.devices or device is None or device in row.devices
+
+
 # (pattern of names, reason, alternative)
 _NOT_BUILT: tuple[tuple[str, str, str], ...] = (
     ("(paged_)?ademamix.*", "AdEMAMix is not supported", "adamw_torch_fused"),

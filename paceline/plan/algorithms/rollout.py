@@ -84,7 +84,8 @@ def check_rollout(sizes: RolloutSizes) -> list[Diagnostic]:
         ]
     if answers % group:
         near = sorted(
-            (n for n in range(1, answers + 1) if answers % n == 0), key=lambda n: (abs(n - group), n)
+            (n for n in range(min(2, answers), answers + 1) if answers % n == 0),
+            key=lambda n: (abs(n - group), n),
         )[:2]
         sizes_text = f"{answers} answers per rollout ({batch}), num_generations: {group}"
         return [

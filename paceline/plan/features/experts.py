@@ -71,7 +71,9 @@ def check_expert_adapters(run: Combination, shape: ModelShape | None) -> Iterato
             f"models of type '{shape.model_type}' have no tensor of fused experts of this name",
             TARGETS_KEY,
             targets,
-            "target_parameters: [mlp.experts.gate_up_proj, mlp.experts.down_proj]",
+            "remove target_parameters"
+            if shape.mixture is None
+            else "target_parameters: [mlp.experts.gate_up_proj, mlp.experts.down_proj]",
         )
 
 

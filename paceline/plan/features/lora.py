@@ -24,7 +24,7 @@ from paceline.plan.model.parameter_list import ALL_LINEAR, is_linear, parameters
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import AdapterSpec, Decision, Quantization, decomposes
 from paceline.plan.strategies.spec import StrategySpec, strategy_specs
-from paceline.plan.strategy_options import NO_OPTIONS, EngineOptions
+from paceline.plan.strategy_options import NO_OPTIONS, DeepSpeedOptions, EngineOptions
 
 
 def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
@@ -77,14 +77,22 @@ def check_adapter(
     axes = [a for a in ("pp", "tp", "cp") if getattr(mesh, a) > 1 and a not in spec.adapter_axes]
     if not spec.whole_rows or axes:
         cut = ", ".join(f"{axis}={getattr(mesh, axis)}" for axis in axes)
-        problems.append(codes.PLAN_ADAPTER_STRATEGY("lora", f"{spec.name}{f' with {cut}' if axes else ''}"))
+        ones = " and ".join(f"{axis}_size: 1" for axis in axes)
+        elsewhere = "" if spec.whole_rows else "distributed_strategy: fsdp or zero3"
+        problems.append(
+            codes.PLAN_ADAPTER_STRATEGY(
+                "lora",
+                f"{spec.name}{f' with {cut}' if axes else ''}",
+                strategies="set " + " and ".join(filter(None, (ones, elsewhere))),
+            )
+        )
     if adapter.target_parameters and mesh.tp > 1:
         problems.append(
             codes.PLAN_ADAPTER_EXPERTS(
                 "tensor parallelism shares the experts among its ranks, but not their adapters",
                 "lora.target_parameters",
                 f"{', '.join(adapter.target_parameters)} with tp={mesh.tp}",
-                "tp_size: 1 (fsdp shards the experts), or leave target_parameters out",
+                f"leave target_parameters out, or {_tensor_key(engine)}: 1",
             )
         )
     if adapter.quantization is not None and decomposes(adapter):
@@ -107,6 +115,11 @@ def check_adapter(
         if adapter.quantization is None
         else [*problems, *_quantised(spec, mesh, compute, engine, installed, here)]
     )
+
+
+def _tensor_key(engine: EngineOptions) -> str:
+    """Return the key that asked for tensor parallelism."""
+    return "autotp_size" if isinstance(engine, DeepSpeedOptions) and engine.autotp_size > 1 else "tp_size"
 
 
 def _quantised(
@@ -132,9 +145,9 @@ def _quantised(
                 " packed bytes",
                 "lora.quantization_bit",
                 spec.label(engine),
-                "use one of"
-                f" {', '.join(sorted(s.name for s in strategy_specs() if s.quantised_base))}; or"
-                " adapters on unquantised weights: quantization_bit: null",
+                "set distributed_strategy:"
+                f" {' or '.join(s.name for s in strategy_specs() if s.quantised_base and s.whole_rows)};"
+                " or quantization_bit: null, for adapters on unquantised weights",
             )
         )
     elif mesh.tp > 1 and "tp" in spec.adapter_axes:
@@ -144,8 +157,8 @@ def _quantised(
                 " blocks without either",
                 "lora.quantization_bit",
                 f"{spec.label(engine)} with tp={mesh.tp}",
-                "tp_size: 1: fsdp shards the packed weights over all ranks; or adapters on unquantised"
-                " weights: quantization_bit: null",
+                f"{_tensor_key(engine)}: 1, under which fsdp shards the packed weights over all ranks; or"
+                " quantization_bit: null, for adapters on unquantised weights",
             )
         )
     if compute == "float64":

@@ -85,7 +85,10 @@ def check_full_eval(run: Combination) -> Iterator[Diagnostic]:
                 compute=run.precision.compute,
                 key=key,
                 dtypes=_DTYPES[word],
-                word=word,
+                # Not every strategy scales fp16's loss
+                alike="set mixed_precision: bf16, so that evaluation casts the weights to it as well; or "
+                if word == "bf16"
+                else "",
             )
 
 
@@ -180,7 +183,7 @@ def check_bf16_weights(run: Combination) -> Iterator[Diagnostic]:
             f"{who} keeps the weights in bfloat16, but training computes in {precision.compute}",
             "training.mixed_precision",
             precision.compute,
-            f"set {other} (the device must compute it), or {instead}",
+            f"set {instead}, or {other} on a device that computes it",
         )
     if run.adapter is not None:
         yield codes.PREC_BF16_WEIGHTS(

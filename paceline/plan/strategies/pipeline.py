@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from paceline.config.registries.optimizers import StateSplit
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
+from paceline.plan.hardware.device_kinds import kind_of
 from paceline.plan.mesh import PARALLELISM, BatchSplit, Mesh
 from paceline.plan.plan import ModelStates, Plan, Precision
 from paceline.plan.strategies.fsdp import SHARDED
@@ -29,6 +30,9 @@ from paceline.plan.workload.step_spec import WHOLE, StrategyLayout
 @dataclass(frozen=True)
 class PipelineSpec(StrategySpec):
     """Micro-batches pass from stage to stage."""
+
+    def lacks(self, axis: str) -> bool:
+        return axis == "cp"
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
         return fsdp_mesh(job, findings)
@@ -97,16 +101,24 @@ def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings)
     """
     schedule = job.parallelism.pp_schedule
     stages = job.parallelism.pp_stages_per_rank or MULTI_STAGE.get(schedule, 1)
-    if mesh.pp == 1:
+    if job.axis("pp") == 1:
         findings.refuse(
-            codes.PAR_PP_SIZE(f"{PARALLELISM}.pp_size", "pp_size: 1", pp_size=min(2, job.world_size))
+            codes.PAR_PP_SIZE(
+                f"{PARALLELISM}.pp_size",
+                "pp_size: 1",
+                processes=""
+                if job.world_size > 1
+                else " with --nproc 2"
+                + ("" if kind_of(job.hardware.device).backend else " and use_cpu: true"),
+            )
         )
     if job.shape is not None and not job.shape.family.stages:
         why = "its stages would compute other results than the complete model"
         findings.refuse(no_stages(f"model_type {job.shape.model_type}: {why}"))
     _check_stages(schedule, stages, findings)
     _check_layers(job, mesh, stages, findings)
-    bubble = (mesh.pp - 1) / (mesh.pp - 1 + batch.accumulation * (stages if schedule == "interleaved" else 1))
+    interleaved = stages if schedule == "interleaved" else 1
+    bubble = (mesh.pp - 1) / max(1, mesh.pp - 1 + batch.accumulation * interleaved)  # a rule refuses 0
     idle = (
         f"about {bubble:.0%} of a step idle"
         if schedule in ("1f1b", "gpipe", "interleaved")

@@ -221,6 +221,10 @@ class StrategySpec:
         """
         return ()
 
+    def lacks(self, axis: str) -> bool:
+        """Whether this strategy has no such mesh axis (``tp``, ``dp_replicate``, …)."""
+        return self.axes is not None and axis not in self.axes
+
     def mesh(self, job: Job, findings: Findings) -> Mesh:
         """Return the job's mesh; problems with its sizes go to ``findings``."""
         return mesh_for(job.parallelism, job.world_size)

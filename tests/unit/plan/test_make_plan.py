@@ -283,7 +283,7 @@ def test_full_eval_holds_where_training_computes_so_and_is_refused_elsewhere(con
     for precision in ("no", "auto", other):
         with pytest.raises(ConfigError, match="prec.full_eval") as refused:
             plan_of(config({key: True, "mixed_precision": precision}))
-        assert f"mixed_precision: {word}" in refused.value.diagnostics[0].hint
+        assert f"{key}: false" in refused.value.diagnostics[0].hint
 
 
 def test_batches_are_loaded_ahead_by_threads_but_not_rollouts(config: Any) -> None:

@@ -22,6 +22,9 @@ from paceline.plan.strategies.deepspeed.zero_block import (
 from paceline.plan.strategies.spec import Findings, Job
 from paceline.plan.strategy_options import DeepSpeedOptions
 
+#: Axes that DeepSpeed's mesh does not have, and the strategy that has them.
+LACKING = {"pp": "pipeline", "dp_replicate": "fsdp"}
+
 
 def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
     """Return the mesh ``dp_shard × cp × tp``; sizes in the file and ``training.parallelism`` must agree."""
@@ -29,10 +32,7 @@ def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
     # Sizes of both axes, and axes that DeepSpeed lacks.
     tp = _agreed("tp", autotp_size(user, Findings()), job, findings)
     cp = _agreed("cp", _whole(user.get("sequence_parallel_size")), job, findings)
-    for axis, instead in (
-        ("pp", "distributed_strategy: pipeline"),
-        ("dp_replicate", "distributed_strategy: fsdp"),
-    ):
+    for axis, instead in LACKING.items():
         if job.axis(axis) > 1:
             findings.refuse(
                 codes.PAR_DEEPSPEED(
@@ -40,7 +40,7 @@ def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
                     " AutoTP and Ulysses",
                     f"{PARALLELISM}.{axis}_size",
                     f"{axis}_size: {job.axis(axis)}",
-                    f"{instead}, or set {axis}_size: 1",
+                    f"distributed_strategy: {instead}, or set {axis}_size: 1",
                 )
             )
     if tp > 1 and cp > 1:

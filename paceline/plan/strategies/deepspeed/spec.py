@@ -13,7 +13,7 @@ from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.units import human_bytes
 from paceline.plan.mesh import BatchSplit, Mesh
 from paceline.plan.plan import Decision, ModelStates, Plan, Precision
-from paceline.plan.strategies.deepspeed.options import deepspeed_engine, deepspeed_mesh
+from paceline.plan.strategies.deepspeed.options import LACKING, deepspeed_engine, deepspeed_mesh
 from paceline.plan.strategies.deepspeed.zero_block import whole
 from paceline.plan.strategies.spec import DEEPSPEED_FORM, Findings, Job, Simulated, StrategySpec
 from paceline.plan.strategy_options import DeepSpeedOptions, EngineOptions
@@ -225,6 +225,9 @@ _KEEP_PACKED = (1, 2)  # the stages at which quantized weights are neither shard
 @dataclass(frozen=True)
 class DeepSpeedSpec(StrategySpec):
     """Stage 1 shards optimizer states, 2 also gradients, 3 also weights (arXiv:1910.02054)."""
+
+    def lacks(self, axis: str) -> bool:
+        return axis in LACKING
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
         return deepspeed_mesh(job, findings)
