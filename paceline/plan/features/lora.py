@@ -24,7 +24,7 @@ from paceline.plan.model.parameter_list import ALL_LINEAR, is_linear, parameters
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import AdapterSpec, Decision, Quantization, decomposes
 from paceline.plan.strategies.spec import StrategySpec, strategy_specs
-from paceline.plan.strategy_options import NO_OPTIONS, DeepSpeedOptions, EngineOptions
+from paceline.plan.strategy_options import NO_OPTIONS, EngineOptions
 
 
 def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
@@ -92,7 +92,7 @@ def check_adapter(
                 "tensor parallelism shares the experts among its ranks, but not their adapters",
                 "lora.target_parameters",
                 f"{', '.join(adapter.target_parameters)} with tp={mesh.tp}",
-                f"leave target_parameters out, or {_tensor_key(engine)}: 1",
+                f"leave target_parameters out, or {spec.tensor_key(engine)}: 1",
             )
         )
     if adapter.quantization is not None and decomposes(adapter):
@@ -115,11 +115,6 @@ def check_adapter(
         if adapter.quantization is None
         else [*problems, *_quantised(spec, mesh, compute, engine, installed, here)]
     )
-
-
-def _tensor_key(engine: EngineOptions) -> str:
-    """Return the key that asked for tensor parallelism."""
-    return "autotp_size" if isinstance(engine, DeepSpeedOptions) and engine.autotp_size > 1 else "tp_size"
 
 
 def _quantised(
@@ -157,7 +152,7 @@ def _quantised(
                 " blocks without either",
                 "lora.quantization_bit",
                 f"{spec.label(engine)} with tp={mesh.tp}",
-                f"{_tensor_key(engine)}: 1, under which fsdp shards the packed weights over all ranks; or"
+                f"{spec.tensor_key(engine)}: 1, under which fsdp shards the packed weights over all ranks; or"
                 " quantization_bit: null, for adapters on unquantised weights",
             )
         )

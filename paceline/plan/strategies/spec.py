@@ -225,6 +225,10 @@ class StrategySpec:
         """Whether this strategy has no such mesh axis (``tp``, ``dp_replicate``, …)."""
         return self.axes is not None and axis not in self.axes
 
+    def tensor_key(self, engine: EngineOptions) -> str:
+        """Return the key that asks for tensor parallelism under these options."""
+        return "tp_size"
+
     def mesh(self, job: Job, findings: Findings) -> Mesh:
         """Return the job's mesh; problems with its sizes go to ``findings``."""
         return mesh_for(job.parallelism, job.world_size)

@@ -229,6 +229,9 @@ class DeepSpeedSpec(StrategySpec):
     def lacks(self, axis: str) -> bool:
         return axis in LACKING
 
+    def tensor_key(self, engine: EngineOptions) -> str:
+        return "autotp_size" if _own(engine).autotp_size > 1 else "tp_size"
+
     def mesh(self, job: Job, findings: Findings) -> Mesh:
         return deepspeed_mesh(job, findings)
 
