@@ -294,3 +294,36 @@ def test_swift_resumes_the_weights_alone_as_a_new_run(tuner: str, key: str | Non
     lost = made.findings["resume_from_checkpoint"].verdict is KeyVerdict.LOST
     assert lost == (key is None)
     assert imported("swift", given).settings["training.resume_from_checkpoint"].value == "x/checkpoint-2"
+
+
+def test_a_switch_that_is_off_is_kept() -> None:
+    """A switch that axolotl leaves open by default turns nothing on where it is given as false."""
+    known = TRANSLATORS["axolotl"].defaults("sft")
+    named = ("auto_resume_from_checkpoints", "cpu_ram_efficient_loading", "fp32_norms", "dpo_use_weighting")
+    assert all(known[key] is None for key in named)
+    for key in named:
+        finding = imported("axolotl", {**FULL["axolotl"], key: False}).findings[key]
+        assert finding.verdict is not KeyVerdict.LOST, (key, finding.says)
+
+
+@pytest.mark.parametrize(
+    ("system", "given", "key", "says"),
+    [
+        ("llamafactory", {"eval_dataset": "e", "dataset": None, "dataset_dir": "d"}, "dataset_dir", ""),
+        ("llamafactory", {"resize_vocab": False}, "resize_vocab", "model.resize_embeddings"),
+        ("trl", {"pad_token": "<pad>"}, "pad_token", "padding is not attended to"),
+        (
+            "axolotl",
+            {
+                "datasets": [{"path": "rows", "type": "chat_template"}],
+                "special_tokens": {"eos_token": "<|im_end|>"},
+            },
+            "special_tokens.eos_token",
+            "chat template",
+        ),
+    ],
+)
+def test_a_reason_is_true_and_names_our_key(system: str, given: dict[str, Any], key: str, says: str) -> None:
+    finding = imported(system, {**FULL[system], **given}).findings[key]
+    assert finding.verdict is not KeyVerdict.LOST and says in finding.says
+    assert "none is named" not in finding.says

@@ -71,6 +71,13 @@ def _turn_keys(reader: KeyReader) -> None:
         reader.lose("roles", f"turns of {', '.join(unknown)}: a data.converter renames roles")
 
 
+def _turns_by_template(reader: KeyReader) -> bool:
+    """Whether every data set's turns are written by a chat template."""
+    sets = reader.given.get("datasets")
+    types = [as_object(item).get("type") for item in sets] if isinstance(sets, list) else []
+    return bool(types) and all(isinstance(word, str) and word.startswith("chat_template") for word in types)
+
+
 def tokens(reader: KeyReader) -> None:
     """Padding has no loss; other special tokens would change the text."""
     for outer in ("special_tokens", "tokens"):
@@ -83,6 +90,13 @@ def tokens(reader: KeyReader) -> None:
                 reader.nothing(f"{outer}.{name}", "padding never weighs anything")
             elif name == "additional_special_tokens" and isinstance(token, list):
                 reader.keep(f"{outer}.{name}", "model.add_special_tokens", token)
+            elif name == "eos_token" and _turns_by_template(reader):
+                reader.nothing(f"{outer}.{name}", "the token that ends a turn is read off the chat template")
+            elif name == "eos_token":
+                reader.lose(
+                    f"{outer}.{name}",
+                    "the tokenizer's own end of text ends an answer; model.chat_template may write another",
+                )
             elif token in ("<s>", "</s>", "<unk>"):
                 reader.nothing(f"{outer}.{name}", "the tokenizer's own (Llama's and Mistral's)")
             else:

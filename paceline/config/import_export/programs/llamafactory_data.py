@@ -39,17 +39,21 @@ _TAGS = {
 }
 _IMAGES = ("mllm", "video", "audio", "llava")
 
+#: Keys that name data sets, and ours.
+SETS = (("dataset", "data.train"), ("eval_dataset", "data.eval"))
+
 
 def datasets(reader: KeyReader) -> None:
     """Decide ``dataset``, ``eval_dataset`` and what is around them."""
     info, stage = _info(reader), reader.text("stage")
-    for key, path in (("dataset", "data.train"), ("eval_dataset", "data.eval")):
+    for key, path in SETS:
         names = reader.given.get(key)
         listed = [part.strip() for part in names.split(",")] if isinstance(names, str) else names
         if isinstance(listed, list) and listed:
             _named(reader, key, path, [str(name) for name in listed], info, stage)
-    if reader.result.findings.get("dataset"):
-        reader.mapped("dataset_dir", ("data.train",))
+    named = [path for key, path in SETS if reader.result.settings.get(path) is not None]
+    if named:
+        reader.mapped("dataset_dir", named)
 
 
 def _named(reader: KeyReader, key: str, path: str, names: list[str], info: JsonObject, stage: str) -> None:

@@ -27,6 +27,7 @@ _PROJECTS = {
 _NOT_WRITTEN = ("log_level", "model_revision", "eval_dataset", "train_dataset", "eval_strategy_")
 _HOMES = ("training", "model", "data")
 NO_VALUE = "it has no value"
+OFF = "it is switched off"
 
 
 def transformers_defaults() -> dict[str, object]:
@@ -97,6 +98,8 @@ def by_alias(reader: KeyReader, key: str) -> None:
         )
     elif key in reader.defaults and same(value, reader.defaults[key]):  # type: ignore[arg-type]
         reader.nothing(key, f"it is {reader.result.system}'s default, and nothing here uses it")
+    elif value is False and reader.defaults.get(key, True) is None:
+        reader.nothing(key, OFF)
     elif key in reader.defaults:
         reader.lose(key, "no key here does the same: the run goes without it; remove it, if that will do")
     else:
@@ -118,7 +121,7 @@ def _through(reader: KeyReader, key: str, alias: Alias, value: Json) -> None:
         reader.lose(key, exc.message())
         return
     if converted is SKIP:
-        reader.nothing(key, "it is switched off")
+        reader.nothing(key, OFF)
     elif isinstance(converted, AlgorithmAlias):
         reader.keep(key, "training.algorithm", str(converted))
     elif not isinstance(converted, IgnoredKey):
