@@ -35,15 +35,13 @@ class RunFacts:
     loss: float | None
     eval_loss: float | None
     seconds: float
+    eval_reward: float | None = None
 
     @staticmethod
     def of(run: Run, name: str) -> RunFacts:
         """Return the facts of a run: its last loss, and the best of its evaluations."""
         history = run.history
         last = history.steps.get(history.last_step)
-        evals = [
-            event.metrics["eval_loss"] for event in history.evals.values() if "eval_loss" in event.metrics
-        ]
         plan = _plan(RunDir.at(run.path))
         return RunFacts(
             name,
@@ -52,9 +50,15 @@ class RunFacts:
             str(plan.get("algorithm", "")),
             str(plan.get("strategy", "")),
             None if last is None else last.loss,
-            min(evals, default=None),
+            min(_measured(run, "eval_loss"), default=None),
             history.seconds,
+            max(_measured(run, "eval_reward"), default=None),
         )
+
+
+def _measured(run: Run, metric: str) -> list[float]:
+    """Return what the run's evaluations measured by ``metric``."""
+    return [e.metrics[metric] for e in run.history.evals.values() if metric in e.metrics]
 
 
 def _plan(run: RunDir) -> JsonObject:
@@ -91,7 +95,8 @@ def table(rows: Sequence[RunFacts]) -> str:
     """Return runs as a table: a line a run."""
     cells = [["run", "outcome", "step", "algorithm", "strategy", "loss", "best eval", "time"]]
     for row in rows:
-        numbers = ["-" if value is None else f"{value:.4f}" for value in (row.loss, row.eval_loss)]
+        best = row.eval_reward if row.eval_loss is None else row.eval_loss
+        numbers = ["-" if value is None else f"{value:.4f}" for value in (row.loss, best)]
         time = human_seconds(row.seconds)
         cells.append([row.path, row.outcome, str(row.step), row.algorithm, row.strategy, *numbers, time])
     return aligned(cells)

@@ -147,3 +147,14 @@ def test_words_that_name_no_runs_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as refused:
             dispatch(["runs", *words])
         assert refused.value.diagnostics[0].code == "cli.option"
+
+
+def test_the_best_evaluation_of_scored_answers_is_the_greatest_reward(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "grpo", [1.0, 2.0])
+    at = RunDir.at(run.path)
+    at.events(0).unlink()
+    with EventLog(at.events(0), 0) as log:
+        for step, reward in ((1, 0.25), (2, 0.75), (3, 0.5)):
+            log.write(Eval(step, {"eval_reward": reward}, 0.1, rows=3, bins={}))
+    (facts,) = facts_below(tmp_path)
+    assert facts.eval_reward == 0.75 and "0.7500" in table([facts])
