@@ -365,6 +365,9 @@ def _model_decisions(plan: Plan, router: RouterOptions, hardware: Hardware) -> I
 
 
 def _training_decisions(plan: Plan, rollout: RolloutSizes | None, hardware: Hardware) -> Iterator[Decision]:
+    if plan.config.training.save_strategy == "no":
+        why = "no checkpoint, nor where early stopping or a callback ends the run; a signal saves one"
+        yield Decision("training.save_strategy", "no", why)
     if rollout:
         yield rollout_decision(rollout)
     yield optimizer_decision(plan.optimizer, hardware, plan.shape)

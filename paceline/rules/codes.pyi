@@ -9,6 +9,7 @@ class _MODEL_MISSING(CodeName):
         where: str = "",
         found: str = "",
         *,
+        hint: str = "",
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...

@@ -7,15 +7,24 @@ from functools import partial
 
 from paceline.config import codes as config_codes
 from paceline.config.keys.nearest import nearest
-from paceline.config.sections.lora import is_pattern
+from paceline.config.sections.lora import LoraSection, is_pattern
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.security.remote_code import COMMIT, unpinned
 from paceline.plan.hardware.device_kinds import CPU, MPS
+from paceline.plan.model.files.folder_check import adapter_base
 from paceline.plan.model.read_config import text_part
 from paceline.plan.model.shape import config_coefficient
 from paceline.plan.plan import KEEP, KEPT_KINDS
 from paceline.rules import codes
 from paceline.rules.rule import Context, Rule
+
+
+def _name_of_base(lora: LoraSection | None) -> str:
+    """Return the line that names a model: an adapter's folder says which it was trained on."""
+    folder = lora.adapter_name_or_path if lora is not None else None
+    base = adapter_base(folder) if folder else ""
+    why = f", as base_model_name_or_path in {folder}/adapter_config.json says" if base else ""
+    return f"model:\n             name_or_path: {base or 'Qwen/Qwen3-0.6B'}{why}"
 
 
 def given(c: Context) -> Iterator[Diagnostic]:
@@ -25,7 +34,10 @@ def given(c: Context) -> Iterator[Diagnostic]:
         yield c.at(codes.MODEL_TWO(found="name_or_path and config"), "model.name_or_path", "model.config")
     if c.starting and not m.name_or_path and m.config is None:
         yield c.at(
-            codes.MODEL_MISSING(found="no model.name_or_path and no model.config"), "model.name_or_path"
+            codes.MODEL_MISSING(
+                found="no model.name_or_path and no model.config", hint=_name_of_base(c.config.lora)
+            ),
+            "model.name_or_path",
         )
     if c.starting and m.config is not None and not m.name_or_path and not m.tokenizer:
         yield c.at(codes.MODEL_TOKENIZER(found="no model.tokenizer"), "model.tokenizer")

@@ -282,6 +282,27 @@ def test_early_stopping_keeps_the_best(tiny: Tiny, paceline: Paceline, tmp_path:
     assert f"step-{result['best_step']:08d}" in result["checkpoint"]
 
 
+def test_an_early_stop_writes_nothing_where_saving_is_off(
+    tiny: Tiny, paceline: Paceline, tmp_path: Path
+) -> None:
+    """As Transformers' Trainer: its callbacks set should_save by save_strategy alone."""
+    config = tiny(
+        max_steps=20,
+        learning_rate=0.0,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="no",
+        early_stopping_patience=1,
+    )
+    config["data"]["validation_split"] = 0.2
+    done = train(paceline, config, tmp_path, 1)
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert done.code == 0 and result["outcome"] == "early_stopped", done.err
+    assert not result["checkpoint"] and not [*tmp_path.glob("run/checkpoints/step-*")]
+    plan = json.loads((tmp_path / "run/plan.json").read_text())
+    assert any("early stopping" in decision["reason"] for decision in plan["decisions"])
+
+
 @pytest.mark.parametrize(
     ("precision", "bound"),
     [("bf16", 5e-2), pytest.param("fp16", 5e-2, marks=pytest.mark.slow)],

@@ -68,9 +68,14 @@ class Cadence:
             return True
         return epoch_end if self.eval_strategy == "epoch" else step % self.eval_steps == 0
 
+    @property
+    def saves_at_all(self) -> bool:
+        """Whether the run writes checkpoints of its own accord."""
+        return self.save_strategy != "no"
+
     def saves(self, step: int, epoch_end: bool, improved: bool) -> bool:
         """Whether to save a checkpoint now; always after the last step, unless saving is off."""
-        if self.save_strategy == "no":
+        if not self.saves_at_all:
             return False
         if step == self.total_steps or (improved and self.keep_best):
             return True

@@ -240,8 +240,10 @@ class Trainer:
         if not stop and self.evaluate is not None and self.cadence.evaluates(step, epoch_end):
             improved = self.best.record(self.measure(), self.state)
             exhausted = self.best.exhausted(self.state)
-        if self.saves is not None and (stop or exhausted or self.cadence.saves(step, epoch_end, improved)):
-            self._save(self.saves, step, must_succeed=stop or exhausted or step == self.cadence.total_steps)
+        # A signal saves also where saving is off: the run can go on from there
+        last = signalled or ((stop or exhausted) and self.cadence.saves_at_all)
+        if self.saves is not None and (last or self.cadence.saves(step, epoch_end, improved)):
+            self._save(self.saves, step, must_succeed=last or step == self.cadence.total_steps)
         if signalled:
             return "stopped"
         exhausted |= stop

@@ -1148,3 +1148,10 @@ def test_0_is_off_or_its_refusal_says_what_is(key: str, off: str) -> None:
     found = check(make({**base, key: 0}), Facts())
     refused = [d for d in found if d.severity is Severity.ERROR and key.partition(".")[2] in d.found]
     assert [off in d.hint for d in refused] == ([True] if off else [])
+
+
+def test_a_missing_model_is_the_one_of_the_adapter(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    lora = {"lora.adapter_name_or_path": str(tmp_path)}
+    (found,) = [d for d in check(make(lora), Facts(), starting=True) if d.code == "model.missing"]
+    assert "name_or_path: org/base" in found.hint and str(tmp_path) in found.hint

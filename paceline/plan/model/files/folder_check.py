@@ -191,12 +191,16 @@ def check_adapter_folder(name: str, key: str) -> list[Diagnostic]:
     return [] if wrong is None else [wrong]
 
 
+def adapter_base(name: str) -> str:
+    """Return the model that an adapter's folder names as its base; empty if it names none."""
+    return str(_value(Path(name).expanduser() / "adapter_config.json", "base_model_name_or_path") or "")
+
+
 def check_adapter_base(name: str, model: str) -> Iterator[Diagnostic]:
     """Warn if an adapter says that it was trained on another model than ``model``; a moved folder, or a
     download of the hub's, has the same last name.
     """
-    file = Path(name).expanduser() / "adapter_config.json"
-    base = str(_value(file, "base_model_name_or_path") or "")
+    base = adapter_base(name)
     if not base or _last(base) == _last(model) or Path(base).expanduser().resolve() == Path(model).resolve():
         return
     yield codes.MODEL_ADAPTER_BASE("lora.adapter_name_or_path", f"{base} then, {model} now")
