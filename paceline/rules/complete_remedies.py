@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from paceline.config.registries.optimizers import supports
 from paceline.config.schema import Config
+from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_scale import MESH_SIZES, Parallelism
 from paceline.config.source import DEFAULTS, FOREIGN, Source
 from paceline.core.diagnostics import Diagnostic
@@ -29,14 +30,17 @@ def complete_remedies(
     processes. And a key that is written under another name (``bf16``) must not be written twice.
     """
     return [
-        replace(d, hint="; ".join([d.hint, *_further(d.hint, config, facts, provenance)])) for d in findings
+        replace(d, hint="; ".join([d.hint, *_further(d.hint, config.training, facts, provenance)]))
+        for d in findings
     ]
 
 
-def _further(hint: str, config: Config, facts: Facts, provenance: Mapping[str, Source]) -> Iterator[str]:
+def _further(
+    hint: str, training: TrainingSection, facts: Facts, provenance: Mapping[str, Source]
+) -> Iterator[str]:
     by_lines: dict[tuple[str, ...], list[str]] = {}
-    for name, said in _offered(hint):
-        lines = tuple(line for line in _lines(strategy_spec(name), config, facts) if line not in said)
+    for name, before in _offered(hint):
+        lines = tuple(line for line in _lines(strategy_spec(name), training, facts) if line not in before)
         if lines:
             by_lines.setdefault(lines, []).append(name)
     for lines, names in by_lines.items():
@@ -56,9 +60,9 @@ def _offered(hint: str) -> Iterator[tuple[str, str]]:
                 yield name, hint[: offer.start()]
 
 
-def _lines(spec: StrategySpec, config: Config, facts: Facts) -> Iterator[str]:
+def _lines(spec: StrategySpec, training: TrainingSection, facts: Facts) -> Iterator[str]:
     """Yield the lines that make this config one of the strategy."""
-    training, world = config.training, facts.world_size
+    world = facts.world_size
     # Sections of another engine, or of another stage of this one
     for section in sorted({key for other in strategy_specs() for key in other.sections}):
         written = getattr(training, section)

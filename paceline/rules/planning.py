@@ -65,6 +65,7 @@ def try_plan(
         launcher=job.launcher,
         shape=job.shape,
     )
+    complete = partial(complete_remedies, facts=known_facts, provenance=provenance or {})
     rules = partial(check, facts=known_facts, starting=True, provenance=provenance)
     ruled = tuple(rules(job.config))
     try:
@@ -79,9 +80,7 @@ def try_plan(
         codes = {finding.code for finding in errors(ruled)}
         # What a rule has told with its place, the planner need not tell again without one
         further = (d for d in error.diagnostics if d not in ruled and (d.where or d.code not in codes))
-        return PlanAttempt(
-            None, ruled, tuple(complete_remedies(further, job.config, known_facts, provenance or {}))
-        )
+        return PlanAttempt(None, ruled, tuple(complete(further, job.config)))
     return PlanAttempt(plan, ruled)
 
 
