@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from paceline.config.registries.optimizers import supports
 from paceline.config.schema import Config
@@ -29,27 +29,67 @@ def complete_remedies(
     A strategy has no use for another engine's section, for a mesh axis that it lacks, or for this number of
     processes. And a key that is written under another name (``bf16``) must not be written twice.
     """
-    return [
-        replace(d, hint="; ".join([d.hint, *_further(d.hint, config.training, facts, provenance)]))
-        for d in findings
-    ]
+    written = _Written(config.training, facts, provenance)
+    return [replace(d, hint="; ".join([d.hint, *written.further(d.hint)])) for d in findings]
 
 
-def _further(
-    hint: str, training: TrainingSection, facts: Facts, provenance: Mapping[str, Source]
-) -> Iterator[str]:
-    by_lines: dict[tuple[str, ...], list[str]] = {}
-    for name, before in _offered(hint):
-        lines = tuple(line for line in _lines(strategy_spec(name), training, facts) if line not in before)
-        if lines:
-            by_lines.setdefault(lines, []).append(name)
-    for lines, names in by_lines.items():
-        yield f"{' and '.join(names)} also need{'s' if len(names) == 1 else ''} {' and '.join(lines)}"
-    for path, source in provenance.items():
-        key, written = path.rpartition(".")[2], source.text.rpartition(".")[2]
-        renamed = source.layer not in (DEFAULTS, FOREIGN) and written not in ("", *path.split("."))
-        if renamed and re.search(rf"\b{key}: ", hint):
-            yield f"{key} takes the place of {written}"
+@dataclass(frozen=True)
+class _Written:
+    """A config as it is written, on its machine."""
+
+    training: TrainingSection
+    facts: Facts
+    provenance: Mapping[str, Source]
+
+    def further(self, hint: str) -> Iterator[str]:
+        """Yield what a hint leaves out."""
+        by_lines: dict[tuple[str, ...], list[str]] = {}
+        for name, before in _offered(hint):
+            lines = tuple(line for line in self.lines(strategy_spec(name)) if line not in before)
+            if lines:
+                by_lines.setdefault(lines, []).append(name)
+        for lines, names in by_lines.items():
+            yield f"{' and '.join(names)} also need{'s' if len(names) == 1 else ''} {' and '.join(lines)}"
+        for path, source in self.provenance.items():
+            key, written = path.rpartition(".")[2], source.text.rpartition(".")[2]
+            renamed = source.layer not in (DEFAULTS, FOREIGN) and written not in ("", *path.split("."))
+            if renamed and re.search(rf"\b{key}: ", hint):
+                yield f"{key} takes the place of {written}"
+
+    def lines(self, spec: StrategySpec) -> Iterator[str]:
+        """Yield the lines that make this config one of the strategy."""
+        training, facts = self.training, self.facts
+        world = facts.world_size
+        # Sections of another engine, or of another stage of this one
+        for section in sorted({key for other in strategy_specs() for key in other.sections}):
+            written = getattr(training, section)
+            stage = as_object(as_object(written).get("zero_optimization")).get("stage", spec.zero_stage)
+            if written and (section not in spec.sections or (spec.zero_stage not in (None, stage))):
+                yield f"{section}: null"
+        sizes = training.parallelism or Parallelism()
+        for name in MESH_SIZES:
+            if getattr(sizes, name) > 1 and spec.lacks(name.removesuffix("_size")):
+                yield f"{name}: 1"
+        if spec.stages and sizes.pp_size == 1:
+            yield "pp_size: 2"
+        if training.distributed is spec.one_process and not spec.multi_device:
+            yield f"distributed: {'false' if spec.one_process else 'true'}"
+        if not supports(training.optim, spec.state_split):
+            yield "optim: adamw_torch_fused"
+        if training.torch_compile and spec.not_compiled:
+            yield "torch_compile: false"
+        # Processes
+        few = world is not None and world < spec.min_processes
+        if few:
+            yield f"--nproc {spec.min_processes}"
+        elif world is not None and world > 1 and spec.one_process:
+            yield "--nproc 1"
+        if (
+            (few or spec.needs_group)
+            and facts.device
+            and not (kind_of(facts.device).backend or training.use_cpu)
+        ):
+            yield "use_cpu: true"
 
 
 def _offered(hint: str) -> Iterator[tuple[str, str]]:
@@ -58,34 +98,3 @@ def _offered(hint: str) -> Iterator[tuple[str, str]]:
         for name in re.findall(r"\w+", offer[1]):
             if name in STRATEGIES.names():
                 yield name, hint[: offer.start()]
-
-
-def _lines(spec: StrategySpec, training: TrainingSection, facts: Facts) -> Iterator[str]:
-    """Yield the lines that make this config one of the strategy."""
-    world = facts.world_size
-    # Sections of another engine, or of another stage of this one
-    for section in sorted({key for other in strategy_specs() for key in other.sections}):
-        written = getattr(training, section)
-        stage = as_object(as_object(written).get("zero_optimization")).get("stage", spec.zero_stage)
-        if written and (section not in spec.sections or (spec.zero_stage not in (None, stage))):
-            yield f"{section}: null"
-    sizes = training.parallelism or Parallelism()
-    for name in MESH_SIZES:
-        if getattr(sizes, name) > 1 and spec.lacks(name.removesuffix("_size")):
-            yield f"{name}: 1"
-    if spec.stages and sizes.pp_size == 1:
-        yield "pp_size: 2"
-    if training.distributed is spec.one_process and not spec.multi_device:
-        yield f"distributed: {'false' if spec.one_process else 'true'}"
-    if not supports(training.optim, spec.state_split):
-        yield "optim: adamw_torch_fused"
-    if training.torch_compile and spec.not_compiled:
-        yield "torch_compile: false"
-    # Processes
-    few = world is not None and world < spec.min_processes
-    if few:
-        yield f"--nproc {spec.min_processes}"
-    elif world is not None and world > 1 and spec.one_process:
-        yield "--nproc 1"
-    if (few or spec.needs_group) and facts.device and not (kind_of(facts.device).backend or training.use_cpu):
-        yield "use_cpu: true"
