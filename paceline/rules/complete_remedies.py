@@ -29,13 +29,13 @@ def complete_remedies(
     A strategy has no use for another engine's section, for a mesh axis that it lacks, or for this number of
     processes. And a key that is written under another name (``bf16``) must not be written twice.
     """
-    written = _Written(config.training, facts, provenance)
+    written = _RemedyLines(config.training, facts, provenance)
     return [replace(d, hint="; ".join([d.hint, *written.further(d.hint)])) for d in findings]
 
 
 @dataclass(frozen=True)
-class _Written:
-    """A config as it is written, on its machine."""
+class _RemedyLines:
+    """The lines that remedies leave out, for a config as it is written on its machine."""
 
     training: TrainingSection
     facts: Facts
