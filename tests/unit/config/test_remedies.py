@@ -18,7 +18,7 @@ from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import CHOOSERS, STRATEGIES
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.strategies.job import Job
+from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import try_plan
 
 GIB = 2**30

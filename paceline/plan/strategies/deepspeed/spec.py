@@ -230,7 +230,7 @@ class DeepSpeedSpec(StrategySpec):
         return axis in LACKING
 
     def tensor_key(self, engine: EngineOptions) -> str:
-        return "autotp_size" if _own(engine).autotp_size > 1 else "tp_size"
+        return "autotp_size" if DeepSpeedOptions.own(engine).autotp_size > 1 else "tp_size"
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
         return deepspeed_mesh(job, findings)
