@@ -3,6 +3,16 @@ from collections.abc import Mapping
 
 from paceline.core.diagnostics import Code, CodeName, Diagnostic, Severity
 
+class _CHECKPOINT_PATH_MISSING(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _CHECKPOINT_NO_SNAPSHOT(CodeName):
     def __call__(
         self,
@@ -447,6 +457,7 @@ CHECKPOINT_DISK_FULL: Code
 CHECKPOINT_IO: Code
 CHECKPOINT_PERMISSION: Code
 CHECKPOINT_READ_ONLY: Code
+CHECKPOINT_PATH_MISSING: _CHECKPOINT_PATH_MISSING
 CHECKPOINT_SAVE_FAILED: Code
 CHECKPOINT_NO_SNAPSHOT: _CHECKPOINT_NO_SNAPSHOT
 CHECKPOINT_FILE_NAME: _CHECKPOINT_FILE_NAME

@@ -223,6 +223,10 @@ def export(
     checkpoint: WhichCheckpoint = "result",
     role: ModelRole = "policy",
     merge: MergeAdapter = False,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="BASE", help="Of another program's adapter: its base [default: what it names]."),
+    ] = None,
     gguf: AlsoGguf = False,
     exporter: Exporter = None,
     max_shard_size: MaxShardSize = "5GB",
@@ -233,10 +237,11 @@ def export(
     """Write a run's model as a Hugging Face folder that from_pretrained loads.
 
     RUN may also be one checkpoint; what a URL names is brought into a folder beside DIR, which is removed
-    after. A run with a lora section becomes peft's adapter folder, or with --merge a whole model.
+    after. A run with a lora section becomes peft's adapter folder, or with --merge a whole model. Another
+    program's adapter folder can be RUN, too: --merge adds it to its base model.
     """
     options = words(to=to, dtype=dtype, checkpoint=checkpoint, role=role, max_shard_size=max_shard_size)
-    flags = words(exporter=exporter, merge=merge, gguf=gguf, overwrite=overwrite)
+    flags = words(model=model, exporter=exporter, merge=merge, gguf=gguf, overwrite=overwrite)
     become(_EXPORT, "export", run, *options, *flags)
 
 

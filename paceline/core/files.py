@@ -39,6 +39,11 @@ def no_file(path: Path) -> str | None:
         return None
 
 
+def is_local_name(name: str) -> bool:
+    """Whether ``name`` can only be a path, as no name on the hub is (``model`` or ``org/model``)."""
+    return name.startswith(("/", ".", "~")) or (name.count("/") > 1 and "://" not in name)
+
+
 def open_file(path: Path) -> io.BufferedReader:
     """Open a regular file for reading bytes.
 

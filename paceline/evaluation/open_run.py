@@ -90,8 +90,8 @@ def _folder_of(run: Path, straight: bool) -> Iterator[Path]:
                 "this folder contains an adapter, without the model that it belongs to",
                 str(run),
                 "adapter_config.json",
-                "give the run, or what `paceline export RUN --to DIR --merge` writes; of another program's"
-                " adapter what peft's merge_and_unload().save_pretrained(DIR) writes",
+                "give the run, or what `paceline export FOLDER --merge --model BASE --to DIR` writes: FOLDER"
+                " is the run, or another program's adapter",
             )
         )
     with tempfile.TemporaryDirectory(prefix="paceline-model-") as scratch:
@@ -128,10 +128,10 @@ def export_copy(run: Path, to: Path) -> None:
         last_lines = export.stderr.strip().splitlines()[-6:]
         raise ConfigError(
             codes.GENERATION_NO_MODEL(
-                "this folder contains no model to load",
+                "the model of this folder cannot be exported",
                 str(run),
                 "\n      ".join(last_lines),
-                "give a run with a checkpoint, or an exported folder",
+                "do what is said there; or give a run with a checkpoint, or an exported folder",
             )
         )
 

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.checkpoint.format.verify_files import scan
+from paceline.checkpoint.format.verify_files import read_state, scan
 from paceline.checkpoint.load.reader import CheckpointReader
+from paceline.checkpoint.load.start_folder import model_of_run
 from paceline.config.schema import Config
 from paceline.core.errors import CheckpointError, ConfigError, DataError, ExitCode
 from paceline.core.files import read_run_file, read_text
@@ -141,7 +142,8 @@ def answer_run(
     )
     if not checkpoints:
         raise CheckpointError(codes.TRAINING_NO_CHECKPOINT(str(run.checkpoints)))
-    model = config.model.model_copy(update={"trust_remote_code": False})  # a run directory must not enable it
+    newest = checkpoints[-1].path
+    model = model_of_run({**read_state(newest), "config": config.to_json()}, newest)
     tokenizer = load_tokenizer(model)
     factory = HFModelFactory(
         model, Role.POLICY, vocab_size=len(tokenizer), seed=config.training.seed, attention="sdpa"

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Protocol
 
 import torch
@@ -24,6 +25,7 @@ from paceline.checkpoint.convert.deepspeed_zero import (
     read_universal,
 )
 from paceline.checkpoint.convert.hf_trainer import (
+    ADAPTERS,
     is_accelerate_folder,
     is_trainer_folder,
     read_accelerate,
@@ -48,6 +50,7 @@ from paceline.checkpoint.format.safetensors_file import TensorEntry, in_order, s
 from paceline.checkpoint.format.strict_json import dump_object
 from paceline.checkpoint.format.tensor_index import TensorName
 from paceline.checkpoint.save.staging import Contents
+from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject
@@ -116,6 +119,8 @@ def _state(state: ForeignState, folder: Path) -> JsonObject:
     if state.adapter is not None:
         content["adapter"] = to_json(spec_of(state.adapter, str(folder / ADAPTER_CONFIG)))
         base = state.adapter.get("base_model_name_or_path")
+        if state.base:
+            content["config"] = Config.from_json({"model": {"name_or_path": state.base}}).to_json()
         content["base_model"] = {"name_or_path": str(base or ""), "fingerprint": "", "ties": {}}
     return content
 
@@ -251,6 +256,9 @@ def _unknown(source: Path, content: str) -> Diagnostic:
             content,
             "add --dcp to write it as one of torch.distributed.checkpoint",
         )
+    if (wrong := _weights_alone(source)) is not None:
+        what, remedy = wrong
+        return codes.CONVERT_UNKNOWN(what, str(source), content, remedy)
     return codes.CONVERT_UNKNOWN(
         "this is no checkpoint that can be converted",
         str(source),
@@ -258,3 +266,23 @@ def _unknown(source: Path, content: str) -> Diagnostic:
         "give a checkpoint-* folder, one of Accelerate's save_state, of DeepSpeed (global_step*) or of"
         " torch.distributed.checkpoint",
     )
+
+
+def _weights_alone(folder: Path) -> tuple[str, str] | None:
+    """Return what a folder of weights alone lacks to be a checkpoint, and what it is good for; else None."""
+    weights = any((folder / name).is_file() for name in ADAPTERS)
+    if (folder / ADAPTER_CONFIG).is_file() and weights:
+        merge = f"paceline export {quote(str(folder))} --merge --model BASE --to DIR"
+        return (
+            "this is an adapter alone, without the trainer_state.json of a checkpoint-* folder",
+            f"merge it: {merge}; or train it on: lora: {{adapter_name_or_path: {folder}}}",
+        )
+    if (folder / ADAPTER_CONFIG).is_file() or weights:
+        lacks = " or ".join(ADAPTERS) if not weights else ADAPTER_CONFIG
+        return f"this is a part of an adapter: there is no {lacks}", "copy the whole folder"
+    if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+        return (
+            "this is a model alone, without the trainer_state.json of a checkpoint-* folder",
+            f"train it on, or use it as it is: model: {{name_or_path: {folder}}}",
+        )
+    return None

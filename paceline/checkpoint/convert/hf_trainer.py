@@ -263,12 +263,12 @@ def read_accelerate(folder: Path, files: MappedFiles, names: ModelNames, *, mome
 
 _INDEX = ".index.json"
 _MODELS = ("model.safetensors", "pytorch_model.bin", "pytorch_model_fsdp.bin")
-_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def folder_weights(folder: Path, files: MappedFiles, *, adapter: bool = False) -> dict[str, LazyTensor]:
     """Return the tensors of a folder's model, or of its adapter. Raises CheckpointError."""
-    for name in _ADAPTERS if adapter else _MODELS:
+    for name in ADAPTERS if adapter else _MODELS:
         if (folder / f"{name}{_INDEX}").is_file():
             tensors: dict[str, LazyTensor] = {}
             for part in _of_index(folder, f"{name}{_INDEX}"):
@@ -277,7 +277,7 @@ def folder_weights(folder: Path, files: MappedFiles, *, adapter: bool = False) -
         if (folder / name).is_file():
             return dict(file_weights(folder / name, files))
     raise incomplete(
-        "the folder has no weights", str(folder), f"none of {', '.join(_ADAPTERS if adapter else _MODELS)}"
+        "the folder has no weights", str(folder), f"none of {', '.join(ADAPTERS if adapter else _MODELS)}"
     )
 
 

@@ -41,6 +41,7 @@ class ForeignState:
     optimizer  our name of what has such moments
     scaler     scale and growth tracker of fp16's scaler, where there is one
     adapter    the contents of adapter_config.json, where the weights are an adapter's
+    base       folder or hub name of the model below an adapter, where it is known
     left       what was not brought over, one sentence each
     """
 
@@ -51,6 +52,7 @@ class ForeignState:
     optimizer: str = ""
     scaler: tuple[float, int] | None = None
     adapter: JsonObject | None = None
+    base: str = ""
     left: list[str] = field(default_factory=list)
     role: str = Role.POLICY.value
     trained: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -46,6 +46,7 @@ from paceline.checkpoint.format.durable_files import named_errors, need_space, w
 from paceline.checkpoint.format.safetensors_file import TensorEntry, write_tensors
 from paceline.checkpoint.format.tensor_index import TensorName
 from paceline.checkpoint.load.reader import CheckpointReader
+from paceline.checkpoint.load.start_folder import model_of_run
 from paceline.checkpoint.save.retention import being_read
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
@@ -192,13 +193,12 @@ def _base_model(
     """
     wide = any(reader.dtype(role, name, PARAM) == torch.float64 for name in trained)
     master = torch.float64 if wide else torch.float32
-    run = Config.from_json(as_object(reader.state["config"]))
     rows = (as_object(config.get("text_config")) or config).get("vocab_size")  # None: the class's own
     build = HFModelFactory(
-        run.model.model_copy(update={"trust_remote_code": False}),  # it must not enable remote code
+        model_of_run(reader.state, reader.path),
         role=Role(role),
         vocab_size=None if rows is None else int(as_number(rows)),
-        seed=run.training.seed,
+        seed=Config.from_json(as_object(reader.state["config"])).training.seed,
         master_dtype=master,
         classes=Classes.read(Role(role), config),
     )

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,9 @@ from paceline.checkpoint.format.durable_files import sync_folder, write_fresh
 from paceline.checkpoint.format.manifest import folders_of
 from paceline.checkpoint.format.safetensors_file import TensorEntry, write_tensors
 from paceline.checkpoint.format.strict_json import parse_object
+from paceline.checkpoint.format.verify_files import read_state
 from paceline.checkpoint.load.reader import CheckpointReader
+from paceline.checkpoint.load.start_folder import path_of_run
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.files import MAX_CONFIG_BYTES, read_bytes
 from paceline.core.json_types import Json, JsonObject
@@ -53,6 +55,8 @@ def check_sources(to: Path, checkpoint: Path) -> None:
     if adapter.is_file():
         config = parse_object(read_bytes(adapter), str(adapter), max_bytes=MAX_CONFIG_BYTES)
         base = str(config.get("base_model_name_or_path") or "")
+        with suppress(CheckpointError):  # a base that is not there: the export says it, if it reads one
+            base = path_of_run(base, read_state(checkpoint), checkpoint, "model.name_or_path")
     for path, name in ((checkpoint, "the checkpoint"), (Path(base), "the base model of the adapter")):
         if str(path) != "." and path.exists() and path.resolve().is_relative_to(to.resolve()):
             raise ConfigError(

@@ -8,14 +8,16 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.export.exporters import Exporters, exporters_of
 from paceline.checkpoint.format.durable_files import make_folder
+from paceline.checkpoint.format.manifest import MANIFEST
 from paceline.checkpoint.format.strict_json import parse_object
 from paceline.checkpoint.format.verify_files import is_step_name, read_hint, scan, step_name
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint
@@ -47,6 +49,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         if is_url(args.run):
             checkpoint = stack.enter_context(_fetched(args, pushes, notes))
+        elif _is_adapter_folder(Path(args.run).expanduser()):
+            checkpoint = stack.enter_context(_adapter(args, pushes))
+        elif args.model is not None:
+            raise ConfigError(
+                codes.EXPORT_NO_CHECKPOINT(
+                    "a run records its base model: --model is for another program's adapter folder",
+                    "--model",
+                    args.model,
+                    "leave it out",
+                )
+            )
         else:
             checkpoint = choose(Path(args.run), args.checkpoint, notes)
         if notes:
@@ -55,6 +68,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         exporters = replace(exporters, gguf=exporters.gguf or args.gguf)
         (_push if pushes else _export)(checkpoint, args, exporters)
     return int(ExitCode.OK)
+
+
+def _is_adapter_folder(folder: Path) -> bool:
+    """Whether a folder is peft's, and neither a run of ours nor one of its checkpoints."""
+    ours = (folder / MANIFEST).is_file() or RunDir.at(folder).checkpoints.is_dir()
+    return not ours and (folder / "adapter_config.json").is_file()
+
+
+def _adapter(args: argparse.Namespace, pushes: bool) -> AbstractContextManager[Path]:
+    """Return the checkpoint of another program's adapter folder, which is merged. Raises ConfigError."""
+    from paceline.checkpoint.convert.peft_folder import adapter_checkpoint
+    from paceline.checkpoint.export.hf_folder import check_destination
+
+    folder, to = Path(args.run).expanduser().absolute(), Path(args.to).expanduser().absolute()
+    if pushes or not args.merge:
+        command = f"paceline export {quote(args.run)} --merge --model BASE --to DIR"
+        raise ConfigError(
+            codes.EXPORT_NO_CHECKPOINT(
+                "this is another program's adapter: what is done with it here is to merge it",
+                args.run,
+                hint=f"{command}{'; the hub takes that folder (hf upload)' if pushes else ''}",
+            )
+        )
+    check_destination(to, args.overwrite)
+    if folder.resolve().is_relative_to(to.resolve()):
+        raise ConfigError(
+            codes.EXPORT_DESTINATION(
+                "the adapter is there, which the export reads", "--to", args.to, "give another folder"
+            )
+        )
+    make_folder(to.parent)
+    return adapter_checkpoint(folder, args.model, to.parent)
 
 
 @contextmanager
@@ -118,7 +163,9 @@ def _export(checkpoint: Path, args: argparse.Namespace, exporters: Exporters) ->
         max_shard_bytes=shard_bytes(args.max_shard_size),
         verified=True,
     )
-    _print(checkpoint, report, f"exported to {report.path}")
+    own = _is_adapter_folder(Path(args.run).expanduser())
+    title = Path(args.run).name if own else f"{checkpoint.name} (step {report.step})"
+    _print(title, report, f"exported to {report.path}")
 
 
 def _push(checkpoint: Path, args: argparse.Namespace, exporters: Exporters) -> None:
@@ -137,17 +184,17 @@ def _push(checkpoint: Path, args: argparse.Namespace, exporters: Exporters) -> N
         public=args.public,
     )
     seen = "private: only its owner sees it" if done.private else "public: everybody sees it"
-    _print(checkpoint, done.export, f"pushed to {done.repo} ({seen})")
+    _print(f"{checkpoint.name} (step {done.export.step})", done.export, f"pushed to {done.repo} ({seen})")
     if done.removed:
         print(f"no longer there, but in its history: {', '.join(done.removed)}")
     print(done.url)
 
 
-def _print(checkpoint: Path, report: ExportReport, where: str) -> None:
-    """Print what has become of a checkpoint."""
+def _print(title: str, report: ExportReport, where: str) -> None:
+    """Print what has become of a checkpoint, or of an adapter."""
     beside = f" (and {report.num_carried} copied unchanged from the base)" if report.num_carried else ""
     checked = "reopened and compared" if report.load_checked else "not loaded back: it needs its own code"
-    print(f"{checkpoint.name} (step {report.step}) {where}: {_ABOUT[report.kind]}")
+    print(f"{title} {where}: {_ABOUT[report.kind]}")
     print(
         f"{report.num_tensors} tensors{beside}, {human_count(report.num_parameters)} parameters,"
         f" {report.dtype}, {human_bytes(report.num_bytes)}; {checked}"
@@ -244,6 +291,7 @@ _ARGUMENTS: Mapping[str, dict[str, Any]] = {
         "help": "latest, best or step-N [the one the run's result names]",
     },
     "--role": {"default": "policy", "help": "which model of the run"},
+    "--model": {"metavar": "BASE", "help": "of another program's adapter folder: its base model"},
     "--merge": {**_FLAG, "help": "merge the adapter into its base: writes a complete model"},
     "--gguf": {**_FLAG, "help": "also write model.gguf"},
     "--exporter": {

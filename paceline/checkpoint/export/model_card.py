@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from paceline.checkpoint.export.hf_export import ExportReport
 from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG
 from paceline.checkpoint.format.strict_json import parse_object
 from paceline.checkpoint.load.reader import CheckpointReader
+from paceline.checkpoint.load.start_folder import is_file_of_run
 from paceline.config.render.effective_values import leaves
 from paceline.config.schema import Config
 from paceline.config.sections.training_steps import LoggingFields
@@ -53,10 +55,11 @@ def model_card(checkpoint: Path, report: ExportReport, repo: str, hub: HubNames)
     """Return README.md for what was exported from ``checkpoint``."""
     with CheckpointReader(checkpoint) as reader:
         config = Config.from_json(as_object(reader.state["config"]))
+        is_file = partial(is_file_of_run, state=reader.state, checkpoint=checkpoint)
     run = RunDir.at(checkpoint.parent.parent)
     history, plan = load_history(run), _plan_of(run)
     parts = [
-        _header(config, report, hub),
+        _header(config, report, hub, is_file),
         f"# {repo.rpartition('/')[2]}",
         f"{_start(config)}, trained with {config.training.algorithm} by Paceline {PACKAGE_VERSION}."
         f" This repository holds {_HELD[report.kind]}, as it was after step {report.step}.",
@@ -78,15 +81,15 @@ _HELD = {
 }
 
 
-def _header(config: Config, report: ExportReport, hub: HubNames) -> str:
+def _header(config: Config, report: ExportReport, hub: HubNames, is_file: Callable[[str], bool]) -> str:
     adapter, base = report.kind == "adapter", config.model.name_or_path or ""
     library = "peft" if adapter else "transformers"
     tags = ["paceline", str(config.training.algorithm), *(["lora"] if config.lora else [])]
     lines = [f"library_name: {library}", f"tags: {json.dumps(tags)}"]
-    if base and not config.model.config and not Path(base).exists() and hub.has(base, "model"):
+    if base and not config.model.config and not is_file(base) and hub.has(base, "model"):
         lines += [f"base_model: {json.dumps(base)}"]
         lines += [f"base_model_relation: {'adapter' if adapter else 'finetune'}"]
-    names = dict.fromkeys(data_set.path for data_set in config.data.train if not Path(data_set.path).exists())
+    names = dict.fromkeys(data_set.path for data_set in config.data.train if not is_file(data_set.path))
     on_hub = [name for name in names if hub.has(name, "dataset")]
     lines += [f"datasets: {json.dumps(on_hub)}"] if on_hub else []
     return "\n".join(["---", *lines, "---"])

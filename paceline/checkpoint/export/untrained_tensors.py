@@ -22,6 +22,7 @@ from torch import Tensor
 from paceline.checkpoint import codes
 from paceline.checkpoint.format.safetensors_file import ByteRange, TensorEntry, read_header, read_rows
 from paceline.checkpoint.load.reader import CheckpointReader
+from paceline.checkpoint.load.start_folder import path_of_run
 from paceline.core.errors import CheckpointError
 from paceline.core.files import open_file, read_bytes
 from paceline.core.json_types import JsonObject, as_object
@@ -41,9 +42,9 @@ def carried_entries(reader: CheckpointReader) -> list[TensorEntry]:
     names = state.get("names")
     if not isinstance(names, list) or not names:
         return []
-    source, revision = str(state.get("name_or_path")), state.get("revision")
+    source = str(state.get("name_or_path"))
     try:
-        places = places_of(weights_folder(source, None if revision is None else str(revision)), reader.path)
+        places = places_of(_folder(reader, state), reader.path)
         missing = [str(n) for n in names if n not in places]
         carried = {str(n): places[str(n)] for n in names if n in places}
         if missing:
@@ -63,9 +64,20 @@ def carried_files(reader: CheckpointReader) -> dict[str, bytes]:
     state = as_object(reader.state.get(STATE_KEY))
     if not state.get("names"):
         return {}
-    revision = state.get("revision")
-    folder = weights_folder(str(state.get("name_or_path")), None if revision is None else str(revision))
+    folder = _folder(reader, state)
     return {name: read_bytes(folder / name) for name in _PROCESSORS if (folder / name).is_file()}
+
+
+def _folder(reader: CheckpointReader, carried: JsonObject) -> Path:
+    """Return the folder that the run's carried tensors are in. Raises CheckpointError and OSError."""
+    name, names = str(carried.get("name_or_path")), carried.get("names")
+    try:
+        name = path_of_run(name, reader.state, reader.path, "model.name_or_path")
+    except CheckpointError as error:
+        count = len(names) if isinstance(names, list) else 0
+        raise _changed(name, error.diagnostics[0].found, count) from error
+    revision = carried.get("revision")
+    return weights_folder(name, None if revision is None else str(revision))
 
 
 def _load(place: TensorBytes) -> Tensor:

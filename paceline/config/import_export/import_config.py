@@ -20,6 +20,7 @@ from paceline.config.import_export.commands.command_line import Command
 from paceline.config.import_export.commands.launcher_options import STARTERS
 from paceline.config.import_export.commands.launcher_options import options as launch_options
 from paceline.config.import_export.commands.launcher_options import variables as launch_variables
+from paceline.config.import_export.commands.other_jobs import refuse_other_file
 from paceline.config.import_export.decide_keys import Code, decide
 from paceline.config.import_export.import_backend_files import import_job
 from paceline.config.import_export.programs import axolotl, llamafactory, ms_swift, transformers, trl
@@ -177,6 +178,8 @@ def import_data(
 ) -> Imported:
     """``import_config`` for a mapping that has been read; ``engine``: deepspeed or fsdp of a launcher."""
     chosen = system or system_of(data)
+    if chosen in ("llamafactory", None):
+        refuse_other_file(data, path)
     if chosen is None:
         keys, program = ", ".join(list(data)[:4]), program_of(data)
         message, remedy = (

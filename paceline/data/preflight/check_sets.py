@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
-from paceline.core.files import open_file, pointers_in, read_text, special_files
+from paceline.core.files import is_local_name, open_file, pointers_in, read_text, special_files
 from paceline.data import codes
 from paceline.data.chat_template.template_texts import (
     idle_options,
@@ -225,7 +225,7 @@ def look_at_tokenizer(
             "set model.tokenizer to a folder with tokenizer.json, or a name on the hub",
         )
         return
-    local = folder.is_dir() or name.startswith(("/", ".", "~")) or name.count("/") > 1 or folder.exists()
+    local = folder.is_dir() or is_local_name(name) or folder.exists()
     if not local or (key == "model.name_or_path" and not folder.is_dir()):
         return  # on the hub; or the model's folder is missing, which is reported elsewhere
     template: str | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.core.files import is_local_name
 from paceline.core.security.remote_code import check_code
 from paceline.data import codes
 from paceline.data.chat_template.options import set_template
@@ -61,7 +62,7 @@ def tokenizer_folder(model: ModelSection) -> Path:
         )
     if local.is_dir():
         return local
-    if name.startswith(("/", ".", "~")) or name.count("/") > 1 or local.exists():
+    if is_local_name(name) or local.exists():
         raise DataError(_not_found(name, "there is no such folder", model))
     return _download(name, model)
 

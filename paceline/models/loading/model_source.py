@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.files import is_local_name
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.security.remote_code import check_code
 from paceline.models import codes
@@ -128,6 +130,13 @@ def code_options(model: ModelSource) -> dict[str, bool | str | None]:
 
 
 def cannot_load(name: str, error: Exception) -> Diagnostic:
+    if is_local_name(name) and not Path(name).exists():
+        return codes.MODELS_CANNOT_LOAD(
+            what="there is no such folder",
+            where="model.name_or_path",
+            found=f"{name}: {Path(name).absolute()}",
+            hint="name the folder as it is called from here, or by its absolute path",
+        )
     remedy = "use a folder with config.json and *.safetensors, or a hub name that has them"
     if "trust_remote_code" in str(error):
         remedy = (
@@ -208,9 +217,13 @@ def _listed(names: Collection[str]) -> str:
 
 
 def weights_folder(name: str, revision: str | None) -> Path:
-    """Return the local folder of ``name``; the hub's weights are downloaded if they are not there yet."""
+    """Return the local folder of ``name``; the hub's weights are downloaded if they are not there yet.
+    Raises OSError.
+    """
     if Path(name).is_dir():
         return Path(name)
+    if is_local_name(name):
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(Path(name).absolute()))
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(name, revision=revision or "main", allow_patterns=_FILES))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
-from paceline.core.files import MAX_CONFIG_BYTES, read_text
+from paceline.core.files import MAX_CONFIG_BYTES, is_local_name, read_text
 from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.plan import codes
 from paceline.plan.mesh import divisors
@@ -111,7 +111,7 @@ def shape_of(
         return counted(shape, drawn, variables) if exactly else shape
     name = model.name_or_path
     folder = _folder_of(name, model.revision, variables)
-    if name and folder is None and name.startswith(("/", "./", "../", "~")):
+    if name and folder is None and is_local_name(name):
         raise ConfigError(
             codes.PLAN_MODEL_MISSING(
                 "there is no such folder",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from paceline.checkpoint.base_model_files import base_files, join_folders
 from paceline.checkpoint.export.architecture import gives_scores
 from paceline.checkpoint.export.untrained_tensors import STATE_KEY
+from paceline.checkpoint.load.start_folder import START_FOLDER
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject, as_object
@@ -58,6 +59,7 @@ def run_state(
         adapters[STATE_KEY] = carried
     return {
         **adapters,
+        START_FOLDER: str(Path.cwd()),
         "train": state.to_json(),
         "windows": dict(parts.windows.state()) if parts else {},
         "algorithm": parts.algorithm.state() if parts else {},

@@ -18,6 +18,11 @@ from paceline.config.import_export.commands.launchers import (
     slurm_options,
     slurm_variables,
 )
+from paceline.config.import_export.commands.other_jobs import (
+    is_other_job,
+    program_names,
+    refuse_other_job,
+)
 from paceline.config.import_export.commands.shell_script import Ran, Script
 from paceline.config.import_export.programs import trl
 from paceline.config.yaml_text.read_file import read_text
@@ -85,7 +90,8 @@ def is_command(text: str) -> bool:
     if Path(text).suffix in _SHELL and Path(text).is_file():
         return True
     names = [Path(word).name for word in text.split()]
-    starts_program = any(name in _PROGRAMS or name in LAUNCH_NAMES or name.endswith(".py") for name in names)
+    known = {*_PROGRAMS, *LAUNCH_NAMES, *program_names()}
+    starts_program = any(name in known or name.endswith(".py") for name in names)
     return len(names) > 1 and starts_program and not Path(text).exists()
 
 
@@ -98,6 +104,7 @@ def read_command(arguments: Sequence[str]) -> Command:
         return _of_text(read_text(arguments[0]), arguments[0], arguments[1:])
     if len(arguments) == 1 and not Path(arguments[0]).is_file():
         return _of_text(arguments[0], "command line")
+    refuse_other_job(arguments, range(1, len(arguments) + 1), "command line")
     return _read([_Word(word, n) for n, word in enumerate(arguments, 1)], "command line")
 
 
@@ -106,8 +113,9 @@ def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
     headers = slurm_options(text)
     trainings: list[tuple[Command, Ran]] = []
     doubtful: Ran | None = None  # what starts something that is not known to train
+    others: list[Ran] = []
     try:
-        for ran in Script(text, arguments, slurm_variables(headers), _start).ran():
+        for ran in Script(text, arguments, slurm_variables(headers), _is_read).ran():
             if ran.words and ran.words[0].startswith("--") and trainings:
                 raise ConfigError(
                     codes.CONFIG_IMPORT_COMMAND(
@@ -118,7 +126,9 @@ def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
                         " backslash",
                     )
                 )
-            if _start(ran.words, ran.lines) is not None:
+            if is_other_job(ran.words, ran.lines):
+                others.append(ran)
+            elif _start(ran.words, ran.lines) is not None:
                 trainings.append((_of_script(ran, path), ran))
             elif _starts_another(ran):
                 doubtful = ran
@@ -128,6 +138,8 @@ def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
                 "a quote or a bracket is opened and not closed", f"{path}:1", "", "close it"
             )
         ) from None
+    if not trainings and others:
+        refuse_other_job(others[0].words, others[0].lines, f"{path}:{others[0].line}")
     if not trainings and doubtful is not None:
         raise _not_certain(doubtful, text, path)
     return _chosen(
@@ -193,6 +205,11 @@ def _start(words: Sequence[str], lines: Sequence[int]) -> Launch | None:
         return launch
     launched = any(starter in launch.launchers for starter in _STARTERS)
     return launch if word.endswith(".py") and (launched or launch.program == 0) else None
+
+
+def _is_read(words: Sequence[str], lines: Sequence[int]) -> bool:
+    """Whether the arguments of a command matter: it trains, or does another job of a known program."""
+    return _start(words, lines) is not None or is_other_job(words, lines)
 
 
 def _read(words: Sequence[_Word], name: str) -> Command:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.config.import_export.commands.launchers import Launch
 from paceline.config.import_export.commands.shell_values import NotKnown, Values
 from paceline.config.import_export.commands.shell_words import Lexer, ShellWord, Simple, WordPart
 
@@ -50,7 +49,7 @@ class Script:
         text: str,
         arguments: Sequence[str],
         variables: Mapping[str, str],
-        trains: Callable[[Sequence[str], Sequence[int]], Launch | None],
+        trains: Callable[[Sequence[str], Sequence[int]], bool],
     ) -> None:
         # Only a command that trains is expanded in full: others may hold what is not known
         self._trains = trains

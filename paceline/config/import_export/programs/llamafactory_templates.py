@@ -5,6 +5,7 @@ A turn of the user ends with the header of the answer; what an answer writes, wi
 
 from __future__ import annotations
 
+import difflib
 import json
 
 from paceline.config.import_export.argument_tables import table
@@ -34,9 +35,12 @@ def template(reader: KeyReader) -> None:
     if not isinstance(name, str):
         reader.nothing("template", "the tokenizer's own template, as here")
     else:
-        formats = as_object(as_object(table("llamafactory_templates")["templates"]).get(name))
+        known = as_object(table("llamafactory_templates")["templates"])
+        formats = as_object(known.get(name))
         if not formats and name not in ("empty",):
-            reader.lose("template", f"LLaMA-Factory 0.9.5 has no template {name}")
+            close = difflib.get_close_matches(name, known, 1)
+            suggestion = f": did you mean '{close[0]}'?" if close else ""
+            reader.lose("template", f"LLaMA-Factory 0.9.5 has no template {name}{suggestion}")
         else:
             system = reader.given.get("default_system")
             think = reader.value("enable_thinking") is not False

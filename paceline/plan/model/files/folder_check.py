@@ -12,7 +12,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.model import ModelSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.files import MAX_INDEX_BYTES, pointers_in, read_text, special_files
+from paceline.core.files import MAX_INDEX_BYTES, is_local_name, pointers_in, read_text, special_files
 from paceline.core.json_types import Json
 from paceline.core.rundir import RunDir
 from paceline.plan import codes
@@ -76,7 +76,7 @@ def _other_folder(folder: Path, key: str) -> Diagnostic | None:
 
 def _not_there(folder: Path, name: str, key: str) -> Iterator[Diagnostic]:
     """Yield an error for a local path, or for a name next to other model folders."""
-    local = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
+    local = is_local_name(name) or _ADDRESS.match(name)
     beside = (
         sorted(f.parent.name for f in folder.parent.glob("*/config.json")) if folder.parent.is_dir() else []
     )
