@@ -34,6 +34,8 @@ OTHER_VERBS = (
     "checkpoint/main.py",
     "checkpoint/convert/convert.py",
     "checkpoint/convert/dcp_export.py",
+    "checkpoint/convert/peft_folder.py",
+    "checkpoint/load/start_folder.py",
     "checkpoint/convert/pickle_reader/client.py",
     "checkpoint/convert/tensor_names.py",
     "checkpoint/convert/pickle_reader/torch_tensors.py",

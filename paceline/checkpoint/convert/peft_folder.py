@@ -26,7 +26,7 @@ from paceline.checkpoint.convert.tensor_names import (
 from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError
-from paceline.core.files import is_local_name
+from paceline.core.files import is_local_name, read_bytes
 from paceline.plan.features.peft_settings import rank_of, spec_of
 from paceline.plan.model.files.safetensors_headers import adapter_sizes
 from paceline.plan.model.read_config import shape_from_config
@@ -60,7 +60,7 @@ def adapter_checkpoint(folder: Path, model: str | None, beside: Path) -> Iterato
         _check_ranks(folder, spec, {name: tensor.shape for name, tensor in state.weights.items()})
         state = replace(state, role=role_of(config, state.adapter, state.weights).value, base=str(base))
         side = join_folders(side_files(base), side_files(folder))
-        side |= {"config.json": (base / "config.json").read_bytes()}
+        side |= {"config.json": read_bytes(base / "config.json")}
         side |= {ADAPTER_CONFIG: json.dumps(settings, indent=2).encode()}
         yield write_converted(state, names.buffers, side, folder, Path(scratch)).path
 

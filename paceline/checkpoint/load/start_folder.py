@@ -51,12 +51,12 @@ def model_of_run(state: Mapping[str, Json], checkpoint: Path) -> ModelSection:
     """
     model = Config.from_json(as_object(state["config"])).model
     named = {"name_or_path": model.name_or_path, "tokenizer": model.tokenizer}
-    placed = {
+    folders = {
         key: path_of_run(name, state, checkpoint, f"model.{key}")
         for key, name in named.items()
         if name is not None
     }
-    return model.model_copy(update={"trust_remote_code": False, **placed})
+    return model.model_copy(update={"trust_remote_code": False, **folders})
 
 
 def _folders(state: Mapping[str, Json], checkpoint: Path) -> dict[Path, str]:
