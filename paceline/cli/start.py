@@ -20,7 +20,6 @@ from paceline.runlog.console_lines import VERBOSE, next_commands
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
-    from paceline.launch.start_run import CheckedRun
 
 
 def start(
@@ -63,15 +62,12 @@ def start(
     except BusyError as lost:  # its rank has said so
         return int(lost.exit_code)
     if code == ExitCode.STOPPED and ready.leads:
-        print(_after_a_stop(ready, resuming_command(config_file, overrides, options)), flush=True)
+        resume = resuming_command(config_file, overrides, options)
+        # A new run may have no checkpoint yet
+        saved = ready.run_dir.checkpoints.is_dir() and any(ready.run_dir.checkpoints.iterdir())
+        answers = not algorithm_spec(ready.plan.algorithm).scalar_head
+        print(next_commands(ready.run_dir.root, resume=resume, saved=saved, answers=answers), flush=True)
     return code
-
-
-def _after_a_stop(ready: CheckedRun, resume: str) -> str:
-    """Return the next commands for a run that was stopped; a new run may have no checkpoint yet."""
-    saved = ready.run_dir.checkpoints.is_dir() and any(ready.run_dir.checkpoints.iterdir())
-    answers = not algorithm_spec(ready.plan.algorithm).scalar_head
-    return next_commands(ready.run_dir.root, resume=resume, saved=saved, answers=answers)
 
 
 def resuming_command(config_file: Path, overrides: Sequence[str], options: LaunchOptions) -> str:
