@@ -55,7 +55,8 @@ def program(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> Program:
             "max_length": 96,
             "cache_dir": str(tmp_path / "cache"),
         }
-        done = paceline("train", str(write_yaml(tmp_path / f"{name}.yaml", made)), "--nproc", str(nproc))
+        config = write_yaml(tmp_path / f"{name}.yaml", made)
+        done = paceline("train", str(config), "--nproc", str(nproc), "--verbose")
         assert done.code == 0, done.out[-2000:] + done.err
         events = [r.event for r in read_events(RunDir.at(tmp_path / name).events(0))]
         return (

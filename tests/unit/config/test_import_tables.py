@@ -28,6 +28,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import ALGORITHMS
 
 TABLES = sorted(path.stem for path in (Path(decide_keys.__file__).parent / "keys").glob("*.toml"))
+TABLES.remove("other_jobs")  # of commands that do not train: it decides no key
 CODE: Mapping[str, Mapping[str, object]] = {
     "axolotl": axolotl.CODE,
     "axolotl_data": axolotl_data.CODE,

@@ -104,7 +104,7 @@ def test_a_pointer_of_git_lfs_is_no_rows(ending: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("prompt,completion,prompt\na,b,c\n", "name of its own"),
+        ("prompt,completion,prompt\na,b,c\n", "another name"),
         ('prompt,completion\n"he said "hi" there",b\n', "write it twice"),
         ('prompt,completion\na,"b "c", d"\n', "write it twice"),
         ('prompt,completion\na,"b\nc,d\n', "end the value with a quote"),

@@ -291,11 +291,9 @@ def test_what_a_stranger_left_in_a_run_or_a_checkpoint_runs_no_code(tmp_path: Pa
     run.config_json.write_text(json.dumps(config.to_json()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact_match, "load_tokenizer", looked)
-        patch.setattr(
-            exact_match,
-            "scan",
-            lambda folder: [type("Found", (), {"problem": None, "name": "step-00000001"})],
-        )
+        listed = type("Listed", (), {"problem": None, "name": "step-00000001", "path": run.root})
+        patch.setattr(exact_match, "scan", lambda folder: [listed])
+        patch.setattr(exact_match, "read_state", lambda path: {})
         with pytest.raises(Stop):
             exact_match.answer_run(run, [], initial=False, last=False, sampling=None)  # type: ignore[arg-type]
     assert seen == [False]
