@@ -33,6 +33,7 @@ from paceline.core.package import cache_folder
 from paceline.core.plugins.tables import ALGORITHMS
 from paceline.launch.environment.job_managers import started_by
 from paceline.launch.process_spec import LaunchOptions
+from paceline.runlog.console_lines import VERBOSE
 
 if TYPE_CHECKING:
     from paceline.config.import_export.commands.command_line import Command
@@ -345,11 +346,12 @@ def _run(command: Callable[..., Any], name: str) -> None:
 def in_words_of(name: str, finding: Diagnostic) -> Diagnostic:
     """Return ``finding`` with the option names that script ``name`` has.
 
-    main.py has no options for the numbers of processes and nodes, so they become config keys or a torchrun
-    command.
+    Neither script has ``--verbose``, so it becomes its variable. main.py has no options for the numbers of
+    processes and nodes, so they become config keys or a torchrun command.
     """
 
     def in_their_words(text: str) -> str:
+        text = re.sub(rf"--verbose{_END}", f"{VERBOSE}=1", text)
         if name != "main.py":
             return re.sub(r"(?<![\w-])--nproc(?![\w-])", "--nproc_per_node", text)
         text = re.sub(rf"--launcher(?: [a-z0-9]+)?{_END}", "scripts/run_distributed.py", text)

@@ -18,6 +18,7 @@ from paceline.plan.hardware.device_kinds import kind_of
 from paceline.plan.strategies.spec import StrategySpec, strategy_spec, strategy_specs
 from paceline.rules.rule import Facts
 
+_KEY = re.compile(r"\b(\w+): ")
 _OFFER = re.compile(r"distributed_strategy: (\w+(?:(?:,? (?:or|to|and) |, )\w+)*)")
 
 
@@ -29,17 +30,26 @@ def complete_remedies(
     A strategy has no use for another engine's section, for a mesh axis that it lacks, or for this number of
     processes. And a key that is written under another name (``bf16``) must not be written twice.
     """
-    written = _RemedyLines(config.training, facts, provenance)
+    renamed = {
+        path.rpartition(".")[2]: written
+        for path, source in provenance.items()
+        if (written := source.text.rpartition(".")[2]) not in ("", *path.split("."))
+        and source.layer not in (DEFAULTS, FOREIGN)
+    }
+    written = _RemedyLines(config.training, facts, renamed)
     return [replace(d, hint="; ".join([d.hint, *written.further(d.hint)])) for d in findings]
 
 
 @dataclass(frozen=True)
 class _RemedyLines:
-    """The lines that remedies leave out, for a config as it is written on its machine."""
+    """The lines that remedies leave out, for a config as it is written on its machine.
+
+    ``renamed``: keys by our name → the name under which the config writes them.
+    """
 
     training: TrainingSection
     facts: Facts
-    provenance: Mapping[str, Source]
+    renamed: Mapping[str, str]
 
     def further(self, hint: str) -> Iterator[str]:
         """Yield what a hint leaves out."""
@@ -50,11 +60,9 @@ class _RemedyLines:
                 by_lines.setdefault(lines, []).append(name)
         for lines, names in by_lines.items():
             yield f"{' and '.join(names)} also need{'s' if len(names) == 1 else ''} {' and '.join(lines)}"
-        for path, source in self.provenance.items():
-            key, written = path.rpartition(".")[2], source.text.rpartition(".")[2]
-            renamed = source.layer not in (DEFAULTS, FOREIGN) and written not in ("", *path.split("."))
-            if renamed and re.search(rf"\b{key}: ", hint):
-                yield f"{key} takes the place of {written}"
+        for key in dict.fromkeys(_KEY.findall(hint)):
+            if key in self.renamed:
+                yield f"{key} takes the place of {self.renamed[key]}"
 
     def lines(self, spec: StrategySpec) -> Iterator[str]:
         """Yield the lines that make this config one of the strategy."""
