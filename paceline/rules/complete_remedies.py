@@ -36,8 +36,8 @@ def complete_remedies(
         if (written := source.text.rpartition(".")[2]) not in ("", *path.split("."))
         and source.layer not in (DEFAULTS, FOREIGN)
     }
-    written = _RemedyLines(config.training, facts, renamed)
-    return [replace(d, hint="; ".join([d.hint, *written.further(d.hint)])) for d in findings]
+    lines = _RemedyLines(config.training, facts, renamed)
+    return [replace(d, hint="; ".join([d.hint, *lines.further(d.hint)])) for d in findings]
 
 
 @dataclass(frozen=True)
