@@ -143,7 +143,7 @@ def test_what_the_ranks_cannot_import_is_refused_with_what_works(monkeypatch: py
     monkeypatch.setitem(sys.modules, "__main__", script)
     unknown = AlgorithmSpec(implementation="paceline.algorithms.preference.dpo:DPO")
     for part in (inner, lambda completions: [1.0], unknown):
-        with pytest.raises(ConfigError, match="beside the script") as caught:
+        with pytest.raises(ConfigError, match="next to the script") as caught:
             paceline.train({}, rewards=[part]) if part is not unknown else paceline.train({}, algorithm=part)
         assert caught.value.diagnostics[0].code == "api.not_importable"
 
