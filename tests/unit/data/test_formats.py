@@ -58,7 +58,7 @@ def test_answers_within_a_prompt_of_turns_are_context_as_in_trl_and_those_of_his
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"prompt": ["Q"], "completion": "A"}, "turn 1 is a text, not an object"),
+        ({"prompt": ["Q"], "completion": "A"}, "'prompt' holds 1 texts"),
         ({"prompt": {"role": ["user"], "content": ["Q"]}, "completion": "A"}, "an object of lists"),
         ({"prompt": [{"user": "Q"}], "completion": "A"}, "it has user"),
     ],

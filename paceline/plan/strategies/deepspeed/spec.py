@@ -230,7 +230,8 @@ class DeepSpeedSpec(StrategySpec):
         return axis in LACKING
 
     def tensor_key(self, engine: EngineOptions) -> str:
-        return "autotp_size" if DeepSpeedOptions.own(engine).autotp_size > 1 else "tp_size"
+        by_file = isinstance(engine, DeepSpeedOptions) and engine.autotp_size > 1
+        return "autotp_size" if by_file else "tp_size"
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
         return deepspeed_mesh(job, findings)
