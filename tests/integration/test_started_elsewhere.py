@@ -107,3 +107,17 @@ def test_a_path_is_never_asked_of_the_hub(name: str, tmp_path: Path, monkeypatch
     assert said.what == "there is no such folder" and "Repo id" not in said.found
     with pytest.raises(FileNotFoundError, match="there is no such folder"):
         weights_folder(name, None)
+
+
+def test_a_hub_s_name_is_no_run_of_that_name_beside_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, runs = tmp_path / "here", tmp_path / "runs"
+    (runs / "gpt2").mkdir(parents=True)  # another run, named after its model
+    here.mkdir()
+    monkeypatch.chdir(here)
+    checkpoint = runs / "mine" / "checkpoints" / "step-00000002"
+    state: dict[str, Any] = {"config": {"training": {"output_dir": str(runs / "mine")}}}
+    assert path_of_run("gpt2", state, checkpoint, "model.name_or_path") == "gpt2"
+    assert not is_file_of_run("gpt2", state, checkpoint)
+    assert path_of_run("./gpt2", state, checkpoint, "model.name_or_path") == str(runs / "gpt2")

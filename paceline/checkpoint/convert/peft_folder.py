@@ -83,8 +83,9 @@ def _check_ranks(folder: Path, spec: AdapterSpec, shapes: Mapping[str, tuple[int
 def _base_folder(folder: Path, name: str) -> Path:
     """Return the local folder of an adapter's base; a hub's is downloaded. Raises CheckpointError."""
     path = Path(name).expanduser()
-    # A relative name begins where the adapter was trained, which nothing says: often a folder around it
-    around = [Path.cwd(), *folder.absolute().parents[:3]]
+    # A relative path begins where the adapter was trained, which nothing says: often a folder around it.
+    # A name that the hub may have is looked for where peft looks.
+    around = [Path.cwd(), *(folder.absolute().parents[:3] if is_local_name(name) else ())]
     for place in (path,) if path.is_absolute() else (start / path for start in around):
         if name and (place / "config.json").is_file():
             return place

@@ -23,7 +23,7 @@ def path_of_run(name: str, state: Mapping[str, Json], checkpoint: Path, key: str
     no hub name is, that is in none of the folders where it can be.
     """
     path = Path(name).expanduser()
-    tried = {} if path.is_absolute() else _folders(state, checkpoint)
+    tried = {} if path.is_absolute() else _folders(name, state, checkpoint)
     for folder in tried:
         if (folder / path).is_dir():
             return name if folder == Path.cwd() else os.path.normpath(folder / path)
@@ -41,7 +41,7 @@ def is_file_of_run(name: str, state: Mapping[str, Json], checkpoint: Path) -> bo
     return (
         is_local_name(name)
         or path.exists()
-        or any((folder / path).exists() for folder in _folders(state, checkpoint))
+        or any((folder / path).exists() for folder in _folders(name, state, checkpoint))
     )
 
 
@@ -59,8 +59,8 @@ def model_of_run(state: Mapping[str, Json], checkpoint: Path) -> ModelSection:
     return model.model_copy(update={"trust_remote_code": False, **folders})
 
 
-def _folders(state: Mapping[str, Json], checkpoint: Path) -> dict[Path, str]:
-    """Return the folders in which a relative path of a run may lie, with their meaning, the likeliest first.
+def _folders(name: str, state: Mapping[str, Json], checkpoint: Path) -> dict[Path, str]:
+    """Return the folders in which ``name`` of a run may lie, with their meaning, the likeliest first.
 
     Checkpoints of earlier versions do not record where their run was started: there a relative output_dir
     tells, else the folder around the run's is tried.
@@ -76,5 +76,7 @@ def _folders(state: Mapping[str, Json], checkpoint: Path) -> dict[Path, str]:
     if not os.path.isabs(output) and run.parts[-len(parts) :] == parts:
         tried.setdefault(run.parents[len(parts) - 1], f"the run's output_dir, {output}, begins there")
     tried.setdefault(Path.cwd(), "this command runs there")
-    tried.setdefault(run.parent, "the run lies there")
+    # A name that the hub may have is no folder beside the run: there other runs lie, of any name
+    if is_local_name(name):
+        tried.setdefault(run.parent, "the run lies there")
     return tried
