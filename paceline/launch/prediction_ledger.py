@@ -19,7 +19,7 @@ from paceline.plan.cost.from_plan import predictions
 from paceline.plan.explain import explain, overview
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import probe_hardware
-from paceline.runlog.console_lines import VERBOSE
+from paceline.runlog.console_lines import is_verbose
 from paceline.runlog.history import load_history
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def expected_here(plan: Plan) -> str:
 
 def before_training(plan: Plan, environ: Mapping[str, str] = os.environ) -> str:
     """Return what is printed of a plan before its training: three lines, or all of it if that is wanted."""
-    if VERBOSE in environ:
+    if is_verbose(environ):
         return explain(plan)
     numbers = expected(plan, environ)
     return overview(plan, numbers.bytes if numbers else None)

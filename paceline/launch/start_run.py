@@ -39,7 +39,7 @@ from paceline.launch.supervision.exit_record import LaunchRecord
 from paceline.launch.supervision.supervisor import report_to_stderr, run
 from paceline.plan.hardware.probe import cpu_count
 from paceline.rules import at_start
-from paceline.runlog.console_lines import VERBOSE
+from paceline.runlog.console_lines import is_verbose
 from paceline.runlog.redact import Redactor
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ def launch(
         await_node_0(cluster, report)
     specs = make_specs(launcher, worker, cluster, environ=environ, cores=cores, settings=settings)
     threads = specs[0].env_additions.get("OMP_NUM_THREADS")
-    if threads and VERBOSE in environ:
+    if threads and is_verbose(environ):
         report(
             f"OMP_NUM_THREADS={threads}: {cores} cores shared by {cluster.nproc} processes (set it yourself"
             " to change this)"

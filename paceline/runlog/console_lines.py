@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 #: In the environment of a run's processes: print every line, as ``paceline train --verbose`` does.
 VERBOSE = "PACELINE_VERBOSE"
 _LABEL_WIDTH = 12
 _MOST_COMMANDS = 3
+
+
+def is_verbose(environ: Mapping[str, str]) -> bool:
+    """Whether every line is wanted: the variable is set, and not to 0."""
+    return environ.get(VERBOSE, "") not in ("", "0")
 
 
 def overview_line(label: str, text: str) -> str:

@@ -21,7 +21,7 @@ from paceline.launch.supervision.worker_channel import LauncherConnection
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.runlog import events
-from paceline.runlog.console_lines import VERBOSE, next_commands
+from paceline.runlog.console_lines import is_verbose, next_commands
 from paceline.runtime.device.device import use_deterministic_kernels
 from paceline.runtime.device.host import threads_per_rank
 from paceline.runtime.library_noise import import_without_torchao, quiet_libraries
@@ -96,7 +96,7 @@ def run_worker(run: RunRecord, settings: Mapping[str, tuple[str, str]]) -> int:
             run.checkpoint,
             plot=bool(run.config.training.report_to),
             commands=_next_commands(run, outcome),
-            verbose=VERBOSE in run.environ,
+            verbose=is_verbose(run.environ),
             hurries=signals.requested,
         )
     signals.restore()

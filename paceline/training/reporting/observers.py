@@ -9,7 +9,7 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.rundir import RunDir
 from paceline.runlog import events
-from paceline.runlog.console_lines import VERBOSE
+from paceline.runlog.console_lines import is_verbose
 from paceline.runlog.lines import samples_lines
 from paceline.runlog.log import RunLog, is_written
 from paceline.runlog.place import RunDirWatch
@@ -47,7 +47,7 @@ class Observers:
         self.trackers: Trackers | None = None
         self.callbacks: Callbacks | None = None
         self.logging_steps = 1
-        self.verbose = VERBOSE in environ or is_written("debug", config.training.log_level)
+        self.verbose = is_verbose(environ) or is_written("debug", config.training.log_level)
         self.early_notes: list[Diagnostic] = []  # of rank 0 before the first step, for the overview
         self.abandoned: tuple[str, ...] = ()  # trackers that may hang an exit
         self._log_closed = False

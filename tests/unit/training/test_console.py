@@ -6,6 +6,7 @@ import re
 import pytest
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.runlog.console_lines import is_verbose
 from paceline.runlog.events import Eval, Step
 from paceline.training.reporting.console import Console
 
@@ -152,3 +153,10 @@ def test_disabled_says_nothing() -> None:
     console.message("x")
     console.close()
     assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "verbose"), [("1", True), ("yes", True), ("0", False), ("", False), (None, False)]
+)
+def test_the_variable_for_every_line_can_be_set_to_0(value: str | None, verbose: bool) -> None:
+    assert is_verbose({} if value is None else {"PACELINE_VERBOSE": value}) is verbose
