@@ -1,1 +1,1 @@
-"""Checkpoints in object storage: uploaded beside training, committed by a conditional create. No torch."""
+"""Checkpoints in object storage: uploaded during training, committed by a conditional create. No torch."""

@@ -122,7 +122,7 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
     with pa.ipc.new_file(str(tmp_path / "c.arrow"), table.schema) as out:
         out.write_table(table)
     for name in ("a.csv", "b.parquet", "c.arrow"):
-        with pytest.raises(DataError, match=r"data\.two_columns(.*\n)*.*two columns are named 'text'"):
+        with pytest.raises(DataError, match=r"data\.two_columns(.*\n)*.*two columns have the name 'text'"):
             list(read_rows(locate(str(tmp_path / name), "train"), "train"))
 
 

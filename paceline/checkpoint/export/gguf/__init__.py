@@ -1,1 +1,1 @@
-"""GGUF beside an exported folder, checked against Transformers' own reader."""
+"""GGUF next to an exported folder, checked against Transformers' own reader."""

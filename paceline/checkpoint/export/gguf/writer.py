@@ -1,4 +1,4 @@
-"""GGUF beside an exported folder: written from its files, read back by Transformers and compared.
+"""GGUF next to an exported folder: written from its files, read back by Transformers and compared.
 
 Names of tensors and the file's form are the package gguf's. A family is written only where Transformers reads
 it from GGUF; what the file cannot say of a config (another head size, biases, scaled positions) is found when
