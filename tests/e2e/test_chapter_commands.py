@@ -134,3 +134,24 @@ def test_every_command_runs(page: str, trained: Path) -> None:
             done = typed(line.command, trained)
             assert done.code == 0, (line.command, done.out[-2000:], done.err[-2000:])
     assert typed("cat outputs/none", trained).code == 1, "one that fails is seen"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_quick_start_of_the_readme_runs_and_prints_what_it_shows(tmp_path: Path) -> None:
+    """Its YAML under its name, its commands in their order but for the setup; losses may round otherwise."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("## Quick start")[1]
+    (language, config), (_, commands), (_, shown), *_ = _BLOCK.findall(text)
+    assert language == "yaml" and "first.yaml" in text.split("```")[0]
+    place = like_a_checkout(tmp_path)
+    (place / "first.yaml").write_text(config, encoding="utf-8")
+    printed = ""
+    for command in commands.splitlines():
+        done = in_a_shell(command, place)
+        assert done.code == 0, (command, done.out[-2000:], done.err[-2000:])
+        printed += " ".join(done.out.split()) + "\n"
+    expected = [" ".join(line.split()) for line in shown.splitlines()]
+    ends = [line.partition(" loss ")[0] for line in expected if line != "…"]
+    assert len(ends) > 7
+    assert [line for line in ends if line not in printed] == []
+    assert (place / "my-model/config.json").exists()
