@@ -91,7 +91,11 @@ def merged(events: list[Any]) -> list[Row]:
     choices: dict[int, Row] = {}
     for event in events[:-1]:
         for choice in event["choices"]:
-            kept = choices.setdefault(choice["index"], {"text": "", "token_ids": [], "logprobs": []})
+            kept = choices.setdefault(
+                choice["index"],
+                # an answer drawn at random may end by itself, which is a stop_reason
+                {"text": "", "token_ids": [], "logprobs": [], "finish_reason": None, "stop_reason": None},
+            )
             delta = choice.get("delta", choice)
             kept["text"] += delta.get("content") or delta.get("text") or ""
             kept["token_ids"] += choice.get("token_ids") or []
