@@ -349,11 +349,12 @@ def _provenance(merged: Merged, config: Config) -> dict[str, Source]:
     winners: Mapping[str, Entry] = merged.winners
     sources["training.experiment_name"] = Source(DEFAULTS, text="name of the config file")
     for path in fields():
-        if path.partition(".")[0] == "lora" and config.lora is None:
+        if config.lora is None and path.startswith("lora."):
             continue
-        parent = path.rpartition(".")[0]
-        # A key inside a mapping that was set as a whole has the mapping's source
-        winner = winners.get(path) or (winners.get(parent) if parent.count(".") else None)
+        winner = winners.get(path)
+        if winner is None and path.count(".") > 1:
+            # A key inside a mapping that was set as a whole has the mapping's source
+            winner = winners.get(path.rpartition(".")[0])
         if winner or path not in sources:
             sources[path] = winner.source if winner else default
     for path, entry in winners.items():

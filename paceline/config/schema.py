@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import get_args, get_origin
 
 from pydantic import BeforeValidator, ValidationError
@@ -202,7 +203,8 @@ def is_text(info: FieldInfo) -> bool:
     return info.annotation is str or set(get_args(info.annotation)) == {str, type(None)}
 
 
-def fields() -> dict[str, FieldInfo]:
+@cache
+def fields() -> Mapping[str, FieldInfo]:
     """Return every field by dotted path, in the order of the reference."""
     by_path: dict[str, FieldInfo] = {}
     for section, model in SECTIONS.items():
@@ -214,4 +216,4 @@ def fields() -> dict[str, FieldInfo]:
                 by_path.update(
                     {f"{section}.{name}.{leaf}": leaf_info for leaf, leaf_info in inner.model_fields.items()}
                 )
-    return by_path
+    return MappingProxyType(by_path)
