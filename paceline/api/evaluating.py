@@ -33,9 +33,11 @@ _OWN = ("name", "path", "step", "rows", "tokens", "loss", "perplexity", "token_a
 class Evaluation:
     """One model's numbers over the rows of a file.
 
-    ``step``: of a run's checkpoint; ``loss``: the mean of -log p over the ``tokens`` with loss; ``scores``:
-    what else was measured, by name: metrics of answers, rows skipped and truncated. Losses are None where
-    only answers were requested.
+    - ``step``: of a run's checkpoint
+    - ``loss``: the mean of -log p over the ``tokens`` with loss
+    - ``scores``: what else was measured, by name: metrics of answers, rows skipped and truncated
+
+    Losses are None where only answers were requested.
     """
 
     name: str

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 class PlannedRun:
     """A plan with what was found on the way.
 
-    ``plan``: every decision with its reason; ``warnings``: findings that do not stop a start; ``forecast``:
-    memory and speed by layout, or None where the hardware is not known well enough. ``str`` is what
-    ``paceline plan`` prints.
+    - ``plan``: every decision with its reason
+    - ``warnings``: findings that do not stop a start
+    - ``forecast``: memory and speed by layout, or None where the hardware is not known well enough
+
+    ``str`` is what ``paceline plan`` prints.
     """
 
     plan: Plan

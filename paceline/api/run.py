@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A published checkpoint. ``bytes``: of its files; ``best``, ``latest``: whether the run marks it so;
-    ``problem``: why it cannot be used (sizes are checked, contents are not), or None.
+    """A published checkpoint.
+
+    - ``bytes``: of its files
+    - ``best``, ``latest``: whether the run marks it so
+    - ``problem``: why it cannot be used (sizes are checked, contents are not), or None
     """
 
     step: int
@@ -59,11 +62,15 @@ def export(
 ) -> Path:
     """Write the model of a run, or of one checkpoint, as a Hugging Face folder, and return the folder.
 
-    ``checkpoint``: latest, best, step-N, or the one that the run's result names; ``dtype``: float32, bfloat16
-    or float16; ``role``: which model of the run; ``merge``: merge an adapter into its base; ``overwrite``:
-    replace a folder that is not empty; ``exporters``: names or functions of the folder, in place of the run's
-    training.exporters; ``max_shard_size``: of a file of weights (500MB, 2GiB). Raises ConfigError and
-    CheckpointError.
+    - ``checkpoint``: latest, best, step-N, or the one that the run's result names
+    - ``dtype``: float32, bfloat16 or float16
+    - ``role``: which model of the run
+    - ``merge``: merge an adapter into its base
+    - ``overwrite``: replace a folder that is not empty
+    - ``exporters``: names or functions of the folder, in place of the run's training.exporters
+    - ``max_shard_size``: of a file of weights (500MB, 2GiB)
+
+    Raises ConfigError and CheckpointError.
     """
     from paceline.checkpoint.export.exporters import exporters_of
     from paceline.checkpoint.export.hf_export import export_hf

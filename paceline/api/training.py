@@ -60,14 +60,19 @@ def train(
 ) -> Run:
     """Train, and return the run when it has ended (``Run.outcome``: completed, early_stopped or stopped).
 
-    ``config``: a YAML file, a mapping with its sections, or ``load_config``'s answer, with ``overrides`` by
-    dotted key. ``algorithm``, ``strategy``: a name, ``module:SPEC``, or an imported spec. ``dataset``,
-    ``eval_dataset``: a path, rows (mappings, a ``datasets.Dataset``, a pandas frame), or an imported function
-    that returns rows; ``converter``: a function from row to row, by name or imported. ``callbacks``: objects
-    and functions are called in this process, names (``module:Class``) on every rank. ``trackers``,
-    ``rewards``, ``metrics`` (of the answers that each evaluation then generates): names, or imported.
-    ``nproc``: processes on this node. ``resume``: latest, auto or a checkpoint. ``on_event``: called with
-    every event of the run, from a thread. ``quiet``: prints nothing.
+    - ``config``: a YAML file, a mapping with its sections, or ``load_config``'s answer, with ``overrides`` by
+      dotted key
+    - ``algorithm``, ``strategy``: a name, ``module:SPEC``, or an imported spec
+    - ``dataset``, ``eval_dataset``: a path, rows (mappings, a ``datasets.Dataset``, a pandas frame), or an
+      imported function that returns rows
+    - ``converter``: a function from row to row, by name or imported
+    - ``callbacks``: objects and functions are called in this process, names (``module:Class``) on every rank.
+      ``trackers``, ``rewards``, ``metrics`` (of the answers that each evaluation then generates): names, or
+      imported.
+    - ``nproc``: processes on this node
+    - ``resume``: latest, auto or a checkpoint
+    - ``on_event``: called with every event of the run, from a thread
+    - ``quiet``: prints nothing
 
     Started once, it starts the run's ranks; in a process of torchrun, srun or another launcher it becomes one
     rank, and returns on each. A run directory that holds a run is never overwritten unasked: a second call

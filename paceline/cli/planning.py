@@ -205,9 +205,13 @@ def forecast_of_model(
 ) -> Forecast:
     """Forecast the training of ``model`` on ``hardware``.
 
-    ``seq_len``: tokens per row; ``rows``: rows per optimizer step; ``lora``: LoRA rank on all linear layers;
-    ``bits``: 4 for QLoRA; ``tokens``: tokens of the whole training. Raises ConfigError with the nearest names
-    for an unknown one, and for options that do not go together.
+    - ``seq_len``: tokens per row
+    - ``rows``: rows per optimizer step
+    - ``lora``: LoRA rank on all linear layers
+    - ``bits``: 4 for QLoRA
+    - ``tokens``: tokens of the whole training
+
+    Raises ConfigError with the nearest names for an unknown one, and for options that do not go together.
     """
     from paceline.plan.cost.from_plan import adapter_work
     from paceline.plan.cost.report import forecast

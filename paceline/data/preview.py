@@ -129,10 +129,13 @@ def _document(setup: Setup, encoder: Encoder, example: Example) -> ShownDocument
 
 @dataclass(frozen=True)
 class Totals:
-    """What a prepared data set comes to. ``lengths``: int32, tokens of each document; ``duplicates``:
-    documents that are equal to an earlier one; ``not_read``: rows by the name of a field that took no part;
-    ``set_aside``: the same for fields that say nothing of the text; ``in_a_row``: rows with several answers
-    in a row.
+    """What a prepared data set comes to.
+
+    - ``lengths``: int32, tokens of each document
+    - ``duplicates``: documents that are equal to an earlier one
+    - ``not_read``: rows by the name of a field that took no part
+    - ``set_aside``: the same for fields that say nothing of the text
+    - ``in_a_row``: rows with several answers in a row
     """
 
     rows: int

@@ -38,10 +38,12 @@ _PEERS = ("nvidia-smi", "topo", "-p2p", "r")
 class Inspection:
     """The facts. Sizes in bytes; ``None``: unknown here.
 
-    ``host_bytes``, ``cores``: what this process may use of the host; ``memlock_bytes``: what it may lock;
-    ``holders``: (pid, bytes, program) of processes that hold a card's memory now; ``pairs``: pairs of cards,
-    and how many of them copy to each other directly; ``packages``: installed versions by name;
-    ``misfits``: those that were compiled for another torch.
+    - ``host_bytes``, ``cores``: what this process may use of the host
+    - ``memlock_bytes``: what it may lock
+    - ``holders``: (pid, bytes, program) of processes that hold a card's memory now
+    - ``pairs``: pairs of cards, and how many of them copy to each other directly
+    - ``packages``: installed versions by name
+    - ``misfits``: those that were compiled for another torch
     """
 
     sights: ProbeResults

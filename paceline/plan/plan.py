@@ -97,9 +97,10 @@ class Quantization:
 class AdapterSpec:
     """LoRA of rank ``r``, with peft's names. ``start``: folder of the adapter weights to start from.
 
-    ``quantization``: of the frozen base layers; ``target_parameters``: tensors of fused experts, by suffix;
-    ``init_lora_weights``: pissa or olora, whose first factors are taken out of the base weights; what follows
-    it comes from peft's folders alone.
+    - ``quantization``: of the frozen base layers
+    - ``target_parameters``: tensors of fused experts, by suffix
+    - ``init_lora_weights``: pissa or olora, whose first factors are taken out of the base weights; what
+      follows it comes from peft's folders alone
     """
 
     r: int

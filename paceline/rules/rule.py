@@ -32,11 +32,13 @@ class Facts:
     ``launch.preflight.facts`` and ``plan.planner`` fill every field; a test checks that each is
     filled and read.
 
-    ``backends``: process-group backends of this torch build; ``code_sandbox``: why model-written programs
-    cannot be sandboxed here, empty if they can; ``config_fields``, ``config_words``: the keys that the model
-    family of ``model.config`` declares, and all words of its code; ``pretrained_dtype``: torch's name for the
-    dtype of the pretrained weights; ``composite``: type of the model with a tower of which the language model
-    is trained, empty for others; ``infiniband``: this node has such a device, and NCCL may use it.
+    - ``backends``: process-group backends of this torch build
+    - ``code_sandbox``: why model-written programs cannot be sandboxed here, empty if they can
+    - ``config_fields``, ``config_words``: the keys that the model family of ``model.config`` declares, and
+      all words of its code
+    - ``pretrained_dtype``: torch's name for the dtype of the pretrained weights
+    - ``composite``: type of the model with a tower of which the language model is trained, empty for others
+    - ``infiniband``: this node has such a device, and NCCL may use it
     """
 
     device: str | None = None

@@ -31,8 +31,9 @@ def short_path(path: str | Path) -> str:
 def next_commands(run: str | Path, *, resume: str = "", saved: bool = True, answers: bool = True) -> str:
     """Return at most three lines with the next commands for a run that has ended.
 
-    ``resume``: the command that continues a run that was stopped, which comes first; ``saved``: the run has a
-    checkpoint; ``answers``: its model writes text, so one can chat with it.
+    - ``resume``: the command that continues a run that was stopped, which comes first
+    - ``saved``: the run has a checkpoint
+    - ``answers``: its model writes text, so one can chat with it
     """
     folder = shlex.quote(short_path(run))
     commands = (

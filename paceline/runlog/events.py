@@ -51,10 +51,11 @@ class Step(Event):
 
     Losses are exact global means by term.
 
-    ``memory_bytes``: this rank's peak; ``reserved_bytes``: what the allocator held at most, on a device that
-    has one; ``mfu``: fraction of the data sheet's peak FLOP/s, or on a device
-    without one ``of_product``: fraction of the speed of a matrix product timed at the start; ``skipped``:
-    ``no_labels``, ``overflow`` or None.
+    - ``memory_bytes``: this rank's peak
+    - ``reserved_bytes``: what the allocator held at most, on a device that has one
+    - ``mfu``: fraction of the data sheet's peak FLOP/s, or on a device without one ``of_product``: fraction
+      of the speed of a matrix product timed at the start
+    - ``skipped``: ``no_labels``, ``overflow`` or None
     """
 
     kind: ClassVar[str] = "step"

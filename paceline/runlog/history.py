@@ -25,8 +25,9 @@ MAX_RANKS = 100_000  # the first rank without a file ends the search
 class History:
     """Rank 0's events in step order.
 
-    ``seconds``: time of all attempts, without the pauses between them; ``peak_memory``: by step, the
-    maximum over ranks; ``restarts``: the steps at which attempts after the first began.
+    - ``seconds``: time of all attempts, without the pauses between them
+    - ``peak_memory``: by step, the maximum over ranks
+    - ``restarts``: the steps at which attempts after the first began
     """
 
     seconds: float = 0.0

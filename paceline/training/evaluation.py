@@ -139,9 +139,11 @@ def expected_answers(table: TokenTable, rows: int | None, *, answered: bool) -> 
 class AnswersMeasured:
     """Generates answers and compares them with ``answers``. Every call is collective.
 
-    ``positions``: of prompt and answer together, at most; ``leads``: this rank's answers count (it is the
-    first of those that answer the same rows); ``metrics``: names, groups written out; ``seconds``: for the
-    metrics of one evaluation; ``report`` is told of answers without a value.
+    - ``positions``: of prompt and answer together, at most
+    - ``leads``: this rank's answers count (it is the first of those that answer the same rows)
+    - ``metrics``: names, groups written out
+    - ``seconds``: for the metrics of one evaluation
+    - ``report`` is told of answers without a value
     """
 
     strategy: Strategy

@@ -67,9 +67,11 @@ def check_limits(seconds: Json = 10, memory_mb: Json = 512, **others: Json) -> N
 class CodeReward:
     """1 if the program of an answer passes all tests of its row (``code_tests``), else 0.
 
-    ``tests``: the column with the tests; ``entry_point``: the column with the name of the function under
-    test, if any; ``at_once`` answers run in parallel, each in its own sandbox; ``seconds``: CPU time of the
-    program, and of its tests (waiting: 5 s more); ``memory_mb``: memory of each of the two.
+    - ``tests``: the column with the tests
+    - ``entry_point``: the column with the name of the function under test, if any
+    - ``at_once`` answers run in parallel, each in its own sandbox
+    - ``seconds``: CPU time of the program, and of its tests (waiting: 5 s more)
+    - ``memory_mb``: memory of each of the two
 
     Tests that turn out to be unusable while they run give 0 too, since a program may have led them there;
     ``warnings`` then names them. Raises KeyError for a row without tests, ValueError for tests that cannot be

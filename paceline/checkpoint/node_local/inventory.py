@@ -32,9 +32,12 @@ from paceline.rules import codes as rules_codes
 class DiskPart(TypedDict):
     """One disk's folder of a checkpoint, as the ranks tell each other.
 
-    ``name``: the step's; ``folder``: its own, another while a save replaces it; ``digest``: of the manifest;
-    ``have``: which of its ``files`` (sorted) are here, with the sizes that were saved; ``trash``: it is being
-    removed; ``problem``: why its manifest cannot be used (then nothing else is known).
+    - ``name``: the step's
+    - ``folder``: its own, another while a save replaces it
+    - ``digest``: of the manifest
+    - ``have``: which of its ``files`` (sorted) are here, with the sizes that were saved
+    - ``trash``: it is being removed
+    - ``problem``: why its manifest cannot be used (then nothing else is known)
     """
 
     name: str

@@ -37,8 +37,9 @@ from paceline.core.json_types import Json, JsonObject, as_object
 class Translator:
     """A program whose files are imported by its table, with ``code`` for what no row can decide.
 
-    ``job``: which of its trainers or commands a file is for: the algorithm that the user names, or its keys;
-    ``defaults``: of that one; ``parsed``: its command lines are read by Transformers' HfArgumentParser.
+    - ``job``: which of its trainers or commands a file is for: the algorithm that the user names, or its keys
+    - ``defaults``: of that one
+    - ``parsed``: its command lines are read by Transformers' HfArgumentParser
     """
 
     name: str

@@ -139,8 +139,11 @@ _EMPTY: tuple[Json, ...] = (None, "", [], {})
 class KeyReader:
     """The keys of one file. Translators take keys by ``value`` and decide each by one of the verbs.
 
-    ``given``: the file's keys (inner ones dotted); ``lines``: where each stands; ``defaults``: the system's;
-    ``facts``: what the job is, for the tables; ``engine`` is deepspeed or fsdp, if a launcher sets it.
+    - ``given``: the file's keys (inner ones dotted)
+    - ``lines``: where each stands
+    - ``defaults``: the system's
+    - ``facts``: what the job is, for the tables
+    - ``engine`` is deepspeed or fsdp, if a launcher sets it
     """
 
     def __init__(

@@ -30,9 +30,11 @@ class NoTranslation(Exception):
 class Alias:
     """An alternative spelling of a key.
 
-    ``to``: the canonical path; ``value``: converts the value (None: unchanged; it may return SKIP); ``note``:
-    reported when the alias is used; ``of_algorithm``: several algorithms have this option; it belongs to this
-    run's algorithm, or to the one in ``to`` if this run's has no such option.
+    - ``to``: the canonical path
+    - ``value``: converts the value (None: unchanged; it may return SKIP)
+    - ``note``: reported when the alias is used
+    - ``of_algorithm``: several algorithms have this option; it belongs to this run's algorithm, or to the one
+      in ``to`` if this run's has no such option
     """
 
     to: str

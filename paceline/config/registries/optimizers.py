@@ -42,21 +42,28 @@ _TENSORS = frozenset({StateSplit.WHOLE, StateSplit.TENSORS})
 class Optimizer:
     """A supported optimizer.
 
-    ``made_by``: ``module:class``; ``options``: valid in ``optim_args``; ``moment_bytes``: of one tensor;
-    ``fixed``: arguments that are always passed; ``takes``: arguments from the config;
-    ``counts``: keeps a step count per tensor (a float32 scalar); ``splits``: how its state may be split over
-    ranks, and ``splits_why``: why not otherwise; ``package``: the optional package that it needs;
-    ``devices``: the only kinds of device that it runs on (empty: any), and ``elsewhere``: the optimizer to
-    take on others; ``quantised``: moments are stored in 8 or 4 bits with a scale per block;
-    ``factored``: keeps means over rows and columns of matrices; ``orthogonalises``: steps the matrices of
-    hidden layers by Muon, with one moment, and other parameters as ``moment_bytes`` says;
-    ``projects``: keeps moments of projected gradients for the matrices of ``optim_target_modules``, and
-    others as ``moment_bytes`` says;
-    ``averaged``: evaluation, generation and saves take averaged weights, and no schedule goes beside it;
-    ``compiles``: its step is compiled once for each shape of a tensor; ``float64``: computes in float64 where
-    the weights are; ``rounds``: keeps the weights in bfloat16 alone and rounds each update stochastically;
-    ``largest_rate``: a learning rate above it is a mistake (an adaptive step moves each
-    weight by about the rate, and weights are about 0.02).
+    - ``made_by``: ``module:class``
+    - ``options``: valid in ``optim_args``
+    - ``moment_bytes``: of one tensor
+    - ``fixed``: arguments that are always passed
+    - ``takes``: arguments from the config
+    - ``counts``: keeps a step count per tensor (a float32 scalar)
+    - ``splits``: how its state may be split over ranks, and ``splits_why``: why not otherwise
+    - ``package``: the optional package that it needs
+    - ``devices``: the only kinds of device that it runs on (empty: any), and ``elsewhere``: the optimizer to
+      take on others
+    - ``quantised``: moments are stored in 8 or 4 bits with a scale per block
+    - ``factored``: keeps means over rows and columns of matrices
+    - ``orthogonalises``: steps the matrices of hidden layers by Muon, with one moment, and other parameters
+      as ``moment_bytes`` says
+    - ``projects``: keeps moments of projected gradients for the matrices of ``optim_target_modules``, and
+      others as ``moment_bytes`` says
+    - ``averaged``: evaluation, generation and saves take averaged weights, and no schedule goes beside it
+    - ``compiles``: its step is compiled once for each shape of a tensor
+    - ``float64``: computes in float64 where the weights are
+    - ``rounds``: keeps the weights in bfloat16 alone and rounds each update stochastically
+    - ``largest_rate``: a learning rate above it is a mistake (an adaptive step moves each weight by about the
+      rate, and weights are about 0.02)
     """
 
     made_by: str

@@ -160,9 +160,10 @@ _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 class OneOf:
     """Convert a text to one of ``choices``, ignoring case.
 
-    ``false``: the word meant by a YAML 1.1 ``no``, which is read as False; ``known``: words that are accepted
-    too, for a rule to refuse with the reason; ``own``: also accept ``module:attr`` unchanged, and a name that
-    a package registers in the entry-point group ``paceline.OWN`` as the ``module:attr`` that it gives.
+    - ``false``: the word meant by a YAML 1.1 ``no``, which is read as False
+    - ``known``: words that are accepted too, for a rule to refuse with the reason
+    - ``own``: also accept ``module:attr`` unchanged, and a name that a package registers in the entry-point
+      group ``paceline.OWN`` as the ``module:attr`` that it gives
     """
 
     choices: tuple[str, ...]

@@ -16,8 +16,12 @@ _MASKS = {PRIVATE: 0o077, GROUP: 0o007, UMASK: 0}
 def written_for(folder: Path, access: str = PRIVATE) -> Iterator[None]:
     """Set the umask for files that this process and its children write below ``folder`` inside the block.
 
-    ``private``: owner only, or owner and group if the nearest existing folder has the setgid bit (a shared
-    team folder); ``group``: owner and group; ``umask``: unchanged. Never widens the umask of the process.
+    - ``private``: owner only, or owner and group if the nearest existing folder has the setgid bit (a shared
+      team folder)
+    - ``group``: owner and group
+    - ``umask``: unchanged
+
+    Never widens the umask of the process.
     """
     before = os.umask(0o077)
     # The setgid bit marks a team's shared folder

@@ -22,9 +22,11 @@ _STEPS_OF_SHELLS = 0xFFFFFFF0
 class JobManager:
     """The variables of one process manager; in each tuple the first that is set counts.
 
-    ``word``: the command's name; ``nodes``, ``hosts``: number and names of the nodes, where it sets them;
-    ``job``: equal on all ranks of a job and different between jobs; ``needs``: must all be set; ``export``:
-    how to pass a variable to all ranks.
+    - ``word``: the command's name
+    - ``nodes``, ``hosts``: number and names of the nodes, where it sets them
+    - ``job``: equal on all ranks of a job and different between jobs
+    - ``needs``: must all be set
+    - ``export``: how to pass a variable to all ranks
     """
 
     name: str

@@ -47,8 +47,10 @@ _MAY_ECHO = frozenset({int(signal.SIGABRT), int(signal.SIGTERM), int(signal.SIGP
 class Failure:
     """A rank that failed by itself.
 
-    ``code``: as ``Popen.returncode`` (negative: killed by that signal); ``at``: seconds of a monotonic clock;
-    ``finding``: its error; ``silent``: it reported nothing, so the launcher made the finding.
+    - ``code``: as ``Popen.returncode`` (negative: killed by that signal)
+    - ``at``: seconds of a monotonic clock
+    - ``finding``: its error
+    - ``silent``: it reported nothing, so the launcher made the finding
     """
 
     rank: int

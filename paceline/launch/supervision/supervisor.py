@@ -83,10 +83,13 @@ def run(
 ) -> int:
     """Start ``specs`` and wait; return the exit code.
 
-    ``environ``: what the children inherit; ``record``: where their exits are recorded; ``output``: the file
-    descriptor of their standard output and error (None: this process's); ``requests_stop``: whether this
-    process wants a graceful stop, as a signal asks for. Raises ConfigError if a process cannot be started;
-    those already started are ended first. Raises BusyError if another run took the directory meanwhile.
+    - ``environ``: what the children inherit
+    - ``record``: where their exits are recorded
+    - ``output``: the file descriptor of their standard output and error (None: this process's)
+    - ``requests_stop``: whether this process wants a graceful stop, as a signal asks for
+
+    Raises ConfigError if a process cannot be started; those already started are ended first. Raises BusyError
+    if another run took the directory meanwhile.
     """
     return _Supervisor(specs, environ, report, record, output, requests_stop).run()
 
@@ -95,8 +98,9 @@ def run(
 class _Child:
     """A process that this node has started.
 
-    ``code``: as in ``Popen.returncode``, once it has exited and its last report is read; ``ended``: we killed
-    it since another rank had failed; ``led``: an agent whose workers got SIGTERM.
+    - ``code``: as in ``Popen.returncode``, once it has exited and its last report is read
+    - ``ended``: we killed it since another rank had failed
+    - ``led``: an agent whose workers got SIGTERM
     """
 
     spec: LaunchSpec

@@ -130,9 +130,11 @@ class LauncherConnection:
 class WorkerConnection:
     """A connected worker.
 
-    ``code``: the exit code it announced; ``finding``: its error; ``gone``: it closed the connection;
-    ``notified``: it was sent another rank's failure; ``codes``: for torchrun's agent, the exit codes of its
-    ranks.
+    - ``code``: the exit code it announced
+    - ``finding``: its error
+    - ``gone``: it closed the connection
+    - ``notified``: it was sent another rank's failure
+    - ``codes``: for torchrun's agent, the exit codes of its ranks
     """
 
     rank: int

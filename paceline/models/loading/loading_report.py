@@ -31,11 +31,13 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 class LoadingReport:
     """The names of a folder's tensors by what becomes of them.
 
-    ``used``: the model's own name (one that Transformers' converters fill) -> the names in the files, several
-    where they are merged; ``ties``: the model's further names of weights -> the names that they are loaded
-    under, where the files have both; ``carried``: not part of the model and without effect on it;
-    ``refused``: not part of the model, but of a module that computes with it in another class; ``missing``:
-    names that no file fills.
+    - ``used``: the model's own name (one that Transformers' converters fill) -> the names in the files,
+      several where they are merged
+    - ``ties``: the model's further names of weights -> the names that they are loaded under, where the files
+      have both
+    - ``carried``: not part of the model and without effect on it
+    - ``refused``: not part of the model, but of a module that computes with it in another class
+    - ``missing``: names that no file fills
     """
 
     used: Mapping[str, tuple[str, ...]]

@@ -62,8 +62,11 @@ PACKED = "each layer is packed as it is read"
 class WeightsSource:
     """Builds the Hugging Face model of a role; making one reads the config only.
 
-    The fields are those of ``HFModelFactory``. ``tensors``: what becomes of the folder's, once it is known;
-    ``rows``: of the embedding in the end; ``built_whole``: why the model is not read in parts (empty: it is).
+    The fields are those of ``HFModelFactory``.
+
+    - ``tensors``: what becomes of the folder's, once it is known
+    - ``rows``: of the embedding in the end
+    - ``built_whole``: why the model is not read in parts (empty: it is)
     """
 
     model: ModelSource

@@ -29,8 +29,10 @@ FP16_CAPABILITY = 5.3
 class DeviceSelection:
     """The devices of a run on this node.
 
-    ``used``: their indices among the ``visible`` ones; ``note``: how they came about; ``findings``: errors
-    where an accelerator would lie idle, warnings where one is used with less than it has.
+    - ``used``: their indices among the ``visible`` ones
+    - ``note``: how they came about
+    - ``findings``: errors where an accelerator would lie idle, warnings where one is used with less than it
+      has
     """
 
     kind: DeviceKind

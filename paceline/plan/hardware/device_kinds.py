@@ -13,13 +13,18 @@ from dataclasses import dataclass
 class DeviceKind:
     """A kind of device by torch's name for it.
 
-    ``label``: in sentences; ``backend``: of the process group, empty if one process alone can use it;
-    ``package``: imported before torch knows the device; ``visible``: variables that restrict which devices a
-    process sees, the first is the usual one; ``float64``: tensors of that dtype exist there;
-    ``wire_float64``: the backend reduces them; ``varlen``: torch has a variable-length flash kernel for it;
-    ``flex``: torch compiles ``flex_attention`` for it, forward and backward; ``pins``: copies from pinned
-    host memory are faster; ``bitsandbytes``: has kernels for it; ``graphs``: torch captures its kernels in
-    graphs; ``mixed_norms``: ``layer_norm`` takes 16-bit values and fp32 weights.
+    - ``label``: in sentences
+    - ``backend``: of the process group, empty if one process alone can use it
+    - ``package``: imported before torch knows the device
+    - ``visible``: variables that restrict which devices a process sees, the first is the usual one
+    - ``float64``: tensors of that dtype exist there
+    - ``wire_float64``: the backend reduces them
+    - ``varlen``: torch has a variable-length flash kernel for it
+    - ``flex``: torch compiles ``flex_attention`` for it, forward and backward
+    - ``pins``: copies from pinned host memory are faster
+    - ``bitsandbytes``: has kernels for it
+    - ``graphs``: torch captures its kernels in graphs
+    - ``mixed_norms``: ``layer_norm`` takes 16-bit values and fp32 weights
     """
 
     name: str

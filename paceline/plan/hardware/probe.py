@@ -177,10 +177,13 @@ def probe(
 ) -> HardwareReport:
     """Return this node's hardware and the findings about it, without importing torch here.
 
-    ``environ``: this process's environment, for the child that asks torch and for the variables that hide
-    devices; ``use_cpu``: look at no accelerator; ``tasks``: processes of this node to each of which a job
-    manager shows devices of its own. Where a device file or a driver's tool shows an accelerator, torch is
-    asked in a process of its own, for at most two minutes, and the answer kept (``query_torch``).
+    - ``environ``: this process's environment, for the child that asks torch and for the variables that hide
+      devices
+    - ``use_cpu``: look at no accelerator
+    - ``tasks``: processes of this node to each of which a job manager shows devices of its own
+
+    Where a device file or a driver's tool shows an accelerator, torch is asked in a process of its own, for
+    at most two minutes, and the answer kept (``query_torch``).
     """
     host_memory, cpus = host_memory_bytes(), cpu_count()
     if use_cpu:

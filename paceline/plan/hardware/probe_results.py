@@ -12,10 +12,13 @@ from paceline.plan.hardware.device_kinds import CUDA, DeviceKind
 class ProbedDevice:
     """One accelerator. Memory in bytes, None where the witness does not tell it.
 
-    ``capability``: CUDA compute capability (8.6); ``arch``: AMD's name of it (``gfx942``); ``uuid``: as
-    ``CUDA_VISIBLE_DEVICES`` takes it; ``bf16``: whether the device computes in it, where torch itself must be
-    asked; ``of``: the uuid of the card that a MIG slice is a part of; ``mig``: the card is in MIG mode;
-    ``shared``: its memory is the host's, as that of a GPU within the processor (GB10, Tegra, laptops).
+    - ``capability``: CUDA compute capability (8.6)
+    - ``arch``: AMD's name of it (``gfx942``)
+    - ``uuid``: as ``CUDA_VISIBLE_DEVICES`` takes it
+    - ``bf16``: whether the device computes in it, where torch itself must be asked
+    - ``of``: the uuid of the card that a MIG slice is a part of
+    - ``mig``: the card is in MIG mode
+    - ``shared``: its memory is the host's, as that of a GPU within the processor (GB10, Tegra, laptops)
     """
 
     name: str
@@ -34,9 +37,11 @@ class ProbedDevice:
 class TorchAnswer:
     """What torch said in a process of its own.
 
-    ``type``: of the accelerator that it would take, None if it sees none; ``cuda``, ``hip``, ``xpu``,
-    ``nccl``: versions that it was built with; ``arch_list``: what it has kernels for; ``warnings``: what it
-    said while it looked; ``fresh``: free memory is as it is now.
+    - ``type``: of the accelerator that it would take, None if it sees none
+    - ``cuda``, ``hip``, ``xpu``, ``nccl``: versions that it was built with
+    - ``arch_list``: what it has kernels for
+    - ``warnings``: what it said while it looked
+    - ``fresh``: free memory is as it is now
     """
 
     version: str

@@ -123,9 +123,10 @@ class Family:
 class Composite:
     """A model of which the language model alone is trained.
 
-    ``text``: the type of the causal class that computes a text as this model does (empty: its
-    text_config's); ``tied``: whether its config class ties the head where ``config.json`` does not say;
-    ``values``: what its class always does, in the causal class's config.
+    - ``text``: the type of the causal class that computes a text as this model does (empty: its
+      text_config's)
+    - ``tied``: whether its config class ties the head where ``config.json`` does not say
+    - ``values``: what its class always does, in the causal class's config
     """
 
     text: str = ""

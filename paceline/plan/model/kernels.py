@@ -52,9 +52,10 @@ def attention_kernel(
 ) -> tuple[str, str]:
     """Return the kernel's name and the reason.
 
-    ``capability``: CUDA's compute capability (7.5), None elsewhere or if unknown; ``dtype``: of the
-    activations (``bfloat16``); ``uncompiled``: why Triton's kernels cannot be compiled there
-    (``plan.hardware.device_files``), empty if they can.
+    - ``capability``: CUDA's compute capability (7.5), None elsewhere or if unknown
+    - ``dtype``: of the activations (``bfloat16``)
+    - ``uncompiled``: why Triton's kernels cannot be compiled there (``plan.hardware.device_files``), empty if
+      they can
     """
     if device == "cpu":
         return _on_cpu(call)

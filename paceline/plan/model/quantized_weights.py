@@ -22,9 +22,13 @@ _WHOLE_BITS = (2, 4, 8)  # which divide a word
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """How a weight is stored. ``first``: the end of the name of its numbers; ``parts``: the ends of all its
-    names -> what a formula calls them, of which ``optional`` may lack; ``idle``: ends of names beside it that
-    scale activations; ``plain``: the end of its name in the model; ``count``: numbers a stored element.
+    """How a weight is stored.
+
+    - ``first``: the end of the name of its numbers
+    - ``parts``: the ends of all its names -> what a formula calls them, of which ``optional`` may lack
+    - ``idle``: ends of names beside it that scale activations
+    - ``plain``: the end of its name in the model
+    - ``count``: numbers a stored element
     """
 
     first: str

@@ -55,9 +55,10 @@ class LayerRun:
 class Listing:
     """All parameters in the order of ``named_parameters()``, tied ones once.
 
-    ``transformers``: the version that was asked. ``tied``: the head is the embedding. ``saved``: by index
-    into ``tensors``, bytes a token that a layer whose mixer carries state saves for the backward, computed in
-    bfloat16 without kernels; 0 for other layers.
+    - ``transformers``: the version that was asked
+    - ``tied``: the head is the embedding
+    - ``saved``: by index into ``tensors``, bytes a token that a layer whose mixer carries state saves for the
+      backward, computed in bfloat16 without kernels; 0 for other layers
     """
 
     transformers: str
@@ -207,27 +208,33 @@ def _number(config: Mapping[str, Json], names: tuple[str, ...], where: str) -> i
 class ModelShape:
     """Sizes of a decoder. ``num_parameters`` counts tied weights once.
 
-    ``matmul_parameters``: those multiplied with each token: all linear weights and the output head (also
-    if tied to the embedding), without embedding look-up, norms and biases; of a mixture of experts only
-    the experts a token is routed to. Forward and backward take 6 × ``matmul_parameters`` FLOPs per token
-    (Kaplan et al. 2020, arXiv:2001.08361, eq. 2.2) plus attention. ``exact`` is False for a family whose
-    parameters are not known exactly: it is counted as a Llama, and ``why_about`` says why its class was
-    not asked. ``listing``: the parameters as its class lists them, which then count instead of the
-    formulas. ``scalar_head``: the head gives ``head_outputs`` numbers per document in place of logits.
-    ``rows``: documents are packed into rows (``packed``) or get a padded row each (``padded``).
-    ``softcap``: attention scores are capped; ``sinks``: layers have a learned sink a head; ``dropout``:
-    weights of attention are dropped in training.
-    ``rope_by_length``: rotary frequencies depend on the document's length. ``buffers``: its state
-    includes buffers. ``carries``: layers pass a state from token to token outside of attention.
-    ``selects``: parts that no gradient reaches select an attention's keys.
-    ``router_aux_loss``: coefficient of the experts' balance loss that its config requests. ``stored``: the
-    dtype of every tensor of its folder, in which it is read whole (empty: float32, by a cast);
-    ``in_files``: it has a folder of floating-point tensors, tied ones once; ``stored_score``: that holds the
-    scalar head.
-    ``carried``: tensors of its folder that are not trained; ``composite``: type of the model with further
-    parts of which this is the language model (empty: it is all). ``quantised``: how its folder's weights
-    are quantized (empty: they are not), ``dequantised_bytes``: their size in bfloat16, and ``file_bytes``:
-    that of the folder's tensors. ``resized``: ``vocab`` counts rows beyond its folder's.
+    - ``matmul_parameters``: those multiplied with each token: all linear weights and the output head (also if
+      tied to the embedding), without embedding look-up, norms and biases; of a mixture of experts only the
+      experts a token is routed to. Forward and backward take 6 × ``matmul_parameters`` FLOPs per token
+      (Kaplan et al. 2020, arXiv:2001.08361, eq. 2.2) plus attention.
+    - ``exact``: False for a family whose parameters are not known exactly: it is counted as a Llama, and
+      ``why_about`` says why its class was not asked
+    - ``listing``: the parameters as its class lists them, which then count instead of the formulas
+    - ``scalar_head``: the head gives ``head_outputs`` numbers per document in place of logits
+    - ``rows``: documents are packed into rows (``packed``) or get a padded row each (``padded``)
+    - ``softcap``: attention scores are capped
+    - ``sinks``: layers have a learned sink a head
+    - ``dropout``: weights of attention are dropped in training
+    - ``rope_by_length``: rotary frequencies depend on the document's length
+    - ``buffers``: its state includes buffers
+    - ``carries``: layers pass a state from token to token outside of attention
+    - ``selects``: parts that no gradient reaches select an attention's keys
+    - ``router_aux_loss``: coefficient of the experts' balance loss that its config requests
+    - ``stored``: the dtype of every tensor of its folder, in which it is read whole (empty: float32, by a
+      cast)
+    - ``in_files``: it has a folder of floating-point tensors, tied ones once
+    - ``stored_score``: that holds the scalar head
+    - ``carried``: tensors of its folder that are not trained
+    - ``composite``: type of the model with further parts of which this is the language model (empty: it is
+      all)
+    - ``quantised``: how its folder's weights are quantized (empty: they are not), ``dequantised_bytes``:
+      their size in bfloat16, and ``file_bytes``: that of the folder's tensors
+    - ``resized``: ``vocab`` counts rows beyond its folder's
     """
 
     model_type: str

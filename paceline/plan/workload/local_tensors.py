@@ -332,9 +332,12 @@ STEPS = 5  # Newton-Schulz iterations (arXiv:2502.16982)
 
 @dataclass(frozen=True)
 class Orthogonal:
-    """Muon's matrices. ``matrices``, ``elements``: those of two dims, which sharding cuts; ``flops``: of the
-    iterations on all of them; ``stacked``: of those on fused experts, of which a rank has whole ones;
-    ``size``: bytes of a gathered element.
+    """Muon's matrices.
+
+    - ``matrices``, ``elements``: those of two dims, which sharding cuts
+    - ``flops``: of the iterations on all of them
+    - ``stacked``: of those on fused experts, of which a rank has whole ones
+    - ``size``: bytes of a gathered element
     """
 
     matrices: int

@@ -122,13 +122,15 @@ def mapped(shape: ModelShape) -> bool:
 class ModelBytes:
     """One model of a job, in bytes.
 
-    ``whole``: the whole model in the masters' dtype, quantized layers packed; ``card``, ``host``: a rank's
-    part there before the first step; ``read``: the model in host memory as its files are read (0: as
-    ``whole``); ``passing``: what the last layer to be packed takes beside the packed ones, or what an engine
-    needs for a moment, beyond what stays on the card (a CPU run: in host memory, ``passing_host``);
-    ``largest``: of the largest tensor in the masters' dtype, which passes whole through every card where one
-    rank sends all their shards; ``mapped``: of what a CPU run keeps, the part that stays in its file's pages,
-    which no process has for itself.
+    - ``whole``: the whole model in the masters' dtype, quantized layers packed
+    - ``card``, ``host``: a rank's part there before the first step
+    - ``read``: the model in host memory as its files are read (0: as ``whole``)
+    - ``passing``: what the last layer to be packed takes beside the packed ones, or what an engine needs for
+      a moment, beyond what stays on the card (a CPU run: in host memory, ``passing_host``)
+    - ``largest``: of the largest tensor in the masters' dtype, which passes whole through every card where
+      one rank sends all their shards
+    - ``mapped``: of what a CPU run keeps, the part that stays in its file's pages, which no process has for
+      itself
     """
 
     whole: float

@@ -134,8 +134,9 @@ class AdapterSize:
 class RolloutSpec:
     """A rollout: ``answer`` tokens per answer, used for ``windows`` optimizer steps × ``passes`` epochs.
 
-    ``rows``: rows generated at a time; ``share``: of all rows, those whose answer the model generates;
-    ``captured``: a step of decoding is one graph of kernels.
+    - ``rows``: rows generated at a time
+    - ``share``: of all rows, those whose answer the model generates
+    - ``captured``: a step of decoding is one graph of kernels
     """
 
     answer: int
@@ -154,13 +155,15 @@ OWN_LAYERS = frozenset({"norms", "fused"})
 class StepSpec:
     """One training step. ``dp``: data-parallel ranks; ``shard``: ranks that share what ``zero`` shards.
 
-    ``zero``: ZeRO stage, 0 to 3. ``recompute``: none, selective (keeps matmul and attention outputs, or what
-    ``keeps`` names), or full. ``fused_loss``: logits are never materialized. ``system``: the set of
-    coefficients. ``kernels``: eager (another system's: every elementwise result of a block is saved, and all
-    logits), head (Paceline's ``models.heads`` computes logits in chunks, in every family), norms, or fused
-    (its ``models.fused_layers.rms_norm``, ``models.fused_layers.qkv_rotary``, ``models.fused_layers.swiglu``
-    save only inputs, q, k, v and the two halves of the gate). ``saves``: what a layer with fused kernels
-    saves over what a Llama's of its sizes does.
+    - ``zero``: ZeRO stage, 0 to 3
+    - ``recompute``: none, selective (keeps matmul and attention outputs, or what ``keeps`` names), or full
+    - ``fused_loss``: logits are never materialized
+    - ``system``: the set of coefficients
+    - ``kernels``: eager (another system's: every elementwise result of a block is saved, and all logits),
+      head (Paceline's ``models.heads`` computes logits in chunks, in every family), norms, or fused (its
+      ``models.fused_layers.rms_norm``, ``models.fused_layers.qkv_rotary``, ``models.fused_layers.swiglu``
+      save only inputs, q, k, v and the two halves of the gate)
+    - ``saves``: what a layer with fused kernels saves over what a Llama's of its sizes does
     """
 
     shape: ModelShape

@@ -27,8 +27,9 @@ _FEW = 5
 class HeartbeatRecord:
     """A heartbeat: the ``count``-th, at ``step`` in ``phase``.
 
-    ``lost``: fraction of recent time for which the process did not run; ``done``: it was the last one;
-    ``waits``: for how many seconds the rank has waited for others in a collective, 0 if it does not.
+    - ``lost``: fraction of recent time for which the process did not run
+    - ``done``: it was the last one
+    - ``waits``: for how many seconds the rank has waited for others in a collective, 0 if it does not
     """
 
     count: int

@@ -42,10 +42,14 @@ class World:
 
     Every method that takes or returns values is a collective: all ranks call it, in the same order. Nothing
     is pickled: JSON bytes travel in uint8 tensors with a size limit. In a world of one nothing is sent and
-    there is no process group. ``timeout_seconds``: how long ranks wait for one of them, in the start until
-    ``device_mesh.limit_groups`` says otherwise. ``notes``: warnings about the ranks and their links;
-    ``links``: their speed; ``free_bytes``: of the accelerator as the world opened; ``bound``: to which
-    processors this rank is bound.
+    there is no process group.
+
+    - ``timeout_seconds``: how long ranks wait for one of them, in the start until
+      ``device_mesh.limit_groups`` says otherwise
+    - ``notes``: warnings about the ranks and their links
+    - ``links``: their speed
+    - ``free_bytes``: of the accelerator as the world opened
+    - ``bound``: to which processors this rank is bound
     """
 
     rank: int

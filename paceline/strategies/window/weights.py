@@ -195,9 +195,10 @@ def tokens_by_expert(handle: Handle) -> Tensor | None:
 def spread_of(tokens: Sequence[float], experts: int) -> dict[str, float]:
     """Return the metrics of ``tokens`` by layer and expert, end to end.
 
-    ``router_max_load``, ``router_min_load``: the largest and smallest share of a layer's tokens, over all
-    layers, times the number of experts (1: all alike); ``router_entropy``: of the shares, over that of equal
-    ones (1), the mean over layers; ``router_unused_experts``: how many got no token, over all layers.
+    - ``router_max_load``, ``router_min_load``: the largest and smallest share of a layer's tokens, over all
+      layers, times the number of experts (1: all alike)
+    - ``router_entropy``: of the shares, over that of equal ones (1), the mean over layers
+    - ``router_unused_experts``: how many got no token, over all layers
     """
     layers = [tokens[i : i + experts] for i in range(0, len(tokens), experts)]
     shares = [[count / total for count in layer] for layer in layers if (total := sum(layer))]

@@ -78,8 +78,9 @@ def profile_of(
 class Profiles:
     """Records ``steps`` (from 1) of this rank. Outside of them a step passes through ``around`` untouched.
 
-    ``compiled``: layers are not told apart, since hooks would compile them anew; ``recomputes``: the backward
-    computes the forward again; ``parts``: ranks that share each matrix product.
+    - ``compiled``: layers are not told apart, since hooks would compile them anew
+    - ``recomputes``: the backward computes the forward again
+    - ``parts``: ranks that share each matrix product
     """
 
     steps: frozenset[int]

@@ -61,10 +61,13 @@ _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")  # a path like runs/lr=1/x.yaml is n
 class Command:
     """What a command line says.
 
-    ``data``: its keys; ``lines``: the argument (from 1), or the script's line, at which each stands;
-    ``environment``: variables set for it; ``places``: the line of each; ``config``: a file whose keys lie
-    below its own; ``launch``: what starts it; ``files``: texts that the script writes, with the line at
-    which each begins.
+    - ``data``: its keys
+    - ``lines``: the argument (from 1), or the script's line, at which each stands
+    - ``environment``: variables set for it
+    - ``places``: the line of each
+    - ``config``: a file whose keys lie below its own
+    - ``launch``: what starts it
+    - ``files``: texts that the script writes, with the line at which each begins
     """
 
     name: str

@@ -28,8 +28,10 @@ ACCELERATE_SWITCHES = _names(
 class Launcher:
     """A command that starts another. An option that is no switch takes the next word.
 
-    ``words``: how many words follow its options before the program; ``short``: one-letter options by name;
-    ``pairs``: options that take two words; ``values``: the only options that take a word, if given.
+    - ``words``: how many words follow its options before the program
+    - ``short``: one-letter options by name
+    - ``pairs``: options that take two words
+    - ``values``: the only options that take a word, if given
     """
 
     switches: frozenset[str] = frozenset()

@@ -24,8 +24,9 @@ _SETTING_UP = re.compile(r".*(activate|\.bashrc|\.bash_profile|\.profile|conda\.
 class Ran:
     """A command with its arguments and their lines. ``problem``: why they are not certain.
 
-    ``environment``: what the script exports; ``places``: the line of each; ``files``: what here-documents
-    write, with their first line; a text that is not certain is None.
+    - ``environment``: what the script exports
+    - ``places``: the line of each
+    - ``files``: what here-documents write, with their first line; a text that is not certain is None
     """
 
     words: list[str]
