@@ -22,7 +22,7 @@ class Algorithm(ABC):
     """Base class of training algorithms.
 
     ``trains`` are the roles with an optimizer, ``frozen`` those without. The weight of a loss term is known
-    before the forward (tokens, pairs); its loss is an fp32 SUM, so that any split of the global batch gives
+    before the forward (tokens, pairs). Its loss is an fp32 SUM, so that any split of the global batch gives
     the same mean (contract 2).
     """
 

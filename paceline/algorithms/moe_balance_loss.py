@@ -19,9 +19,9 @@ class WithBalanceLoss:
     """``inner`` with coefficient · Σ_d w_d balance(d) / Σ_d w_d added in training, for its first trained
     role.
 
-    Scope ``document``: w_d is the number of document d's labelled tokens where the algorithm's loss is a
-    mean over tokens, else 1 (``Algorithm.counts_documents``); so for SFT the loss is the token-weighted mean
-    of the documents' own losses in Transformers. Scope ``micro_batch``: d goes over micro-batches, each of
+    Scope ``document``: w_d is the number of document d's labelled tokens where the algorithm's loss is a mean
+    over tokens, else 1 (``Algorithm.counts_documents``). So for SFT the loss is the token-weighted mean of
+    the documents' own losses in Transformers. Scope ``micro_batch``: d goes over micro-batches, each of
     weight 1. Fillers (document id -1) have no part in either.
     """
 

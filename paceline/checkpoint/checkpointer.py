@@ -105,8 +105,8 @@ class Checkpointer:
 
         Every rank passes its own shards (possibly none); ``state`` and ``files`` are rank 0's. On return the
         checkpoint is complete and durable. Raises the same CheckpointError on every rank if any rank fails
-        (the error of the first failing rank); staged files are then removed, and published checkpoints are
-        unchanged. Where a rank is lost, another error; what it leaves goes with the next save. A checkpoint
+        (the error of the first failing rank). Staged files are then removed; published checkpoints stay as
+        they are. Where a rank is lost, another error; what it leaves goes with the next save. A checkpoint
         that is published stays, whatever fails after that.
         """
         return self.publish(step, lambda: contents_of(self._world.rank, shards, state, files))
@@ -328,8 +328,8 @@ def _raise(error: Exception) -> NoReturn:
 
 
 class SnapshotMemory:
-    """Host memory for one rank's tensors, in the order of its file: allocated and touched once, and reused by
-    each later snapshot that is not larger. Pinned where copies from ``device`` are faster then.
+    """Host memory for one rank's tensors, in the order of its file. It is allocated and touched once; each
+    later snapshot that is not larger reuses it. Pinned where copies from ``device`` are faster then.
     """
 
     def __init__(self, device: torch.device) -> None:

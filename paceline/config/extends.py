@@ -69,8 +69,8 @@ def _chain(path: str, tree: Node, above: tuple[str, ...] = ()) -> list[tuple[str
 def _parsed(file: Path) -> Node | None:
     """Parse a file that a config extends.
 
-    Raises ConfigError, with the line at fault only where the name is a YAML file's: who may write a config
-    and see its messages must not read any other file by them.
+    Raises ConfigError. The error quotes the line at fault only where the name is a YAML file's: a person who
+    writes a config must not read other files through its messages.
     """
     try:
         return parse_yaml(read_text(str(file)), str(file))

@@ -40,7 +40,7 @@ Rules = Callable[[Config, Mapping[str, Source]], Sequence[Diagnostic]]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A Config, the source of each of its values, and notes about how it was read; ``version`` of the schema
+    """A Config, the source of each of its values, and notes about how it was read. ``version``: of the schema
     that the file states, or the newest.
     """
 
@@ -54,9 +54,9 @@ class Loaded:
 class NotLoaded(ConfigError):
     """A config with errors.
 
-    ``partial``: the config with defaults in place of invalid values, and the values of unknown keys under
-    the one key that each must mean; ``doubt``: which of its keys are
-    unreliable (``config/layers/unreliable_keys.py``).
+    ``partial``: the config with defaults in place of invalid values, and the values of unknown keys under the
+    one key that each must mean. ``doubt``: which of its keys are unreliable
+    (``config/layers/unreliable_keys.py``).
     """
 
     def __init__(self, problems: Sequence[Diagnostic], partial: Loaded, doubt: frozenset[str]) -> None:
@@ -147,8 +147,8 @@ def _layers(
 ) -> tuple[list[Collector], list[Collector], list[Diagnostic], dict[str, int]]:
     """Read each layer by itself, so that an error in one does not hide those of the others.
 
-    Return what was collected of the files (the file and, below it, those that it extends), of the other
-    layers, all problems, and the lines of the file's top keys.
+    Collect the layers: the file, below it the files that it extends, and the other layers. Return them with
+    all problems and the lines of the file's top keys.
     """
     problems: list[Diagnostic] = []
     files: list[Collector] = []

@@ -1,9 +1,9 @@
 """Versions of the config's schema, and what files of older ones mean today.
 
 ``schema_version: N`` at the top of a YAML (or of a program's mapping) says which values and defaults it was
-written for; without it a file is of the newest. A file of an older version is read as it was meant: changed
-values are translated, and defaults that have changed since are filled in below everything else. Renamed keys
-need no version: ``aliases.ALIASES`` reads them for good.
+written for. A file without it is of the newest version. A file of an older version is read as it was meant.
+Changed values are translated; defaults that have changed since are filled in below everything else. Renamed
+keys need no version: ``aliases.ALIASES`` reads them for good.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def migrated(entries: Sequence[Entry], version: int | None) -> tuple[list[Entry]
 
 def older_defaults(version: int | None, set_keys: Sequence[str]) -> tuple[list[Entry], list[Diagnostic]]:
     """Return the defaults that a file of ``version`` means where they have changed since, for the layer below
-    all others; with a note for each that none of the keys ``set_keys`` replaces.
+    all others. Each that none of the keys ``set_keys`` replaces has a note.
     """
     was: dict[str, ChangedDefault] = {}
     for change in _since(version):

@@ -44,8 +44,8 @@ _REFERENCE = re.compile(r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$")
 class Source:
     """The source of a value.
 
-    ``layer`` is one of LAYERS, or ARGUMENT; ``file`` and ``line`` (from 1) are empty for defaults,
-    environment, command line and arguments; ``text`` is the key as written.
+    ``layer`` is one of LAYERS, or ARGUMENT. ``file`` and ``line`` (from 1) are empty for defaults,
+    environment, command line and arguments. ``text`` is the key as written.
     """
 
     layer: str

@@ -28,9 +28,9 @@ class Severity(str, Enum):
 class Diagnostic:
     """One finding; created by calling its ``Code``.
 
-    ``code`` is the code's name; ``what`` is what is wrong; ``where`` is ``file:line`` or a key path;
-    ``found`` is the value found there; ``hint`` is what to write or do instead; ``evidence`` holds extra
-    facts (JSON types only).
+    ``code`` is the code's name. ``what`` is what is wrong. ``where`` is ``file:line`` or a key path,
+    ``found`` the value found there. ``hint`` is what to write or do instead. ``evidence`` holds extra facts
+    (JSON types only).
     """
 
     code: str

@@ -90,9 +90,9 @@ def read_text(path: Path) -> str:
 def open_run_file(path: Path) -> io.BufferedReader:
     """Open a file of a run directory for reading bytes: one in it, or in a folder of it.
 
-    Anybody may have made the directory (a shared disk, an archive), so that no link is followed for the
-    file nor for the folder, else a report would show another's file. Raises OSError; FileNotFoundError also
-    where something else has the file's name: a FIFO, a link, a folder.
+    Anybody may have made the directory (a shared disk, an archive). So no link is followed, neither for the
+    file nor for the folder: a report would show another's file. Raises OSError; FileNotFoundError also where
+    something else has the file's name: a FIFO, a link, a folder.
     """
     folder = path.parent
     for part in (path, folder) if folder.name in _RUN_FOLDERS else (path,):
@@ -109,8 +109,8 @@ def open_run_file(path: Path) -> io.BufferedReader:
 
 
 def written_from(file: io.BufferedReader, offset: int) -> int:
-    """Return where bytes that somebody wrote begin, at ``offset`` or later: the hole of a sparse file holds
-    none, and reading a terabyte of it takes an hour.
+    """Return where written bytes begin, at ``offset`` or later. The hole of a sparse file holds none, and
+    reading a terabyte of hole takes an hour.
     """
     number = file.fileno()
     here = os.lseek(number, 0, os.SEEK_CUR)

@@ -18,9 +18,9 @@ I64 = NDArray[np.int64]
 def epoch_documents(dataset_of: NDArray[np.int32], weights: Sequence[float], seed: int, epoch: int) -> I64:
     """Return int64 [n]: the documents of one epoch, ascending, repeated according to their data set's weight.
 
-    A data set of N documents and weight w gives round(w x N) samples: every document floor(w) times, the rest
-    from the documents with the smallest hash of (seed, epoch, document), so no document is repeated before
-    all have appeared. Weight 1 is every document once.
+    A data set of N documents and weight w gives round(w x N) samples. Every document comes floor(w) times;
+    the rest are the documents with the smallest hash of (seed, epoch, document). So no document is repeated
+    before all have appeared. Weight 1 is every document once.
     """
     if all(weight == 1 for weight in weights):
         return np.arange(len(dataset_of), dtype=np.int64)

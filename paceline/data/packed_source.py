@@ -26,7 +26,7 @@ class PackedSource:
     are adjacent in one row. ``seq_len``: maximum tokens of a row (for pairs of each half: rows have room for
     twice as many). ``shuffle=False`` (evaluation) keeps the table's order. ``columns``: extra values [D] or
     [D, K] of the documents, which batches hold as ``extras``. Stateless: rows are a function of (table,
-    seq_len, packing, seed, epoch) only, so any rank of any world size can read any position at any time.
+    seq_len, packing, seed, epoch) only. So any rank of any world size can read any position at any time.
     Raises DataError if a document is longer than ``seq_len``.
     """
 
@@ -117,8 +117,8 @@ class PackedSource:
         """Return the rows at ``positions``, each prompt with the answer of the document before it in
         ``among``.
 
-        The first document gets the last one's answer: as TRL's ``KL_completion_ids``, but a function of the
-        data order alone, however ``among`` is split over micro-batches and ranks.
+        The first document gets the last one's answer, as in TRL's ``KL_completion_ids``. Here the result
+        depends on the data order alone, however ``among`` is split over micro-batches and ranks.
         """
         bins = self.layout(epoch)
         ids, documents = self.document_ids(epoch, positions), []

@@ -1,9 +1,9 @@
 """The demo's task: letter puzzles in plain English, generated from a seed, with checkable answers.
 
-Every question asks for a new string made from the letters of one made-up or real word: backwards, in
-capitals, or each letter moved one step forward in the alphabet. The answer is never part of the prompt, and
-guessing is hopeless: with three letters or more there are thousands of answers. Words of the held-out
-questions occur in no training question.
+Every question asks for a new string made from the letters of one made-up or real word. The answer is the word
+backwards, in capitals, or with each letter moved one step forward in the alphabet. The answer is never part
+of the prompt, and guessing is hopeless: with three letters or more there are thousands of answers. Words of
+the held-out questions occur in no training question.
 
 The wrong answer of a preference pair is as long as the right one: only its letters tell them apart.
 """

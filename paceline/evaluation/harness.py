@@ -1,7 +1,7 @@
 """``python -m paceline.evaluation.harness MODEL... --tasks A,B``: tasks of lm-evaluation-harness.
 
-The harness gets the model itself, read from the checkpoint without a copy where its layout allows it, so its
-numbers are those of its own ``hf`` model on an export.
+The harness gets the model itself, so its numbers equal those of its own ``hf`` model on an export. Paceline
+reads the model from the checkpoint without a copy where the layout allows it.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class NamedModel:
 
     @contextmanager
     def folder(self, straight: bool = True) -> Iterator[Path]:
-        """Yield it as a Hugging Face folder: its own, one without weights that names the checkpoint
-        (``straight``, if asked), or an export; both last as long as this.
+        """Yield it as a Hugging Face folder: its own folder, one without weights that points to the
+        checkpoint (``straight``, on request), or an export. The last two exist only inside the context.
         """
         if self.run is None:
             with model_folder(self.path, straight) as folder:

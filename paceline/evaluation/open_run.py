@@ -49,9 +49,9 @@ def opened(run: Path) -> tuple[HFModel, PreTrainedTokenizerBase]:
 
 @contextmanager
 def model_folder(run: Path, straight: bool = True) -> Iterator[Path]:
-    """Yield a folder for ``straight.load_model``: ``run`` itself if it is a Hugging Face folder, else one
-    without weights that names the checkpoint, or an export where that cannot be. Raises ConfigError, also
-    for a model that writes no text, and CheckpointError.
+    """Yield a folder for ``straight.load_model``. It is ``run`` itself if that is a Hugging Face folder, else
+    one without weights that points to the checkpoint. Where that cannot be, it is an export. Raises
+    ConfigError, also for a model that writes no text, and CheckpointError.
     """
     with _folder_of(run, straight) as folder:
         check_writes_text(folder, run)

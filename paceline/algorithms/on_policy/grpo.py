@@ -36,13 +36,12 @@ class GRPO(OnPolicy):
     """loss = Σ_i Σ_t w_i · [ -min(ρ A_i, clip(ρ, 1 - ε_low, 1 + ε_high) A_i) + β · KL_t ] / W over the
     answers i of ALL ranks of a step (Shao et al. 2024, "DeepSeekMath", eq. 3 and 4).
 
-    A_i is the advantage of answer i over the others to its prompt (``advantages.group_advantages``); ρ = π /
+    A_i is the advantage of answer i over the others to its prompt (``advantages.group_advantages``). ρ is π /
     π_old of the token, or the exponential of the mean log-ratio over the answer
-    (``importance_sampling_level`` ``sequence``); w_i and W depend on ``loss_type``
-    (``policy_losses.loss_weight``), and ``cispo`` replaces the clipped ratio by
-    ``policy_losses.clipped_weight``. With ``beta`` the loss includes the KL to the reference, by
-    ``kl_estimator``. In a rollout that is used for one step, π_old = π: ρ is 1 and the gradient is the policy
-    gradient.
+    (``importance_sampling_level`` ``sequence``). The weights w_i and W depend on ``loss_type``
+    (``policy_losses.loss_weight``); ``cispo`` replaces the clipped ratio by ``policy_losses.clipped_weight``.
+    With ``beta`` the loss includes the KL to the reference, by ``kl_estimator``. In a rollout that is used
+    for one step, π_old = π: ρ is 1 and the gradient is the policy gradient.
     """
 
     train_metrics = tuple(

@@ -131,8 +131,8 @@ def rollout_correction(
 ) -> Tensor:
     """Return the importance weight [L], without gradient, that corrects for sampling from a different policy.
 
-    ``rollout`` are the engine's log-probabilities at sampling, ``old`` those of the policy that is trained: w
-    = exp(log π_old - log π_rollout) of the token, or of the whole answer with ``level`` ``sequence``.
+    ``rollout`` are the engine's log-probabilities at sampling, ``old`` those of the policy that is trained.
+    Then w = exp(log π_old - log π_rollout) of the token, or of the whole answer with ``level`` ``sequence``.
 
     ``mode`` ``truncate`` returns min(w, cap) (Yao et al. 2025, "Your efficient RL framework secretly brings
     you off-policy RL training"); ``mask`` returns 0 where w > cap.

@@ -40,7 +40,7 @@ class ReinforcePlusPlus(OnPolicy):
     step.
 
     A_t = r - β Σ_{i≥t} KL_i with KL_i = log (π_old / π_ref) of token i and r the answer's score (γ < 1
-    discounts later rewards); then (A - mean) / std over the tokens of ALL answers of the rollout, not per
+    discounts later rewards). Then (A - mean) / std over the tokens of ALL answers of the rollout, not per
     group (Hu et al. 2025, "REINFORCE++", arXiv:2501.03262v9, § 3.1).
 
     ``group_baseline`` (the paper's "w/ Baseline", § 3.2; OpenRLHF's ``reinforce_baseline``) subtracts the

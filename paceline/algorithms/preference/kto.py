@@ -33,7 +33,7 @@ class KTO(WithReference):
     z0 = max(0, mean of log π(y'|x) - log π_ref(y'|x)) estimates KL(π ‖ π_ref) on mismatched pairs: each
     prompt x with the answer y' of the previous document. It has no gradient. It is computed over the GLOBAL
     batch: every answer of the step (in evaluation: of the whole set), on any rank and in any micro-batch, in
-    the order of the data, so that loss and gradient do not depend on the split. TRL shifts answers within
+    the order of the data. So loss and gradient do not depend on the split. TRL shifts answers within
     micro-batches, and takes z0 over the micro-batches of all ranks; with one micro-batch on one rank both are
     the same number.
 

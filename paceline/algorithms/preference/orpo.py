@@ -40,9 +40,9 @@ class ORPO(PairPolicy):
     is their λ).
 
     The SFT term is a mean over the answers' tokens of the whole global batch. TRL takes the mean over prompts
-    and answers (the paper's equation 3 has answers alone) of each process's micro-batch, so that its loss
-    depends on how the batch is split. Metrics are those of ``PairPolicy`` plus TRL's ``log_odds_ratio``, log
-    σ of the difference of log odds, and ``log_odds_chosen``, the difference itself.
+    and answers (the paper's equation 3 has answers alone) of each process's micro-batch. So its loss depends
+    on how the batch is split. Metrics are those of ``PairPolicy`` plus TRL's ``log_odds_ratio``, log σ of the
+    difference of log odds, and ``log_odds_chosen``, the difference itself.
     """
 
     train_metrics = (*PairPolicy.train_metrics, _RATIO, _ODDS)

@@ -20,7 +20,7 @@ REFERENCE = "reference_logps"  # in ``Batch.extras``: [D], log π_ref(y|x) of ea
 
 class WithReference(Algorithm):
     """``reference`` says where log π_ref comes from: ``live`` (a separate frozen model), ``adapter`` (the
-    policy with its adapter disabled), ``cached`` (precomputed, in every batch); empty: no reference, log
+    policy with its adapter disabled), ``cached`` (precomputed, in every batch). Empty means no reference: log
     π_ref = 0.
     """
 

@@ -1,11 +1,11 @@
 """A reward that runs code: the answer's program is checked against the row's tests, in a sandbox.
 
 Off unless ``training.rollout.allow_code_execution`` is set. The program sees a read-only root with the
-system's folders and the Python that runs here, and writes into memory of its own, bounded in bytes and files.
-It has no network, no other processes, no privileges and no secrets, and limits on time, memory and threads
-(``sandbox/isolation.py``). Its tests run in another process of the same kind, which calls its functions and
-gets plain values back: how the program exits, what it prints and how it modifies Python cannot change the
-verdict.
+system's folders and the Python that runs here. It writes into a memory file system with a limit of bytes and
+files. It has no network, no other processes, no privileges and no secrets, and limits on time, memory and
+threads (``sandbox/isolation.py``). Its tests run in another process of the same kind, which calls its
+functions and gets plain values back. How the program exits, what it prints and how it modifies Python cannot
+change the verdict.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class CodeReward:
     - ``memory_mb``: memory of each of the two
 
     Tests that turn out to be unusable while they run give 0 too, since a program may have led them there;
-    ``warnings`` then names them. Raises KeyError for a row without tests, ValueError for tests that cannot be
-    used with any program, ConfigError if there is no sandbox here (then nothing has run).
+    ``warnings`` then names them. Raises KeyError for a row without tests, and ValueError for tests that no
+    program could pass. Raises ConfigError, before anything runs, if this machine has no sandbox.
     """
 
     has_deadlines = True  # its own limits: ``reward_timeout`` is for functions that may hang

@@ -68,10 +68,10 @@ class Scorer:
     """Calls the reward functions of ``specs`` on samples.
 
     ``on_error`` decides what happens if a function fails (it raises, exceeds ``timeout_seconds``, or returns
-    NaN, infinity or no number): ``error`` ends the run with a named error, ``zero`` counts as 0, ``skip``
-    leaves the sample out. A function that returns None does not score that sample and is left out of its sum;
-    a sample that no function scores is skipped. ``columns``: the names of columns that any row of the data
-    has; a user's function gets them all with every batch.
+    NaN, infinity or no number). ``error`` ends the run with an error that names the function, ``zero`` counts
+    as 0, ``skip`` leaves the sample out. A function that returns None does not score that sample and is left
+    out of its sum; a sample that no function scores is skipped. ``columns``: the names of columns that any
+    row of the data has; a user's function gets them all with every batch.
 
     Raises ConfigError for an unknown name, wrong options, or a code reward that is not allowed or has no
     sandbox here (unless ``allow_unsandboxed_code``).

@@ -23,8 +23,8 @@ class Classification(Algorithm):
 
     Single-label: L = -log softmax(logits)[label]. Multi-label: L is the mean of the classes' binary
     cross-entropies. Both are those of Transformers' sequence classification (``problem_type``). Metrics are
-    over the whole data set: ``accuracy`` (all classes of a document are right), and ``macro_f1``, the mean
-    over classes of 2 TP / (2 TP + FP + FN), without classes that neither occur nor are predicted.
+    over the whole data set. ``accuracy`` is the share of documents with all classes right. ``macro_f1`` is
+    the mean over classes of 2 TP / (2 TP + FP + FN), without classes that neither occur nor are predicted.
     """
 
     trains = (Role.CLASSIFIER,)

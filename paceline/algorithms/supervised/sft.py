@@ -18,8 +18,8 @@ class SFT(Algorithm):
     micro-batches of a step.
 
     One term, ``nll``, weighted by labelled tokens. This is the exact mean over the tokens of the global
-    batch, for any number of ranks, micro-batch size and gradient accumulation (a mean of per-rank means is
-    not).
+    batch, for any number of ranks, micro-batch size and gradient accumulation. A mean of per-rank means is
+    not.
     """
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:

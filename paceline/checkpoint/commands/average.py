@@ -1,8 +1,8 @@
 """``paceline checkpoints average``: the mean of several checkpoints' weights, read as if it were one.
 
-An adapter's weights are two factors, whose means do not multiply to the mean of their products. So the
-mean of N adapters of rank r is an adapter of rank N · r: their factors side by side, one of them divided by
-N, with the same scale: exact, but for rounding.
+An adapter's weights are two factors, whose means do not multiply to the mean of their products. So the mean
+of N adapters of rank r is an adapter of rank N · r. Its factors are those of the N adapters side by side,
+with one of the two divided by N, and the same scale. This is exact but for rounding.
 """
 
 from __future__ import annotations

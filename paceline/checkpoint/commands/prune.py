@@ -40,8 +40,9 @@ def prune_run(
 ) -> PruneReport:
     """Remove the complete checkpoints of a ``checkpoints`` folder that ``keep`` does not name.
 
-    One of the kept ones is verified first, every byte of it; where none verifies, the newest that does is
-    kept too, and where no checkpoint does, nothing is removed (CheckpointError ``checkpoint.none_sound``).
+    Before it removes anything, it reads every byte of one kept checkpoint. If no kept checkpoint is sound,
+    the newest sound one is kept too. If no checkpoint of the run is sound, nothing is removed
+    (CheckpointError ``checkpoint.none_sound``).
     """
     verifies = verifies or _verifies
     complete = [checkpoint for checkpoint in scan(folder) if checkpoint.problem is None]

@@ -2,8 +2,8 @@
 
 A ``global_step*`` of ZeRO has them flat and in parts; a universal one a folder a parameter, tensors whole.
 
-Stages 1 and 2 keep a group's parameters one after another in one flat tensor, cut into as many parts as there
-are ranks; stage 3 cuts each parameter. Parameters that were frozen are in the model's states, not among the
+Stages 1 and 2 keep a group's parameters in turn in one flat tensor, cut into as many parts as there are
+ranks. Stage 3 cuts each parameter. Parameters that were frozen are in the model's states, not among the
 optimizer's.
 """
 
@@ -185,8 +185,8 @@ def _need_frozen(weights: Mapping[str, LazyTensor], names: ModelNames, folder: P
 
 
 def _frozen(folder: Path, files: MappedFiles, model: TorchFile, stage: int) -> dict[str, LazyTensor]:
-    """Return the frozen parameters of a ``global_step*``: whole in ``model`` (stage 1: beside all others, in
-    16 bits), or under stage 3 a part on each rank. Raises CheckpointError.
+    """Return the frozen parameters of a ``global_step*`` folder. ``model`` holds them whole (at stage 1 next
+    to all others, in 16 bits); under stage 3 each rank's file holds a part. Raises CheckpointError.
     """
     with refused_by_name(model.where):
         saved = as_dict(as_dict(model.content).get("frozen_param_shapes")).texts()

@@ -189,8 +189,8 @@ def adapter_name(name: str) -> str:
 
 
 def role_of(config: JsonObject, adapter: JsonObject | None, weights: Mapping[str, Sized]) -> Role:
-    """Return the part that a foreign model plays, by its class or its adapter's: one that gives one score is
-    a reward model, one that gives several a classifier.
+    """Return the part that a foreign model plays, by its class or its adapter's. A model that gives one score
+    is a reward model; one that gives several is a classifier.
     """
     scores = gives_scores(config) or (adapter is not None and adapter.get("task_type") == "SEQ_CLS")
     if not scores:
@@ -241,7 +241,8 @@ def adapter_state(
     form: str,
 ) -> ForeignState:
     """Return the adapter in ``weights``. ``trained``: names of what the optimizer has moments of, where they
-    are known; peft's factors are trained in any case, and so is what ``adapter_config.json`` trains in full.
+    are known. peft's factors are trained in any case, and so are the modules that ``adapter_config.json``
+    trains in full.
 
     Raises CheckpointError if that file is neither in ``folder`` nor in the one around it.
     """

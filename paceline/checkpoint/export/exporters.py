@@ -1,7 +1,7 @@
 """Exporters: what else an exported folder gets. ``gguf`` is ours, others are functions of the user's own.
 
-An own exporter is called with the finished folder before that gets its name, and writes its files into it:
-either all of it appears or nothing.
+Paceline calls a user's exporter with the finished folder, before the folder gets its name. The exporter
+writes its files into it, so either all files appear or none.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ def export_hf(
 
     ``verified``: the checkpoint's hashes were compared just now, and are not again; ``opened`` opens it,
     alone or averaged with others. Every number must be finite in ``dtype``, and the tensors must be exactly
-    those of the architecture; ``load_back`` opens the folder again and compares it with the checkpoint
+    those of the architecture. ``load_back`` opens the folder again and compares it with the checkpoint
     (``reload_check``). ``to`` appears complete or not at all. Raises ConfigError (destination, dtype) and
     CheckpointError.
     """

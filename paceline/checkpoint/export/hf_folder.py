@@ -258,8 +258,9 @@ _MAX_BYTES = 64 << 20
 
 
 def pad_apart(stage: Path, ends: Collection[int]) -> int | None:
-    """Return a token that pads and ends no text, and make the tokenizer of the folder pad with it: its own,
-    else one of its special tokens that no text ends with. None, and nothing changed, if there is none.
+    """Return a token that pads and ends no text, and make the tokenizer of the folder pad with it. It is the
+    tokenizer's own padding token, else one of its special tokens that no text ends with. None, and nothing
+    changed, if there is none.
     """
     from transformers import AutoTokenizer
 

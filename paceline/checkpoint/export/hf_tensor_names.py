@@ -1,7 +1,7 @@
 """Convert tensors to the names and shapes that ``save_pretrained`` writes: the layout of released models.
 
 Transformers 5 stores the experts of a layer as one tensor and renames parts of some models when it loads
-them; it reverses that when it saves. Other programs (vLLM, SGLang, older Transformers) read the released
+them. It reverses that when it saves. Other programs (vLLM, SGLang, older Transformers) read the released
 layout only.
 """
 
@@ -27,8 +27,9 @@ def hub_entries(model: PreTrainedModel, entries: Sequence[TensorEntry]) -> list[
     """Return a full model's ``entries``, named as in its class, as ``save_pretrained`` would write them.
 
     ``model`` may be on the meta device: only its class and config are used. A tensor is loaded when it is
-    written; if several are made from one (the experts of a layer), that one and they are in memory, if one
-    is made from several, those of its layer. Such results lie beside each other in a file.
+    written. Where several are made from one (the experts of a layer), memory holds that one and all of them.
+    Where one is made from several, memory holds the tensors of its layer. Such results lie beside each other
+    in a file.
     """
     expected = _reverted(model, {e.name: _empty(e) for e in entries})
     by_name = {e.name: e for e in entries}
@@ -74,8 +75,8 @@ def _grouped(
 
 @dataclass
 class _Ready:
-    """Results of the group of tensors that was converted last, each until it is taken once; those of another
-    group go before the next is converted.
+    """Results of the group of tensors that was converted last. Each is kept until it is taken once; all are
+    dropped before the next group is converted.
     """
 
     model: PreTrainedModel

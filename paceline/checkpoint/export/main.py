@@ -104,8 +104,9 @@ def _adapter(args: argparse.Namespace, pushes: bool) -> AbstractContextManager[P
 
 @contextmanager
 def _fetched(args: argparse.Namespace, pushes: bool, notes: list[Diagnostic]) -> Iterator[Path]:
-    """Yield the checkpoint that a URL names, brought into a folder beside the export (of a push: into the
-    system's for temporary files), which is removed at the end. Every block's hash has been compared.
+    """Download the checkpoint at a URL and yield its folder, which is removed at the end. The folder lies
+    next to the export; for a push it lies in the system's temporary folder. Every block's hash has been
+    compared.
     """
     from paceline.checkpoint.export.hf_folder import check_destination
     from paceline.checkpoint.object_store.obstore_backend import open_store

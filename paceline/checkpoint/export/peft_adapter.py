@@ -143,8 +143,8 @@ class NamesInWhole:
 
     def settings(self, peft: JsonObject, trained: Iterable[str]) -> JsonObject:
         """Return ``adapter_config.json`` for the class with all parts. ``trained``: names of the adapter's
-        tensors. Each layer is named in full, also where its rank or alpha is another: a suffix would match
-        the tower's layers too, and a pattern might match none.
+        tensors. The config has the full name of each layer, also where its rank or alpha differs. A suffix
+        would match the tower's layers too, and a pattern might match none.
         """
         spec = spec_of(peft, ADAPTER_CONFIG)
         experts = tuple(str(p).rpartition(".")[0] for p in _listed(peft.get("target_parameters")))

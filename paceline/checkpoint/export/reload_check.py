@@ -1,8 +1,8 @@
 """An exported folder is opened again and compared with the checkpoint before it gets its name.
 
 A small model is loaded as a user would load it. Of a larger one Transformers follows every name and shape on
-the meta device, and the values are read from the files a piece at a time, through the places that the start
-of a training reads them by; so what is in memory does not grow with the model.
+the meta device. The check then reads the values from the files a piece at a time, as the start of a training
+does. So its memory does not grow with the model.
 """
 
 from __future__ import annotations

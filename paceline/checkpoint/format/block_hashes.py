@@ -1,11 +1,11 @@
 """Hashes of a shard's blocks, so that ranks can verify a file together and as they read it. No torch.
 
 A block's hash is the sha256 of the hashes of its leaves. Two ranks that each read a part of one block know
-the hashes of their leaves; together they know the block's, and nobody reads a byte twice.
+the hashes of their leaves. Together they know the block's hash, and no byte is read twice.
 
 Leaves are hashed by XXH3 (128 bits), ten times as fast as sha256. It finds what a disk or a network does to
-bytes; against a person it protects no less than sha256 did, for who can write the shards can write the
-manifest beside them.
+bytes. Against a person it protects no less than sha256 did: whoever can write the shards can write the
+manifest next to them.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ _Invalid = Callable[[str], CheckpointError]
 class FileEntry:
     """Size in bytes and lower-case hex sha256 of one file.
 
-    A shard (from version 2 on) has in place of the one hash those of its ``blocks``, and ``data``: the bytes
-    of its header, after which its tensors begin.
+    From version 2 on a shard has the hashes of its ``blocks`` in place of one hash. ``data`` is the number of
+    bytes of its header, after which its tensors begin.
     """
 
     bytes: int

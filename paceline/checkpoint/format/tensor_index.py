@@ -1,7 +1,7 @@
 """Where each tensor's blocks lie: one index of all shards in the manifest, as runs of numbers. No torch.
 
-Shards of one layout have regular columns (files 0, 1, 2 …, offsets 0, 64, 128 …), so an index stays small
-for thousands of files, and is checked without being spread out. Tensors are named ``role|kind|plain name``.
+Shards of one layout have regular columns (files 0, 1, 2 …, offsets 0, 64, 128 …). So an index stays small for
+thousands of files, and Paceline checks it without expanding it. Tensors are named ``role|kind|plain name``.
 """
 
 from __future__ import annotations

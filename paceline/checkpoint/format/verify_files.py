@@ -339,8 +339,8 @@ def step_name(step: int) -> str:
 
 
 def step_of_folder(folder: str, *uses: str) -> str | None:
-    """Return the step's name of a folder that is ``replaced``, ``trash`` (being removed) or ``staging`` (of a
-    save that has not been published); None for any other.
+    """Return the step's name of a folder that is ``replaced``, ``trash`` (being removed) or ``staging`` (a
+    save that is not published yet). None for any other folder.
     """
     match = _ASIDE.fullmatch(folder)
     return match[2] if match and match[1] in uses else None

@@ -51,10 +51,10 @@ def find_checkpoint(
     """Return the checkpoint that ``resume_from_checkpoint: where`` means, with every byte verified.
 
     ``most_bytes``: of the tensors of a larger checkpoint only the sizes are checked (0: of any). ``known``:
-    checkpoints whose damage has been seen already. ``latest`` and ``auto``
-    take the newest complete one of ``run`` (``auto`` returns None if the run has none at all); a path may be
-    a run directory, its ``checkpoints`` folder or ``checkpoints/latest`` (these fall back like ``latest``),
-    or one checkpoint (used or refused). Skipped checkpoints are reported in ``notes``. Raises
+    checkpoints whose damage has been seen already. ``latest`` and ``auto`` take the newest complete
+    checkpoint of ``run``; ``auto`` returns None if the run has no checkpoint. A path may be a run directory,
+    its ``checkpoints`` folder or ``checkpoints/latest``: these fall back like ``latest``. It may also be one
+    checkpoint, which is used or refused. Skipped checkpoints are reported in ``notes``. Raises
     CheckpointError; never deletes anything.
     """
     notes = notes if notes is not None else []

@@ -1,8 +1,8 @@
 """A checkpoint's shards, opened when wanted and hashed as they are read. No torch.
 
 Only so many are open at a time. Hashes are taken leaf by leaf: the resume itself verifies the checkpoint.
-Verified over all ranks, what they read is known, and what nobody read is shared out: a damaged block that one
-rank saw is the same error on all.
+When the ranks verify together, they know what each has read, and share out what nobody read. A damaged block
+that one rank saw is the same error on all.
 """
 
 from __future__ import annotations
@@ -323,8 +323,9 @@ def _seen(reads: HashedReads, places: list[tuple[int, int]]) -> _Seen:
 def _merged(
     reads: HashedReads, places: list[tuple[int, int]], seen: list[_Seen], readers: Readers
 ) -> tuple[_Known, dict[Owners, list[tuple[int, int]]]]:
-    """Return the leaves' hashes of copies of blocks that no rank could judge, and the leaves (block's place
-    in the round, leaf) that nobody has read, by the ranks that may read them.
+    """Return two things about blocks that no rank could judge alone: the hashes of the leaves of their
+    copies, and the leaves that nobody has read, by the ranks that may read them. A leaf is (the block's place
+    in the round, the leaf's number).
     """
     disks = readers.disks
     judged: set[tuple[int, int]] = set()

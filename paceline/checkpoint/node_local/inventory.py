@@ -247,9 +247,9 @@ _MOST = 5  # names in one message
 
 
 class NodeInventory(TypedDict):
-    """What the leader of a disk tells: its host, the folder it looked in (and how that follows from the path
-    that the user gave; empty for ``latest``, ``auto`` and URLs), what is there, what saves have left that
-    were not published (``begun``), and how many folders of that kind there are (``staged``).
+    """The report of a disk's leader: its host, the folder it looked in, and the checkpoints there. The report
+    also says how the folder follows from the user's path (empty for ``latest``, ``auto`` and URLs). ``begun``
+    holds what unpublished saves have left; ``staged`` counts such folders.
     """
 
     host: str

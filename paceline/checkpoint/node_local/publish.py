@@ -1,8 +1,8 @@
 """Publish a checkpoint on the disks of several nodes: rank 0's rename comes last and is the commit point.
 
 A checkpoint counts once every file of one manifest lies on some disk under the checkpoint's name. Rank 0's
-disk has some of them (the run's state), so that a crash before its rename leaves the former checkpoint, and
-one after it the new one. From the commit on nothing is taken back, whatever fails.
+disk has some of them (the run's state). So a crash before its rename leaves the former checkpoint, and a
+crash after it the new one. From the commit on nothing is taken back, whatever fails.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ class NodesPublisher:
                 stage.undo(renamed=self._renaming and not stage.folder.is_dir())
 
     def _commit(self, stage: Stage) -> None:
-        """Rename rank 0's folder. If that is done, an error of what follows takes nothing back on any disk:
-        the former checkpoint of the step stays aside, until the new one is known to be durable everywhere.
+        """Rename rank 0's folder. Once that is done, no later error takes anything back on any disk. The
+        step's former checkpoint stays aside until the new one is known to be durable everywhere.
         """
         late: list[Exception] = []
 
@@ -215,8 +215,8 @@ class NodesPublisher:
         return True
 
     def _prune(self, stage: Stage, ended: Sequence[_AfterCommit]) -> None:
-        """Remove whole checkpoints that are not kept, on all disks: each is renamed on all before any is
-        removed, so that what a crash leaves can be told from what a save left.
+        """Remove whole checkpoints that are not kept, on all disks. Each is renamed on all disks before any
+        is removed, so that the rests of a crash differ from the rests of a save.
         """
         if self._rule.last is None:
             return

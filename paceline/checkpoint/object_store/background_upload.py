@@ -74,8 +74,8 @@ def run_id(run: RunDir) -> str:
 
 @dataclass(frozen=True)
 class _Published:
-    """A checkpoint that is durable on the disk; ``best``: the name of one that retention spares; ``resumed``:
-    a run before this one saved it, and may have uploaded it.
+    """A checkpoint that is durable on the disk. ``best``: the name of the one that retention spares.
+    ``resumed``: an earlier run saved it, and may have uploaded it.
     """
 
     path: Path
@@ -191,8 +191,8 @@ class Uploads:
                 self._writer.close()
 
     def _is_newest(self, published: _Published) -> bool:
-        """Whether a checkpoint is to go up: none is published after it, and one that the run goes on from is
-        not there already, as rank 0 sees it. Collective.
+        """Whether rank 0 uploads a checkpoint: no newer one is published, and the store does not have it
+        already (a run may resume from an uploaded one). Collective.
         """
         newest, there = self._together(lambda: self._look_at(published))[0]
         if not newest and not published.resumed and self._ranks.rank == 0:

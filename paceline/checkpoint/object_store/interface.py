@@ -25,8 +25,8 @@ class StoreRefused(CheckpointError):
 
 
 class ReadBack(Enum):
-    """``NOTHING``: the store refuses an upload whose bytes differ from the hash sent with it; ``SAMPLES``: it
-    speaks as such a store, which shows nothing of what it does with the hash.
+    """``NOTHING``: the store refuses an upload whose bytes differ from the hash sent with it. ``SAMPLES``: it
+    speaks that protocol, but nothing shows whether it checks the hash.
     """
 
     NOTHING = "nothing"

@@ -96,8 +96,8 @@ def _compare(store: ObjectStore, checkpoint: Path, name: str, stored: str) -> No
 
 
 def read_back_ranges(much: ReadBack, size: int) -> list[tuple[int, int]]:
-    """Return the ranges of a file to read back, [start, end): for samples all of a small file; of a larger
-    one the first, the last and, anywhere between, another.
+    """Return the ranges of a file to read back, [start, end): for samples all of a small file. Of a larger
+    file it returns the first range, the last, and one at random between them.
     """
     if much is ReadBack.NOTHING:
         return []
@@ -226,9 +226,9 @@ def download_newest(
     and sound.
 
     Of processes that share the disk one does it and the others find it. A damaged one, here or there, is
-    passed over, with a note. With ``several`` disks what is not here may be on others, and the ranks look
-    over all of them later: what is here counts if it is sound. Raises CheckpointError, on one disk also if
-    none is sound.
+    passed over, with a note. With ``several`` disks, files missing here may exist on other nodes; the ranks
+    check all disks later. Files that are here count if they are sound. Raises CheckpointError, on one disk
+    also if none is sound.
     """
     make_folder(folder)
     with named_errors(folder), FileLock(str(folder / _LOCK)):
@@ -376,8 +376,8 @@ class LocalCheckpoints:
 
 
 def find_local(folder: Path, *, elsewhere: bool) -> LocalCheckpoints:
-    """Look at this disk's checkpoints, the newest first, until one is sound: all files with their sizes, and
-    up to ``BEFORE_BYTES`` every hash; the ranks hash larger ones as they read them.
+    """Look at this disk's checkpoints, the newest first, until one is sound. Sound means all files with their
+    sizes and, up to ``BEFORE_BYTES``, every hash. The ranks hash larger ones as they read them.
 
     ``elsewhere``: files that are not here may be on other nodes' disks. Raises the error of one that a newer
     Paceline wrote.

@@ -102,7 +102,7 @@ def discard(path: Path) -> None:
 @contextmanager
 def being_read(checkpoint: Path) -> Iterator[None]:
     """Keep ``checkpoint`` from being pruned by another process of this machine (or of a shared file system
-    with locks) while it is read: files are opened as they are wanted.
+    with locks) while it is read. A reader opens files only when it needs them.
 
     Raises CheckpointError ``checkpoint.incomplete`` if there is no manifest (any more).
     """

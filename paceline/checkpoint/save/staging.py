@@ -206,8 +206,8 @@ class PendingFileEntry(TypedDict):
 
 
 class RankFiles(TypedDict):
-    """What one rank wrote: its files, and the tensors of its shard by encoded name: dtype, first byte after
-    the header, whole shape, offsets and shape of the block.
+    """What one rank wrote: its files, and the tensors of its shard by encoded name. A tensor has its dtype,
+    its first byte after the header, its whole shape, and the offsets and shape of the block.
     """
 
     files: dict[str, PendingFileEntry]

@@ -63,8 +63,8 @@ def not_a_config(data: Json, name: str) -> Diagnostic | None:
 class Program:
     """A training program, as ``keys/programs.toml`` describes it.
 
-    ``needs``, ``any_of``, ``least`` and ``inside`` recognise its files; ``ours``: Paceline's key → the file's
-    dotted path for it; ``flat``: its keys are Transformers' names, which Paceline reads too.
+    ``needs``, ``any_of``, ``least`` and ``inside`` recognise its files. ``ours``: Paceline's key → the file's
+    dotted path for it. ``flat``: its keys are Transformers' names, which Paceline reads too.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Parse JSON as DeepSpeed does with Hjson: comments and trailing commas are allowed.
 
-Line numbers are those of the file. Hjson's unquoted words are refused: one swallows the rest of its line,
-including the comma, which turns a template's placeholders into wrong values instead of errors.
+Line numbers are those of the file. Hjson's unquoted words are refused. Such a word swallows the rest of its
+line, including the comma. A template's placeholders would become wrong values instead of errors.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ def certain_findings(
     """Return what ``rules`` find in ``config`` whichever value each key in ``doubt`` was meant to have.
 
     ``config`` has a default in place of each invalid value, and a finding may be about that default alone.
-    For a key that takes words the rules run with each of them; for another a finding that names the key is
-    left out, as it is said again once the value is right.
+    For a key that takes words, the rules run with each word. For any other key, findings that name the key
+    are left out; they come back once the value is right.
     """
     findings = tuple(rules(config))
     # A finding stands if it is there for every word that may have been meant

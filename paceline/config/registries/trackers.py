@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class TrackerFacts:
     """What is known of a tracker without importing it. Variables are of the environment.
 
-    ``key`` holds the key of its server, ``login`` is where its login command keeps one for ``host`` (a file
-    of netrc's form), ``mode`` says that it is to work offline, ``later`` sends what was recorded offline.
+    ``key`` holds the key of its server. ``login`` is the file (netrc's form) where its login command keeps a
+    key for ``host``. ``mode`` makes it work offline; ``later`` sends what was recorded offline.
     """
 
     package: str

@@ -1,7 +1,7 @@
 """Parts of a training that the user, or an installed package, brings: a name with its options.
 
-A package registers a part in the entry-point group ``paceline.KIND``; its name in a config becomes the
-``module:attr`` that the package gives, so that everything after the config knows one form.
+A package registers a part in the entry-point group ``paceline.KIND``. Its name in a config becomes the
+``module:attr`` that the package gives, so all later code knows one form.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.core.plugins.extensions import registered
 def own_name(kind: str, built_in: Collection[str] = (), *, only: bool = False) -> Callable[[Json], str]:
     """Return a reader of names of ``kind``: a name that a package registers becomes its ``module:attr``.
 
-    Names that are ``built_in``, or that no package knows, stay as they are, for a rule to judge; with
+    Names that are ``built_in``, or that no package knows, stay as they are, for a rule to judge. With
     ``only``, a name that no package knows is refused here.
     """
 

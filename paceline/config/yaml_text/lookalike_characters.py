@@ -45,9 +45,9 @@ def in_key(key: str) -> str | None:
 def in_value(text: str, is_plain: bool = True) -> str | None:
     """Describe a character of a value that must be a typing error; None where the text may mean it.
 
-    ``is_plain``: the text is not quoted. Chinese text legitimately contains full-width signs, so one counts
-    as an error only if the rest of the text is ASCII, if it makes the text look like a key, or if replacing
-    it yields a number or ``true``.
+    ``is_plain``: the text is not quoted. Chinese text legitimately contains full-width signs. So a sign
+    counts as an error in three cases only: the rest of the text is ASCII, the sign makes the text look like a
+    key, or replacing it yields a number or ``true``.
     """
     if text.isascii():
         return None

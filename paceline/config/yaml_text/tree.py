@@ -47,8 +47,8 @@ _SPACED = re.compile(r"^([A-Za-z_]\w*)(?: *=|:(?! )) *(\S.*)$")  # ``key:value``
 class Node:
     """A node of the tree.
 
-    ``value`` is a scalar, a list of nodes or a dict of nodes; ``line`` counts from 1; ``raw`` is a scalar's
-    text; ``size`` counts nodes with aliases expanded.
+    ``value`` is a scalar, a list of nodes or a dict of nodes. ``line`` counts from 1. ``raw`` is a scalar's
+    text. ``size`` counts nodes with aliases expanded.
     """
 
     value: Scalar | list[Node] | dict[str, Node]

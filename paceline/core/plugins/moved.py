@@ -1,7 +1,7 @@
 """Modules that have moved, but whose names docs, examples and importers handed out: they work for a release.
 
-The finder is the last of ``sys.meta_path``: it answers only where the module is gone, wherever the name comes
-from (an import, a name in YAML, ``python -m``).
+The finder is the last of ``sys.meta_path``: it answers only where the module is gone. The name may come from
+an import, from YAML or from ``python -m``.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A template is a program of whoever made it. It gets Jinja's immutable sandbox, ``raise_exception``,
 ``strftime_now`` (always of one day), a ``tojson`` that does not escape HTML, and ``{% generation %}`` blocks
-around what the model writes (Transformers 5.23, ``utils/chat_template_utils.py``; a test holds both to the
-same texts).
+around what the model writes . These are as in Transformers 5.23 (``utils/chat_template_utils.py``); a test
+holds both to the same texts.
 """
 
 from __future__ import annotations

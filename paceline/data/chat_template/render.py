@@ -1,10 +1,11 @@
 """Render a conversation with its chat template, and find which turn wrote which characters.
 
-Templates are programs, and many write a turn differently once others follow (reasoning of earlier turns is
-dropped), so prefixes of a conversation do not tell where a turn stands in the whole. The template itself
-does: every ``for`` loop over messages in its syntax tree gets a mark at the beginning of its body and one
-after the loop, and the whole conversation is rendered with the marks; what lies between two of them is what
-that turn wrote. Where the template takes up its own text, it is rendered without marks, too: both must agree.
+Templates are programs, and many write a turn differently once others follow (they drop the reasoning of
+earlier turns). So prefixes of a conversation do not tell where a turn stands in the whole. The template
+itself
+does: Paceline puts a mark at the beginning of the body of every ``for`` loop over messages, and one after the
+loop. It renders the whole conversation with the marks. The text between two marks is what that turn wrote.
+Where the template takes up its own text, it is rendered without marks, too: both must agree.
 """
 
 from __future__ import annotations

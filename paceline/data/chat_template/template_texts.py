@@ -103,8 +103,8 @@ def _pair(entry: Json) -> tuple[Json, Json]:
 
 
 def name_for(templates: Collection[str], *, tools: bool) -> str | None:
-    """Return which of a tokenizer's templates renders a conversation, as Transformers chooses: with tools the
-    one that is named so, else the default; None if there is none for it.
+    """Return which of a tokenizer's templates renders a conversation, as Transformers chooses. With tools it
+    is the one called ``tool_use``, else the default. None if there is no such template.
     """
     wanted = (TOOL_USE, DEFAULT) if tools else (DEFAULT,)
     return next((name for name in wanted if name in templates), None)

@@ -158,8 +158,8 @@ def columns_of(data: DataSection, key: str) -> frozenset[str] | None:
 
 @dataclass(frozen=True)
 class FirstExamples:
-    """The ``examples`` of the first usable rows; ``whole``: these are all rows; ``everywhere``: every data
-    set was read, so that they have the format of all rows.
+    """The ``examples`` of the first usable rows. ``whole``: these are all rows. ``everywhere``: every data
+    set was read, so they have the format of all rows.
     """
 
     examples: list[Example]

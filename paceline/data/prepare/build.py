@@ -272,7 +272,7 @@ def split_rows(keys: NDArray[np.uint64], wanted: float | int, seed: int) -> tupl
     """Return (train, held out): ascending row indices that together cover every row once.
 
     ``keys`` uint64 [n]: hashes of the prompts; ``wanted``: a fraction below 1, or a number of rows. Groups of
-    equal prompts are held out in the order of their hash with the seed, as long as they fit; so the split
+    equal prompts are held out in the order of their hash with the seed, as long as they fit. So the split
     depends on the rows, not on their order. Raises DataError if one side would be empty.
     """
     num = len(keys)

@@ -34,8 +34,8 @@ def settle_template(
 ) -> tuple[Setup, list[Diagnostic]]:
     """Put the chat template into the tokenizer; return the setup and notes.
 
-    If the tokenizer has none, prompts and answers get the built-in ``plain`` template (with a note), while
-    conversations are refused, since the user must decide how turns are marked. Raises DataError.
+    If the tokenizer has none, prompts and answers get the built-in ``plain`` template (with a note).
+    Conversations are refused, since the user must decide how turns are marked. Raises DataError.
     """
     formats = rendered(row_formats)
     notes: list[Diagnostic] = []

@@ -56,7 +56,7 @@ class Shape:
 class Example:
     """A normalised row: ``messages`` (a conversation) or ``text``.
 
-    Assistant turns have loss from turn ``learn_from`` on; ``values``: extra numbers by name; ``facts``: JSON
+    Assistant turns have loss from turn ``learn_from`` on. ``values``: extra numbers by name. ``facts``: JSON
     about a prompt that the model answers itself, for reward functions. ``tools`` (JSON schemas),
     ``documents`` and ``template_kwargs`` are for the chat template.
     """

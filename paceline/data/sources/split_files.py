@@ -1,8 +1,8 @@
 """The files of one split of a folder: those that ``datasets.load_dataset(folder)`` reads, in its order.
 
 README's ``configs:`` decides (``card``); without one the names ``data/NAME-00000-of-00001.*``, then names of
-folders, then names of files. Where ``datasets`` would read a file twice, leave out rows of another type, or
-train on what its name calls a test, the folder is refused: nobody meant that.
+folders, then names of files. Paceline refuses a folder where ``datasets`` would read a file twice, leave out
+rows of another type, or train on a file whose name says test.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Rows of the user's own code: a function that gives them (``module:function`` in place of a path), and a
-converter, through which every row of a data set goes before its format is detected.
+"""Rows from the user's code: a function that returns them, and a converter. The function stands in place of a
+path, as ``module:function``. The converter gets every row of a data set before its format is detected.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def converter_digest(name: str) -> list[str]:
 
 
 def converted(rows: Iterator[RawRow], name: str) -> Iterator[RawRow]:
-    """Yield each row as the converter ``module:function`` returns it; a row that it returns None for is left
-    out, one that it raises for cannot be used. Raises DataError if there is no such function.
+    """Yield each row as the converter ``module:function`` returns it. A row is left out if the converter
+    returns None, and cannot be used if the converter raises. Raises DataError if there is no such function.
     """
     convert = _function(name, "data.converter")
     for row in rows:

@@ -52,9 +52,9 @@ def compute_on_ranks(work: WorkFolder, world_size: int, report: Report) -> None:
 def run_ranks(
     module: str, arguments: list[str], world_size: int, *, meets: bool, talks: bool = False
 ) -> tuple[int, int] | None:
-    """Run a module with rank and world size behind its arguments in each process; return (rank, exit code) of
-    the first that fails, None if none does. ``meets``: they share a model; ``talks``: the first one has the
-    terminal, and what a user types, Ctrl-C as well, reaches it alone.
+    """Run a module in each process, with rank and world size behind its arguments. Return (rank, exit code)
+    of the first process that fails, None if none fails. ``meets``: they share a model; ``talks``: the first
+    one has the terminal, and what a user types, Ctrl-C as well, reaches it alone.
     """
     here = current()
     environ = {**here, **import_path(here), **thread_count(here, os.cpu_count() or 1, world_size)}

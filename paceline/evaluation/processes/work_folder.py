@@ -1,8 +1,8 @@
 """A folder with the work of an evaluation: rows as tokens, settings, and what each process has done.
 
-Rows are computed in fixed batches of consecutive rows: which rows are computed together, and so every number
-and every answer, does not depend on the number of processes. A process takes every n-th batch and appends a
-line for each to a file of its own, so that what was done before a kill stays done.
+Rows are computed in fixed batches of consecutive rows: So every number and every answer is the same on any
+number of processes. Each of n processes takes every n-th batch and appends a line for it to its own file. So
+finished batches survive a kill.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The text of an answer while its tokens come: where a stop string ends it, its reasoning and its calls.
 
 By vLLM's rules (v1/engine/detokenizer.py): tokens go through the tokenizer's own stream, which knows the
-prompt; the stop string that is complete first ends the answer, and is no part of it unless that is requested.
-Reasoning and calls are read by Transformers' response templates: a tokenizer brings one, or its family has
-one in Transformers; without one an answer is text alone.
+prompt. The stop string that is complete first ends the answer; it is part of the answer only on request.
+Transformers' response templates read reasoning and calls. The tokenizer or its family in Transformers has
+one; without one an answer is text alone.
 """
 
 from __future__ import annotations

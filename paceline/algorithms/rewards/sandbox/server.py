@@ -32,8 +32,8 @@ MAX_MESSAGE, MAX_FILES = 1 << 16, 8
 
 
 class ProgramRequest(isolation.ProgramLimits):
-    """One process to run, as ``program``, ``judge`` or ``script``: the names of its files, which come beside
-    this, and the seconds of wall time after which it is killed.
+    """One process to run, as ``program``, ``judge`` or ``script``: the names of its files, and the seconds of
+    wall time after which the server kills it. The files themselves follow this message.
     """
 
     role: str

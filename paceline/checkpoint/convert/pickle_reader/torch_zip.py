@@ -1,7 +1,7 @@
 """The zip that torch writes: its records found and bounded before any is read. No torch.
 
-Only stored records are known (a compressed one could grow without end), each within the file, none over
-another, and none with a name that leads out of its folder. Nothing is ever unpacked to a disk.
+The reader accepts only stored records: a compressed one could grow without end. Each must lie within the
+file, overlap no other, and have a name that stays in its folder. Nothing is ever unpacked to a disk.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The families that are written as GGUF: how each says its config, and what it keeps otherwise.
 
-A family is here if Transformers reads a file of llama.cpp's layout back as the same model. Names of tensors
-are the package gguf's; what the file does not say of a config must be what Transformers then assumes, and is
-compared after writing.
+A family is here if Transformers reads a file of llama.cpp's layout back as the same model. The names of
+tensors come from the package gguf. Where the file leaves out a value of the config, Transformers assumes one;
+the export compares the two after writing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """GGUF next to an exported folder: written from its files, read back by Transformers and compared.
 
 Names of tensors and the file's form are the package gguf's. A family is written only where Transformers reads
-it from GGUF; what the file cannot say of a config (another head size, biases, scaled positions) is found when
-the config is read back, and refused.
+it from GGUF. The file cannot hold some values of a config (another head size, biases, scaled positions). The
+export finds them when it reads the config back, and refuses.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """DeepSpeed's JSON as the lowest layer: batch size, precision, optimizer, schedule. ``"auto"`` means not set.
 
-Learning rate, batch, accumulation, clipping, precision, optimizer and schedule belong to ``training.*``: a
+Learning rate, batch, accumulation, clipping, precision, optimizer and schedule belong to ``training.*``. A
 higher layer that sets one of them wins, and a note shows the JSON's value.
 """
 
@@ -23,7 +23,7 @@ def batch_of(deepspeed: Json, micro: int, steps: int, data_parallel_size: int) -
 
     ``deepspeed`` is ``training.deepspeed`` (ignored unless a mapping); ``micro`` and ``steps`` are the
     effective values of ``training``. Where the JSON gives ``train_batch_size`` as a number and lacks one or
-    both of the other batch keys, they follow from it (rounded down, at least 1); anything else is used as
+    both of the other batch keys, they follow from it (rounded down, at least 1). Anything else is used as
     given.
     """
     if not isinstance(deepspeed, dict):

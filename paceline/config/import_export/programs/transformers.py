@@ -42,8 +42,8 @@ def aliases(reader: KeyReader) -> None:
 
 
 def whole_weights_in(reader: KeyReader, key: str, word: str) -> None:
-    """Decide the dtype ``word`` of weights that are all trained: Transformers' Trainer steps them as they are
-    loaded, but under DeepSpeed and FSDP, which make float32 masters of them.
+    """Decide the dtype ``word`` of weights that are all trained. Transformers' Trainer steps them in the
+    dtype that they are loaded in. Under DeepSpeed and FSDP it steps float32 masters of them.
     """
     engine, system, stored = reader.engine(), reader.result.system, ""
     if word == "auto" and not engine:

@@ -1,10 +1,10 @@
 """Preference pairs: a prompt, a chosen and a rejected answer, in all common published forms.
 
 The prompt is ``prompt`` (text or turns), ``conversations`` or ``messages`` (turns that end with a question),
-or ``instruction`` with ``input``; without any of these it is the common beginning of both answers, as TRL
+or ``instruction`` with ``input``. Without any of these it is the common beginning of both answers, as TRL
 extracts it: turns of conversations, or text up to a blank. Beside a prompt they may be conversations, too:
-what both begin with is the prompt then. Each answer is a text, one turn or a list of turns, with the
-keys of ShareGPT (``from``, ``value``) or of messages (``role``, ``content``). ms-swift's ``messages`` with
+what both begin with is the prompt then. Each answer is a text, one turn or a list of turns, with the keys of
+ShareGPT (``from``, ``value``) or of messages (``role``, ``content``). ms-swift's ``messages`` with
 ``rejected_messages`` or ``rejected_response`` are chosen and rejected. ``margin``: by how much the chosen
 answer is better.
 """

@@ -1,7 +1,7 @@
 """Prompts that the model answers itself, with what a reward needs to judge the answer.
 
 The prompt is ``prompt``, ``question``, ``query``, ``problem`` or ``instruction`` (a text, ``input`` is
-appended to an instruction), or turns under any of these, ``messages`` or ``conversations``; a last assistant
+appended to an instruction), or turns under any of these, ``messages`` or ``conversations``. A last assistant
 turn is the expected answer. Otherwise it is ``answer``, ``completion``, ``response``, ``output``,
 ``solution`` or ``ground_truth``, if present.
 """
@@ -85,9 +85,9 @@ class Prompts(RowKind):
     def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
         """Return the conversation up to the model's answer.
 
-        ``facts`` is the row as JSON, with ``answer``, ``prompt`` (the last question, whatever a column of
-        that name has) and ``expected_turn`` (a last assistant turn, if it is more than the answer). Raises
-        RowError.
+        ``facts`` is the row as JSON, with three additions. ``answer`` is the expected answer. ``prompt`` is
+        the last question, in place of a column of that name. ``expected_turn`` is a last assistant turn, if
+        it is more than the answer. Raises RowError.
         """
         columns = shape.columns
         value, name = row.get(columns["prompt"]), columns["prompt"]
