@@ -14,7 +14,7 @@ class RolloutSampling:
     """How tokens are sampled: ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 do not truncate.
 
     A token's log-probability is that of softmax(logits / temperature) over the full vocabulary (temperature 1
-    if greedy), before top-k and top-p: this is the distribution of the trained policy, and training
+    if greedy), before top-k and top-p. This is the distribution of the trained policy, and training
     recomputes exactly this number.
     """
 

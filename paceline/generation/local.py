@@ -41,10 +41,10 @@ class LocalEngine:
         no_graphs  why steps are not to be captured in graphs, or None
         note       told after ``generate`` how steps were run, if that was a choice
 
-    With ``agree`` a rank without work runs dummy forwards of one token until all ranks are done, so that
-    ranks whose answers differ in length or number finish together. On an accelerator without ``agree``
-    shapes and addresses are fixed (``StaticDecoding``). Raises ConfigError ``generation.stateful``
-    for models that keep a state outside of Transformers' cache.
+    With ``agree`` a rank without work runs dummy forwards of one token until all ranks are done. So ranks
+    whose answers differ in length or number finish together. On an accelerator without ``agree`` shapes and
+    addresses are fixed (``StaticDecoding``). Raises ConfigError ``generation.stateful`` for models that keep
+    a state outside of Transformers' cache.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Programs of this package that are asked one question: ``python -m MODULE JOB ANSWER`` (JSON files).
 
-``main(job, answer)`` of the module reads the first and writes the second; it may write more than once, so
-that what it has found stays if it dies.
+``main(job, answer)`` of the module reads the first and writes the second. It may write more than once, so
+that its findings stay if it dies.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def expected(
 ) -> Expected | None:
     """Return the prediction for this machine, corrected by its own runs.
 
-    None where the machine or the model is not known well enough; on a CPU this takes at least one run, unless
-    an ``uncorrected`` one is good enough.
+    None where the machine or the model is not known well enough. A CPU is known after one run;
+    ``uncorrected`` gives a figure before that too.
     """
     path, on_cpu = ledger_path(environ), not is_accelerator(plan.device)
     hardware = probe_hardware(environ, use_cpu=on_cpu, num_nodes=plan.num_nodes)

@@ -1,8 +1,8 @@
 """A program of ours: what it prints, how it ends, and the name under which others import it.
 
-Secrets of the environment, anything shaped like a token, and terminal control characters are removed from
-all that it writes to standard output and standard error, wherever the text came from (a store, a log, a data
-row, a model's config, an exception, a file name).
+It removes secrets of the environment, anything shaped like a token, and terminal control characters from its
+standard output and standard error. That holds wherever the text came from: a store, a log, a data row, a
+model's config, an exception, a file name.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ class EndedBySignal(SystemExit):
 def ended(main: Callable[P, int]) -> Callable[P, int]:
     """Decorate a program's ``main``: clean up on signals and return the documented exit code.
 
-    SIGTERM gives 143, SIGHUP 129 and Ctrl-C 130, each with a message; a closed pipe 141, silently; an error
-    of Paceline's its own code, and one of the disk 1, each with its diagnostics.
+    SIGTERM gives 143, SIGHUP 129 and Ctrl-C 130, each with a message. A closed pipe gives 141, silently. An
+    error of Paceline's gives its own code, one of the disk 1, each with its diagnostics.
     """
 
     @functools.wraps(main)

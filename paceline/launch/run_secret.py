@@ -35,8 +35,9 @@ def secret_environment(
 ) -> Iterator[dict[str, str]]:
     """Yield the variables by which this node's ranks find the secret, for the lifetime of the run.
 
-    Empty if the user has set one (it is inherited), for one process, and for several nodes, which cannot
-    agree on a secret by themselves; otherwise a new secret is made in a private file.
+    It is empty in three cases: the user has set a secret (children inherit it), the run is one process, or it
+    has several nodes, which cannot agree on one by themselves. Otherwise a new secret is written to a private
+    file.
     """
     if is_set(environ) or num_nodes > 1 or processes == 1:
         yield {}

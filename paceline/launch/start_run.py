@@ -156,8 +156,8 @@ def check_run(
     """Check and plan a run on this machine; if it ``starts``, first bring the checkpoint to resume from onto
     its disk.
 
-    Raises ConfigError with all that can be refused before a process starts or a file is written; other nodes
-    that wait for this one hear it.
+    Raises ConfigError with every error that shows before a process starts or a file is written. Other nodes
+    that wait for this one get the error too.
     """
     config, training = loaded.config, loaded.config.training
     with reported_to_other_nodes(config.launch) if starts else nullcontext():

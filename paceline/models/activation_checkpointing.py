@@ -1,4 +1,4 @@
-"""Gradient checkpointing per layer: a layer's activations are recomputed in the backward instead of kept; the
+"""Gradient checkpointing per layer: a layer's activations are recomputed in the backward instead of kept. The
 outputs of chosen operators may be kept (selective activation checkpointing, as in
 ``torch.utils.checkpoint``).
 """

@@ -1,9 +1,9 @@
 """torch.compile of each decoder layer, in place, before an engine wraps it: hooks (FSDP2's gathers),
 checkpointing and collectives between layers stay outside the graph.
 
-One graph serves all layers of a kind, and every length: whatever differs from batch to batch is a dim
-marked dynamic, or a value behind an operator (``compiled_attention``). Each graph is whole
-(``fullgraph``): a layer that dynamo cannot trace runs uncompiled, and the log says why.
+One graph serves all layers of a kind, and every length. Whatever differs from batch to batch is a dim marked
+dynamic, or a value behind an operator (``compiled_attention``). Each graph is whole (``fullgraph``): a layer
+that dynamo cannot trace runs uncompiled, and the log says why.
 """
 
 from __future__ import annotations

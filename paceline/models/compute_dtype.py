@@ -1,13 +1,14 @@
 """bf16 and fp16 compute over fp32 master weights (contract 11).
 
 ``torch.autocast`` casts every weight at every forward and runs norms in fp32. Here each weight has one
-low-precision copy, cast once after each optimizer step (``refresh``); layers read the copy and return fp32
+low-precision copy, cast once after each optimizer step (``refresh``). Layers read the copy and return fp32
 gradients to the master, so DDP, clipping and the optimizer see fp32 only. Activations are low precision from
 the embedding to the head, as under FSDP2's ``MixedPrecisionPolicy(param_dtype)``.
 
 On a CPU without bf16 (fp16) instructions a bf16 matrix product runs at a fifth of the fp32 rate. There
 activations are kept in low precision but upcast for each product, which is computed in fp32 with the master
-itself and rounded (``product_dtype``): the same numbers to bf16's tolerance, at the fp32 rate, and no copies.
+itself and rounded (``product_dtype``). The numbers are the same to bf16's tolerance, at the fp32 rate, and
+there are no copies.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def activation_dtype(parameter: Tensor) -> torch.dtype:
 
 def weight_gradient(grad: Tensor, rows: Tensor, wanted: torch.dtype) -> Tensor:
     """Return gradᵀ · rows, the gradient [out, in] of a weight of dtype ``wanted``, from grad [N, out] and
-    rows [N, in] of one dtype: in that dtype if it is the weight's or no 16-bit one, else in fp32.
+    rows [N, in] of one dtype. It is computed in that dtype if the weight has it or it is no 16-bit dtype,
+    else in fp32.
 
     CUDA's products sum in fp32, and keep that where it is asked for: no 16-bit result is made and cast.
     """
@@ -290,8 +292,8 @@ class LowPrecisionCopies:
 
     ``cached`` is False if some module with parameters of its own has an unknown class: such a model runs
     under ``torch.autocast`` (``reason`` names the module). With ``copies=False`` an engine (FSDP2's policy,
-    DeepSpeed) provides low-precision weights; the swaps then only compute products in a dtype that this
-    processor is fast in, and an unknown module runs as it is.
+    DeepSpeed) provides low-precision weights. The swaps then only compute products in a dtype that this
+    processor is fast in; an unknown module runs as it is.
     """
 
     def __init__(

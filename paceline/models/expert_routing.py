@@ -50,8 +50,8 @@ class RouterSums:
     """Sums, per document, how often its tokens chose each expert and the probabilities that routers gave it.
 
     ``visited``: experts that a token is routed to. Only the routers' logits, as Transformers' own recorders
-    give them, are kept for the backward: under gradient checkpointing nothing of it lies within a layer,
-    which would be recomputed for it out of turn.
+    give them, are kept for the backward. So under gradient checkpointing no layer has to be recomputed out of
+    turn for the balance loss.
     """
 
     def __init__(self, hf: HFModel) -> None:

@@ -56,8 +56,8 @@ def is_trained(module: nn.Module) -> bool:
 
 
 def _weights(module: nn.Module, config: PretrainedConfig) -> float:
-    """Return the number of a module's own weights that each token is multiplied with: of matrices all, of
-    stacked experts those that a token uses, none of an embedding.
+    """Return the number of a module's own weights that each token is multiplied with. That is all of a
+    matrix, the part of stacked experts that a token uses, and none of an embedding.
     """
     if isinstance(module, nn.Embedding):
         return 0

@@ -19,8 +19,8 @@ def move_tensor_by_tensor(
     low: frozenset[int] = frozenset(),
     compute_dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Move all parameters and buffers of ``root`` to ``device`` (None: each stays where it is), one by one:
-    what a tensor held on the host is free before the next one moves. Ties hold.
+    """Move all parameters and buffers of ``root`` to ``device`` (None: each stays where it is), one by one.
+    The host memory of one tensor is free before the next one moves. Ties hold.
 
     Floating tensors become ``dtype``, parameters in ``low`` (their ids) ``compute_dtype``. Layers packed
     in 4 bits already stay as they are: a cast would read their bytes as numbers. Trained weights on the host
@@ -57,8 +57,8 @@ def _moved(tensor: Tensor | None, device: torch.device | None, dtype: torch.dtyp
 def _of_its_own(tensor: Tensor) -> Tensor:
     """Return ``tensor``; a trained weight on the host in memory of its own, as it may be mapped from a file.
 
-    Matrix products differ in their last bits with the alignment, and a file aligns otherwise than torch: a
-    run that loaded its weights and one resumed from its checkpoint would differ, and so would two folders
+    Matrix products differ in their last bits with the alignment, and a file aligns otherwise than torch. So a
+    run that loaded its weights would differ from one resumed from its checkpoint, and so would two folders
     whose headers differ in length. And a mapped weight would take its memory in the first step, not now.
     """
     if tensor.device.type == "cpu" and tensor.requires_grad:
@@ -126,8 +126,8 @@ def standing_in(root: nn.Module, dtype: torch.dtype) -> AbstractContextManager[N
 
 @contextmanager
 def shapes_standing_in(root: nn.Module, on: bool) -> Iterator[None]:
-    """Inside the context a parameter on meta is one on the host, without storage of its own, if asked; what
-    is trained is told to it afterwards.
+    """Inside the context code that asks for a parameter on meta gets one on the host, without storage.
+    Afterwards the meta parameter takes over whether it is trained.
 
     peft puts new adapters where the layer under them is: on meta they would have no values.
     """
@@ -176,7 +176,7 @@ def stand_in_values(
     module: nn.Module, on: bool = True, rows: int | None = None, every: bool = False
 ) -> Iterator[None]:
     """Inside the context the parameters of ``module`` that are on meta (``every``: all) have values on the
-    host, as spread as weights usually are; at most ``rows`` of each. Does nothing unless ``on``.
+    host, with the usual spread of weights. Each has at most ``rows`` rows. Does nothing unless ``on``.
     """
     kept = [
         (part._parameters, name, parameter)

@@ -129,9 +129,9 @@ def empty_layers(hf: HFModel, spec: Quantization, compute: torch.dtype) -> str:
 
 
 def packing(root: RootModule, dtype: torch.dtype) -> Place:
-    """Return how ``materialise.fill`` places the tensors of ``root``: the weight of an empty 4-bit layer is
-    read whole in ``dtype``, packed on the device, and this rank's shard of the packed bytes is kept; its
-    scales are kept whole. Every other tensor as usual.
+    """Return how ``materialise.fill`` places the tensors of ``root``. The weight of an empty 4-bit layer is
+    read whole in ``dtype`` and packed on the device. This rank keeps its shard of the packed bytes, and all
+    scales. Every other tensor as usual.
     """
     spec = quantization_of(root)
     if spec is None:
@@ -179,8 +179,8 @@ def rounded(weight: torch.Tensor, spec: Quantization) -> torch.Tensor:
 
 
 def frozen_linears(hf: HFModel, frozen: bool = True) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """Yield (parent, attribute, layer) of the trunk's plain linear layers, but for those whose weight their
-    parent reads; with ``frozen`` only of those that are not trained.
+    """Yield (parent, attribute, layer) of the trunk's plain linear layers, except those whose weight their
+    parent reads. With ``frozen`` it yields only layers that are not trained.
     """
     head = hf.get_output_embeddings() or getattr(hf, "score", None)
     for parent in hf.modules():

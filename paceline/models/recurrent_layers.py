@@ -1,10 +1,10 @@
-"""Layers that pass a state from token to token (linear attention, state spaces, short convolutions): in a
+"""Layers that pass a state from token to token: linear attention, state spaces, short convolutions. In a
 packed forward they see one document at a time.
 
 Transformers' layers know one document a row, unless kernels are installed that take boundaries
 (``state_kernels``). So a layer gets the documents as rows padded at the end, in groups of about one length,
-and its outputs go back to their places: what is behind a document's end changes nothing before it, as the
-layers are causal. Everything else of the model (projections of attention, experts, norms) sees the packed
+and its outputs go back to their places. The layers are causal, so padding behind a document's end changes
+nothing before it. Everything else of the model (projections of attention, experts, norms) sees the packed
 row.
 """
 
@@ -164,7 +164,7 @@ def _parts(value: Any, tokens: int, layout: PackedSequenceInfo) -> Sequence[Any]
 
 def _joined(outs: Sequence[Any], layout: PackedSequenceInfo) -> Any:
     """Return what the layer returned for all groups as for one packed row: a tensor, or a tuple that begins
-    with one (what follows, states and weights of attention, is not read in training).
+    with one. The rest of a tuple, states and weights of attention, is not read in training.
     """
     if isinstance(outs[0], tuple):
         return _joined([out[0] for out in outs], layout), *(None for _ in outs[0][1:])
@@ -178,8 +178,8 @@ _PACKAGE = "is_new_implementation"  # in Transformers' wrapper: whether a packag
 
 
 def boundaries(name: str, layout: PackedSequenceInfo) -> dict[str, Tensor]:
-    """Return what a layer's forward takes as the documents of a packed row: their ends int32 [D + 1] by
-    ``name`` (flash-linear-attention), and the document of each token int32 [1, T] (the others).
+    """Return the documents of a packed row as a layer's forward takes them. That is their ends, int32 [D +
+    1], by ``name`` (flash-linear-attention), or the document of each token, int32 [1, T] (the others).
     """
     lengths = layout.cu_seqlens[1:] - layout.cu_seqlens[:-1]
     documents = torch.arange(len(lengths), device=lengths.device, dtype=torch.int32)

@@ -1,7 +1,8 @@
 """Change a module's class: its parameters, submodules and names stay, its forward changes, or reads others.
 
-``ComputeCopiesMixin`` keeps a module's own forward (fused experts, routers, norms, attention with sinks) and
-hands it low-precision copies of its parameters, and its input in their dtype, as in a model loaded in it.
+``ComputeCopiesMixin`` keeps a module's own forward (fused experts, routers, norms, attention with sinks). It
+hands the module low-precision copies of its parameters, and its input in their dtype, as in a model loaded in
+that dtype.
 """
 
 from __future__ import annotations

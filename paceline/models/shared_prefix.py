@@ -2,8 +2,8 @@
 every document whole.
 
 A causal model's hidden states of a prompt depend on the prompt alone, so this is exact without dropout.
-Norms, projections and MLPs run on the kept tokens; for attention the projected queries, keys and values are
-expanded to all tokens, and of its output only the kept tokens are used.
+Norms, projections and MLPs run on the kept tokens. For attention the projected queries, keys and values are
+expanded to all tokens; only the kept tokens of its output are used.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def forget_defaults(hf: HFModel, stated: Mapping[str, Json]) -> None:
 
 def align(config: JsonObject, read: PreTrainedConfig, generation: JsonObject, tokens: SpecialTokens) -> None:
     """Write a tokenizer's ids into a ``config.json`` and its ``generation_config.json``, as Transformers'
-    ``align_special_tokens`` does: ids are added to what ends an answer and none is removed.
+    ``align_special_tokens`` does. Ids are added to the tokens that end an answer; none is removed.
 
     ``read``: the config as Transformers reads it, with the defaults of its class.
     """

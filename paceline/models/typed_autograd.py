@@ -1,5 +1,5 @@
-"""Autograd functions that a type checker can see through: ``apply`` has the arguments and the result of the
-subclass's own ``forward``, and what is kept for the backward is declared.
+"""Autograd functions that a type checker can see through. ``apply`` has the arguments and the result of the
+subclass's own ``forward``, and the tensors kept for the backward are declared.
 """
 
 from __future__ import annotations

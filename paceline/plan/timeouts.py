@@ -37,8 +37,8 @@ class WaitLimits:
     def of(training: TrainingSection) -> WaitLimits:
         """Return the limits that the config sets; where it sets none, ``ddp_timeout`` counts.
 
-        What is between steps has ``ddp_timeout`` however short a step's limit is, and a step's if that is
-        longer, as a process group has one time-out for both.
+        Work between steps has ``ddp_timeout``, however short a step's limit is. It has the step's limit if
+        that is longer, as a process group has one time-out for both.
         """
         every = Limit(training.ddp_timeout, _KEY)
         start = every if training.start_timeout is None else Limit(training.start_timeout, START_KEY)

@@ -1,7 +1,7 @@
 """Key-value caches over buffers: tokens are written in place instead of copying the cache at every step.
 
 Layers that pass a state from token to token keep it, and the window of their convolution, in Transformers'
-own cache layers; they are never given padding: prompts of one length are read together, then joined.
+own cache layers. They never get padding: prompts of one length are read together, then joined.
 
 The static cache has fixed addresses and shapes, so that a decoding step can be captured in a graph. Buffers
 are allocated once for the largest batch; a step sees their first rows and slots. A layer with a sliding

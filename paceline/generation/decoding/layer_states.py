@@ -68,9 +68,9 @@ def cache_name(hf: HFModel) -> str:
 
 
 def counts_places(hf: HFModel) -> bool:
-    """Whether attention counts a token's place among all that the cache holds, padding too: in chunks
-    (Llama 4), or in blocks of keys that are selected or compressed. Prompts of several lengths are then
-    answered apart.
+    """Whether attention counts a token's place among all tokens of the cache, padding included. It does in
+    chunks (Llama 4), and in blocks of keys that are selected or compressed. Prompts of several lengths are
+    then answered apart.
     """
     text = hf.config.get_text_config()
     return bool(
@@ -117,8 +117,8 @@ if TYPE_CHECKING:
 def bounded_time_steps(hf: HFModel) -> Iterator[None]:
     """Inside, every forward of such layers bounds the time step.
 
-    Their input projection ends in the time step of each head, before bias and softplus, which is monotonic:
-    it is bounded there, which changes nothing where the layer bounds it again.
+    Their input projection ends in the time step of each head, before bias and softplus. Softplus is
+    monotonic, so bounding the step there changes nothing where the layer bounds it again.
     """
     hooks = [
         getattr(layer, _PROJECTION).register_forward_hook(_Bound(layer))

@@ -1,8 +1,8 @@
 """Decoding on an accelerator: fixed shapes and addresses, one graph a step, and a host that does not wait.
 
 The host starts steps and looks every few tokens at how many answers were unfinished some tokens before. Rows
-and slots come in buckets: a step is captured once for each pair that occurs, and finished rows leave when the
-unfinished fit into a smaller bucket.
+and slots come in buckets, and a step is captured once for each pair that occurs. Finished rows leave when the
+unfinished ones fit into a smaller bucket.
 """
 
 from __future__ import annotations

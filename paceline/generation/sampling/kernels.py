@@ -1,5 +1,5 @@
 """The kernels as torch operators ``paceline::…``: Triton on a device, ``reference`` on a CPU, shapes alone on
-meta tensors; whether they are used is tried once a device.
+meta tensors. A trial, once a device, decides whether they are used.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ _LIBRARY = torch.library.Library("paceline", "FRAGMENT")  # type: ignore[no-unty
 
 
 def nucleus(logits: Tensor, top_k: int, top_p: float, temperature: float) -> Tensor:
-    """Return what is kept of softmax(logits / temperature), [B, V], by top-k, then by top-p of what is left:
-    int64 [B, 2], the least logit as a number in the order of fp32, and the last column of those equal to it.
+    """Return what is kept of softmax(logits / temperature), [B, V], by top-k, then by top-p of the rest. The
+    result is int64 [B, 2]: the least kept logit as a number in the order of fp32, and the last kept column
+    among the logits equal to it.
 
     ``top_k`` at least V, ``top_p`` 1: not used. As ``sampling.keep_likeliest``, but that probabilities are
     added as integers: a token within 2^-40 of the border may fall on its other side.
@@ -30,7 +31,7 @@ def draw(
     """Return (tokens int64 [B], log-probabilities of softmax(logits / temperature) fp32 [B]).
 
     The token is the first of the largest logits / temperature + Gumbel noise (without noise if not
-    ``sampled``) within ``bounds``; ``streams`` and ``places``, int64 [B], as in ``noise.gumbel``.
+    ``sampled``) within ``bounds``. ``streams`` and ``places``, int64 [B], as in ``noise.gumbel``.
     """
     drawn: tuple[Tensor, Tensor]
     drawn = torch.ops.paceline.draw(logits, bounds, streams, places, temperature, sampled)

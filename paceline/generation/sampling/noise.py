@@ -26,7 +26,7 @@ def gumbel(streams: Tensor, places: Tensor, vocabulary: int) -> Tensor:
     """Return standard Gumbel noise, fp32 [B, vocabulary], for positions ``places`` [B] of ``streams`` [B].
 
     Both are int64; position 0 is an answer's first token. argmax(logits + Gumbel noise) is a sample from
-    softmax(logits) (Gumbel 1954); two ranks whose logits differ in their last bits sample the same token
+    softmax(logits) (Gumbel 1954). Two ranks whose logits differ in their last bits sample the same token
     unless the two best are that close.
     """
     on_cpu = streams.device.type == "cpu"

@@ -1,5 +1,5 @@
-"""What the kernels compute, in torch's own operations: the operators on a CPU, where no kernel is launched
-(tests and simulated devices), and what the kernels are compared with.
+"""What the kernels compute, in torch's own operations. A CPU runs these operators (tests and simulated
+devices), and tests compare the kernels with them.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def once_per_node(
     Of several processes that start together only one runs it.
 
     Findings count if they were made after this very process was started: then they are as fresh as its own.
-    So the processes need not know of each other, a process that dies releases the lock and the next one runs
-    the checks, and an error that was fixed meanwhile is not reported again. ``folder`` may be on a disk
+    So the processes need not know of each other. If a process dies, it releases the lock and the next one
+    runs the checks. An error that was fixed meanwhile is not reported again. ``folder`` may be on a disk
     shared with other machines.
     """
     name = hashlib.sha256(f"{socket.gethostname()}\n{os.getuid()}\n{subject}".encode()).hexdigest()[:32]

@@ -180,7 +180,7 @@ def _machine(
 
 def with_plan(error: NotLoaded) -> ConfigError:
     """Combine a config's loading errors with all that ``planned`` finds, if every unknown key must mean one
-    known key; else ``with_files``, with what the plan says of the sound part on this machine.
+    known key. Else combine ``with_files`` with the plan's findings about the sound part on this machine.
     """
     if error.doubt:
         return with_files(error, _without_files)
@@ -218,8 +218,8 @@ _OFFLOAD = "training.deepspeed.zero_optimization.offload_"
 
 
 def _without_files(loaded: Loaded, doubt: frozenset[str], config: Config) -> Sequence[Diagnostic]:
-    """Return the errors of the rules and the plan on this machine, or of the rules alone if a doubted key
-    may be any of a section's, or decides the plan's shape.
+    """Return the errors of the rules and the plan on this machine. Return the rules' errors alone if a
+    doubted key may be any key of a section, or decides the plan's shape.
     """
     ruled = _of_rules(loaded, doubt, config)
     others_in_doubt = frozenset(key for key in doubt if not key.startswith(_OFFLOAD))
@@ -295,8 +295,8 @@ def merged(
 
     The plan's get ``file:line`` where a key was set.
 
-    A plan finding is dropped if a rule reported the same code at the same key; any finding without a line
-    if another one says the same of the same value, with the line.
+    A plan finding is dropped if a rule reported the same code at the same key. A finding without a line is
+    dropped if another reports the same value with its line.
     """
     by_rules = {(d.code, key) for d in rules for key in d.where.split(" and ")}
     findings = list(rules)

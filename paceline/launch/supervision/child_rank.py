@@ -35,8 +35,8 @@ def run_beneath(
     ``arguments``: the worker's; ``output``, ``requests_stop``: as in ``supervisor.run``. Signals are
     passed on to the child, which stops after its step, and the child dies with this process.
 
-    torchrun's agent has one store for all trainings of its processes, so each counts as a further attempt:
-    the ranks of one do not read the keys of another. Every rank must call this equally often.
+    torchrun's agent has one store for all trainings of its processes, so each counts as a further attempt.
+    The ranks of one do not read the keys of another. Every rank must call this equally often.
     """
     server = WorkerServer(1)
     attempt = parse_nonnegative_int(environ.get(RESTARTS, "0")) * _MOST_CALLS + next(_CALLS)

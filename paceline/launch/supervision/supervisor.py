@@ -8,14 +8,14 @@ terminal's Ctrl-C reaches only the supervisor.
 Exit codes. Those of the workers, see ``exit_codes``. A worker announces its end; one that exits without it
 has failed, whatever its code, and one that is killed after it makes the run's code 70 (the result is there).
 When a rank is killed by a signal, the others are told at once through their socket (``worker_channel``),
-write it down and exit; those that stay longer than ``WORD_SECONDS``, or have no socket yet, are killed. When
-a rank fails with its own error, the others get ``NAMED_SECONDS`` to hear of it from that rank (the alarm
-between ranks); then the launcher tells them in the same way. ``PEER_SECONDS``, then SIGTERM, then SIGKILL
-apply to ranks that only lost a peer on another node. How each rank ended is recorded in the run directory
-(``exit_record``).
+write it down and exit. The supervisor kills ranks that stay longer than ``WORD_SECONDS``, or have no socket
+yet. When a rank fails with its own error, the others get ``NAMED_SECONDS`` to hear of it from that rank (the
+alarm between ranks). Then the launcher tells them in the same way. ``PEER_SECONDS``, then SIGTERM, then
+SIGKILL apply to ranks that only lost a peer on another node. How each rank ended is recorded in the run
+directory (``exit_record``).
 
 Cleanup. All descendants carry a mark in their environment, by which the remaining ones, detached or not, are
-found and killed at the end; if the supervisor itself is killed, the kernel sends its children SIGTERM
+found and killed at the end. If the supervisor itself is killed, the kernel sends its children SIGTERM
 (Linux).
 """
 

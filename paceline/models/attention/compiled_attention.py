@@ -1,8 +1,8 @@
 """Attention of packed documents in layers that torch.compile traces: operators that dynamo puts into
 the graph as they are, so that no graph breaks there.
 
-An operator gets the documents' boundaries as a tensor on the host: a tuple would be a constant of the graph,
-and every micro-batch would compile another.
+An operator gets the documents' boundaries as a tensor on the host. A tuple would be a constant of the graph,
+and every micro-batch would compile another graph.
 """
 
 from __future__ import annotations

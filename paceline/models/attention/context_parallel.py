@@ -55,7 +55,8 @@ class ContextParallel:
 
 def batch_sharder(mesh: DeviceMesh, *, method: str, sequence_parallel: bool) -> Callable[[Batch], Batch]:
     """Return the function that turns a micro-batch into what a rank of ``mesh`` computes: its block of the
-    tokens under context parallelism, else the whole batch, padded so that sequence parallelism can split it.
+    tokens under context parallelism. Else the rank computes the whole batch, padded so that sequence
+    parallelism can split it.
 
     ``mesh`` is a run's; axes of size 1 may be missing.
     """

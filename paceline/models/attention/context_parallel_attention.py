@@ -3,7 +3,7 @@
 Ulysses (Jacobs et al. 2023) exchanges token shards for head shards, and back after attention. All-gather (as
 in Llama 3's training, Dubey et al. 2024, section 3.3.2) gathers keys and values, and each rank computes its
 own queries: only its first document may have begun on an earlier rank. A device's kernels take documents with
-more keys than queries in the same call; on a CPU the tail of that document is combined from two parts by
+more keys than queries in the same call. On a CPU the tail of that document is combined from two parts by
 their log-sum-exps (as in Liu et al. 2023, ring attention).
 """
 
@@ -72,9 +72,9 @@ def tail_and_rest(
     layout: PackedSequenceInfo,
     options: AttentionOptions,
 ) -> Tensor:
-    """Attention for kernels that want as many keys as queries: the tail of the document that began earlier
-    (the first of ``layout``, which has ``keys``), then ``inner`` on the others. Shapes as in
-    ``documents_varlen``.
+    """Attention for kernels that want as many keys as queries. It computes the tail of the document that
+    began earlier (the first of ``layout``, which has ``keys``), then calls ``inner`` on the others. Shapes as
+    in ``documents_varlen``.
     """
     assert layout.keys is not None
     tail, seen, end = layout.bounds[1], layout.keys.bounds[1], layout.bounds[-1]

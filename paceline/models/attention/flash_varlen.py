@@ -1,10 +1,10 @@
 """torch's variable-length flash attention (CUDA, bf16 and fp16): all documents of a row in one call, windows
 and sinks included.
 
-A sink is one more logit of a row's softmax, without a value. The kernel does not know it, but gives each
-row's log-sum-exp; with that the output is scaled afterwards, and the kernel's backward, given the scaled
-output and the log-sum-exp that has the sink in it, computes the gradients of the whole softmax: its
-probabilities are exp(score - log-sum-exp), and it subtracts from each the row's sum of gradient · output.
+A sink is one more logit of a row's softmax, without a value. The kernel does not know the sink, but gives
+each row's log-sum-exp, by which the output is scaled afterwards. The kernel's backward gets the scaled output
+and the log-sum-exp with the sink in it. So it computes the gradients of the whole softmax: its probabilities
+are exp(score - log-sum-exp), and it subtracts from each the row's sum of gradient · output.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Packed attention inside Hugging Face models: documents of a flat batch do not attend to each other.
 
 Registered once as ``paceline`` in transformers' own registries. A packed forward passes a 4-D placeholder
-mask, which transformers does not change and ``packed_attention`` ignores; any other forward (generation) uses
+mask, which transformers does not change and ``packed_attention`` ignores. Any other forward (generation) uses
 the masks and the function of ``sdpa``.
 """
 

@@ -1,5 +1,5 @@
-"""From a flat batch to one padded row a document and back, by gathers alone: their backward is a gather too,
-and no size depends on values, so that the host never waits for a device.
+"""From a flat batch to one padded row a document and back, by gathers alone. Their backward is a gather too,
+and no size depends on values, so the host never waits for a device.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class PackedSequenceInfo:
 
     @cached_property
     def span(self) -> Tensor:
-        """Return a tensor without storage of its own whose length is ``max_seqlen``: in a compiled layer a
-        number would be a constant, a dim is not.
+        """Return a tensor without storage of its own whose length is ``max_seqlen``. In a compiled layer a
+        number would be a constant; a dim is not.
         """
         return self.cu_seqlens[:1].expand(self.max_seqlen)
 

@@ -2,8 +2,8 @@
 embedding, keeping only the input.
 
 A module is swapped only if it has exactly ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` and its output on a
-probe equals this one's; the options that it passes to the attention function (scaling, window) are recorded
-on that probe. Outside of a packed forward the module's own code runs.
+probe equals this one's. The probe also records the options that it passes to the attention function (scaling,
+window). Outside of a packed forward the module's own code runs.
 """
 
 from __future__ import annotations

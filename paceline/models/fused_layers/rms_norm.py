@@ -2,8 +2,8 @@
 if it can. On a device it is one kernel: torch's own where weight and input share a dtype and the weight is
 plain, else Paceline's in Triton.
 
-A module is swapped only if its class name contains RMSNorm and its output on a probe equals this one's (so
-Gemma's ``1 + weight``, or a variant that normalizes another axis, is either recognized or left alone).
+A module is swapped only if its class name contains RMSNorm and its output on a probe equals this one's. So
+Gemma's ``1 + weight``, or a variant that normalizes another axis, is either recognized or left alone.
 """
 
 from __future__ import annotations

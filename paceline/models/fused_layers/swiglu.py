@@ -196,8 +196,8 @@ def _looks_gated(module: nn.Module) -> TypeGuard[GatedMlp]:
 
 @torch.no_grad()
 def _tanh(module: GatedMlp) -> bool | None:
-    """Return whether its activation is SiLU (False) or tanh GELU (True): the one whose fused form equals the
-    module's own forward on a probe; None if neither.
+    """Return whether its activation is tanh GELU (True) or SiLU (False). It is the one whose fused form
+    equals the module's own forward on a probe; None if neither does.
     """
     weights = module.gate_proj.weight, module.up_proj.weight, module.down_proj.weight
     if weights[0].device.type == "meta":

@@ -264,8 +264,9 @@ def _to_gradient_(
 def _softmax_(head: ChunkedLogits, rows: slice, logits: Tensor, target: Tensor) -> Tensor:
     """Turn logits into probabilities in place; return Σ -log p(target).
 
-    On a CPU the loss is read off the probability, which saves a pass over [rows, V]; where that is too small
-    to be accurate, the row's logits are computed again. A device would have to be waited for to know where.
+    On a CPU the loss is read off the probability, which saves a pass over [rows, V]. Where the probability is
+    too small to be accurate, the row's logits are computed again. A device would have to be waited for to
+    know where.
     """
     if logits.device.type != "cpu":
         sums = torch.logsumexp(logits, -1, keepdim=True)

@@ -1,5 +1,6 @@
-"""A linear head with K outputs instead of the vocabulary, as in Hugging Face's sequence classification: the
-score of an answer (reward model), its expected score (value model), or one logit per class (classifier).
+"""A linear head with K outputs instead of the vocabulary, as in Hugging Face's sequence classification. It
+gives the score of an answer (reward model), its expected score (value model), or one logit per class
+(classifier).
 """
 
 from __future__ import annotations

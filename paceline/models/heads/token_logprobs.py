@@ -33,8 +33,8 @@ class TokenStats(Function):
     """(log p(label) [L], entropy [L], number of correct argmaxes); outputs that are not required are zeros.
 
     d log p/d logit = onehot - p; d entropy/d logit_j = -p_j (log p_j + entropy). If all logits fit in
-    ``KEPT_CHUNKS`` chunks, they are kept for the backward, which turns them into their gradient in place;
-    else one chunk fewer is kept, which leaves room to recompute the others one at a time.
+    ``KEPT_CHUNKS`` chunks, they are kept for the backward, which turns them into their gradient in place.
+    Else one chunk fewer is kept, which leaves room to recompute the others one at a time.
     """
 
     @staticmethod

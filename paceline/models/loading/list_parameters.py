@@ -171,7 +171,7 @@ TOKENS = 256  # of the trial: a multiple of the classes' chunks
 def saved_bytes(hf: HFModel, layer: str) -> float:
     """Return bytes a token in bfloat16 that the layer named ``layer`` saves; 0 for a layer without state.
 
-    State spaces, linear attention and recurrences have no formula in common, and without their kernels
+    State spaces, linear attention and recurrences have no formula in common. Without their kernels
     Transformers computes them by plain tensor operations that save many times the layer's width. So its mixer
     is called with hidden states without storage, and what autograd saves is added up.
     """

@@ -84,9 +84,9 @@ def account(model: PreTrainedModel, names: Iterable[str]) -> LoadingReport:
 
 @dataclass(frozen=True)
 class TensorMerge:
-    """How several tensors of the files become one: ``stacked`` along a new first dimension (a layer's
-    experts), or not; then, ``part`` after ``part``, joined along ``dim`` (None: there is one part). Or one
-    tensor with two dimensions ``transposed`` (``or_not``: unless it has the model's shape as it is).
+    """How several tensors of the files become one. They may be ``stacked`` along a new first dimension (a
+    layer's experts). Then they are joined along ``dim``, ``part`` after ``part`` (None: there is one part).
+    Or one tensor with two dimensions ``transposed`` (``or_not``: unless it has the model's shape as it is).
     """
 
     part: int
@@ -180,8 +180,8 @@ def _missing(model: PreTrainedModel, used: Collection[str]) -> list[str]:
 
 
 def _gaps(used: Mapping[str, Collection[str]], held: Mapping[str, Tensor]) -> list[str]:
-    """Return names of files that are lacking among those merged into one tensor: every expert of a layer has
-    the same parts, and every layer the same experts.
+    """Return the names that are missing among tensors that become one. Every expert of a layer must have the
+    same parts, and every layer the same experts.
     """
     kinds: dict[str, set[tuple[str, int]]] = defaultdict(set)  # by target, for all layers
     for target, names in used.items():

@@ -1,9 +1,9 @@
-"""Materialize a model from the meta device. Each rank reads its own shards from the files; where they cannot
-be read so (``models.loading.sharded_loading``), rank 0 builds the model on its host and the others receive
-it tensor by tensor and keep their shards only.
+"""Materialize a model from the meta device. Each rank reads its own shards from the files. Where they cannot
+be read so (``models.loading.sharded_loading``), rank 0 builds the model on its host. The others receive it
+tensor by tensor and keep their shards only.
 
 Decisions that need real weights (which kernel computes a module) are taken by rank 0 and broadcast. No rank
-computes values by itself: buffers that no checkpoint holds, such as rotary frequencies, are broadcast like
+computes values by itself. Buffers that no checkpoint holds, such as rotary frequencies, are broadcast like
 weights, so that none can be left wrong.
 """
 
@@ -89,8 +89,8 @@ def quantization_of(root: RootModule) -> Quantization | None:
 
 
 def name_trunk(hf: HFModel) -> None:
-    """Set the prefix of a class that names another than its trunk's (Llama 4's causal class keeps that of the
-    class with a tower), so that ``hf.base_model`` is the trunk.
+    """Correct the prefix of a class whose prefix is not its trunk's, so that ``hf.base_model`` is the trunk.
+    Llama 4's causal class, for example, keeps the prefix of the class with a tower.
     """
     if not hasattr(hf, hf.base_model_prefix):
         from transformers import PreTrainedModel
@@ -110,7 +110,7 @@ def from_config(
     """Call ``auto.from_config``, with ``code_revision`` only if the class will be downloaded from the hub.
 
     Transformers would pass the option on to its own classes, and to a class from the hub that an earlier
-    model of this process has registered; neither accepts it.
+    model of this process has registered. Neither accepts it.
     """
     kind = auto._model_mapping.get(type(config), None)
     registered = kind is not None and not getattr(kind, "__module__", "transformers.").startswith(
@@ -187,8 +187,8 @@ def fill(
 ) -> None:
     """Give every parameter (plain or DTensor) and buffer of ``root`` its values, on ``device``: a rank's own
     part from the files (``root.slices``), or rank 0's. Collective. ``place`` makes a rank's part of a tensor
-    (None: all of it, or the shard of a DTensor); ``tensors``: those of ``root`` under the names that they
-    have in ``source``, if others.
+    (None: all of it, or the shard of a DTensor). ``tensors``: the tensors of ``root`` by their names in
+    ``source``, where these differ.
 
     What rank 0 sends passes the others one full tensor at a time. Raises PacelineError
     ``models.not_filled`` if anything is left on meta.

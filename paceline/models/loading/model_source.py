@@ -120,7 +120,7 @@ def _json(value: Json) -> Json:
 
 def code_options(model: ModelSource) -> dict[str, bool | str | None]:
     """Return the options for Python code that comes with the model: whether it may run, and from which
-    commit, even if it is in another repository than the weights.
+    commit. The code may be in another repository than the weights.
     """
     return (
         {"trust_remote_code": True, "code_revision": model.revision}
@@ -185,8 +185,9 @@ SHOWN = 8  # names in the message
 
 
 def config_keys(raw: Mapping[str, Json], config: PreTrainedConfig) -> str:
-    """Return one line for the log: how many keys ``raw``, a language model's part of ``config.json``, has;
-    which of ``config``'s class it leaves out; and which are unknown to the family's code.
+    """Return one line for the log about ``raw``, a language model's part of ``config.json``. It gives the
+    number of keys, the keys of ``config``'s class that are missing, and the keys that the family's code does
+    not know.
     """
     from transformers import PreTrainedConfig
 

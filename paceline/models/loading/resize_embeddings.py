@@ -1,8 +1,8 @@
 """Room in the embedding (and the head) for a tokenizer's new tokens.
 
-New rows are the mean of the old ones plus a thousandth of their standard deviation as noise, from the seed:
-equal on all ranks, distinct from each other (the rule of Hewitt 2021, "Initializing new word embeddings",
-without its covariance).
+New rows are the mean of the old ones plus a thousandth of their standard deviation as noise, from the seed.
+They are equal on all ranks and distinct from each other. This is the rule of Hewitt 2021, "Initializing new
+word embeddings", without its covariance.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A rank reads its own part of a model from the safetensors files, and no more of them.
 
-Only where each parameter is one tensor of the files, or several that are stacked or joined (the experts of a
-layer), or a head drawn from the seed, or has new rows beside those of the files: what is converted otherwise
-is made by a rank that reads the whole model.
+That needs each parameter to be one tensor of the files, or several that are stacked or joined (the experts of
+a layer). It may also be a head drawn from the seed, or have new rows next to those of the files. For any
+other conversion one rank reads the whole model.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FileBlock:
-    """A tensor of the files, which is the block of ``shape`` at ``offsets`` of a parameter; it may lack that
-    one's first dimensions, which are then 1, or have two dimensions ``transposed``.
+    """A tensor of the files, which is the block of ``shape`` at ``offsets`` of a parameter. Leading size-1
+    dimensions may be missing, and two dimensions may be ``transposed``.
     """
 
     file: Path
@@ -184,8 +184,8 @@ def folder_slices(
     converting: PreTrainedModel | None = None,
     quantised: QuantisedFolder | None = None,
 ) -> FolderSlices | str:
-    """Return where each parameter and persistent buffer of ``model`` (which may be on meta) is in its
-    folder; or why one of them cannot be read in parts. Those of ``fresh`` that it lacks are left out, those
+    """Return where each parameter and persistent buffer of ``model`` (which may be on meta) is in its folder.
+    If one of them cannot be read in parts, return why. Those of ``fresh`` that it lacks are left out, those
     of ``growing`` may have fewer rows there. ``converting``: the class that the folder is of, if another;
     ``quantised``: how its weights are stored, if not plain.
     """
@@ -242,8 +242,8 @@ def _blocks(
     stored: Mapping[str, StoredTensor],
     converted: Mapping[str, TensorMerge | None],
 ) -> list[tuple[str, Shape, Shape]]:
-    """Return (name, offsets, shape) of the blocks that fill a tensor of ``shape`` one beside the other;
-    nothing if these tensors of the files do not.
+    """Return (name, offsets, shape) of the blocks that fill a tensor of ``shape`` side by side. Return
+    nothing if these tensors of the files do not fill it.
     """
     # blocks of one parameter are read into one tensor, in the files' dtype
     if len({stored[name].dtype for name in names}) > 1 or stored[next(iter(names))].dtype not in FLOATS:
@@ -277,8 +277,8 @@ def _joined(
     how: TensorMerge,
     shape: Shape,
 ) -> Iterator[tuple[str, Shape, Shape]]:
-    """Yield where each tensor comes to lie: parts in their converter's order, the tensors of one in that of
-    the numbers in their names, as Transformers takes them.
+    """Yield where each tensor comes to lie, as in Transformers. Parts follow their converter's order; the
+    tensors of one part follow the numbers in their names.
     """
     from transformers.core_model_loading import dot_natural_key
 
@@ -304,8 +304,8 @@ def _joined(
 
 @torch.no_grad()
 def read_rest(hf: PreTrainedModel, slices: Slices) -> None:
-    """Give the parameters of ``hf`` that are on meta, and its persistent buffers, their values on the host:
-    in the files' dtype, but for what is trained.
+    """Give the parameters of ``hf`` that are on meta, and its persistent buffers, their values on the host.
+    They have the files' dtype, except where they are trained.
     """
     new: dict[int, Tensor] = {}
     for name, tensor in (*hf.named_parameters(), *persistent_buffers(hf)):

@@ -318,8 +318,8 @@ def stored_dtype(name: str, revision: str | None, needed: frozenset[str] = froze
 def buffers_keep_dtype(
     auto: AutoClass, config: PreTrainedConfig, attention: str | None, dtype: torch.dtype
 ) -> bool:
-    """Return whether the model built in ``dtype`` has the same dtypes of buffers as one built in fp32:
-    Gemma's scale of embeddings, say, would be rounded.
+    """Return whether the model built in ``dtype`` has the same dtypes of buffers as one built in fp32.
+    Gemma's scale of embeddings, for example, would be rounded.
     """
     code = {"trust_remote_code": False}
     wide, narrow = (skeleton(auto, config, attention, code, kept) for kept in (torch.float32, dtype))

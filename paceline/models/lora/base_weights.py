@@ -1,9 +1,10 @@
-"""What adapters do to the weights under them: merged into them, or begun with a part of them, so that these
-keep the remainder W - scale · B A: PiSSA (Meng et al. 2024, arXiv:2404.02948) with the largest singular
-values, OLoRA (Büyükakyüz 2024, arXiv:2406.01775) with the first columns of a QR decomposition.
+"""What adapters do to the weights under them. An adapter may be merged into them, or begin with a part of
+them, so that these keep the remainder W - scale · B A: PiSSA (Meng et al. 2024, arXiv:2404.02948) with the
+largest singular values, OLoRA (Büyükakyüz 2024, arXiv:2406.01775) with the first columns of a QR
+decomposition.
 
-peft computes them, in fp32 and on the host, so that the remainder is the one that ``PeftModel`` computes each
-time it loads such an adapter: a file of an adapter holds B and A alone.
+peft computes them, in fp32 and on the host. So the remainder is the one that ``PeftModel`` computes each time
+it loads this adapter, whose file holds B and A alone.
 """
 
 from __future__ import annotations
@@ -96,9 +97,9 @@ Step = Callable[[Tensor, Mapping[str, Tensor]], None]  # what the trained tensor
 
 def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[str, list[Step]]:
     """Return by name how the weights of the plain model ``hf`` (they may be on meta) become those with the
-    adapters merged: W + scale · B A, in W's dtype, and what was trained in full copied in. From W is first
-    taken what the adapter began with, if it was (``init_lora_weights``). Call the steps of a weight in their
-    order, without gradients.
+    adapters merged. A layer with an adapter gets W + scale · B A, in W's dtype; a module that was trained in
+    full is copied in. From W is first taken what the adapter began with, if it was (``init_lora_weights``).
+    Call the steps of a weight in their order, without gradients.
 
     ``trained``: plain names. Raises KeyError for one that the model does not have.
     """

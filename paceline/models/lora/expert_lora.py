@@ -1,8 +1,8 @@
 """LoRA on fused experts (peft's ``target_parameters``), computed on the routed tokens.
 
-peft wraps the module that holds the experts of a layer once for each of its parameters, and in each forward
+peft wraps the module that holds the experts of a layer once for each of its parameters. In each forward it
 adds the product B A of every expert to the weight. Here the wrappers stay (names and files are peft's), but
-the product is never formed: sorted by expert, a token's row x gives x Wᵀ + scale · (x Aᵀ) Bᵀ in grouped
+the product is never formed. Sorted by expert, a token's row x gives x Wᵀ + scale · (x Aᵀ) Bᵀ in grouped
 matrix products, through Transformers' own interface for experts (``ALL_EXPERTS_FUNCTIONS``).
 """
 

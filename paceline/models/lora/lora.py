@@ -91,14 +91,14 @@ def add_adapter(
     dtype: torch.dtype = torch.float32,
     slices: FolderSlices | None = None,
 ) -> Adapter:
-    """Inject the adapters and freeze the rest; initialize from the seed (A uniform, B zero: outputs do not
-    change), from the base weights (``init_lora_weights``), which keep the remainder, or from a folder's
+    """Inject the adapters and freeze the rest. Initialize them from the seed (A uniform, B zero: outputs do
+    not change), from the base weights (``init_lora_weights``), which keep the remainder, or from a folder's
     weights.
 
-    ``base`` names the model (``name_or_path``, ``revision``); ``rows`` are the (old, new) embedding rows if
-    they were resized; what is trained gets ``dtype``; ``slices``: where the files have the parameters that
-    are on meta, beside which adapters get values. The adapters depend on ``seed`` alone: equal on every
-    rank and under every strategy. Raises ConfigError with a ``models.adapter_*`` code.
+    ``base`` names the model (``name_or_path``, ``revision``). ``rows`` are the (old, new) embedding rows if
+    they were resized. Trained tensors get ``dtype``. ``slices``: where the files have the parameters that are
+    on meta, next to which adapters get values. The adapters depend on ``seed`` alone: equal on every rank and
+    under every strategy. Raises ConfigError with a ``models.adapter_*`` code.
     """
     fingerprint = base_fingerprint(hf, slices)
     with shapes_standing_in(hf, on=slices is not None), standing_in(hf, dtype):
@@ -161,7 +161,7 @@ def switched_off(hf: HFModel) -> Iterator[None]:
 @torch.no_grad()
 def base_fingerprint(hf: HFModel, slices: FolderSlices | None = None) -> str | None:
     """Return a sha256 (hex) over names, shapes and up to 1,024 evenly spaced float32 values of every
-    parameter; None if any is on meta, and is not in the files (``slices``) either.
+    parameter. None if a parameter is on meta and not in the files (``slices``) either.
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(hf.named_parameters()):

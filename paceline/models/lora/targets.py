@@ -109,8 +109,8 @@ def fused_experts(hf: HFModel) -> list[str]:
 
 def trunk_linears(hf: HFModel) -> list[str]:
     """Return the last name components of the trunk's linear layers (from the last word on: ``adapters.0``),
-    sorted; a router that is a linear layer of its own kind (Llama 4's gives scores and logits) is not among
-    them.
+    sorted. They leave out a router that is a linear layer of a special kind (Llama 4's gives scores and
+    logits).
     """
     head, beyond = hf.get_output_embeddings(), out_of_reach(hf)
     return sorted(

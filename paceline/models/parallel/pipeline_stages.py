@@ -1,10 +1,10 @@
 """Split a Hugging Face causal language model into pipeline stages: embedding and first layers, layers, last
 layers with norm and head.
 
-A stage is the model's own classes without the parts of other stages: a layer of another stage passes its
-hidden states on, so every layer keeps its global index, its attention type and its plain name. Whether a
-model can be split like this is not decided by its class: the stages are run one after the other on a few
-tokens and compared with the whole model.
+A stage is the model's own classes without the parts of other stages. A layer of another stage passes its
+hidden states on, so every layer keeps its global index, its attention type and its plain name. A model's
+class does not decide whether it can be split like this. Paceline runs the stages in turn on a few tokens and
+compares them with the whole model.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class StageModule(nn.Module):
     """Stage ``index`` of ``count``: ``forward`` runs its layers, ``answer`` (last stage only) the head.
 
     ``hf`` is the model without the parts of other stages. ``tied_name`` is the plain name of a weight of
-    which the first and the last stage each hold a copy; None on other stages and for models without tied
-    weights.
+    which the first and the last stage each hold a copy. It is None on other stages and for models without
+    tied weights.
     """
 
     def __init__(self, whole: RoleModule, hf: HFModel, index: int, count: int) -> None:
@@ -330,8 +330,8 @@ _MISFITS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, Ar
 
 
 def small_layers_pass_tuples(whole: RoleModule, count: int) -> bool | None:
-    """Return ``layers_pass_tuples`` of a model of ``whole``'s class with as many layers and small sizes; None
-    if no such model can be made, or its stages compute something else. Raises ConfigError
+    """Return ``layers_pass_tuples`` of a model of ``whole``'s class with as many layers and small sizes. None
+    if no small model can be made, or its stages compute something else. Raises ConfigError
     ``models.too_few_layers``.
     """
     split_layers(whole.hf.config.get_text_config().num_hidden_layers, count)

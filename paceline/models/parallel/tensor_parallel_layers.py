@@ -2,8 +2,8 @@
 communication.
 
 Each wraps the module's own forward (class, names and parameters stay) and computes with this rank's shards.
-With sequence parallelism the residual stream between blocks is sharded along the tokens, except in a forward
-outside of a packed micro-batch (generation, one token at a time).
+With sequence parallelism the residual stream between blocks is sharded along the tokens. A forward outside of
+a packed micro-batch (generation, one token at a time) does not shard it.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def replicated_block(module: nn.Module, tensors: TensorParallelGroup) -> Forward
 def with_local_children(
     module: nn.Module, children: Sequence[nn.Module], tensors: TensorParallelGroup
 ) -> Forward:
-    """The module's own forward, in which the replicated parameters of ``children`` are plain tensors too: a
-    layer with state reads its convolution's weight itself, without calling it.
+    """The module's own forward, in which the replicated parameters of ``children`` are plain tensors too. A
+    layer with state reads its convolution's weight itself, without calling the convolution.
     """
     forward = vars(module).get("forward") or own_forward(module)
 
@@ -198,8 +198,8 @@ def final_norm(module: nn.Module, tensors: TensorParallelGroup) -> Forward:
 
 
 def vocabulary_rows(module: nn.Embedding, tensors: TensorParallelGroup, start: int) -> Forward:
-    """An embedding of which this rank has the rows from ``start`` on: tokens of other ranks give zeros, and
-    the sum over the group is the look-up.
+    """An embedding of which this rank has the rows from ``start`` on. Tokens of other ranks give zeros; the
+    sum over the group is the look-up.
     """
     forward = own_forward(module)
     rows = module.num_embeddings // tensors.group.size()
@@ -276,9 +276,9 @@ _ARGUMENTS = ("hidden_states", "top_k_index", "top_k_weights")
 def plan_without_experts(plan: Mapping[str, str]) -> dict[str, str]:
     """Return a family's plan without what it says of the experts' own tensors, which are shared whole.
 
-    Transformers' plans cut every expert by columns. Gate and up lie in one tensor there, so that blocks of it
-    would not be columns of both; whole experts are contiguous blocks, which FSDP2, optimizers and checkpoints
-    take as any other, and every rank computes the same share of the tokens' products on average.
+    Transformers' plans cut every expert by columns. Gate and up lie in one tensor there, so blocks of it
+    would not be columns of both. Whole experts are contiguous blocks, which FSDP2, optimizers and checkpoints
+    take as any other. Every rank computes the same share of the tokens' products on average.
     """
     experts = tuple(f"{pattern}." for pattern, style in plan.items() if style == EXPERTS)
     return {pattern: style for pattern, style in plan.items() if not pattern.startswith(experts)}

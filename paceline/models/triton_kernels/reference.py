@@ -1,6 +1,5 @@
-"""What the kernels compute, in torch's own operations: the operators on a CPU, where no kernel is launched
-(tests and simulated devices), and what the kernels are compared with. Arithmetic in fp32, or fp64 for fp64
-input, rounded once.
+"""What the kernels compute, in torch's own operations. A CPU runs these operators (tests and simulated
+devices), and tests compare the kernels with them. Arithmetic in fp32, or fp64 for fp64 input, rounded once.
 """
 
 from __future__ import annotations
@@ -102,9 +101,9 @@ def adamw_rounded(
 
 
 def rounded(exact: Tensor, keys: Sequence[int], first: int) -> Tensor:
-    """fp32 -> one of the two bf16 numbers beside each element, by noise of ``keys`` and its place: a bf16
-    number is an fp32 one whose lower 16 bits are 0, and noise of 16 bits carries into the upper ones with the
-    probability that the lower ones say.
+    """fp32 -> one of the two bf16 numbers next to each element, by noise of ``keys`` and its place. A bf16
+    number is an fp32 number whose lower 16 bits are 0. Adding 16 bits of noise carries into the upper bits
+    with the probability that the lower bits give.
     """
     noise = rounding_noise(exact.numel(), keys, first, exact.device).view(exact.shape)
     bits = exact.contiguous().view(torch.int32)

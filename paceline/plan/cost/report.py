@@ -73,7 +73,7 @@ class Forecast:
 def forecast(name: str, spec: SearchSpec, own: Candidate | None = None, reason: str = "") -> Forecast:
     """Search all layouts; ``own`` is the layout of a config's plan, ``reason`` why its ``auto`` chose it.
 
-    With a config, its plan decides what ``auto`` does at the config's batch size; without one (``own`` is
+    With a config, its plan decides what ``auto`` does at the config's batch size. Without one (``own`` is
     None), ``ruled`` is what ``auto`` would choose with all sizes free.
     """
     candidates = search(spec)

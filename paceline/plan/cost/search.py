@@ -358,8 +358,8 @@ def own_kernels(spec: SearchSpec, tp: int, whole_submodules: bool) -> str:
 
 
 def _tp_sizes(shape: ModelShape, node: int, autotp: bool) -> list[int]:
-    """Return tp sizes in a node that divide heads, KV heads and MLP width; none for mixtures of experts and
-    families without a plan, or one that ``autotp`` follows.
+    """Return the tp sizes in a node that divide heads, KV heads and MLP width. Return none for mixtures of
+    experts, and for families without a plan (with ``autotp``: without one that AutoTP follows).
     """
     family = shape.family
     if shape.experts or not family.tensor_plan or (autotp and not family.autotp):

@@ -105,8 +105,8 @@ def _gathered(plan: Plan, candidate: Candidate) -> float | None:
 
 
 def _activations(plan: Plan, candidate: Candidate, measured: float | None) -> Compared:
-    """The module is simulated on a CPU's path, which keeps the scores of capped attention and of sinks whole:
-    they are not counted where the plan's device has a kernel that keeps none.
+    """The module is simulated on a CPU's path, which keeps the scores of capped attention and of sinks whole.
+    They are not counted where the plan's device has a kernel that keeps none.
     """
     work, peak = candidate.work, candidate.peak
     closed, shape = peak.attention + peak.mlp + peak.checkpoints, work.shape

@@ -259,7 +259,7 @@ def _muon(work: StepSpec, c: SpeedCoefficients) -> float:
     """Return the seconds of Muon's gathers and iterations, of which nothing is hidden.
 
     A matrix that is cut (ZeRO-3, tensor parallelism) is gathered, and every rank of its shards repeats its
-    iterations; under ``ZeroRedundancyOptimizer`` a rank has its own matrices alone.
+    iterations. Under ``ZeroRedundancyOptimizer`` a rank has its own matrices alone.
     """
     matrices = work.orthogonal
     if matrices is None:
@@ -297,7 +297,7 @@ def _generation(work: StepSpec, c: SpeedCoefficients) -> float:
     """Return a step's share of the rollout's generation time.
 
     Decoding is memory-bound (Pope et al. 2022, arXiv:2211.05102): each token reads all weights and, on
-    average, the KV cache of half a row; a layer takes at least the launch of its kernels, or what they take
+    average, the KV cache of half a row. A layer takes at least the launch of its kernels, or what they take
     in a graph. All answers of a rollout are generated at once; its steps share the time.
     """
     shape, rollout = work.shape, work.answers

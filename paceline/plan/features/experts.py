@@ -106,8 +106,9 @@ ONE_KERNEL_ON, ONE_KERNEL_IN = (9, 10), "bfloat16"
 
 
 def experts_wait(capability: float | None, compute: str) -> bool:
-    """Whether the host waits for the number of tokens of each expert: a CUDA device of this capability (9.0)
-    has no grouped kernel for the dtype ``compute``. False for other devices, whose kernels are not known.
+    """Whether the host waits for the number of tokens of each expert. It waits if a CUDA device of this
+    capability (9.0) has no grouped kernel for the dtype ``compute``. False for other devices, whose kernels
+    are not known.
     """
     return capability is not None and (compute != ONE_KERNEL_IN or int(capability) not in ONE_KERNEL_ON)
 

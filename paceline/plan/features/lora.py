@@ -221,8 +221,9 @@ def _base_text(base: Quantization) -> str:
 
 
 def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
-    """Return the exact number of trained parameters; None for an unlisted family, with trained biases, or
-    with other ``modules_to_save`` than the two tables of a family whose class was not asked.
+    """Return the exact number of trained parameters. None for an unlisted family and with trained biases.
+    Also None where Transformers' class was not queried and ``modules_to_save`` has a module other than
+    embedding and head.
     """
     listed, saved_modules = shape.listing is not None, set(adapter.modules_to_save)
     if (

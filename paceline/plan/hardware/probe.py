@@ -1,8 +1,9 @@
 """This machine's hardware, found without importing torch: ``/proc``, cgroup limits, and who sees a device.
 
 Torch is asked in a process of its own. An import of torch and the driver's start take seconds, so an answer
-with devices is kept in the cache folder under everything that it depends on: the boot, the driver, the
-installed torch, what asks it, the device files and the variables that hide devices. Free memory is not kept.
+with devices is kept in the cache folder. Its key is everything that it depends on: the boot, the driver, the
+installed torch, the querying code, the device files and the variables that hide devices. Free memory is not
+kept.
 """
 
 from __future__ import annotations
@@ -182,8 +183,8 @@ def probe(
     - ``use_cpu``: look at no accelerator
     - ``tasks``: processes of this node to each of which a job manager shows devices of its own
 
-    Where a device file or a driver's tool shows an accelerator, torch is asked in a process of its own, for
-    at most two minutes, and the answer kept (``query_torch``).
+    Where a device file or a driver's tool shows an accelerator, a separate process queries torch, for at most
+    two minutes. The answer is kept (``query_torch``).
     """
     host_memory, cpus = host_memory_bytes(), cpu_count()
     if use_cpu:

@@ -218,8 +218,9 @@ def runs_on(device: ProbedDevice, arch_list: Sequence[str]) -> bool:
 def best_set(devices: Sequence[ProbedDevice], able: Sequence[int]) -> tuple[int, ...]:
     """Return which of the ``able`` devices train together: the weakest of a set decides for all of it.
 
-    GPUs within a processor are left out beside cards, and cards without bf16 beside cards that have it; then
-    the set with the most memory in all, counting each card as its smallest one.
+    GPUs within a processor are left out where there are cards, and cards without bf16 where others have it.
+    Of the remaining sets it takes the one with the most memory in all, counting each card as the set's
+    smallest.
     """
     cards = [i for i in able if not devices[i].shared] or list(able)
     modern = [i for i in cards if (devices[i].capability or 9.0) >= BF16_CAPABILITY]

@@ -208,8 +208,8 @@ def text_part(config: Mapping[str, Json]) -> Mapping[str, Json]:
 
 
 def text_name(name: str) -> str:
-    """Return the language model's own name of a layer (or of a pattern of layers) that is named within the
-    class with all parts, as an adapter's files do there.
+    """Return the language model's own name of a layer (or of a pattern of layers). ``name`` is its name
+    within the class with all parts, as in an adapter's files.
     """
     return re.sub(r"\blanguage_model\\?\.", "", name)
 

@@ -34,9 +34,9 @@ _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What a call of attention needs: the head dim of queries and keys, and of values; a sliding window
-    shorter than a document; scores that are capped before the softmax; a learned sink a head, which takes
-    part in the softmax without a value; dropout.
+    """What a call of attention needs: the head dim of queries and keys, and of values, and four features.
+    These are a sliding window shorter than a document, scores that are capped before the softmax, a learned
+    sink a head (which takes part in the softmax without a value), and dropout.
     """
 
     width: int
@@ -159,7 +159,7 @@ _CHUNK_SHARE = 96
 def head_chunk_bytes(memory_bytes: float) -> int:
     """Return the bytes of one chunk on a device with so much memory (0: a CPU, or unknown): a power of two.
 
-    Each chunk reads and writes the head's whole gradient [V, H] in fp32 once: 64 MiB chunks of 16 k tokens
+    Each chunk reads and writes the head's whole gradient [V, H] in fp32 once. 64 MiB chunks of 16 k tokens
     and 128 k words are 94 passes, 512 MiB 12.
     """
     share = int(memory_bytes) // _CHUNK_SHARE

@@ -1,9 +1,9 @@
 """All parameters of a model by name and shape, and their number: from its sizes, or as its class lists them.
 
-The installed Transformers' own class is asked, in a process of its own, where the closed formulas are not
-known to be exact for a family. The child imports torch and builds the class on the meta device; the answer is
-kept under everything that it depends on: the config and the versions of Transformers, torch and this code.
-Code that comes with a model runs only where ``trust_remote_code`` allows it, and its answer is not kept.
+Where the closed formulas are not known to be exact for a family, a separate process asks the installed
+Transformers' own class. The child imports torch and builds the class on the meta device. The answer is kept
+under everything that it depends on: the config and the versions of Transformers, torch and this code. Code
+that comes with a model runs only where ``trust_remote_code`` allows it, and its answer is not kept.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _BASE, _ROPE = "configuration_utils.py", "modeling_rope_utils.py"
 class FamilyWords:
     """The identifiers of a family's code.
 
-    ``fields``: keys that its config class declares; ``words``: all identifiers in its code and in the rotary
+    ``fields``: keys that its config class declares. ``words``: all identifiers in its code and in the rotary
     embedding code, plus the keys of every config class. A key that is not among ``words`` has no effect.
     """
 

@@ -185,8 +185,9 @@ def own_stages(engine: PipelineOptions, mesh: Mesh, pp_rank: int) -> StagesOfRan
 def tp_share(piece: LocalTensor, tp: int, *, vocabulary: bool) -> LocalTensor:
     """Return the part of a tensor on one of ``tp`` ranks.
 
-    Linear layers are split by columns or rows, an adapter's B with the columns and its A with the rows, a
-    layer's experts by whole experts; embedding and head by vocabulary rows if ``vocabulary`` is True.
+    Linear layers are split by columns or rows, an adapter's B with the columns and its A with the rows. A
+    layer's experts are split by whole experts; embedding and head by vocabulary rows if ``vocabulary`` is
+    True.
     """
     if tp == 1:
         return piece
@@ -365,7 +366,7 @@ def orthogonal(pieces: Sequence[LocalTensor], optimizer: OptimizerSpec) -> Ortho
 
 
 def _flops(piece: LocalTensor, steps: int) -> float:
-    """Return the FLOPs of the iterations on a matrix, or on each of a stack: with m rows, n columns and m at
+    """Return the FLOPs of the iterations on a matrix, or on each of a stack. With m rows, n columns and m at
     most n, an iteration multiplies x xᵀ, the gram matrix by itself, and the sum by x.
     """
     *stack, rows, columns = piece.shape

@@ -1,9 +1,9 @@
 """Memory at startup: where the whole model is held, in which dtype, and by how many processes.
 
 Each strategy declares its own startup (``StrategySpec.start``, and ``StrategyLayout.start`` for the search).
-Read from ``models.factory`` (a model is read whole, in its files' dtype where no value changes by it, and
-moved to the strategy's device tensor by tensor), ``FSDP.prepare``, ``Pipeline.prepare`` and
-``DeepSpeed.prepare``; ``docs/explanation/planner.md`` has measurements.
+The figures follow ``models.factory``, ``FSDP.prepare``, ``Pipeline.prepare`` and ``DeepSpeed.prepare``;
+``docs/explanation/planner.md`` has measurements. The factory reads a model whole, in its files' dtype where
+no value changes by it, and moves it to the strategy's device tensor by tensor.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def start_of(
 ) -> LoadingSpec | None:
     """Return where models of these ``shapes`` start under a strategy that starts as ``start``.
 
-    Where rank 0 sends shards it reads nothing itself if the files hold every tensor
-    (``models.loading.sharded_loading``), also below adapters; not where adapters begin with what is
-    ``decomposed`` of whole weights. A fresh head of scores is drawn and sent. A base that is ``quantised``
-    cannot be sent in shards: each rank packs one weight after the other and keeps its shard of it, or reads
-    the whole.
+    Where rank 0 sends shards, it reads nothing itself if the files hold every tensor
+    (``models.loading.sharded_loading``), also below adapters. It does read whole weights that are
+    ``decomposed`` into the first values of adapters. A fresh head of scores is drawn and sent. A base that is
+    ``quantised`` cannot be sent in shards. Each rank packs the weights in turn and keeps its shard of each,
+    or reads the whole.
     """
     if start is None:
         return None

@@ -1,9 +1,13 @@
 """Model states: exact bytes of parameters, gradients and optimizer per rank, padding included.
 
-Counted as ``Strategy.state_bytes`` measures: ``parameters`` are the weights as stored between steps, with
-their low-precision copies, quantization scales and an engine's fp32 masters; ``gradients`` those ready for
-the optimizer after the last backward of an accumulation window; ``optimizer`` the moments; ``counters`` the
-optimizer's step counters. Activations, communication buffers and temporarily gathered weights are not states.
+Counted as ``Strategy.state_bytes`` measures:
+
+- ``parameters``: the weights as stored between steps, with their low-precision copies, quantization scales
+  and an engine's fp32 masters
+- ``gradients``: those ready for the optimizer after the last backward of an accumulation window
+- ``optimizer``: the moments
+- ``counters``: the optimizer's step counters Activations, communication buffers and temporarily gathered
+  weights are not states.
 
 Sources: Rajbhandari et al. 2020 (arXiv:1910.02054) for what each ZeRO stage shards; paddings read from torch
 2.13 and DeepSpeed 0.19.8.

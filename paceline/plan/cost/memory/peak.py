@@ -227,9 +227,9 @@ def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
 
 
 def _kept_outputs(work: StepSpec) -> tuple[float, float]:
-    """Return what recomputation keeps of one layer beside its input, at two bytes per element: the output of
-    attention with its log-sums (fp32), and the matrix products' (q, k, v, the output projection; gate
-    and up).
+    """Return the bytes that recomputation keeps of one layer next to its input, at two bytes per element. It
+    keeps the output of attention with its log-sums (fp32), and the outputs of the matrix products (q, k, v,
+    the output projection; gate and up).
     """
     shape = work.shape
     attention = mlp = 0.0
@@ -246,9 +246,9 @@ def _kept_outputs(work: StepSpec) -> tuple[float, float]:
 
 
 def score_bytes(work: StepSpec) -> float:
-    """Return the bytes that a layer's scores keep for the backward, where no kernel computes them by blocks:
-    the capped ones, their softmax in fp32 and that in the compute dtype. As many again are at work in the
-    backward. Documents count as long as a row.
+    """Return the bytes that a layer's scores keep for the backward, where no kernel computes them by blocks.
+    They are the capped scores, their softmax in fp32, and the softmax in the compute dtype. As many again are
+    at work in the backward. Documents count as long as a row.
     """
     return SCORE_BYTES * work.shape.heads * work.seq_len * work.tokens / work.tp
 
@@ -330,8 +330,8 @@ WITHIN = 1.5
 
 def with_state(work: StepSpec, attention: float, mlp: float) -> tuple[float, float]:
     """Return the mean over a rank's layers of (attention with its norm, MLP with its norm), at two bytes per
-    element; ``attention`` and ``mlp`` are a layer's without state. What a layer with state saves counts as
-    attention.
+    element. ``attention`` and ``mlp`` are the bytes of a layer without state. What a layer with state saves
+    counts as attention.
     """
     share, each = _of_layers(work)
     return attention * (1 - share) + share * each, mlp * (1 - share)

@@ -197,8 +197,8 @@ def adapter_base(name: str) -> str:
 
 
 def check_adapter_base(name: str, model: str) -> Iterator[Diagnostic]:
-    """Warn if an adapter says that it was trained on another model than ``model``; a moved folder, or a
-    download of the hub's, has the same last name.
+    """Warn if an adapter's config names another base than ``model``. A moved folder, or a download from the
+    hub, has the same last name and gives no warning.
     """
     base = adapter_base(name)
     if not base or _last(base) == _last(model) or Path(base).expanduser().resolve() == Path(model).resolve():

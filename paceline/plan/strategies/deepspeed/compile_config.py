@@ -1,7 +1,7 @@
 """Build the complete config for ``deepspeed.initialize`` from the user's file and the YAML, without "auto".
 
 The YAML decides micro-batch, accumulation, clipping, precision, learning rate, optimizer and schedule (the
-file's values are its lowest layer); the file decides ZeRO, communication, offload and profiling. The plan
+file's values are its lowest layer). The file decides ZeRO, communication, offload and profiling. The plan
 reports what is dropped or changed. Defaults of "auto" are those of Transformers 5.23
 (integrations/deepspeed.py, ``trainer_config_finalize``).
 """
@@ -109,8 +109,8 @@ def compile_config(
 ) -> JsonObject:
     """Return the dict for ``deepspeed.initialize(config=…)``.
 
-    ``train_batch_size`` is left out on purpose: DeepSpeed computes it, and under AutoTP and Ulysses it counts
-    ranks differently in two places, so that any given product is rejected by one of them.
+    ``train_batch_size`` is left out on purpose: DeepSpeed computes it. Under AutoTP and Ulysses DeepSpeed
+    counts ranks differently in two places, so one of them rejects any given product.
     """
     config: JsonObject = _blocks(user, findings)
     config["train_micro_batch_size_per_gpu"] = batch.micro_batch

@@ -254,7 +254,7 @@ def _stage_that_counts(stage: int, mesh: Mesh, precision: Precision, findings: F
     """Use stage 2 instead of 1 for bfloat16 under Ulysses.
 
     DeepSpeed 0.19's optimizer for that case (``BF16_Optimizer``) takes the sequence-parallel ranks for a
-    tensor-parallel group, counts gradients only on the first of them and finds none on the others.
+    tensor-parallel group. It counts gradients only on the first of them and finds none on the others.
     """
     if stage == 1 and mesh.cp > 1 and precision.compute == "bfloat16":
         findings.explain(
