@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(render_all(notes), file=sys.stderr)
     import_without_torchao()
     # What the harness prints itself stays
-    quiet_libraries(quantised=False, checks_weights=False)
+    quiet_libraries(checks_weights=False)
     measured = [_measured(model, names, folders, options) for model in models]
     print(json.dumps(measured, indent=1) if options.json else "\n".join(_lines(measured)))
     return int(ExitCode.OK)

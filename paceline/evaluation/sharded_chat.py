@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _take_part(folder: Path, options: argparse.Namespace, rank: int) -> int:
     """Return the exit code. Of a signal the process that started this one speaks."""
     import_without_torchao()
-    quiet_libraries(quantised=False)
+    quiet_libraries()
     try:
         sampling = sampling_options(options)
         world = open_world(own_device(rank).type)

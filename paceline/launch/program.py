@@ -23,6 +23,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.core.os_errors import refusal_of
 from paceline.launch import codes
+from paceline.runlog.library_lines import kept_from_console
 from paceline.runlog.redact import Redactor, printable
 
 P = ParamSpec("P")
@@ -119,7 +120,7 @@ def terminal(stream: Any) -> Any:
 
 
 def redacted(main: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a process's ``main``: redact both streams while it runs.
+    """Decorate a process's ``main``: redact both streams while it runs, and keep libraries' lines off them.
 
     On an exception they stay redacted, for the traceback that Python prints.
     """
@@ -131,7 +132,8 @@ def redacted(main: Callable[P, T]) -> Callable[P, T]:
         before, redact = (sys.stdout, sys.stderr), Redactor.of(os.environ)
         sys.stdout, sys.stderr = (cast(Any, RedactedStream(stream, redact)) for stream in before)
         try:
-            result = main(*args, **kwargs)
+            with kept_from_console(os.environ):
+                result = main(*args, **kwargs)
         except SystemExit:
             sys.stdout, sys.stderr = before
             raise

@@ -22,6 +22,7 @@ from paceline.launch.environment.job_managers import parse_nonnegative_int, proc
 from paceline.launch.program import redacted, tolerate_loss
 from paceline.launch.run_secret import read_secret
 from paceline.launch.supervision.worker_channel import LauncherConnection
+from paceline.runlog.console_lines import is_verbose
 from paceline.runlog.redact import Redactor
 from paceline.runlog.stacks import stacks_to
 from paceline.runtime import codes
@@ -37,6 +38,8 @@ LATER_SECONDS = 2.0  # how long other ranks wait while the first one reports the
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank. Return the exit code; never raises a named error."""
     environ = current()
+    if not is_verbose(environ):  # c10d's warnings about addresses and closed connections are pages
+        set_defaults({"TORCH_CPP_LOG_LEVEL": "ERROR"})
     tolerate_loss()
     stacks_to(STDERR)
     all_codes()  # read now: a rank that is out of file descriptors could not open them later

@@ -45,8 +45,7 @@ def prepare_run(
 ) -> RunRecord:
     """Prepare the data; return what is known of the run. Raises PacelineError and OSError."""
     import_without_torchao()
-    lora = start.config.lora
-    quiet_libraries(quantised=lora is not None and lora.quantization_bit is not None)
+    quiet_libraries()
     begun = time.monotonic()
     prepared = startup.prepare_data(start.config, plan, env.rank, environ)
     run = RunRecord(start, env, plan, environ, line, prepared, time.monotonic() - begun)

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def compute(work: WorkFolder, rank: int, world_size: int, report: Report = lambda *_: None) -> None:
     """Compute the batches of one process that are not done yet."""
     import_without_torchao()
-    quiet_libraries(quantised=False)
+    quiet_libraries()
     settings = work.settings()
     device = own_device(rank)
     if settings.strategy != COPIES:

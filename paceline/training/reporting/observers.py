@@ -10,6 +10,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.rundir import RunDir
 from paceline.runlog import events
 from paceline.runlog.console_lines import is_verbose
+from paceline.runlog.library_lines import listen
 from paceline.runlog.lines import samples_lines
 from paceline.runlog.log import RunLog, is_written
 from paceline.runlog.place import RunDirWatch
@@ -41,6 +42,7 @@ class Observers:
         """
         self.rank, self.run, self.config, self.redact = rank, run, config, redact
         self.log = RunLog(run, rank, self.redact, config.training.log_level, warn=self._warn, leads=leads)
+        listen(self.log.message)
         self._place = RunDirWatch(run) if leads else None
         self.heartbeat = Heartbeat(run.heartbeat(rank)).start()
         self.console: Console | None = None
@@ -202,6 +204,7 @@ class Observers:
 
     def close(self) -> None:
         """Close everything but the log files."""
+        listen(None)
         self.heartbeat.stop()
         self._close_trackers()
         if self.console is not None:

@@ -1,7 +1,8 @@
-"""Libraries are quiet in a rank: no bars, no word of kernels for packed weights where none are packed."""
+"""What libraries log, warn and draw stays off the console of our programs; ``--verbose`` shows it."""
 
 from __future__ import annotations
 
+import ast
 import logging
 import logging.handlers
 import os
@@ -13,17 +14,41 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.process import ROOT
+from paceline.runlog.library_lines import is_library, kept_from_console, listen
 from paceline.runtime.library_noise import quiet_libraries
+
+#: A package of others: it logs when it is imported, and later.
+NOISY = """
+import logging, warnings
+early, kernels = logging.getLogger("noisy.early"), []
+def speak():
+    early.warning("the kernel is missing")
+    logging.getLogger("noisy.late").warning("torch_dtype is deprecated")
+    logging.warning("on the root logger")
+    warnings.warn("an import is deprecated", FutureWarning)
+    late = logging.getLogger("noisy.own")
+    late.propagate = False
+    late.addHandler(logging.StreamHandler())
+    late.warning("by a handler of its own")
+    late.error("an error is shown")
+speak()
+"""
+MAIN = """
+import logging, warnings
+import noisy
+noisy.speak()
+logging.getLogger("mine").warning("a reward of mine warns")
+warnings.warn("and so")
+"""
 
 
 @pytest.fixture
 def library_settings() -> Iterator[None]:
     from transformers.utils import logging as transformers_logging
 
-    level, bars = logging.getLogger("bitsandbytes").level, transformers_logging.is_progress_bar_enabled()
+    bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.enable_progress_bar()
     yield
-    logging.getLogger("bitsandbytes").setLevel(level)
     transformers_logging.enable_progress_bar() if bars else transformers_logging.disable_progress_bar()
 
 
@@ -37,14 +62,13 @@ def test_a_load_report_is_shown_only_where_nobody_else_looks_at_missing_weights(
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes)).save_pretrained(tmp_path)
     logger = logging.getLogger("transformers.modeling_utils")
-    before, logger.filters = list(logger.filters), []
     heard = logging.handlers.BufferingHandler(100)
     logger.addHandler(heard)
     try:
-        quiet_libraries(quantised=False, checks_weights=checks_weights)
-        LlamaForSequenceClassification.from_pretrained(tmp_path)
+        with kept_from_console({}):
+            quiet_libraries(checks_weights=checks_weights)
+            LlamaForSequenceClassification.from_pretrained(tmp_path)
     finally:
-        logger.filters = before
         logger.removeHandler(heard)
     assert any("LOAD REPORT" in record.getMessage() for record in heard.buffer) is not checks_weights
 
@@ -59,55 +83,95 @@ def test_loading_a_model_says_nothing(
     capfd.readouterr()
     LlamaForCausalLM.from_pretrained(tmp_path)
     assert "Loading weights" in capfd.readouterr().err  # what is silenced
-    quiet_libraries(quantised=False)
+    quiet_libraries()
     LlamaForCausalLM.from_pretrained(tmp_path)
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("quantised", [True, False])
-def test_kernels_for_packed_weights_are_told_where_weights_are_packed(
-    library_settings: None, quantised: bool
-) -> None:
-    logging.getLogger("bitsandbytes").setLevel(logging.NOTSET)
-    quiet_libraries(quantised)
-    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
-    assert logger.isEnabledFor(logging.WARNING) is quantised
-    assert logger.isEnabledFor(logging.ERROR)
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "noisy.py").write_text(NOISY)
+    (tmp_path / "speaks.py").write_text(MAIN)
+    return {**os.environ, "PYTHONPATH": f"{installed}:{tmp_path}:{ROOT}"}
 
 
-NAMED = ("torchao", "torchao.kernel.intmm", "bitsandbytes.backends.cpu.ops")
-
-
-def test_what_importing_torchao_says_is_dropped_and_nothing_else(library_settings: None) -> None:
-    """torchao itself is heard on its own loggers, by messages of its 0.18."""
-    loggers = {name: logging.getLogger(name) for name in NAMED}
-    before = {name: list(logger.filters) for name, logger in loggers.items()}
-    quiet_libraries(quantised=False)
-
-    def shown(name: str, text: str) -> bool:
-        record = loggers[name].makeRecord(name, logging.WARNING, __file__, 1, text, (), None)
-        return bool(loggers[name].filter(record))
-
-    try:
-        assert not shown("torchao", "Failed to load /x/torchao/_C_mxfp8.so: Could not load this library")
-        assert not shown("torchao.kernel.intmm", "Warning: Detected no triton, on systems without Triton …")
-        words = "Failed to load CPU gemm_4bit_forward from kernels-community: No module named 'kernels'."
-        assert not shown("bitsandbytes.backends.cpu.ops", words)
-        assert shown("torchao", "the option block_size is deprecated")
-        assert shown("torchao.kernel.intmm", "Failed to load a kernel")
-    finally:
-        for name, logger in loggers.items():
-            logger.filters = before[name]
-
-
-def test_a_command_that_becomes_a_module_drops_it_too(tmp_path: Path) -> None:
-    """``paceline export`` and ``chat`` are not ranks; they are run by ``launch.entered``."""
-    (tmp_path / "speaks.py").write_text(
-        "import logging\n"
-        "logging.getLogger('torchao').warning('Failed to load /x/_C_mxfp8.so: Could not load this library')\n"
-        "logging.getLogger('torchao').warning('the option block_size is deprecated')\n"
-    )
+def lines_of(environment: dict[str, str]) -> list[str]:
     argv = [sys.executable, "-m", "paceline.launch.run_module", "speaks"]
-    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines() == ["the option block_size is deprecated"] and done.stdout == ""
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    return done.stderr.splitlines()
+
+
+def test_a_program_prints_no_line_of_a_library_but_its_errors(environment: dict[str, str]) -> None:
+    shown = lines_of(environment)
+    errors = [line for line in shown if line == "an error is shown"]
+    assert len(errors) == 3  # its second handler prints each once more
+    mine = [line for line in shown if line not in errors]
+    assert mine[0].endswith("a reward of mine warns") and mine[1].endswith("speaks.py:6: UserWarning: and so")
+    assert len(mine) == 3  # the warning's line of source is the third
+
+
+@pytest.mark.parametrize("request_", [{"PACELINE_VERBOSE": "1"}, {"TRANSFORMERS_VERBOSITY": "info"}])
+def test_all_is_shown_on_request(environment: dict[str, str], request_: dict[str, str]) -> None:
+    shown = "\n".join(lines_of({**environment, **request_}))
+    for text in ("kernel is missing", "torch_dtype", "root logger", "an import is deprecated", "own"):
+        assert text in shown
+
+
+def test_every_program_passes_through_that_door() -> None:
+    """``python -m`` of any file: its ``main`` is redacted, which keeps libraries' lines from the console."""
+    programs = {}
+    for path in (ROOT / "paceline").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if "\nif __name__ ==" in text:
+            decorators = {
+                node.id
+                for function in ast.walk(ast.parse(text))
+                if isinstance(function, ast.FunctionDef)
+                for node in function.decorator_list
+                if isinstance(node, ast.Name)
+            }
+            programs[path.relative_to(ROOT / "paceline").as_posix()] = decorators & {"program", "redacted"}
+    assert len(programs) > 25
+    assert sorted(name for name, door in programs.items() if not door) == WITHOUT_LIBRARIES
+
+
+#: They print pages of the documentation, or call the ``main`` of another file.
+WITHOUT_LIBRARIES = [
+    *("__main__.py", "config/backend_files/docs_page.py", "config/render/reference.py"),
+    "plan/model/families_page.py",
+]
+
+
+def test_a_log_file_gets_what_the_console_does_not_from_before_it_was_open(tmp_path: Path) -> None:
+    file = str(tmp_path / "site-packages" / "noisy.py")
+    logger = logging.getLogger("noisy.of.test")
+    written: list[tuple[str, str]] = []
+
+    def log(text: str, level: int = logging.WARNING) -> None:
+        logger.handle(logger.makeRecord(logger.name, level, file, 1, text, (), None))
+
+    with kept_from_console({}):
+        log("early")
+        listen(lambda text, level: written.append((text, level)))
+        log("late")
+        log("for authors", logging.INFO)
+        log("an error has its own way", logging.ERROR)
+        listen(None)
+        log("after the end")
+    log("outside")
+    of = "noisy.of.test"
+    assert written == [
+        (f"{of}: early", "warning"),
+        (f"{of}: late", "warning"),
+        (f"{of}: for authors", "debug"),
+    ]
+
+
+def test_what_counts_as_a_library() -> None:
+    import torch
+
+    assert is_library(torch.__file__) and is_library(ast.__file__) and is_library(str(ROOT / "paceline/x.py"))
+    assert not is_library(str(ROOT / "examples/custom_trainer.py")) and not is_library("/home/me/rewards.py")
