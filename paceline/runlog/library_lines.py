@@ -17,7 +17,7 @@ from pathlib import Path
 from paceline.runlog.console_lines import is_verbose
 
 #: The logger whose handler gets libraries' records, while a program of ours runs.
-LIBRARIES = "paceline.libraries"
+LIBRARIES = __name__
 Write = Callable[[str, str], None]  # a text, and its level as in ``runlog.log``
 
 _MOST_HELD = 200  # records before the log file is open; later ones are dropped
