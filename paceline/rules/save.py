@@ -94,6 +94,7 @@ def best_needs_eval(c: Context) -> Iterator[Diagnostic]:
 _OFF = {
     "save_steps": "; save_strategy: no saves nothing",
     "eval_steps": "; eval_strategy: no evaluates nothing",
+    "logging_steps": "; more than all steps logs the last step only",
 }
 
 

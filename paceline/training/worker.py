@@ -34,7 +34,7 @@ from paceline.training.rank_arguments import Start
 from paceline.training.reporting.console import print_summary
 from paceline.training.run import startup
 from paceline.training.run.build import RunBuilder
-from paceline.training.run.own_weights import looked_at
+from paceline.training.run.loaded_weights import explain_nonfinite
 from paceline.training.run.peer_failures import FailureReporter
 from paceline.training.run.record import RunRecord
 from paceline.training.stop_signals import StopSignals
@@ -152,7 +152,7 @@ def train(world: World, run: RunRecord, signals: StopSignals, settings: Mapping[
         observers.note(nothing_left(ended, state, total))
     if t.eval_on_start and trainer.evaluate is not None and state.step == 0:
         trainer.measure()
-    with looked_at(run.config, state):
+    with explain_nonfinite(run.config, state):
         outcome = trainer.train()
     if trainer.saves is not None:
         beat = partial(observers.heartbeat.beat, state.step, SAVE)

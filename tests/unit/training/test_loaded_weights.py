@@ -13,7 +13,7 @@ from paceline.config.schema import Config
 from paceline.core.errors import PacelineError
 from paceline.training import codes
 from paceline.training.loop.train_state import TrainState
-from paceline.training.run.own_weights import looked_at
+from paceline.training.run.loaded_weights import explain_nonfinite
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1.0])
@@ -34,7 +34,7 @@ def test_the_first_loss_names_the_tensor_that_is_not_finite(
     config = Config.model_validate(
         {"model": {"name_or_path": str(base)}, "lora": {"adapter_name_or_path": str(lora)}}
     )
-    with pytest.raises(PacelineError) as caught, looked_at(config, TrainState(trained_steps=steps)):
+    with pytest.raises(PacelineError) as caught, explain_nonfinite(config, TrainState(trained_steps=steps)):
         raise PacelineError(codes.TRAINING_NONFINITE("step 1", "losses {'loss': nan}", step=1))
     [found] = caught.value.diagnostics
     blamed = not steps and not math.isfinite(value)

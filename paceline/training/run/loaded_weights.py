@@ -17,7 +17,7 @@ from paceline.training.loop.train_state import TrainState
 
 
 @contextmanager
-def looked_at(config: Config, state: TrainState) -> Iterator[None]:
+def explain_nonfinite(config: Config, state: TrainState) -> Iterator[None]:
     """Name, in the error of a run that had no finite step, the loaded tensor that is not finite."""
     try:
         yield
@@ -48,7 +48,7 @@ def _folders(config: Config) -> Iterator[Path]:
 
 def not_finite(folder: Path) -> str:
     """Return the first tensor of a folder's files that holds NaN or infinity, and its file; empty if none."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     adapter = folder / "adapter_model.safetensors"
     try:
@@ -60,6 +60,6 @@ def not_finite(folder: Path) -> str:
                     if wrong.any():
                         count = f"{int(wrong.sum()):,} of {wrong.numel():,} values"
                         return f"{name} in {file} has {count} that are not finite"
-    except (OSError, ValueError):  # the files have gone since
+    except (OSError, ValueError, SafetensorError):  # the files have gone or changed since
         return ""
     return ""
