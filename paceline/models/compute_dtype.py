@@ -294,10 +294,16 @@ class LowPrecisionCopies:
     under ``torch.autocast`` (``reason`` names the module). With ``copies=False`` an engine (FSDP2's policy,
     DeepSpeed) provides low-precision weights. The swaps then only compute products in a dtype that this
     processor is fast in; an unknown module runs as it is.
+    ``keeps_frozen``: frozen masters stay, since their copies are rounded and they are saved.
     """
 
     def __init__(
-        self, trunk: nn.Module, head: nn.Module | None, dtype: torch.dtype, copies: bool = True
+        self,
+        trunk: nn.Module,
+        head: nn.Module | None,
+        dtype: torch.dtype,
+        copies: bool = True,
+        keeps_frozen: bool = False,
     ) -> None:
         self.dtype = dtype
         self.masters: list[nn.Parameter] = []
@@ -329,7 +335,8 @@ class LowPrecisionCopies:
         if all(product_dtype(dtype, master.device) != dtype for master in self.masters):
             self.masters.clear()  # products are computed in fp32 with the masters: no copies
             self.reason += ", products in fp32 (this CPU has no instructions for them)"
-        self._drop_frozen_masters()
+        if not keeps_frozen:
+            self._drop_frozen_masters()
         self.refresh()
 
     def _drop_frozen_masters(self) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.models.activation_checkpointing import enable_recompute
 from paceline.models.attention.packed_attention import choose_attention, register
@@ -31,11 +32,12 @@ from paceline.models.loading.weights_source import WeightsSource
 from paceline.models.lora.expert_lora import compute_in_float64
 from paceline.models.lora.lora import Adapter, add_adapter, base_fingerprint
 from paceline.models.lora.names import plain_name
-from paceline.models.module_tensors import move_tensor_by_tensor, persistent_buffers, stand_in_values
+from paceline.models.module_tensors import move_tensor_by_tensor, persistent_buffers, stand_in_values, ties
 from paceline.models.quantized_linear import check_quantisable, convert_to_fp8, empty_layers, quantise
 from paceline.models.recurrent_layers import keep_documents_apart
 from paceline.models.role_module import RoleModule
 from paceline.models.special_tokens import forget_defaults
+from paceline.plan.features.freezing import ALL_TRAINED, Freezing
 from paceline.plan.model.kernels import head_chunk_bytes
 from paceline.plan.plan import AdapterSpec
 from paceline.protocols.model import WHOLE, BuildOptions, Slices
@@ -64,6 +66,7 @@ class HFModelFactory:
     classes       of a classifier; None: the head has one output
     chunk_bytes   of logits that the head computes at a time; None: by the device's memory
     freeze_router a mixture's routers are not trained
+    freezing      which parameters stay as loaded
     fp8           the layers' products are computed in 8 bits, unless the model is frozen
     restored      parameters that a checkpoint brings before anything is computed: if it has all of them,
                   the model's own files are not read
@@ -91,6 +94,7 @@ class HFModelFactory:
     classes: Classes | None = None
     chunk_bytes: int | None = None
     freeze_router: bool = False
+    freezing: Freezing = ALL_TRAINED
     fp8: bool = False
     restored: Collection[str] = ()
     dropout: bool = True
@@ -164,6 +168,7 @@ class HFModelFactory:
             head_chunk_bytes(device_memory(torch.device(self.device)))
             if self.chunk_bytes is None
             else self.chunk_bytes,
+            keeps_frozen=not self.frozen and adapter is None and self.freezing.keeps_masters,
         )
         module.slices, module.unread = None if held else slices, held
         if selectors and not self.frozen:
@@ -201,6 +206,8 @@ class HFModelFactory:
                 module.p = 0.0
         if self.freeze_router:
             freeze_routers(hf)
+        if self.freezing and not self.frozen:
+            self._freeze(hf)
         selectors = freeze_selectors(hf)
         use_compressors(hf)
         if self.master_dtype == torch.float64:
@@ -208,6 +215,17 @@ class HFModelFactory:
         if self.frozen:
             hf.requires_grad_(False)
         return selectors
+
+    def _freeze(self, hf: HFModel) -> None:
+        """Leave what ``freezing`` names as loaded. Raises ConfigError where a pattern names nothing;
+        a critic may lack what the policy has.
+        """
+        named = dict(hf.named_parameters())
+        if self.role is not Role.VALUE and (wrong := list(self.freezing.check(named, ties(hf)))):
+            raise ConfigError(*wrong)
+        trained = self.freezing.trained(named)
+        for name, parameter in named.items():
+            parameter.requires_grad_(name in trained)
 
     def _notes(self) -> dict[str, str]:
         """Return notes of the dtypes of the weights and their products."""

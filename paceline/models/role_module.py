@@ -66,9 +66,11 @@ class RoleModule(RootModule):
         adapter: Adapter | None = None,
         temperature: float = 1.0,
         chunk_bytes: int = CHUNK_BYTES,
+        keeps_frozen: bool = False,
     ) -> None:
         """``temperature``: log-probabilities and entropies are those of softmax(logits / temperature);
-        ``chunk_bytes``: of logits that the head computes at a time.
+        ``chunk_bytes``: of logits that the head computes at a time; ``keeps_frozen``: frozen weights keep
+        their masters in low precision too.
         """
         super().__init__()
         self.role = role
@@ -89,7 +91,7 @@ class RoleModule(RootModule):
         self.low_precision: LowPrecisionCopies | None = None
         if compute_dtype in (torch.bfloat16, torch.float16):
             self.low_precision = LowPrecisionCopies(
-                self.hf.base_model, head_of(hf), compute_dtype, copies=not engine_casts
+                self.hf.base_model, head_of(hf), compute_dtype, not engine_casts, keeps_frozen
             )
         by_length = any(isinstance(module, DocumentRope) for module in hf.modules())  # reads whole documents
         self._shares = (

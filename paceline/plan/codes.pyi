@@ -121,6 +121,59 @@ class _PLAN_NO_ROUTER(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PLAN_FREEZE_NAME(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_FREEZE_ALL(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_FREEZE_ADAPTERS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_FREEZE_PIPELINE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_FREEZE_ROUNDED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        dtype: object,
+        stored: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PLAN_ALIBI_TWICE(CodeName):
     def __call__(
         self,
@@ -965,6 +1018,11 @@ PLAN_FAMILY_STRATEGY: Code
 PLAN_TOWER: _PLAN_TOWER
 PLAN_ADAPTER_EXPERTS: Code
 PLAN_NO_ROUTER: _PLAN_NO_ROUTER
+PLAN_FREEZE_NAME: _PLAN_FREEZE_NAME
+PLAN_FREEZE_ALL: _PLAN_FREEZE_ALL
+PLAN_FREEZE_ADAPTERS: _PLAN_FREEZE_ADAPTERS
+PLAN_FREEZE_PIPELINE: _PLAN_FREEZE_PIPELINE
+PLAN_FREEZE_ROUNDED: _PLAN_FREEZE_ROUNDED
 PLAN_BALANCE_LOSS: Code
 PLAN_BALANCE_LOSS_SPLIT: Code
 PLAN_QUANTISED_BASE: Code

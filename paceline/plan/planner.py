@@ -52,6 +52,7 @@ from paceline.plan.features.experts import (
     router_decisions,
     router_options,
 )
+from paceline.plan.features.freezing import Freezing, check_freezing, check_rounding, freezing_decisions
 from paceline.plan.features.lora import adapter_decisions, adapter_of, check_adapter
 from paceline.plan.features.optimizer import check_targets, optimizer_decision
 from paceline.plan.features.precision import (
@@ -144,6 +145,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
     training, shape = job.training, job.shape
     # What does not depend on the strategy.
     adapter = attempt(lambda: adapter_of(job.lora), problems)
+    freezing = Freezing.configured(training)
     router = router_options(training, shape.router_aux_loss if shape else 0.0)
     optimizer = _optimizer(training, problems)
     precision = choose_precision(
@@ -180,8 +182,11 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
     if spec is not None and engine is not None:
         here = job.hardware.packages is not None
         problems += check_adapter(adapter, spec, engine.mesh, precision.compute, engine.options, here=here)
+        problems += check_rounding(shape, freezing, spec.state_split, precision)
     problems += check_expert_adapters(run, shape)
     problems += check_router(shape, router, adapters=job.lora is not None)
+    mesh = None if cut is None else cut.mesh
+    problems += check_freezing(shape, freezing, mesh, adapters=job.lora is not None)
     if cut is not None:
         run = replace(run, mesh=cut.mesh)
         problems += check_family(shape, cut.mesh)
@@ -361,6 +366,7 @@ def _model_decisions(plan: Plan, router: RouterOptions, hardware: Hardware) -> I
     yield from adapter_decisions(plan.adapter, plan.shape)
     yield from expert_decisions(plan.shape, plan.adapter)
     yield from router_decisions(plan.shape, router)
+    yield from freezing_decisions(plan.shape, Freezing.of(plan))
     yield from grouped_decisions(plan.shape, hardware.capability, plan.precision.compute)
 
 

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from paceline.config.load import load_config
 from paceline.models.factory import HFModelFactory
 from paceline.plan.cost.memory.model_states import model_states
+from paceline.plan.features.freezing import Freezing
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.spec import Job
@@ -133,7 +134,9 @@ def measured(case: dict[str, Any], world: World, out: Path) -> dict[str, Any]:
     source = load_config(str(out / f"config{world.rank}.json")).config.model
     handle = strategy.prepare(
         Role.POLICY,
-        HFModelFactory(source, seed=5, compute_dtype=compute, adapter=plan.adapter),
+        HFModelFactory(
+            source, seed=5, compute_dtype=compute, adapter=plan.adapter, freezing=Freezing.of(plan)
+        ),
         spec,
     )
     seen: dict[str, int] = {}

@@ -1,5 +1,6 @@
-"""One rank of a mixture's balance loss under strategies: ``python router_worker.py - OUT_DIR``; writes
-``OUT_DIR/<rank>.json``, (loss, balance, norm) by step for each strategy and scope.
+"""One rank of a mixture's balance loss, and of frozen parts, under strategies:
+``python router_worker.py - OUT_DIR``; writes ``OUT_DIR/<rank>.json``, (loss, balance, norm) by step for each
+strategy and scope.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from paceline.algorithms.moe_balance_loss import TERM, WithBalanceLoss
 from paceline.algorithms.supervised.sft import SFT
 from paceline.models.factory import HFModelFactory
 from paceline.plan.features.experts import RouterLoss
+from paceline.plan.features.freezing import Freezing
 from paceline.plan.mesh import Mesh, split_batch
 from paceline.plan.plan import AdapterSpec, DdpOptions, OptimizerSpec, Precision
 from paceline.protocols.batch import Batch
@@ -63,7 +65,7 @@ def train(
     scope: str,
     recompute: bool = False,
     adapter: AdapterSpec | None = None,
-    **build: bool,
+    **build: bool | Freezing,
 ) -> list[list[float]]:
     """(nll, balance, gradient norm) by step over the same global rows, of which some are fillers."""
     mesh, name = way(name, world.world_size)
@@ -117,6 +119,8 @@ def main() -> None:
     found = {name: train(world, name, "document", recompute=name in ("fsdp", "zero3")) for name in names}
     found |= {f"{name} adapter": train(world, name, "document", adapter=ADAPTER) for name in names}
     found |= {f"{name} frozen": train(world, name, "document", freeze_router=True) for name in names}
+    part = Freezing(("embed_tokens", "layers.0"), ("layers.0.*norm",))
+    found |= {f"{name} part": train(world, name, "document", freezing=part) for name in names}
     if world.world_size > 1:
         found |= {"tp": train(world, "tp", "document"), "tp of both": train(world, "tp", "micro_batch")}
     found["micro_batch"] = train(world, names[0], "micro_batch")

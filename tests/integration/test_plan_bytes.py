@@ -64,6 +64,10 @@ TWO |= {
         optim="schedule_free_adamw", lr_scheduler_type="constant", bf16=True, **FULL
     ),
     "ddp torchao 4 bit": {**WIDE, **_t(distributed_strategy="ddp", optim="adamw_torch_4bit")},
+    "ddp frozen bf16": _t(distributed_strategy="ddp", bf16=True, freeze="embed_tokens, layers.0"),
+    "fsdp frozen bf16": _t(bf16=True, unfreeze=["layers[-1:].mlp", "lm_head"], **FULL),
+    "zero2 frozen": _t(distributed_strategy="zero2", freeze="embed_tokens, layers.0"),
+    "zero3 frozen": _t(distributed_strategy="zero3", unfreeze="layers[1:]"),
     "autotp lora": {  # the last: DeepSpeed starts no other engine in its process
         **_t(deepspeed={"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}}),
         **LORA,

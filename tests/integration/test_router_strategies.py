@@ -30,6 +30,8 @@ def test_it_is_the_same_under_every_strategy_unless_its_scope_is_the_micro_batch
         assert close(two[name], single), name
         assert close(two[f"{name} adapter"], one["single adapter"]), name
         assert close(two[f"{name} frozen"], one["single frozen"]), name
+        assert close(two[f"{name} part"], one["single part"]), name
+    assert not close(one["single part"], single) and not close(one["single part"], one["single frozen"])
     assert not close(one["single adapter"], single) and not close(one["single frozen"], single)
     assert not close(two["micro_batch"], one["micro_batch"])
     # each rank of tensor parallelism has half of the experts and all tokens: micro-batches are as large

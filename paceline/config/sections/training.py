@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from paceline.config.sections.extensions import OwnFields
 from paceline.config.sections.training_scale import ScaleFields
@@ -15,7 +16,44 @@ from paceline.config.sections.training_steps import (
     OptimisationFields,
     SavingFields,
 )
-from paceline.config.sections.types import Bool, OptFloat, Section, Word
+from paceline.config.sections.types import Bool, OptFloat, Section, Word, misfit, to_texts
+from paceline.core.json_types import Json
+
+
+def to_patterns(value: Json) -> tuple[str, ...]:
+    """Convert a list of patterns of parameters' names, or one pattern. Raises PydanticCustomError."""
+    patterns = (value.strip(),) if isinstance(value, str) and value.startswith("^") else to_texts(value)
+    for pattern in patterns:
+        if not pattern.strip("*?. "):
+            raise misfit(f"must name parts of the model, not {pattern or 'an empty text'!r}")
+        try:
+            re.compile(pattern if pattern.startswith("^") else "")
+        except re.error as error:
+            raise misfit(f"is no regular expression ({pattern}): {error}") from None
+    return patterns
+
+
+Patterns = Annotated[tuple[str, ...], BeforeValidator(to_patterns)]
+
+
+class FreezingFields(Section):
+    """What stays as loaded."""
+
+    freeze: Patterns = Field(
+        default=(),
+        description=(
+            "Parts of the model that are not trained: names of modules or parameters, whose leading parts may"
+            " be left out, with shell wildcards and slices: [embed_tokens, 'layers[:4]', '*norm*']; ^ begins"
+            " a regular expression for full names."
+        ),
+    )
+    unfreeze: Patterns = Field(
+        default=(),
+        description=(
+            "Parts that are trained although freeze names them; without freeze only they are trained. Names"
+            " as in freeze."
+        ),
+    )
 
 
 class ExpertFields(Section):
@@ -48,6 +86,7 @@ class TrainingSection(
     EvaluationFields,
     LoadingFields,
     OptimisationFields,
+    FreezingFields,
     ExpertFields,
     ScaleFields,
     OwnFields,

@@ -12,6 +12,7 @@ from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.cost.memory.fits import master_bytes
 from paceline.plan.cost.memory.model_states import OptimizerStates
 from paceline.plan.cost.search import Candidate, SearchSpec, decoded, own_kernels, predicted
+from paceline.plan.features.freezing import Freezing, trained_share
 from paceline.plan.hardware.device_catalogue import FULL_PRECISION, AcceleratorCluster, card_named
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import Hardware
@@ -138,7 +139,8 @@ def search_spec_of(
     if plan.shape is None:
         return None
     bf16_weights = plan.precision.master == "bfloat16"
-    pieces = pieces_of(plan.shape, plan.adapter, 2 if bf16_weights else 4) or ()
+    freezing = Freezing.of(plan)
+    pieces = pieces_of(plan.shape, plan.adapter, 2 if bf16_weights else 4, freezing=freezing) or ()
     spec = SearchSpec(
         shape=plan.shape,
         cluster=cluster,
@@ -156,6 +158,7 @@ def search_spec_of(
             computes_bf16=plan.precision.compute == "bfloat16",
         ),
         frozen_size=_frozen_size(plan),
+        trained_share=trained_share(plan.shape, freezing),
         further_forwards=algorithm_spec(plan.algorithm).forwards_of(plan.config.training),
     )
     return _with_length(spec, plan)
@@ -307,6 +310,7 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
         rollout=decoded(spec.rollout, layout, mesh.tp),
         orthogonal=spec.orthogonal,
         frozen_size=spec.frozen_size,
+        trained_share=spec.trained_share,
         further_forwards=spec.further_forwards,
         start=start_of(layout.start, [spec.shape], quantised=False, decomposed=decomposes(plan.adapter)),
         master=float(SIZES.get(plan.precision.master, 4)),

@@ -51,6 +51,7 @@ class SearchSpec:
     orthogonal: Orthogonal | None = None
     states: OptimizerStates = OptimizerStates()
     frozen_size: float = 1.0  # parameters of a frozen model / those of the main model
+    trained_share: float = 1.0  # of the main model's parameters
     further_forwards: int | None = None  # None: as the algorithm's spec says
     nvme: frozenset[str] = frozenset()  # of {optimizer, parameters}: those offloaded to NVMe
     corrections: tuple[float, float] = (1.0, 1.0)  # factors on memory and time, from the machine's ledger
@@ -241,6 +242,7 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 rollout=decoded(spec.rollout, layout, mesh.tp),
                 orthogonal=spec.orthogonal,
                 frozen_size=spec.frozen_size,
+                trained_share=spec.trained_share,
                 further_forwards=spec.further_forwards,
                 start=start_of(
                     layout.start,

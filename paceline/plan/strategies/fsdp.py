@@ -10,6 +10,7 @@ from paceline.config.registries.optimizers import StateSplit
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import JsonObject
 from paceline.plan import codes
+from paceline.plan.features.freezing import Freezing
 from paceline.plan.mesh import BatchSplit, Mesh
 from paceline.plan.plan import JobToCheck, ModelStates, Plan, Precision
 from paceline.plan.strategies.fsdp_options import fsdp_engine, fsdp_mesh, read_fsdp
@@ -114,7 +115,8 @@ class FsdpSpec(StrategySpec):
         ones are small (``whole_gradient_bytes``). Nothing is said of units of other sizes.
         """
         shape, m, how = plan.shape, plan.batch.accumulation, FsdpOptions.own(plan.engine)
-        pieces = pieces_of(shape, plan.adapter, 4) if shape is not None else None
+        freezing = Freezing.of(plan)
+        pieces = pieces_of(shape, plan.adapter, 4, freezing=freezing) if shape is not None else None
         if pieces is None or how.wrap.unusual:
             return {}
         # Bytes per element, and padded sizes of the units: the root and the layers.

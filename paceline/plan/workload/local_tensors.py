@@ -12,6 +12,7 @@ from paceline.config.registries.optimizer_bytes import projected as of_projectio
 from paceline.config.registries.optimizers import BUILT
 from paceline.core.safetensors_header import STORED_DTYPES
 from paceline.plan.features.experts import expert_factors, is_adapted
+from paceline.plan.features.freezing import ALL_TRAINED, Freezing
 from paceline.plan.features.peft_settings import is_saved, is_target, rank_of
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.parameter_list import (
@@ -50,13 +51,16 @@ _VOCABULARY = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "lm_head.
 
 @dataclass(frozen=True)
 class LocalTensor:
-    """One tensor. ``trained``: has a gradient; ``decays``: has weight decay; ``size``: bytes per element."""
+    """One tensor. ``trained``: has a gradient; ``decays``: has weight decay; ``size``: bytes per element;
+    ``exact``: frozen, in more bits than a low-precision copy has, so that both are kept.
+    """
 
     name: str
     shape: tuple[int, ...]
     trained: bool
     decays: bool
     size: int
+    exact: bool = False
 
     @property
     def numel(self) -> int:
@@ -78,7 +82,11 @@ class StagesOfRank:
 
 
 def pieces_of(
-    shape: ModelShape, adapter: AdapterSpec | None, master_bytes: int, stages: StagesOfRank | None = None
+    shape: ModelShape,
+    adapter: AdapterSpec | None,
+    master_bytes: int,
+    stages: StagesOfRank | None = None,
+    freezing: Freezing = ALL_TRAINED,
 ) -> tuple[LocalTensor, ...] | None:
     """Return all tensors of the model, or of the pipeline ``stages``, in the order of ``named_parameters()``.
 
@@ -88,7 +96,8 @@ def pieces_of(
     if stages is not None:
         listed = _of_stages(listed, shape, stages.own, stages.count)
     if adapter is None:
-        return tuple(LocalTensor(p.name, p.shape, True, p.decays, master_bytes) for p in listed)
+        trained = freezing.trained(p.name for p in parameters_of(shape))
+        return tuple(_whole(p, freezing, master_bytes, not freezing or p.name in trained) for p in listed)
     if adapter.bias != "none":
         return None
     tensors: list[LocalTensor] = []
@@ -109,6 +118,12 @@ def pieces_of(
                 name = f"{module}.{leaf}.lora_{letter}.weight"  # each of peft's wrappers has its own
                 tensors.append(LocalTensor(name, size, True, True, master_bytes))
     return tuple(tensors)
+
+
+def _whole(parameter: Parameter, freezing: Freezing, master_bytes: int, trained: bool) -> LocalTensor:
+    """Return a weight of a model without adapters."""
+    exact = not trained and freezing.keeps_masters
+    return LocalTensor(parameter.name, parameter.shape, trained, parameter.decays, master_bytes, exact)
 
 
 def _frozen(parameter: Parameter, adapter: AdapterSpec, master_bytes: int, linear: bool) -> LocalTensor:
@@ -235,10 +250,10 @@ def whole_states(plan: Plan, pieces: Sequence[LocalTensor]) -> ModelStates:
 
 
 def _size(piece: LocalTensor, copies: bool) -> int:
-    """Return bytes per element: a trained weight and its copy; only the copy of a frozen weight."""
+    """Return bytes per element: a weight and its copy; only the copy of a frozen model's or base's weight."""
     if not copies or not piece.has_copy:
         return piece.size
-    return piece.size + 2 if piece.trained else 2
+    return piece.size + 2 if piece.trained or piece.exact else 2
 
 
 def sharded_states(plan: Plan, pieces: Sequence[LocalTensor], rank: int) -> ModelStates:

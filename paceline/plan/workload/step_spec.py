@@ -203,6 +203,7 @@ class StepSpec:
     rollout: RolloutSpec | None = None  # None: answers of half a row, one step per rollout
     start: LoadingSpec | None = None  # None: not checked
     frozen_size: float = 1.0  # parameters of a frozen model / those of the main model
+    trained_share: float = 1.0  # of the main model's parameters; the others are frozen
     further_forwards: int | None = None  # None: as the algorithm's spec says
     master: float = 4.0  # bytes per parameter of the whole model held at startup
 

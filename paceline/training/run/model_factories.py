@@ -17,6 +17,7 @@ from paceline.core.json_types import JsonObject
 from paceline.models.factory import HFModelFactory
 from paceline.models.heads.sequence_classification import Classes
 from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.plan.features.freezing import Freezing
 from paceline.plan.plan import AdapterSpec, Plan
 from paceline.protocols.roles import Role
 from paceline.training.preflight.named_models import check_reward_model, check_tokens, has_tokenizer
@@ -133,6 +134,7 @@ class Models:
             adapter=adapter,
             frozen=frozen,
             freeze_router=t.freeze_router and not frozen,
+            freezing=Freezing.of(self.plan),
             # that of the sampling, which on-policy log-probabilities are compared with; 1 for greedy
             temperature=rollout.temperature or 1.0 if spec.on_policy else 1.0,
             classes=self.classes if role is Role.CLASSIFIER else None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from paceline.config.import_export.argument_tables import defaults
 from paceline.config.import_export.decide_keys import Code
 from paceline.config.import_export.programs import transformers
@@ -198,6 +200,23 @@ def best_weights(reader: KeyReader) -> None:
         reader.mapped(key, (path,))
 
 
+_ROWS = re.compile(r"(.+)\[(\d*)(?::(\d*))?\]")
+
+
+def _unfrozen(reader: KeyReader) -> None:
+    """Regular expressions of the names that are trained, from their start on, whose dots stand for dots
+    (``axolotl.utils.freeze.LayerNamePattern``); one may end with the rows of a tensor.
+    """
+    key = "unfrozen_parameters"
+    value = reader.value(key)
+    names = [str(name) for name in (value if isinstance(value, list) else [value])]
+    if any(_ROWS.fullmatch(name) for name in names):
+        reader.lose(key, "a parameter is trained whole or not at all: leave the range of rows out")
+        return
+    dotted = [re.sub(r"\.(?!\+)", r"\\.", name.removeprefix("^")) for name in names]
+    reader.keep(key, "training.unfreeze", [f"^{name}" for name in dotted])
+
+
 CODE: Code = {
     **transformers.CODE,
     "schedule": schedule,
@@ -207,4 +226,5 @@ CODE: Code = {
     "tokens": tokens,
     "fsdp_config": _fsdp_config,
     "trackers": _trackers,
+    "unfrozen": _unfrozen,
 }

@@ -79,6 +79,28 @@ def _listed(reader: KeyReader) -> None:
     reader.keep("train_dataset", "data.train", sets)
 
 
+def _freezing(reader: KeyReader) -> None:
+    """``finetuning_type: freeze`` trains the last N layers (the first ones if N is negative), or modules of
+    them, and modules outside of the layers (``model.adapter._setup_freeze_tuning``).
+    """
+    count = reader.value("freeze_trainable_layers")
+    if not isinstance(count, int) or reader.on("use_llama_pro"):
+        reader.lose("finetuning_type", "which layers it trains is not known: name them in training.unfreeze")
+        return
+    layers = f"layers[-{count}:]" if count > 0 else f"layers[:{-count}]"
+    modules = _words(reader.value("freeze_trainable_modules"))
+    trained: list[Json] = [layers if name == "all" else f"{layers}.{name}*" for name in modules]
+    # it looks for these texts anywhere in a name: norm trains the layers' norms, too
+    extra: list[Json] = [f"*{name}*" for name in _words(reader.value("freeze_extra_modules"))]
+    keys = ("finetuning_type", "freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")
+    reader.set("training.unfreeze", [*trained, *extra], "finetuning_type", "all else is frozen")
+    reader.mapped(keys, ("training.unfreeze",))
+
+
+def _words(value: Json) -> list[str]:
+    return [word.strip() for word in str(value or "").split(",") if word.strip()]
+
+
 CODE: Code = {
     **transformers.CODE,
     "template": template,
@@ -86,4 +108,5 @@ CODE: Code = {
     "listed_data": _listed,
     "swanlab": _swanlab,
     "stable_decay": _stable_decay,
+    "freezing": _freezing,
 }

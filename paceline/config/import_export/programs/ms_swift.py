@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from paceline.config.import_export.argument_tables import NO_TRACKERS, defaults
 from paceline.config.import_export.commands.launcher_options import VARIABLES
@@ -12,7 +13,7 @@ from paceline.config.import_export.programs import transformers
 from paceline.config.import_export.programs.ms_swift_data import completion_length, data, length, loss_scale
 from paceline.config.import_export.verdicts import KeyReader
 from paceline.config.yaml_text.scalars import resolve_plain
-from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.core.json_types import Json, JsonObject, as_list, as_number, as_object
 
 #: What each command's argument class inherits, later ones over earlier ones (its method resolution, reversed)
 _SFT = (
@@ -146,6 +147,30 @@ def rewards(reader: KeyReader) -> None:
             reader.mapped("reward_weights", ("training.rollout.rewards",))
 
 
+def freezing(reader: KeyReader) -> None:
+    """Names that are frozen, then names that are trained again: by their beginning, or by a regular
+    expression that is searched (``swift.utils.freeze_parameters`` and ``activate_parameters``).
+    """
+    named: dict[str, list[Json]] = {}
+    for kind in ("freeze", "trainable"):
+        regex = reader.value(f"{kind}_parameters_regex")
+        begins = [f"^{re.escape(str(name))}" for name in as_list(reader.value(f"{kind}_parameters"))]
+        named[kind] = [*begins, *([f"^.*(?:{regex})"] if regex else [])]
+    ratio = as_number(reader.value("freeze_parameters_ratio")) or 0.0
+    if 0 < ratio < 1:
+        reader.lose("freeze_parameters_ratio", "how far it reaches depends on the model: name the layers")
+    keys = [key for key in reader.given if key.startswith(("freeze_parameters", "trainable_parameters"))]
+    left = [key for key in keys if not reader.decided(key)]
+    if not named["freeze"] and ratio != 1:
+        reader.nothing(left, "nothing is frozen")
+        return
+    if ratio != 1:  # else all is frozen, which unfreeze alone says
+        reader.set("training.freeze", named["freeze"], "freeze_parameters")
+    if named["trainable"]:
+        reader.set("training.unfreeze", named["trainable"], "trainable_parameters")
+    reader.mapped(left, ("training.freeze", "training.unfreeze"))
+
+
 CODE: Code = {
     **transformers.CODE,
     "loss_scale": loss_scale,
@@ -158,4 +183,5 @@ CODE: Code = {
     ),
     "rewards": rewards,
     "generations": generations,
+    "freezing": freezing,
 }

@@ -15,6 +15,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes, human_seconds
 from paceline.plan import codes
 from paceline.plan.cost.memory.model_states import OptimizerStates, states_by_role
+from paceline.plan.features.freezing import ALL_TRAINED, Freezing
 from paceline.plan.features.lora import adapter_parameters
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.parameter_list import parameters_of
@@ -155,7 +156,7 @@ def _model_bytes(
     read = float(SIZES[shape.stored or "float32"] * shape.num_parameters)
     # Trained biases are not counted: at least this is needed.
     listed = adapter and replace(adapter, bias="none")
-    pieces = pieces_of(shape, listed, size) or ()
+    pieces = pieces_of(shape, listed, size, freezing=Freezing.of(plan) if trained else ALL_TRAINED) or ()
     packed = [p.numel for p in pieces if p.size == 1]
     scales = scale_bytes(shape, listed)
     model_bytes = float(sum(p.numel * p.size for p in pieces) + scales)
@@ -296,7 +297,8 @@ def _in_bf16(plan: Plan, card: int) -> str:
     """Return a hint if the states in bfloat16 alone leave room on a card."""
     low = plan.precision.compute == "bfloat16" and plan.precision.master == "float32"
     unsharded = (plan.mesh.tp, plan.mesh.cp, plan.mesh.pp) == (1, 1, 1) and plan.adapter is None
-    pieces = pieces_of(plan.shape, plan.adapter, 4) if plan.shape is not None else None
+    freezing = Freezing.of(plan)
+    pieces = pieces_of(plan.shape, plan.adapter, 4, freezing=freezing) if plan.shape is not None else None
     if not low or not unsharded or not pieces or not strategy_spec(plan.strategy).bf16_masters:
         return ""
     states = OptimizerStates.of(pieces, plan.optimizer, bf16_weights=False).pure_bf16()

@@ -24,6 +24,7 @@ from paceline.config.registries.optimizers import BUILT, parse_optim_args, suppo
 from paceline.config.sections.training import TrainingSection
 from paceline.core.units import human_bytes
 from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.plan.features.freezing import Freezing
 from paceline.plan.features.precision import rounds
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.parameter_list import targets_of
@@ -67,7 +68,13 @@ def model_states(plan: Plan, rank: int) -> ModelStates | None:
         every = states_by_role(plan, rank)
         return sum_of([s for s in every.values() if s is not None]) if None not in every.values() else None
     spec = strategy_spec(plan.strategy)
-    pieces = pieces_of(plan.shape, plan.adapter, SIZES[plan.precision.master], spec.own_stages(plan, rank))
+    pieces = pieces_of(
+        plan.shape,
+        plan.adapter,
+        SIZES[plan.precision.master],
+        spec.own_stages(plan, rank),
+        Freezing.of(plan),
+    )
     states = None if pieces is None else spec.states(plan, pieces, rank)
     return None if states is None else _with_scales(states, plan.shape, plan.adapter)
 
@@ -160,7 +167,9 @@ def checkpoint_bytes(plan: Plan) -> int | None:
 
 
 def _of_model(plan: Plan, shape: ModelShape | None) -> int | None:
-    pieces = None if shape is None else pieces_of(shape, plan.adapter, SIZES[plan.precision.master])
+    if shape is None:
+        return None
+    pieces = pieces_of(shape, plan.adapter, SIZES[plan.precision.master], freezing=Freezing.of(plan))
     if pieces is None:
         return None
     return sum(
@@ -253,7 +262,9 @@ class OptimizerStates:
             args=parse_optim_args(training.optim_args),
             target_modules=targets_of(training.optim_target_modules),
         )
-        return cls.of(pieces_of(shape, adapter, 2 if bf16 else 4) or (), optimizer, bf16_weights=bf16)
+        freezing = Freezing.configured(training)
+        pieces = pieces_of(shape, adapter, 2 if bf16 else 4, freezing=freezing) or ()
+        return cls.of(pieces, optimizer, bf16_weights=bf16)
 
     @property
     def saved(self) -> float:

@@ -177,6 +177,7 @@ def _states(work: StepSpec, parameters: float) -> tuple[float, float, float]:
         weights = frozen / (share if work.zero == 3 else 1) + trained * s.weight
         return weights, trained * s.gradient, trained * s.optimizer / (share if work.zero else 1)
     weights = parameters * s.weight / (share if work.zero == 3 else 1)
+    parameters *= work.trained_share
     gradients = parameters * s.gradient / (share if work.zero >= 2 else 1)
     optimizer = parameters * s.optimizer / (share if work.zero >= 1 else 1)
     if work.offload in ("optimizer", "all"):
@@ -305,7 +306,7 @@ def _gathered(
     """Return the bytes of temporarily gathered tensors: sequence shards, ZeRO-3's weights, buckets."""
     h = work.shape.hidden_size
     gathered = 0.0
-    reduced = parameters if work.adapter is None else float(work.adapter.trained)
+    reduced = work.trained_share * parameters if work.adapter is None else float(work.adapter.trained)
     if work.tp > 1 and work.sequence_parallel:
         each, ends = c.gathered, c.gathered_ends
         # measured in pipelines: almost none with two stages, more with larger groups, little beyond two nodes

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from paceline.config.registries.optimizers import StateSplit
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.units import human_bytes
+from paceline.plan.features.freezing import Freezing
 from paceline.plan.mesh import BatchSplit, Mesh
 from paceline.plan.plan import Decision, ModelStates, Plan, Precision
 from paceline.plan.strategies.deepspeed.options import LACKING, deepspeed_engine, deepspeed_mesh
@@ -161,7 +162,8 @@ def nvme_decisions(plan: Plan) -> Iterator[Decision]:
         for part, device in zip(("offload_optimizer", "offload_param"), plan.engine.places, strict=True)
         if device == "nvme"
     ]
-    pieces = None if plan.shape is None else pieces_of(plan.shape, plan.adapter, SIZES[plan.precision.master])
+    shape, size, freezing = plan.shape, SIZES[plan.precision.master], Freezing.of(plan)
+    pieces = None if shape is None else pieces_of(shape, plan.adapter, size, freezing=freezing)
     if not requested or pieces is None:
         return
     ranks, low = plan.mesh.dp_shard * plan.mesh.cp, SIZES[plan.precision.compute]

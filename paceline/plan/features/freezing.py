@@ -1,0 +1,196 @@
+"""``training.freeze`` and ``training.unfreeze``: which parameters stay as loaded, and what that rules out."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+from paceline.config.registries.optimizers import StateSplit
+from paceline.config.sections.training import TrainingSection
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.units import human_count
+from paceline.plan import codes
+from paceline.plan.mesh import Mesh
+from paceline.plan.model.parameter_list import SCORE, Parameter, parameters_of
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.plan import Decision, Plan, Precision
+
+FREEZE, UNFREEZE = "training.freeze", "training.unfreeze"
+_LARGEST_LIST = 6
+_SLICE = re.compile(r"([^\[\]^]+)\[(-?\d*):(-?\d*)(?::([1-9]\d*)?)?\](.*)")
+
+
+@dataclass(frozen=True)
+class Freezing:
+    """Patterns of what stays as loaded, and of what is trained although they match it. With ``unfreeze``
+    alone everything else is frozen. A classifier's or reward model's new head is always trained.
+
+    ``keeps_masters``: a low-precision copy would round what is frozen, so the fp32 weights stay too.
+    """
+
+    freeze: tuple[str, ...] = ()
+    unfreeze: tuple[str, ...] = ()
+    keeps_masters: bool = True
+
+    @classmethod
+    def configured(cls, training: TrainingSection) -> Freezing:
+        return cls(training.freeze, training.unfreeze)
+
+    @classmethod
+    def of(cls, plan: Plan) -> Freezing:
+        """Return that of a resolved plan."""
+        rounds = plan.shape is None or plan.shape.stored != plan.precision.compute
+        return replace(cls.configured(plan.config.training), keeps_masters=rounds)
+
+    def __bool__(self) -> bool:
+        return bool(self.freeze or self.unfreeze)
+
+    def trained(self, names: Iterable[str]) -> frozenset[str]:
+        """Return which of a model's parameters (as Transformers names them) get gradients."""
+        known = frozenset(names)
+        if not self:
+            return known
+        frozen = _named(self.freeze, known) if self.freeze else known
+        return (known - frozen) | _named(self.unfreeze, known) | (known & {SCORE})
+
+    def check(self, names: Iterable[str], ties: dict[str, str]) -> Iterator[Diagnostic]:
+        """Yield the patterns that match none of ``names``, and that nothing would be trained.
+
+        ``ties``: other names of tied parameters → theirs.
+        """
+        known, idle = list(names), False
+        for key, patterns in ((FREEZE, self.freeze), (UNFREEZE, self.unfreeze)):
+            wrong = [p for p in patterns if not _named((p,), known)]
+            if wrong:
+                idle = True
+                hints = {p: _hint(p, known, [ties[n] for n in _named((p,), ties)]) for p in wrong}
+                hint = "; ".join(f"{p}: {text}" for p, text in hints.items())
+                yield codes.PLAN_FREEZE_NAME(key, ", ".join(wrong), hint=hint)
+        if self and known and not idle and not self.trained(known):
+            key, patterns = (FREEZE, self.freeze) if self.freeze else (UNFREEZE, self.unfreeze)
+            yield codes.PLAN_FREEZE_ALL(key, f"[{', '.join(patterns)}]")
+
+
+#: nothing is frozen
+ALL_TRAINED = Freezing()
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether ``pattern`` names the parameter ``name`` or a module around it.
+
+    It is a name whose leading parts may be missing (``embed_tokens``, ``layers.0.mlp``), with the wildcards
+    of a shell; or, after ``^``, a regular expression that begins at the start of the whole name.
+    """
+    return _compiled(pattern).match(name) is not None if pattern.startswith("^") else _names(pattern, name)
+
+
+def _named(patterns: Iterable[str], names: Iterable[str]) -> frozenset[str]:
+    known = frozenset(names)
+    every = [part for pattern in patterns for part in _without_slice(pattern, known)]
+    return frozenset(name for name in known if any(matches(pattern, name) for pattern in every))
+
+
+def _without_slice(pattern: str, names: frozenset[str]) -> list[str]:
+    """Return ``layers[-2:].mlp`` as ``layers.30.mlp``, ``layers.31.mlp`` for a model of 32 layers."""
+    cut = _SLICE.fullmatch(pattern)
+    if cut is None:
+        return [pattern]
+    before, *ends, after = cut.groups()
+    numbers = sorted(
+        {
+            int(parts[at])
+            for parts in (name.split(".") for name in names)
+            for at in range(1, len(parts))
+            if parts[at].isdecimal()
+            and any(fnmatchcase(".".join(parts[first:at]), before) for first in range(at))
+        }
+    )
+    chosen = numbers[slice(*(int(end) if end else None for end in ends))]
+    return [f"{before}.{number}{after}" for number in chosen]
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+@lru_cache(maxsize=65536)
+def _names(pattern: str, name: str) -> bool:
+    parts = name.split(".")
+    return any(
+        fnmatchcase(".".join(parts[first:last]), pattern)
+        for first in range(len(parts))
+        for last in range(first + 1, len(parts) + 1)
+    )
+
+
+def _hint(pattern: str, known: list[str], tied: list[str]) -> str:
+    if tied:
+        return f"it is tied to {tied[0]}: name that, or leave it out"
+    parts = {".".join(p for p in name.split(".") if not p.isdigit()) for name in known}
+    modules = {part for name in parts for part in name.split(".")}
+    near = difflib.get_close_matches(pattern.rpartition(".")[2], sorted(modules), 1)
+    if near:
+        return f"did you mean {near[0]}?"
+    leaves = list(dict.fromkeys(name.split(".")[-2] for name in known if "." in name))
+    layers = sorted({int(p) for name in known for p in name.split(".") if p.isdigit()})
+    numbered = f"; layers.{layers[0]} to layers.{layers[-1]}" if layers else ""
+    return f"there are {', '.join(leaves[:_LARGEST_LIST])}{numbered}"
+
+
+def check_freezing(
+    shape: ModelShape | None, freezing: Freezing, mesh: Mesh | None, *, adapters: bool
+) -> Iterator[Diagnostic]:
+    """Yield what ``freezing`` cannot be combined with, and patterns that name nothing in a known family."""
+    if not freezing:
+        return
+    key, value = (FREEZE, freezing.freeze) if freezing.freeze else (UNFREEZE, freezing.unfreeze)
+    if adapters:
+        yield codes.PLAN_FREEZE_ADAPTERS(key, f"[{', '.join(value)}]")
+        return
+    if mesh is not None and mesh.pp > 1:
+        yield codes.PLAN_FREEZE_PIPELINE(key, f"[{', '.join(value)}]")
+    if shape is not None and shape.exact:
+        listed = parameters_of(shape)
+        yield from freezing.check([p.name for p in listed], _ties(shape, listed))
+
+
+def check_rounding(
+    shape: ModelShape | None, freezing: Freezing, state_split: StateSplit, precision: Precision
+) -> Iterator[Diagnostic]:
+    """Yield where an engine would keep frozen weights in fewer bits than their folder has."""
+    stored = "float32" if shape is None else shape.stored or "float32"
+    low = precision.compute != precision.master and precision.compute != stored
+    if freezing and low and state_split is StateSplit.FLAT:
+        key, value = (FREEZE, freezing.freeze) if freezing.freeze else (UNFREEZE, freezing.unfreeze)
+        yield codes.PLAN_FREEZE_ROUNDED(key, f"[{', '.join(value)}]", dtype=precision.compute, stored=stored)
+
+
+def _ties(shape: ModelShape, listed: tuple[Parameter, ...]) -> dict[str, str]:
+    return {"lm_head.weight": listed[0].name} if shape.tied and listed else {}
+
+
+def trained_share(shape: ModelShape, freezing: Freezing) -> float:
+    """Return the share of the parameters that is trained, from 0 to 1."""
+    if not freezing:
+        return 1.0
+    listed = parameters_of(shape)
+    trained = freezing.trained(p.name for p in listed)
+    return sum(p.numel for p in listed if p.name in trained) / max(1, sum(p.numel for p in listed))
+
+
+def freezing_decisions(shape: ModelShape | None, freezing: Freezing) -> Iterator[Decision]:
+    """Yield what the plan says of frozen parameters."""
+    if not freezing or shape is None:
+        return
+    whole = sum(p.numel for p in parameters_of(shape))
+    trained = round(trained_share(shape, freezing) * whole)
+    yield Decision(
+        FREEZE if freezing.freeze else UNFREEZE,
+        f"{human_count(trained)} of {human_count(whole)} parameters are trained",
+        "the others stay as loaded, without gradients and optimizer states; gradients pass through them",
+    )
