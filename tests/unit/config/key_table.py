@@ -315,6 +315,8 @@ TABLE: dict[str, Key | Read] = {
         True,
         {"model.config": {**p.MODEL, "model_type": "mixtral", "num_local_experts": 2}},
     ),
+    "training.freeze": Key(p.factory, ["embed_tokens"], {}),
+    "training.unfreeze": Key(p.factory, ["embed_tokens"], {}),
     "training.disable_dropout": Key(p.factory, True, {}),
     "training.torch_compile_backend": Key(p.factory, "eager", COMPILED),
     "training.torch_compile_mode": Key(p.factory, "max-autotune", COMPILED),

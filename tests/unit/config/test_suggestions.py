@@ -322,7 +322,7 @@ def is_named(name: str, known: tuple[str, ...]) -> bool:
     ("name", "said"),
     [
         ("ema_decay", "checkpoints average"),
-        ("freeze_llm", "not frozen by name"),
+        ("freeze_llm", "training.freeze"),
         ("embedding_learning_rate", "one learning rate"),
         ("chat_template_path", "TRL's name for 'model.chat_template'"),
         ("dataset_prepared_path", "axolotl: prepared data are cached"),
