@@ -108,3 +108,18 @@ def test_twins_have_the_same_commands_and_configs(english: str, chinese: str) ->
     assert (ROOT / english).read_text(encoding="utf-8").count("\n## ") == (ROOT / chinese).read_text(
         encoding="utf-8"
     ).count("\n## ")
+
+
+def shape(document: str) -> dict[str, object]:
+    """What a twin shares: headings, rows of tables, items of lists, links, and the codes that it names."""
+    text = re.sub(r"```.*?```", "", (ROOT / document).read_text(encoding="utf-8"), flags=re.DOTALL)
+    marks = {"headings": r"^#+ ", "rows": r"^\|", "items": r"^(?:- |\d+\. )", "links": r"\]\("}
+    counts: dict[str, object] = {
+        name: len(re.findall(mark, text, re.MULTILINE)) for name, mark in marks.items()
+    }
+    return counts | {"codes": set(re.findall(r"`([a-z]+\.[a-z_]+)`", text))}
+
+
+@pytest.mark.parametrize(("english", "chinese"), TWINS)
+def test_twins_have_the_same_shape_and_codes(english: str, chinese: str) -> None:
+    assert shape(english) == shape(chinese)

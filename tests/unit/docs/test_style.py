@@ -22,6 +22,7 @@ GENERATED = {
 MAX_WORDS, USUAL_WORDS, MAX_LINE = 40, 25, 200
 #: Words in all hand-written pages, English and Chinese, by ``wc -w``, without generated tables.
 ALL_WORDS = 39_800
+README_WORDS = 700
 #: Page → sentences over 40 words; lines over 200 characters; pages with a 90th percentile over 25 words.
 LONG_SENTENCES: dict[str, int] = {}
 LONG_LINES: dict[str, int] = {}
@@ -130,6 +131,11 @@ def test_the_pages_have_no_more_words() -> None:
         text = _MADE.sub("", page.read_text(encoding="utf-8"))
         total += len((_ROOMS.sub("", text) if page.stem == "architecture" else text).split())
     assert total <= ALL_WORDS
+
+
+def test_the_readme_stays_short() -> None:
+    for name in ("README.md", "README.zh-CN.md"):
+        assert len((ROOT / name).read_text(encoding="utf-8").split()) <= README_WORDS, name
 
 
 def test_a_long_sentence_is_seen() -> None:
