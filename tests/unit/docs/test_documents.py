@@ -88,7 +88,7 @@ def test_verbs_and_options_exist(document: str) -> None:
         verb, *rest = re.split(r"\bpaceline ", command, maxsplit=1)[1].split()
         assert verb in VERBS, command
         leaf = typer.main.get_command(application_of(verb))
-        known = {option for parameter in leaf.params for option in parameter.opts}
+        known = {o for parameter in leaf.params for o in (*parameter.opts, *parameter.secondary_opts)}
         if not leaf.context_settings.get("ignore_unknown_options") and not hasattr(leaf, "commands"):
             assert {w for w in rest if w.startswith("--")} <= known, command
 
