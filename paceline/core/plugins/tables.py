@@ -11,6 +11,7 @@ import ast
 import difflib
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +41,8 @@ def load_attr(target: str) -> Any:
             )
         )
     try:
-        module = importlib.import_module(module_name)
+        # a plan asks the tables 1,400 times
+        module = sys.modules.get(module_name) or importlib.import_module(module_name)
     except Exception as exc:  # a user's module may raise anything
         there = not isinstance(exc, ModuleNotFoundError) or exc.name not in (
             module_name,

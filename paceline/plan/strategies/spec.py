@@ -313,6 +313,8 @@ def declared_spec(name: str) -> StrategySpec | None:
     """
     if name in STRATEGIES.names():
         return strategy_spec(name)
+    if ":" not in name:
+        return None
     try:
         return _own_spec(name) if is_assigned(name) else None
     except ConfigError:
