@@ -321,7 +321,8 @@ def test_a_port_in_use_is_refused_before_anything_starts(job: Callable[..., Job]
     assert "launch.port_in_use" in err and out == ""
 
 
-@pytest.mark.parametrize("launcher", MOSTLY_SPAWN)
+@pytest.mark.full  # ``test_apart`` has two nodes through the whole program
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_two_nodes_on_loopback_add_up(job: Callable[..., Job], tmp_path: Path, launcher: str) -> None:
     port, nproc, nodes = free_port(), 1 if launcher == "spawn" else 2, []
     for node in (0, 1):

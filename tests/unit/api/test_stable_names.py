@@ -178,13 +178,14 @@ def test_a_name_that_was_handed_out_works_with_a_warning_where_its_module_has_mo
     } == (EARLIER)
 
 
-def test_a_program_that_was_handed_out_runs_where_it_has_moved() -> None:
-    program = (
+def test_a_program_that_was_handed_out_runs_where_it_has_moved(tmp_path: Path) -> None:
+    program = tmp_path / "moved.py"
+    program.write_text(
         "import runpy, sys\nfrom paceline.core.plugins import moved\n"
         "moved.PROGRAMS['training.gone'] = moved.PROGRAMS['training.answers']\n"
         "sys.argv = ['answers', '--help']\nrunpy.run_module('paceline.training.gone', run_name='__main__')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
     assert (done.returncode, "--questions" in done.stdout) == (0, True), done.stderr
     assert "python -m paceline.training.gone has moved" in done.stderr
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_samples import OneRank, whole
+from support import swept
 
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.convert.convert import spec_of
@@ -192,7 +193,7 @@ def holds(base: Path, folder: Path, to: Path, bound: float = 2e-6) -> torch.Tens
     return loaded
 
 
-@pytest.mark.parametrize(("family", "settings"), FOLLOWED, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(("family", "settings"), swept(FOLLOWED, 2, 1), ids=lambda value: str(value)[:60])
 def test_what_is_followed_is_peft_s_model(
     family: str, settings: dict[str, Any], bases: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from support import swept
 from typer.testing import CliRunner
 
 from paceline.cli.main import application_of
@@ -69,8 +71,10 @@ def test_a_config_is_planned_for_the_hardware_named(tmp_path: Path) -> None:
     ), "counted to the byte"
 
 
-@pytest.mark.parametrize("model", ["llama-3-8b", "gpt2-xl", "qwen3-30b-a3b"])
-@pytest.mark.parametrize("hardware", ["8xH100", "16xA100"])
+@pytest.mark.parametrize(
+    ("hardware", "model"),
+    swept(product(("8xH100", "16xA100"), ("qwen3-30b-a3b", "gpt2-xl", "llama-3-8b")), 5),
+)
 def test_every_layout_that_fits_is_one_that_the_plan_accepts(
     model: str, hardware: str, tmp_path: Path
 ) -> None:

@@ -137,7 +137,14 @@ def test_without_a_compiler_the_scores_are_computed_and_that_is_said(missing: st
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "gpt_oss"])
-@pytest.mark.parametrize("capability", [(8, 0), pytest.param((9, 0), marks=pytest.mark.slow), (10, 0)])
+@pytest.mark.parametrize(
+    "capability",
+    [
+        (8, 0),
+        pytest.param((9, 0), marks=pytest.mark.slow),
+        pytest.param((10, 0), marks=pytest.mark.full),
+    ],
+)
 def test_capped_scores_and_sinks_have_a_kernel_from_ampere_on(
     family: str, capability: tuple[int, int]
 ) -> None:

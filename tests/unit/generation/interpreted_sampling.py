@@ -1,11 +1,12 @@
 """The sampling kernels in Triton's interpreter against their reference.
 
 A program of its own, as Triton reads TRITON_INTERPRET=1 when it is imported: prints a line a case, with what
-differs.
+differs. ``all``: every cut in every dtype, else each cut in one of them.
 """
 
 from __future__ import annotations
 
+import sys
 from itertools import product
 
 import torch
@@ -25,18 +26,15 @@ CUTS = (
 def main() -> None:
     """Print all cases."""
     launch.BLOCK, launch.COLUMNS = 64, 64  # several blocks and parts of a row of few words
-    for dtype, (rows, words) in (
-        (torch.float32, (2, 131)),
-        (torch.bfloat16, (3, 50)),
-        (torch.float16, (1, 64)),
-    ):
+    shapes = ((torch.float32, (2, 131)), (torch.bfloat16, (3, 50)), (torch.float16, (1, 64)))
+    for place, (dtype, (rows, words)) in enumerate(shapes):
         torch.manual_seed(rows)
         logits = (torch.randn(rows, words) * 3).to(dtype)
         logits[:, ::7] = logits[:, :1]  # ties
         logits[0, 5], logits[0, 6], logits[-1, 8] = 0.0, -0.0, -torch.inf
         streams = torch.tensor([stream_of(1, i) for i in range(rows)])
         places = torch.arange(rows) if words % 2 else torch.tensor([4]).expand(rows)  # of stride 0
-        for top_k, top_p, temperature in CUTS:
+        for top_k, top_p, temperature in CUTS if sys.argv[1:] == ["all"] else CUTS[place :: len(shapes)]:
             name = f"{str(dtype)[6:]} {rows}x{words} {top_k} {top_p} {temperature}"
             given = logits, top_k or words, top_p, temperature
             bounds = reference.nucleus(*given)

@@ -54,10 +54,11 @@ def test_an_operator_has_the_shapes_of_its_reference() -> None:
         )
 
 
-def test_a_kernel_computes_its_reference() -> None:
+@pytest.mark.parametrize(("cases", "cuts"), [("some", 5), pytest.param("all", 15, marks=pytest.mark.full)])
+def test_a_kernel_computes_its_reference(cases: str, cuts: int) -> None:
     pytest.importorskip("triton")
     done = subprocess.run(
-        [sys.executable, str(PROGRAM)],
+        [sys.executable, str(PROGRAM), cases],
         env={
             **os.environ,
             "TRITON_INTERPRET": "1",
@@ -70,7 +71,7 @@ def test_a_kernel_computes_its_reference() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = done.stdout.splitlines()
-    assert len(lines) == 3 * 5 * 9
+    assert len(lines) == cuts * 9
     assert [line for line in lines if not line.endswith(" 0")] == []
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support import swept
 
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
@@ -167,7 +168,9 @@ TRIPLES = [
 ]
 
 
-@pytest.mark.parametrize("given", TRIPLES, ids=lambda g: json.dumps(g).replace("train_", ""))
+@pytest.mark.parametrize(
+    "given", swept(TRIPLES, 4, 1), ids=lambda given: json.dumps(given).replace("train_", "")
+)
 def test_of_a_file_s_batch_everything_says_what_runs(
     given: dict[str, Any], tmp_path: Path, tokenizer_dir: Path
 ) -> None:
