@@ -33,6 +33,25 @@ _STYLE = """.md-grid { max-width: 76rem; }
 .md-typeset table:not([class]) { font-size: .64rem; }
 .md-typeset table:not([class]) th { min-width: 3rem; }
 .md-typeset td:first-child code { white-space: nowrap; }
+/* The theme's colours where their contrast is below 4.5, and links that differ by more than colour */
+[data-md-color-scheme][data-md-color-primary=teal] { --md-primary-fg-color: #00796b; }
+[data-md-color-scheme=default][data-md-color-primary=teal] { --md-typeset-a-color: #00796b; }
+[data-md-color-scheme=default] {
+  --md-default-fg-color--light: #000000a6; --md-code-hl-number-color: #c62424;
+}
+[data-md-color-scheme=slate] {
+  --md-default-fg-color--light: hsla(var(--md-hue), 15%, 90%, .74); --md-code-hl-number-color: #f08a7e;
+  --md-code-hl-constant-color: #ac9eee; --md-code-hl-keyword-color: #86a8ea;
+  --md-code-hl-function-color: #d78be4; --md-code-hl-special-color: #f58aad; --md-code-hl-string-color: #3fc584;
+}
+.md-typeset :is(p, li, td) > a:not(.headerlink) { text-decoration: underline; }
+"""
+#: What the theme's own elements lack for a screen reader and for the keyboard.
+_SCRIPT = """document$.subscribe(() => {
+  const label = document.documentElement.lang === "zh" ? "搜索" : "Search";
+  document.querySelector(".md-search")?.setAttribute("aria-label", label);
+  document.querySelectorAll(".md-typeset__scrollwrap").forEach((wrap) => { wrap.tabIndex = 0; });
+});
 """
 
 
@@ -40,6 +59,7 @@ def write_pages(folder: Path) -> None:
     """Write pages, pictures, linked files and the style sheet into ``folder``, which must not exist."""
     shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns("*.json", "*.md"))
     (folder / "site.css").write_text(_STYLE, encoding="utf-8")
+    (folder / "site.js").write_text(_SCRIPT, encoding="utf-8")
     for origin, page in sources():
         text = (ROOT / origin).read_text(encoding="utf-8")
         for _, target, _ in links(text):
