@@ -29,7 +29,8 @@ _UNKNOWN_KILL = (
     f"it is unknown whether memory ran out (no counter can be read; check `dmesg`); if it did, {_LESS_MEMORY}"
 )
 _OTHER_KILL = (
-    "its cgroup counted no out-of-memory kill: find out what sent the signal (kill -9, a scheduler's limit)"
+    "memory did not run out (the cgroup counts no such kill): find out what sent the signal (kill -9, a"
+    " scheduler's limit)"
 )
 _SIGNAL_HINTS: Mapping[int, str] = {
     signal.SIGSEGV: "crash in native code: the stack of each thread is in {log}",
