@@ -42,7 +42,8 @@ _STYLE = """.md-grid { max-width: 76rem; }
 [data-md-color-scheme=slate] {
   --md-default-fg-color--light: hsla(var(--md-hue), 15%, 90%, .74); --md-code-hl-number-color: #f08a7e;
   --md-code-hl-constant-color: #ac9eee; --md-code-hl-keyword-color: #86a8ea;
-  --md-code-hl-function-color: #d78be4; --md-code-hl-special-color: #f58aad; --md-code-hl-string-color: #3fc584;
+  --md-code-hl-function-color: #d78be4; --md-code-hl-special-color: #f58aad;
+  --md-code-hl-string-color: #3fc584;
 }
 .md-typeset :is(p, li, td) > a:not(.headerlink) { text-decoration: underline; }
 """

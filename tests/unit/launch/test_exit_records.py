@@ -66,7 +66,7 @@ def test_every_signal_answers_128_and_its_number(number: int) -> None:
 def test_an_out_of_memory_kill_is_said_denied_or_not_known() -> None:
     said, denied, unknown = (killed_diagnostic(1, -9, known) for known in (True, False, None))
     assert said.code == "launch.out_of_memory" and "per_device_train_batch_size" in said.hint
-    assert denied.code == "launch.worker_killed" and "no out-of-memory kill" in denied.hint
+    assert denied.code == "launch.worker_killed" and "memory did not run out" in denied.hint
     assert unknown.code == "launch.worker_killed" and "unknown" in unknown.hint
     assert "/r/logs/x.log" in killed_diagnostic(1, -11, None, "/r/logs/x.log").hint
 
