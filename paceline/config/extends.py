@@ -69,8 +69,8 @@ def _chain(path: str, tree: Node, above: tuple[str, ...] = ()) -> list[tuple[str
 def _parsed(file: Path) -> Node | None:
     """Parse a file that a config extends.
 
-    Raises ConfigError. The error quotes the line at fault only where the name is a YAML file's: a person who
-    writes a config must not read other files through its messages.
+    Raises ConfigError. The error quotes the line at fault only where the name is a YAML file's. Nobody can
+    read other files through the messages of a config.
     """
     try:
         return parse_yaml(read_text(str(file)), str(file))

@@ -36,8 +36,8 @@ def secret_environment(
     """Yield the variables by which this node's ranks find the secret, for the lifetime of the run.
 
     It is empty in three cases: the user has set a secret (children inherit it), the run is one process, or it
-    has several nodes, which cannot agree on one by themselves. Otherwise a new secret is written to a private
-    file.
+    has several nodes. Nodes cannot agree on a secret by themselves. Otherwise a new secret is written to a
+    private file.
     """
     if is_set(environ) or num_nodes > 1 or processes == 1:
         yield {}

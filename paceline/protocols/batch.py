@@ -149,8 +149,8 @@ class Batch:
 class RowSource(Protocol):
     """An ordered set of rows (bins when packed), addressable by position (contract 4).
 
-    ``num_rows(epoch)`` rows; ``batch(epoch, positions)`` builds the micro-batch of the rows at those
-    positions of the epoch's order; a position of -1 or beyond the end gives a filler. Stateless: the position
+    ``num_rows(epoch)`` rows. ``batch(epoch, positions)`` builds the micro-batch of the rows at those
+    positions of the epoch's order. A position of -1 or beyond the end gives a filler. Stateless: the position
     in training is two integers, epoch and position.
     """
 

@@ -130,7 +130,7 @@ class RootModule(nn.Module):
 
     def expert_tokens(self) -> Tensor | None:
         """Return how many tokens each expert of each layer got in training since the last call, int64
-        [layers, experts] on the device; None: no mixture, or not counted.
+        [layers, experts] on the device. None: no mixture, or not counted.
         """
         return None
 

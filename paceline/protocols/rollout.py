@@ -62,7 +62,7 @@ class OnPolicyObjective(Objective, Protocol):
     """The loss side of an algorithm whose windows are rollouts.
 
     In a rollout ``Batch.tokens`` holds ``fields()``: ``sampled`` (log-probability at sampling),
-    ``advantage``, the fields of ``precomputed_fields`` and what ``finalize_rollout`` adds; ``Batch.extras``
+    ``advantage``, the fields of ``precomputed_fields`` and what ``finalize_rollout`` adds. ``Batch.extras``
     holds ``is_scored`` (1 for an answer with a score, 0 for fillers and answers left out).
     """
 

@@ -123,8 +123,8 @@ class Context:
     def named_strategy(self) -> StrategySpec | None:
         """The spec of the strategy that the config names, built-in or the user's own.
 
-        None for ``auto`` and ``fastest``, for a user-defined class without a spec, and for an unknown name or
-        a spec that cannot be loaded (``rules.strategy.of_the_spec`` reports it).
+        None for ``auto`` and ``fastest``, and for a user-defined class without a spec. None also for an
+        unknown name or a spec that cannot be loaded (``rules.strategy.of_the_spec`` reports it).
         """
         return declared_spec(self.config.training.distributed_strategy)
 

@@ -285,8 +285,8 @@ class Record:
 class EventLog:
     """The event file of one rank. Thread-safe.
 
-    A full disk does not end the run: ``on_refusal`` is called, and once writing works again, a notice in the
-    file gives the number of lost events.
+    A full disk does not end the run: ``on_refusal`` is called. Once writing works again, a notice in the file
+    gives the number of lost events.
     """
 
     def __init__(

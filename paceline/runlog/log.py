@@ -25,8 +25,8 @@ class RunLog:
 
     ``redact`` removes secrets from every file (``redact.Redactor``); ``least``: the minimum level of text
     lines (``training.log_level``), events are always written. ``warn`` is called once for each kind of write
-    error; with ``leads`` False not for errors of the whole disk, which the node's first rank reports. Raises
-    OSError if the files cannot be opened.
+    error. With ``leads`` False it is not called for errors of the whole disk, which the node's first rank
+    reports. Raises OSError if the files cannot be opened.
     """
 
     def __init__(

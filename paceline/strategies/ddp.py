@@ -112,7 +112,7 @@ class DDP(Strategy):
 
         DDP learns in the first backward in which order gradients get ready, and rebuilds its buckets in that
         order in the second forward. Without this, sums over ranks are split differently in a run's first step
-        than later, and a resumed run differs from an uninterrupted one in the last bits (seen with 4 ranks).
+        than later. A resumed run would differ from an uninterrupted one in the last bits (seen with 4 ranks).
         Gradients, buffers and random state are restored; a filler makes a cheap ``batch``, as every parameter
         gets a gradient from it.
         """
@@ -145,7 +145,8 @@ class ZeroRedundancy(DDP):
     DDP, as all ranks clip by the same norm.
 
     Not used: ``overlap_with_ddp`` (it skips the first steps and cannot clip), and torch's
-    ``consolidate_state_dict`` (it pickles); instead each rank saves the moments it keeps, under plain names.
+    ``consolidate_state_dict`` (it pickles). Instead each rank saves the moments that it keeps, under plain
+    names.
     """
 
     def _make_optimizer(self, spec: OptimizerSpec, root: RootModule) -> torch.optim.Optimizer:

@@ -17,7 +17,7 @@ CHUNK = 1 << 16  # elements summed in the gradient's own dtype; the partial sums
 def squares(gradients: Sequence[Tensor]) -> Tensor:
     """Return the sum of squares of each gradient, float64 [N] on their device (N ≥ 1).
 
-    On a CPU torch 2.13 accumulates an fp32 norm sequentially per lane: over 16 M elements its relative error
+    On a CPU torch 2.13 accumulates an fp32 norm sequentially per lane. Over 16 M elements its relative error
     is 6e-4, and differs for every sharding of the tensor. A GPU uses a tree reduction, which is accurate to
     the last bits.
     """

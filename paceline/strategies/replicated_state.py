@@ -204,7 +204,7 @@ def moments_from(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, read: Mapping[str, Tensor]
 ) -> dict[str, Tensor | float]:
     """Return the optimizer's state of ``parameter`` from the tensors of ``moments``, in the dtype that the
-    optimizer keeps: a run with weights in another one may have saved them.
+    optimizer keeps. A run with weights in another dtype may have saved them.
     """
     dtype = parameter.dtype if isinstance(optimizer, LIKE_WEIGHTS) else None
     state: dict[str, Tensor | float] = {}

@@ -36,8 +36,8 @@ def diagnose(
     """Return the diagnostic for an exception.
 
     That is its own first one, or one made of its type, message and innermost line of code. ``silent_ranks``
-    are those that gave no sign of life while this rank waited for the cause of a lost connection; ``hint``
-    returns what would fit if memory ran out, ``memory`` what was used of it.
+    are those that gave no sign of life while this rank waited for the cause of a lost connection. If memory
+    ran out, ``hint`` returns what would fit, ``memory`` what was used.
     """
     # Errors that have a diagnostic, or are recognised as out of memory
     if isinstance(error, PacelineError):

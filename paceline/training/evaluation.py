@@ -115,8 +115,8 @@ class ExpectedAnswer:
 def expected_answers(table: TokenTable, rows: int | None, *, answered: bool) -> list[ExpectedAnswer]:
     """Return what is expected of the first ``rows`` rows (None: all), of those with a prompt and an answer.
 
-    Of a document the answer is its last run of tokens with loss, of a pair its first document's; of rows that
-    the model answers itself (``answered``) it is what they hold as ``answer``.
+    The answer of a document is its last run of tokens with loss; that of a pair is its first document's. Rows
+    that the model answers itself (``answered``) have it as ``answer``.
     """
     count = len(table) // table.group
     answers = []

@@ -3,10 +3,10 @@
 ``python -m paceline.training.exact_match RUN --questions FILE.jsonl [--initial] [--last]``
 
 The model is built once, with the worker's seed, so that ``--initial`` evaluates exactly the model that
-training started from; the weights of each checkpoint are then loaded into it. Rows of the file are
-``{"messages": [user, …, assistant]}`` (the last message is the expected answer) or ``{"prompt": …, "answer":
-…}``. The answers of every checkpoint are appended to the run's events (kind ``answers``, which the plot
-shows), and all of them are written to the run's ``answers.json``.
+training started from. The weights of each checkpoint are then loaded into it. Rows of the file are
+``{"messages": [user, …, assistant]}`` (the last message is the expected answer) or
+``{"prompt": …, "answer": …}``. The answers of every checkpoint are appended to the run's events (kind
+``answers``, which the plot shows). All of them are written to the run's ``answers.json``.
 """
 
 from __future__ import annotations

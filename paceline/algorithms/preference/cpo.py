@@ -32,8 +32,8 @@ class CPO(PairPolicy):
 
     ``loss_type`` may also be ``hinge``, ``ipo`` or ``simpo`` (with ``cpo_alpha``: CPO-SimPO), as in TRL's
     CPOTrainer: ``ipo`` and ``simpo`` compare means over tokens. The paper's NLL is a sum over the answer.
-    Here, as in TRL, it is a mean over tokens. Paceline takes the mean over the whole global batch; TRL takes
-    it over each process's micro-batch, so TRL's loss depends on how the batch is split. Rewards are β times
+    Here, as in TRL, it is a mean over tokens. Paceline takes the mean over the whole global batch. TRL takes
+    it over each process's micro-batch, so its loss depends on how the batch is split. Rewards are β times
     what is compared.
     """
 

@@ -240,9 +240,9 @@ def adapter_state(
     names: ModelNames,
     form: str,
 ) -> ForeignState:
-    """Return the adapter in ``weights``. ``trained``: names of what the optimizer has moments of, where they
-    are known. peft's factors are trained in any case, and so are the modules that ``adapter_config.json``
-    trains in full.
+    """Return the adapter in ``weights``. ``trained``: names of the tensors with moments of the optimizer,
+    where they are known. peft's factors are trained in any case, and so are the modules that
+    ``adapter_config.json`` trains in full.
 
     Raises CheckpointError if that file is neither in ``folder`` nor in the one around it.
     """

@@ -303,9 +303,9 @@ def _run_exporters(exporters: Exporters, stage: Path, dtype: str) -> dict[str, i
 
 @dataclass(frozen=True)
 class _Content:
-    """What an export holds, chosen and checked. ``fill``: into (a folder, bytes of a file of weights, the
-    checkpoint that what was written is loaded back and compared with, None: not loaded); ``remote``: its
-    class comes from the hub and is not loaded.
+    """What an export holds, chosen and checked. ``fill``: gets a folder, the bytes of a file of weights, and
+    the checkpoint to compare the written folder with (None: it is not loaded back). ``remote``: its class
+    comes from the hub and is not loaded.
     """
 
     entries: Sequence[TensorEntry]

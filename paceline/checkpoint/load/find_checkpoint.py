@@ -282,7 +282,7 @@ LOSS = "eval_loss"
 
 @dataclass(frozen=True)
 class ListedCheckpoint:
-    """One checkpoint. ``path``: of one in object storage its URL; ``verdict``: ``verified`` (every byte,
+    """One checkpoint. ``path``: the URL of one in object storage. ``verdict``: ``verified`` (every byte,
     last), ``complete`` (all files with their sizes), ``committed`` (at a URL) or what is wrong.
     """
 

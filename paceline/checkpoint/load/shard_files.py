@@ -324,8 +324,8 @@ def _merged(
     reads: HashedReads, places: list[tuple[int, int]], seen: list[_Seen], readers: Readers
 ) -> tuple[_Known, dict[Owners, list[tuple[int, int]]]]:
     """Return two things about blocks that no rank could judge alone: the hashes of the leaves of their
-    copies, and the leaves that nobody has read, by the ranks that may read them. A leaf is (the block's place
-    in the round, the leaf's number).
+    copies, and the unread leaves by the ranks that may read them. A leaf is (the block's place in the round,
+    the leaf's number).
     """
     disks = readers.disks
     judged: set[tuple[int, int]] = set()

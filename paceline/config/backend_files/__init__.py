@@ -20,16 +20,14 @@ is dropped silently. The rest of the program reads after ``load_config``:
         state_dict_type                "full_state_dict" | "sharded_state_dict" | "local_state_dict"
         xla, xla_fsdp_v2, xla_fsdp_grad_ckpt  bool;  xla_fsdp_settings  mapping
 
-``training.deepspeed``
-    The DeepSpeed JSON with the names of DeepSpeed 0.19.8, keeping ``"auto"``; removed features, comments and
-    translated keys are dropped, each with a note. Numbers and booleans are typed, blocks are mappings. Of
-    the three batch keys a number is kept; ``"auto"`` (and an absent key that a higher layer sets) comes from
-    ``training.*``; a key that is absent everywhere follows from ``train_batch_size`` and the number of
-    processes, by DeepSpeed's rule (``batch_of``). It is a path only if the file is missing; then a start is
-    refused.
-``training.mixed_precision``, ``optim``, ``learning_rate``, ``lr_scheduler_type``, ``parallelism.*``,
-``launch.*``
-    Have the files' values unless a higher layer sets them; these keys are read, not the copies in the JSON.
+``training.deepspeed`` The DeepSpeed JSON with the names of DeepSpeed 0.19.8, keeping ``"auto"``; removed
+    features, comments and translated keys are dropped, each with a note. Numbers and booleans are typed,
+    blocks are mappings. Of the three batch keys a number is kept. ``"auto"`` (and an absent key that a higher
+    layer sets) comes from ``training.*``. A key that is absent everywhere follows from ``train_batch_size``
+    and the number of processes, by DeepSpeed's rule (``batch_of``). It is a path only if the file is missing;
+    then a start is refused. ``training.mixed_precision``, ``optim``, ``learning_rate``,
+    ``lr_scheduler_type``, ``parallelism.*``, ``launch.*`` Have the files' values unless a higher layer sets
+    them; these keys are read, not the copies in the JSON.
 
 Normalising a normal form does not change it.
 """

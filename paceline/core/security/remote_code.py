@@ -40,8 +40,8 @@ class RemoteCode:
 def unpinned(name: str, revision: str | None) -> Diagnostic | None:
     """Return why the code of model ``name`` may not run with ``revision`` as its pin; None when it may.
 
-    A hub name is pinned by its commit, a local folder by the digest of its code, since a commit does not
-    determine the files on this disk.
+    A hub name is pinned by its commit, a local folder by the digest of its code. A commit does not determine
+    the files on this disk.
     """
     # A hub name: pinned by a commit
     folder = Path(name).expanduser()

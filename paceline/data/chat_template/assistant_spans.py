@@ -1,8 +1,8 @@
 """Where in a rendered conversation the turns lie that carry loss.
 
-A turn's own characters are what the template's loop wrote for it (``rendering``); of those, the opening that
-stands in the prompt when the model answers (``add_generation_prompt``) has no loss, and the special token
-that ends the turn has. Where the template cannot be followed so, prefixes of the conversation are rendered.
+A turn's own characters are what the template's loop wrote for it (``rendering``). Their opening stands in the
+prompt when the model answers (``add_generation_prompt``), so it has no loss. The special token that ends the
+turn has loss. Where the template cannot be followed so, prefixes of the conversation are rendered.
 """
 
 from __future__ import annotations

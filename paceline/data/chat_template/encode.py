@@ -1,8 +1,8 @@
 """Tokenize conversations with the chat template (in Transformers' sandbox), and label the answers.
 
 The full conversation is rendered once and tokenized once; a token has loss if it overlaps a span of a turn
-that has loss (``answers``). An added token with ``lstrip`` or ``rstrip`` swallows the white space beside it,
-which may be an answer's: it has loss only if what it stands for is in the span.
+that has loss (``answers``). An added token with ``lstrip`` or ``rstrip`` swallows the white space next to it,
+which may be an answer's. The token has loss only if its own text is in the span.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ _TOOL: JsonObject = {
 
 
 class Encoded(NamedTuple):
-    """``input_ids`` int32 [n]; ``labelled`` bool [n], True where the token has loss; ``left_out``: what of
-    the row the text does not have; ``end_added``: the last token is an end that the template did not write.
+    """``input_ids`` int32 [n]; ``labelled`` bool [n], True where the token has loss. ``left_out``: parts of
+    the row that the text does not have. ``end_added``: the last token is an end that the template did not
+    write.
     """
 
     input_ids: NDArray[np.int32]

@@ -2,7 +2,7 @@
 
 README's ``configs:`` decides (``card``); without one the names ``data/NAME-00000-of-00001.*``, then names of
 folders, then names of files. Paceline refuses a folder where ``datasets`` would read a file twice, leave out
-rows of another type, or train on a file whose name says test.
+rows of another type, or train on a test file.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ _LIBRARY = torch.library.Library("paceline", "FRAGMENT")  # type: ignore[no-unty
 
 def nucleus(logits: Tensor, top_k: int, top_p: float, temperature: float) -> Tensor:
     """Return what is kept of softmax(logits / temperature), [B, V], by top-k, then by top-p of the rest. The
-    result is int64 [B, 2]: the least kept logit as a number in the order of fp32, and the last kept column
-    among the logits equal to it.
+    result is int64 [B, 2]: the least kept logit, as a number in the order of fp32, and the last kept column
+    of those with that logit.
 
     ``top_k`` at least V, ``top_p`` 1: not used. As ``sampling.keep_likeliest``, but that probabilities are
     added as integers: a token within 2^-40 of the border may fall on its other side.

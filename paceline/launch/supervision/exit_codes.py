@@ -2,10 +2,10 @@
 
 A rank's own named error wins over the errors that it causes in others. So does the first death by a signal
 that the launcher did not send. The order in which failures are observed is not always the order in which they
-happened: ranks that lose a peer may fail with arbitrary errors shortly before the launcher notices the dead
-process, and a library may abort (SIGABRT) a rank whose peer has just reported its error. So a death by a
-signal that is never a consequence wins over errors up to ``ECHO_SECONDS`` older, and one that may be a
-consequence loses to them.
+happened. Ranks that lose a peer may fail with arbitrary errors shortly before the launcher notices the dead
+process. A library may abort (SIGABRT) a rank whose peer has just reported its error. So a death by a signal
+that is never a consequence wins over errors up to ``ECHO_SECONDS`` older. A death that may be a consequence
+loses to them.
 """
 
 from __future__ import annotations

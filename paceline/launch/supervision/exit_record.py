@@ -1,7 +1,7 @@
 """``events/exits.json``: how each rank of a node ended, and why the run has its exit code.
 
-The node's launcher begins it before it starts the ranks (``exit_code`` null, with its own pid), so that
-readers know whether a start is under way, and completes it after all ranks have ended.
+The node's launcher begins it before it starts the ranks (``exit_code`` null, with its own pid), so readers
+know whether a start is under way. It completes the record after all ranks have ended.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """Start this node's processes, forward signals, collect exit codes, and leave no process behind.
 
-Signals. The first SIGTERM, SIGHUP or Ctrl-C requests a graceful stop: SIGTERM to every *worker* (also behind
-torchrun's agent, which would itself kill them after a fixed time); a worker saves after its step and exits
-with 75. A further Ctrl-C kills everything and the exit code is 130. Every child has its own session, so a
-terminal's Ctrl-C reaches only the supervisor.
+Signals. The first SIGTERM, SIGHUP or Ctrl-C requests a graceful stop: SIGTERM to every *worker*, also behind
+torchrun's agent, which would kill them after a fixed time. A worker saves after its step and exits with 75. A
+further Ctrl-C kills everything and the exit code is 130. Every child has its own session, so a terminal's
+Ctrl-C reaches only the supervisor.
 
-Exit codes. Those of the workers, see ``exit_codes``. A worker announces its end; one that exits without it
-has failed, whatever its code, and one that is killed after it makes the run's code 70 (the result is there).
-When a rank is killed by a signal, the others are told at once through their socket (``worker_channel``),
-write it down and exit. The supervisor kills ranks that stay longer than ``WORD_SECONDS``, or have no socket
-yet. When a rank fails with its own error, the others get ``NAMED_SECONDS`` to hear of it from that rank (the
-alarm between ranks). Then the launcher tells them in the same way. ``PEER_SECONDS``, then SIGTERM, then
-SIGKILL apply to ranks that only lost a peer on another node. How each rank ended is recorded in the run
-directory (``exit_record``).
+Exit codes. Those of the workers, see ``exit_codes``. A worker announces its end. If it exits without that, it
+has failed, whatever its code. If it is killed afterwards, the run's code is 70 (the result is there). When a
+rank is killed by a signal, the others are told at once through their socket (``worker_channel``), write it
+down and exit. The supervisor kills ranks that stay longer than ``WORD_SECONDS``, or have no socket yet. When
+a rank fails with its own error, the others get ``NAMED_SECONDS`` to hear of it from that rank (the alarm
+between ranks). Then the launcher tells them in the same way. ``PEER_SECONDS``, then SIGTERM, then SIGKILL
+apply to ranks that only lost a peer on another node. How each rank ended is recorded in the run directory
+(``exit_record``).
 
 Cleanup. All descendants carry a mark in their environment, by which the remaining ones, detached or not, are
 found and killed at the end. If the supervisor itself is killed, the kernel sends its children SIGTERM

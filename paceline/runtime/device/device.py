@@ -238,7 +238,7 @@ class CopiedToHost:
     """Copies of ``tensors``, enqueued behind what computes them.
 
     On a device whose copies pass beside its kernels, into pinned memory (torch's own choice for an
-    asynchronous copy); the tensors of a CPU are the copies, and those of other devices are waited for.
+    asynchronous copy). Tensors of a CPU are their own copies. Copies from other devices are waited for.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:

@@ -1,8 +1,8 @@
 """The host's part of a rank: the processors beside its card, and what becomes of freed memory.
 
 Memory that a rank pins lies beside the processors that it computes on. Freed memory goes back to the system
-while models are built; in training it stays in the process, as large activations are freed and allocated
-every step, and a fresh page costs a page fault and zeroing.
+while models are built. In training it stays in the process: large activations are freed and allocated every
+step, and a fresh page costs a page fault and zeroing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from paceline.plan.hardware.device_kinds import is_accelerator
 
 
 def bind_to_card(device: torch.device, root: Path = Path("/")) -> str:
-    """Bind this thread, and those that it starts, to the processors of the device's NUMA node; return what to
-    say of it, empty where nothing is to be done.
+    """Bind this thread, and those that it starts, to the processors of the device's NUMA node. Return a line
+    about it, empty where nothing was done.
 
-    Nothing is done where the node is not known, where there is only one, and where this process was bound
-    before (by numactl, Slurm or a container's cpuset). ``root``: where ``/sys`` lies.
+    Nothing is done if the node is unknown, if there is only one, or if this process was bound before (by
+    numactl, Slurm or a container's cpuset). ``root``: where ``/sys`` lies.
     """
     if not is_accelerator(device.type) or not hasattr(os, "sched_setaffinity"):
         return ""
@@ -73,7 +73,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4  
 
 
 def return_freed_memory() -> bool:
-    """Make glibc map every block of a MiB and more by itself, so that it goes back when it is freed; return
+    """Make glibc map every block of a MiB and more by itself, so that it goes back when it is freed. Return
     whether it was done (False: another C library).
 
     It would soon take blocks of up to 32 MiB from the heap, which ends at the last that is still there. Call

@@ -96,8 +96,8 @@ def read_heartbeat(path: Path) -> JsonObject | None:
 class Signs:
     """Describe silent ranks by their heartbeat files, which lie at ``path_of(rank)``.
 
-    For a reader that shares the disk with them. Of a rank on another host it says only whether its file has
-    changed since the call before: the clocks of two hosts are not compared.
+    For a reader that shares the disk with them. Of a rank on another host it reports only whether the file
+    has changed since the previous call. It does not compare the clocks of two hosts.
     """
 
     def __init__(self, path_of: Callable[[int], Path]) -> None:

@@ -63,8 +63,8 @@ class PauseDetector:
     """Measure for how much of the last ``span_seconds`` this process did not run (stopped, starved of CPU).
 
     A thread that wakes at fixed intervals reports by how much it was late. Long stops are added up. Of stops
-    that are shorter than the interval (a CPU quota) most fall between two wake-ups; there the share of the
-    wake-ups that are late is that of the time.
+    that are shorter than the interval (a CPU quota) most fall between two wake-ups. There the share of late
+    wake-ups equals the share of lost time.
     """
 
     def __init__(self, span_seconds: float, now: float) -> None:

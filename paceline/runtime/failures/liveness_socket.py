@@ -1,10 +1,10 @@
 """A line from every rank to rank 0 that the kernel cuts when a process dies, whatever the backend.
 
 NCCL tells nobody that a rank is gone, and heartbeats cannot tell a dead process from one that stands still.
-An open connection can: the kernel of a dead process closes it at once, or resets it when the network is back,
-and that of a stopped one keeps answering for it. A machine that does not answer proves nothing: a network may
-be away for a minute, so that a line which times out is only given up, and the silence of its rank has the
-run's own limit (``vigil.py``). Who connects proves by the run's secret that it is a rank.
+An open connection can. The kernel closes a dead process's connection at once, or resets it when the network
+is back. For a stopped process the kernel keeps answering. A machine that does not answer proves nothing: a
+network may be away for a minute. So a connection that times out is only given up. The silence of its rank has
+the run's own limit (``vigil.py``). Who connects proves by the run's secret that it is a rank.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ OnDeath = Callable[[int], None]
 
 
 class LivenessSocket:
-    """One end of the lines. ``on_death(rank)`` is called, from a thread of its own, for a line that was cut
-    without a farewell: at rank 0 for each other rank, at the others for rank 0. An outage of less than
-    ``patience`` seconds leaves the lines open.
+    """One end of the lines. ``on_death(rank)`` is called, from a separate thread, for a connection that was
+    cut without a farewell. Rank 0 has a connection to each other rank; the others have one to rank 0. An
+    outage of less than ``patience`` seconds leaves the lines open.
     """
 
     def __init__(

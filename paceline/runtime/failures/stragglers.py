@@ -1,8 +1,8 @@
 """Who is late: the rank that the others wait for in a collective, while all of them give signs of life.
 
-torch's flight recorder tells each rank which collective it waits in and for how long; its heartbeats tell
-the others. Once a rank has waited for longer than a limit, the ranks that wait in none are late, each by the
-limit of its own phase: one that still saves is not late for the others' next step.
+torch's flight recorder tells each rank which collective it waits in and for how long; its heartbeats tell the
+others. Once a rank has waited for longer than a limit, ranks not waiting in a collective are late once their
+phase's limit has passed. A rank that still saves is not late for the others' next step.
 
 Collectives are recorded if ``TORCH_FR_BUFFER_SIZE`` was set before torch was imported
 (``launch.environment.device_variables``). They are read as JSON in this process; what torch itself writes at

@@ -1,7 +1,7 @@
 """Exchanges between ranks that training does not wait for: a flag read a step late, JSON through the store.
 
-A collective of a thread beside training could come between two of training's, in another order on each rank;
-so such a thread talks through the store.
+A collective of a thread beside training could come between two of training's, in another order on each rank.
+So this thread uses the store.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from paceline.runtime.process_group.world import World
 class LateFlag:
     """Whether any rank has set its flag: on an accelerator in the call before, else in this one. Collective.
 
-    The flags are reduced on the device and copied to the host asynchronously; a stop request is thus seen by
-    all ranks after the same step, one later than it was made. Where the group moves tensors of the host, or
-    the device has no events, it is seen in the same step, by a wait. ``before``: what is returned as long as
-    no flag has been reduced.
+    The flags are reduced on the device and copied to the host asynchronously. So all ranks see a stop request
+    after the same step, one later than it was made. Where the group moves tensors of the host, or the device
+    has no events, it is seen in the same step, by a wait. ``before``: what is returned as long as no flag has
+    been reduced.
     """
 
     def __init__(self, world: World, *, before: bool = False) -> None:

@@ -29,9 +29,9 @@ def device_mesh(world: World, mesh: Mesh) -> DeviceMesh:
 
 
 def limit_groups(world: World, seconds: float) -> None:
-    """Let the ranks wait ``seconds`` for one of them from now on, in every process group of this process:
-    those included that engines and ``DeviceMesh._flatten`` made by themselves with the backend's default
-    (NCCL: ten minutes).
+    """Let the ranks wait ``seconds`` for one of them from now on, in every process group of this process.
+    That includes groups that engines and ``DeviceMesh._flatten`` made by themselves with the backend's
+    default (NCCL: ten minutes).
     """
     world.wait_for(seconds)
     if world.world_size == 1 or world.backend == "fake":

@@ -1,8 +1,8 @@
 """The first all-reduce over each axis of the mesh, with a short limit: who does not come is named, and the
 bandwidth told.
 
-A link that does not carry data, or a rank that is somewhere else, would otherwise be met in the first step
-and waited for until the process group's time-out.
+Without this, a link that carries no data, or a rank that hangs elsewhere, would show in the first step only,
+after the process group's time-out.
 """
 
 from __future__ import annotations

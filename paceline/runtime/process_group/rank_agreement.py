@@ -1,7 +1,7 @@
 """Before a process group opens: every rank says what it is, and a rank that differs is named on all of them.
 
 Ranks of different kinds of devices would open groups of different backends and wait for each other until the
-time-out; ranks of different torch or NCCL releases hang or crash in their first collective. So each rank
+time-out. Ranks of different torch or NCCL releases hang or crash in their first collective. So each rank
 writes what it is into the store; rank 0 compares, and all read its verdict.
 """
 

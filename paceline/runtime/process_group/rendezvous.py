@@ -47,8 +47,8 @@ def connect_store(
 
     Rank 0 hosts it unless torchrun's agent does. A node that waits says so every ``report_seconds``.
 
-    torchrun passes the same store to every attempt, so the keys carry the restart count and those of a failed
-    attempt are not read (as ``torch.distributed.rendezvous`` does for the process group's own keys). Raises
+    torchrun passes the same store to every attempt. The keys carry the restart count, so no attempt reads a
+    failed attempt's keys (as ``torch.distributed.rendezvous`` does for the process group's own keys). Raises
     PacelineError (``runtime.port_in_use``, ``runtime.rendezvous``).
     """
     host = may_host and env.hosts_store

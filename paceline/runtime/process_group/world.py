@@ -193,7 +193,7 @@ class World:
         return [float(v) for v in self._reduce(values, torch.float64, dist.ReduceOp.SUM)]
 
     def all_reduce_tensor(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sums of ``values`` over all ranks, of the same shape and dtype, on their device: the
+        """Return the sums of ``values`` over all ranks, of the same shape and dtype, on their device. The
         host waits for nothing, unless the backend moves tensors of the host only.
         """
         if self.world_size == 1:
@@ -265,8 +265,8 @@ class World:
 
         Contract 10: engines first, then this, then flush and exit. ``ok=True``: a barrier, then all ranks
         leave, the store's host last. False means that a rank died while leaving (``ExitCode.CLOSING``: the
-        result is durable all the same). ``ok=False``: other ranks may be gone or stuck, so nothing is waited
-        for and the group is not destroyed, as destructors of a broken group can hang; the caller ends the
+        result is durable all the same). ``ok=False``: other ranks may be gone or stuck. Then this waits for
+        nothing and does not destroy the group, as destructors of a broken group can hang; the caller ends the
         process.
         """
         if self.closed or self.world_size == 1:

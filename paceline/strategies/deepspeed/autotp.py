@@ -46,8 +46,8 @@ def prepare_root(root: RootModule, stage: int) -> None:
 
 
 def _open_adapters(root: RootModule, plan: Mapping[str, str]) -> None:
-    """Let AutoTP see the layer, A and B inside an adapted layer: it replaces whatever has a weight of two
-    dims, which peft's wrapper shows as its own, and would drop the adapter.
+    """Let AutoTP see the layer, A and B inside an adapted layer. AutoTP replaces every module that has a
+    weight of two dims. peft's wrapper shows its layer's weight, so AutoTP would drop the adapter.
 
     Features of row-parallel layers are dropped as one process does.
     """

@@ -75,8 +75,8 @@ def asking_config(plan: Plan, role: str) -> JsonObject:
 def _own_drive_folders(zero: JsonObject, run_dir: str, role: str) -> None:
     """Give this model a folder of its own for NVMe offload, in place.
 
-    DeepSpeed names its files by rank and parameter only, and empties the folder at the start, so two runs
-    (and two models of a run) would overwrite each other's files.
+    DeepSpeed names its files by rank and parameter only, and empties the folder at the start. Two runs (and
+    two models of a run) would overwrite each other's files.
     """
     run_folder = f"paceline-{hashlib.sha256(run_dir.encode()).hexdigest()[:12]}"
     for name in ("offload_optimizer", "offload_param"):

@@ -1,10 +1,10 @@
-"""The root module that DeepSpeed's engine takes: built without storage, then given its values as they are
-kept, in the dtype in which the engine trains, each rank's part from its own part of the model's files.
+"""The root module that DeepSpeed's engine takes. It is built without storage, then gets its values in the
+dtype in which the engine trains. Each rank reads its own part from the model's files.
 
 DeepSpeed partitions a parameter that every rank holds whole, after a broadcast from rank 0. Under ZeRO-3 it
-gets one here whose memory is reserved, but written only where this rank's partition lies: pages that are
-never written take no room, and what is not this rank's is never read. AutoTP cuts values that have no storage
-yet; its shards are filled before the engine goes on.
+gets one here whose memory is reserved, but written only where this rank's partition lies. Pages that are
+never written take no room, and no rank reads another's part. AutoTP cuts values that have no storage yet; its
+shards are filled before the engine goes on.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 
 def without_storage(root: RootModule, device: torch.device, low: torch.dtype | None) -> None:
-    """Give the parameters of ``root``, which are on meta, one value each on ``device``, seen in their shapes;
-    in the dtype in which the engine trains (``low``: its 16-bit one).
+    """Give the parameters of ``root``, which are on meta, one value each on ``device``, expanded to their
+    shapes. They have the dtype in which the engine trains (``low``: its 16-bit one).
 
     They stay the same objects when they are filled, with shapes by which an optimizer groups them.
     """
@@ -183,8 +183,8 @@ def built_root(
     """Return the model without storage, and what fills it as the engine keeps it: in its low precision, and
     this rank's part of it. Collective, as is the call.
 
-    The model is whole, and there is nothing to call, at stage 0, for a base packed in 4 bits, and where
-    AutoTP meets parameters on a drive, which DeepSpeed partitions first.
+    The model is whole, and there is nothing to call, in three cases: at stage 0, for a base packed in 4 bits,
+    and under AutoTP with parameters on a drive, which DeepSpeed partitions first.
     """
     mesh, low = plan.mesh, plan.precision.compute in ("bfloat16", "float16")
     options = BuildOptions(fused=stage < 3 and mesh.tp == 1, engine_casts=low and stage > 0)

@@ -1,9 +1,9 @@
 """DeepSpeed's flops profiler for models with fused kernels: registers its hooks early enough, and counts
 products from shapes.
 
-By itself it registers its hooks between the root's own (so the root's latency is the time since 1970 and its
-counts are lost), and counts calls of ``nn.Linear`` and ``torch.matmul``, while here projections, gates and
-the head are computed inside kernels, without calling those modules.
+By itself it registers its hooks between the root's own, so the root's latency is the time since 1970 and its
+counts are lost. It counts calls of ``nn.Linear`` and ``torch.matmul``; here kernels compute projections,
+gates and the head without calling those modules.
 """
 
 from __future__ import annotations

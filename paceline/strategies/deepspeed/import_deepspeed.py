@@ -65,9 +65,9 @@ def library(world: World) -> ModuleType:
 def without_shared_memory_op() -> AbstractContextManager[None]:
     """Inside the context, DeepSpeed's start on a CPU compiles nothing.
 
-    Its shared-memory op is used by ``inference_all_reduce`` only, but every start would build it (a C++
-    compiler, ninja and a minute), and the stale lock of a killed build makes all later starts hang. Without
-    it that call is torch's all-reduce.
+    Only ``inference_all_reduce`` uses its shared-memory op, but every start would build it (a C++ compiler,
+    ninja and a minute). The stale lock of a killed build makes all later starts hang. Without the op that
+    call is torch's all-reduce.
     """
     from deepspeed import comm  # noqa: F401 - brings the module below into sys.modules
 

@@ -108,7 +108,7 @@ def local_parts(engine: Engine, writing: bool = False) -> Iterator[PartitionSlic
     """Yield this rank's parts, in an order that is the same on all ranks.
 
     With an optimizer on NVMe a sub-group's state is in memory only while its parts are being yielded, so they
-    are copies; with ``writing`` they are views, and the sub-group is written back afterwards.
+    are copies. With ``writing`` they are views, and the sub-group is written back afterwards.
     """
     optimizer = engine.optimizer
     if is_partitioned(optimizer):

@@ -142,9 +142,9 @@ def check_packed(root: nn.Module, config: Mapping[str, Json]) -> None:
 def _partition_onto_drive(deepspeed: ModuleType, root: nn.Module, config: JsonObject) -> None:
     """Partition the parameters before the engine does, which would write them to NVMe in another dtype.
 
-    DeepSpeed 0.19's ``Init._set_dtype`` returns ``dtype or float16 if fp16 is supported else bfloat16``: the
-    engine's own float32 becomes bfloat16 if a processor has no float16, and weights lose their lower half on
-    the way to NVMe. Without a dtype it uses the config's.
+    DeepSpeed 0.19's ``Init._set_dtype`` returns ``dtype or float16 if fp16 is supported else bfloat16``: on a
+    processor without float16 the engine's own float32 becomes bfloat16. Weights lose their lower half on the
+    way to NVMe. Without a dtype it uses the config's.
     """
     low = engine_dtype(config)
     for parameter in root.parameters():
@@ -157,7 +157,7 @@ def sequence_groups(size: int) -> ModuleType | None:
     """Return DeepSpeed's Ulysses groups, created once per process; None without sequence parallelism.
 
     The alternative, ``sequence_parallel_size`` in the JSON, creates the same groups but then partitions and
-    averages over the data-parallel ranks only: the ranks of a sequence silently diverge.
+    averages over the data-parallel ranks only. The ranks of a sequence silently diverge.
     """
     if size == 1:
         return None

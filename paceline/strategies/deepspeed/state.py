@@ -2,9 +2,9 @@
 checkpoints are not used.
 
 A rank's part of a parameter is a range of its flattened elements. If all boundaries of a parameter's ranges
-fall between rows, every rank's range is a block and is yielded without copying; a parameter split inside a
-row (at most one or two per partition under ZeRO-1 and 2) is gathered, and the rank with its first element
-yields the whole.
+fall between rows, every rank's range is a block and is yielded without copying. A parameter split inside a
+row (at most one or two per partition under ZeRO-1 and 2) is gathered; the rank with its first element yields
+the whole.
 """
 
 from __future__ import annotations

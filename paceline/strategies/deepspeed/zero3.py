@@ -37,7 +37,7 @@ def hooks_without_gathering() -> AbstractContextManager[None]:
     """Inside the context a new engine registers the hooks of its gradients on partitioned parameters.
 
     DeepSpeed gathers each parameter first, so that every rank holds a whole embedding (with gloo twice) and
-    the start sends the model once more; torch's hooks (2.1) need no values.
+    the start sends the model once more. torch's hooks (2.1) need no values.
     """
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 

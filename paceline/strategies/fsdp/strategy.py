@@ -44,7 +44,7 @@ class FSDP(Strategy):
 
     full_shard, shard_grad_op, no_shard and the hybrids differ in the mesh and in when parameters are freed
     (``FsdpOptions.reshard_after_forward``). Gradients of a large model are reduce-scattered after every
-    micro-batch, so that between two a rank holds only its shard of them; with replication they are
+    micro-batch, so that between two a rank holds only its shard of them. With replication they are
     all-reduced over the replicas once per window.
     """
 
@@ -105,8 +105,8 @@ class FSDP(Strategy):
     def _build(self, build: ModelFactory) -> RootModule:
         """Build the whole model on the host, as it may not fit on a device.
 
-        With a meta start each rank reads its own part later; where that cannot be, only rank 0's host holds
-        the model, and it is kept for ``_shard`` to broadcast.
+        With a meta start each rank reads its own part later. Where that cannot be, only rank 0's host holds
+        the model, for ``_shard`` to broadcast.
         """
         options = BuildOptions(
             device=torch.device("cpu"),
@@ -155,7 +155,7 @@ class FSDP(Strategy):
     def generating(self, handle: Handle) -> Iterator[RootModule]:
         """Yield the model for decoding. Collective on entry and exit.
 
-        If the whole model fits, every rank gathers it, in the dtype it computes in, and ranks may decode
+        If the whole model fits, every rank gathers it, in the dtype that it computes in. Ranks may decode
         independently, except within a tp group: with the same prompts and seeds its ranks choose the same
         tokens. Else layers are gathered one after the other, and every forward is a collective
         (``collective_decoding``).

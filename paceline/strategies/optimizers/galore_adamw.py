@@ -119,8 +119,8 @@ def basis(gradient: Tensor, rank: int, proj_type: str) -> dict[str, Tensor]:
     """Return the leading singular vectors of ``gradient`` (rows × columns), in its dtype: ``left`` (rows ×
     rank), ``right`` (rank × columns) or both. The largest number of each left one is positive.
 
-    A decomposition leaves both signs free, and the last digit of a gradient chose them; moments in the old
-    basis meet the new one, so that strategies, and processors, went apart by 1e-3 in a few steps.
+    A decomposition leaves both signs free, and the last digit of a gradient would choose them. Moments in the
+    old basis meet the new one, so strategies and processors would differ by 1e-3 after a few steps.
     """
     rows, columns = gradient.shape
     std = _RIGHT if rows >= columns else _LEFT

@@ -20,18 +20,18 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """``torch.optim.Muon`` over the groups with ``orthogonal``, ``torch.optim.AdamW`` over the others.
 
     Muon (Jordan et al. 2024; arXiv:2502.16982) orthogonalises the momentum of a whole matrix by five
-    Newton-Schulz iterations. The momentum is kept in shards like its parameter; a matrix that is
-    cut over ranks (``cut``) is gathered for the iterations, which every rank of the shards repeats, so that
-    all take the same update. A tensor of three dims is a stack of matrices (fused experts): each is
-    orthogonalised by itself, without a gather where whole ones lie on a rank.
+    Newton-Schulz iterations. The momentum is kept in shards like its parameter. A matrix that is cut over
+    ranks (``cut``) is gathered for the iterations. Every rank of the shards repeats them, so all take the
+    same update. A tensor of three dims is a stack of matrices (fused experts). Each is orthogonalised by
+    itself, without a gather where a rank has whole matrices.
 
     ``ns_dtype``: what the iterations are computed in. In bfloat16, torch's choice, the order of a gradient's
-    sum may flip a digit of the momentum, which the iterations carry to about a hundredth of the update: their
-    own distance from the exact factor, but losses on two meshes differ by some 2e-5. ``float32`` (or the
-    gradient's own dtype, if it is wider) keeps every mesh within 1e-5 of one process; the planner takes it
-    where the forward is computed in fp32 too.
+    sum may flip a digit of the momentum. The iterations carry it to about a hundredth of the update. That is
+    their own distance from the exact factor, but losses on two meshes differ by some 2e-5. ``float32`` (or
+    the gradient's own dtype, if it is wider) keeps every mesh within 1e-5 of one process. The planner takes
+    it where the forward is computed in fp32 too.
 
-    ``adjust_lr_fn`` scales the rate by the matrix' size as in ``torch.optim.Muon``; the default here,
+    ``adjust_lr_fn`` scales the rate by the matrix' size as in ``torch.optim.Muon``. The default here,
     ``match_rms_adamw``, gives updates of AdamW's size, so that both take one learning rate.
     """
 

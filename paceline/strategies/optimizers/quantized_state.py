@@ -2,7 +2,7 @@
 
 A quantised moment is codes and an fp32 scale per block of a rank's tensor, so it cannot be cut elsewhere. It
 is saved under kinds that name the shard: ``state1@0,0+64,128`` are the codes of the block of shape (64, 128)
-at (0, 0). A rank that holds the same shard takes them as they are; any other rank dequantises the shards that
+at (0, 0). A rank that holds the same shard takes them as they are. Any other rank dequantises the shards that
 overlap with its own, joins them in fp32, and quantises anew.
 """
 
@@ -78,7 +78,7 @@ def read_state(
     codec: Codec, parameter: nn.Parameter, offsets: Shape, reader: ShardReader, role: str, name: str
 ) -> dict[str, Tensor] | None:
     """Return the optimizer's state of ``parameter``, the shard at ``offsets`` of the tensor ``name``, without
-    its step count; None if the checkpoint has no moments of it.
+    its step count. None if the checkpoint has no moments of it.
     """
     kinds = [k for k in reader.kinds(role, name) if k not in (PARAM, BUFFER)]
     of_shards = sorted(filter(is_of_shard, kinds))

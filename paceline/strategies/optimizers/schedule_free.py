@@ -2,8 +2,8 @@
 else takes their average x.
 
 Between steps the model holds y, exactly as the optimizer left it. Evaluation, generation and the forwards
-that a rollout needs run inside ``averaged``, which puts x in place and y back, bit for bit; a checkpoint's
-``param`` is x (what export and any other reader take), and ``y`` lies beside it.
+that a rollout needs run inside ``averaged``, which puts x in place and y back, bit for bit. A checkpoint's
+``param`` is x, for export and any other reader; ``y`` is next to it.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ _MASK = (1 << 64) - 1
 
 
 class RoundedAdamW(StepsOneByOne):
-    """AdamW (Loshchilov and Hutter 2019) in fp32 with fp32 moments; the new weight is rounded to one of the
-    two bfloat16 numbers beside it, to each with the probability that makes its expectation exact (Zamirai et
-    al. 2020, arXiv:2010.06192). Rounded to the nearest, an update of less than 1/512 of a weight is lost.
+    """AdamW (Loshchilov and Hutter 2019) in fp32 with fp32 moments. The new weight is rounded to one of the
+    two bfloat16 numbers next to it. The probabilities make its expectation exact (Zamirai et al. 2020,
+    arXiv:2010.06192). Rounded to the nearest, an update of less than 1/512 of a weight is lost.
 
     The noise is a function of ``seed``, the parameter's place, its step and the element's place in the whole
-    tensor (``first``: where a rank's shard begins): the same on every mesh and after a resume.
+    tensor (``first``: where a rank's shard begins). So it is the same on every mesh and after a resume.
     """
 
     def __init__(

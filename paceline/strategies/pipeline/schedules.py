@@ -216,8 +216,9 @@ MULTIPLE = 64  # lengths are rounded up to this: few different shapes, and effic
 
 @dataclass(frozen=True)
 class FixedShape:
-    """The one shape of a window's micro-batches, as stages must know the size of what they receive: ``rows``
-    × ``length`` tokens, one row of concatenated documents when ``packed``, else one row per document.
+    """The one shape of a window's micro-batches: stages must know the size of what they receive. It is
+    ``rows`` × ``length`` tokens, one row of concatenated documents when ``packed``, else one row per
+    document.
 
     ``longest`` is the length of the longest document.
     """

@@ -96,8 +96,8 @@ class WindowRunner:
         torch before micro-step j.
 
         A model with non-finite gradients is not changed. Under fp16 the step is then skipped as ``overflow``
-        and the scale halved (``grad_norm`` is inf or nan); else the values are returned, and the caller may
-        raise.
+        and the scale halved (``grad_norm`` is inf or nan). Otherwise the values are returned, and the caller
+        may raise.
         """
         return self._started(handles, micro_batches, algorithm, lr, max_grad_norm, generator_seed).read()
 

@@ -43,8 +43,8 @@ def run_state(
 ) -> JsonObject:
     """Return the JSON part of a checkpoint: position, best metric, and what a resumed run is compared with.
 
-    ``parts``: what the run trains with (None: it has not begun), of which the first trained role's adapter is
-    stored, and the identity of all base models; ``carried`` names tensors that are not trained, and where an
+    ``parts``: what the run trains with (None: it has not begun). Of these the first trained role's adapter is
+    stored, and the identity of all base models. ``carried`` names tensors that are not trained, and where an
     export finds them.
     """
     state = TrainState() if parts is None else parts.state
@@ -118,8 +118,8 @@ def hugging_face_files(
 
 
 def kept_files(model: ModelSection, tokenizer: Path) -> dict[str, bytes]:
-    """Return the files of the base model's folder that its checkpoints keep: its own tokenizer as it is,
-    where nothing was added to it, else the ``tokenizer`` folder's.
+    """Return the files of the base model's folder that its checkpoints keep. These include its own tokenizer
+    where nothing was added to it, else that of the ``tokenizer`` folder.
     """
     folder = None if model.name_or_path is None else weights_folder(model.name_or_path, model.revision)
     kept = {} if folder is None else base_files(folder)

@@ -29,7 +29,7 @@ class DivergenceWatch:
     """Checks every step's result, which is equal on every rank.
 
     ``falls``: training lowers this algorithm's loss. "No gradient" means exactly 0: a small gradient still
-    moves the weights. A loss of almost 0 may have a gradient of 0 and gives no warning; nor does a loss of 0
+    moves the weights. A loss of almost 0 may have a gradient of 0 and gives no warning. Nor does a loss of 0
     because there was nothing to compare (rollouts report that themselves).
     """
 

@@ -1,8 +1,8 @@
 """When to log, evaluate and save, as pure functions of the step; and when to collect garbage.
 
-A collection of all of Python's generations takes tens of milliseconds where Transformers is loaded, and a
-rank in which it falls into a micro-batch lets all others wait. Most objects die by their reference count;
-only cycles wait.
+A collection of all of Python's generations takes tens of milliseconds where Transformers is loaded. If it
+falls into a micro-batch of one rank, all other ranks wait. Most objects die by their reference count; only
+cycles wait.
 """
 
 from __future__ import annotations

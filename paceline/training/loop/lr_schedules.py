@@ -46,10 +46,10 @@ def learning_rate_schedule(
 ) -> Callable[[int], float]:
     """Return ``lr(step)`` for 0-based ``step``.
 
-    Computed by ``transformers.get_scheduler``'s own function on a dummy optimizer, or by DeepSpeed's rule.
-    One of PLAIN without arguments is computed here, to the same bit, as that function's module imports peft,
-    bitsandbytes and torch's compiler: a second of CPU before the first step. Raises ConfigError if the name
-    is unknown or stateful, or its keyword arguments do not fit.
+    Computed by ``transformers.get_scheduler``'s own function on a dummy optimizer, or by DeepSpeed's rule. A
+    schedule of PLAIN without arguments is computed here, to the same bit. Transformers' module would import
+    peft, bitsandbytes and torch's compiler: a second of CPU before the first step. Raises ConfigError if the
+    name is unknown or stateful, or its keyword arguments do not fit.
     """
     if name in PLAIN and not kwargs:
         warmup, plain = warmup_count(warmup_steps, total_steps), PLAIN[name]

@@ -39,8 +39,8 @@ MAX_FAILED_SAVES = 2  # in a row; then the run fails rather than train on withou
 class Hooks:
     """What a trainer tells its run, and asks it between steps.
 
-    ``emit`` gets every event; ``stop_requested`` is this rank's request, by a signal, and ``should_stop``
-    that of its callbacks; ``doing`` hears the finished steps and what this rank does now: for the
+    ``emit`` gets every event. ``stop_requested`` is this rank's request, by a signal, and ``should_stop``
+    that of its callbacks. ``doing`` gets the finished steps and the rank's present activity, for the
     heartbeat, by which ranks know who is late.
     """
 
@@ -84,7 +84,7 @@ class Trainer:
 
     ``lr`` is a pure function of the 0-based step. ``evaluate`` and ``saves`` are collective: every rank calls
     them at the same step. ``late``: the numbers of a step are read, recorded and checked while the next one
-    runs, where the device copies them meanwhile; before a save, an evaluation, a stop and the end, and if the
+    runs, if the device can copy them meanwhile. Before a save, an evaluation, a stop and the end, and if the
     next step fails, they are read first. Between steps the ranks agree on what their hooks ask for.
     """
 

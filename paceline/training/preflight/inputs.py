@@ -138,8 +138,8 @@ def _models(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
 
 
 def _labels(config: Config) -> Iterator[Diagnostic]:
-    """Check the labels of the first rows, also of the evaluation data: classes that the config does not
-    describe; of the training data alone that they have more than one label.
+    """Check the labels of the first rows, also of the evaluation data, for classes that the config does not
+    describe. Check that the training data have more than one label.
     """
     spec, reading = algorithm_spec(config.training.algorithm), reading_of(config)
     if not reading.kind.classes and not reading.kind.columns:
@@ -255,8 +255,8 @@ def _templates(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
 
 
 def _expected_answers(config: Config, rollout: RolloutOptions) -> Iterator[Diagnostic]:
-    """Check that the first rows have the answer that a reward compares with: all, or some of them where a
-    reward that fails does not end the run.
+    """Check that the first rows have the answer that a reward compares with. Some rows suffice where a
+    failing reward does not end the run.
     """
     built_in = [reward.name for reward in rollout.rewards if reward.name != MODEL and ":" not in reward.name]
     names = [name for name in built_in if name in REWARDS.names() and REWARDS.load(name) in OF_THE_ANSWER]

@@ -96,8 +96,8 @@ def missing_key(name: str | None, environ: Mapping[str, str]) -> Diagnostic | No
 
 
 def check_server(server: ServerOptions, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
-    """Ask the server for its models: warn where it does not answer (it may start later), refuse what it
-    refuses, and a model that it does not serve.
+    """Ask the server for its models. Warn if it does not answer (it may start later). Refuse if it refuses,
+    or does not serve the model.
     """
     missing = missing_key(server.api_key_env, environ)
     if missing is not None:

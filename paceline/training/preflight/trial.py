@@ -1,8 +1,8 @@
 """Checks of a config that need imports.
 
 ``python -m paceline.training.preflight.trial JOB ANSWER`` (JSON files) runs the checks of ``inputs`` first.
-The parent has a time limit and reads what was answered until then: the answer is rewritten after each part,
-and names the one in progress.
+The parent has a time limit and reads the answer so far. The child rewrites the answer after each part, and
+names the part in progress.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def profile_of(
     report: Report,
     steps: range,
 ) -> Around | None:
-    """Return what records the requested steps of this rank, None if it records none of ``steps``, those that
-    the run comes to; rank 0 reports the others.
+    """Return the recorder of this rank's requested steps; None if it records none of ``steps``, the steps
+    that the run will reach. Rank 0 reports the requested steps outside of them.
     """
     others = [step for step in requested.steps if step not in steps]
     if others and world.is_main:
@@ -143,8 +143,9 @@ class Profiles:
         return totals
 
     def _of_step(self, handle: Handle, batch: Batch) -> dict[nn.Module, float]:
-        """Return each module's multiply-adds of a forward and, of a trained model, its backward: once for the
-        gradient of the input, once for that of weights that are trained (an adapter's, not its base's).
+        """Return each module's multiply-adds of a forward and, for a trained model, its backward. The
+        backward counts once for the gradient of the input, and once for the gradient of trained weights (an
+        adapter's, not its base's).
         """
         forward = multiply_adds(handle.root, batch, batch.input_ids.numel())
         if not handle.trained:
@@ -267,8 +268,8 @@ class Scopes:
                 hook.remove()
 
     def by_kind(self, counts: Mapping[nn.Module, float]) -> dict[str, float]:
-        """Add ``counts`` of single modules up by the kind that computes them: the module itself if it was
-        called, else the nearest around it that was.
+        """Add up the ``counts`` of single modules by the kind that computes them. That is the module itself
+        if it was called, else the nearest called module around it.
         """
         totals: dict[str, float] = {}
         for module, count in counts.items():

@@ -1,7 +1,7 @@
 """The user's callbacks on a rank, each in a thread of its own, so that none can hang a training.
 
-Training waits for a callback while that costs it little, so that a quick one is called at its step; for one
-that takes longer it waits no more. One that raises is not called again. Both are named.
+Training waits for quick callbacks, so they are called at their step. It no longer waits for a callback that
+takes longer. One that raises is not called again. Both are named.
 """
 
 from __future__ import annotations

@@ -183,8 +183,8 @@ def evaluate_answers(
 class RewardModel:
     """Scores of ``Role.REWARD``: prompt and answer as one document, scored at the last token.
 
-    ``closing``: the tokens that close an answer in the rows that a reward model is trained on: the stop
-    token, and what the template writes after it; ``longest``: the most tokens of a document.
+    ``closing``: the tokens that close an answer in the rows that a reward model is trained on. They are the
+    stop token and the template's text after it. ``longest``: the most tokens of a document.
     """
 
     runner: Runner

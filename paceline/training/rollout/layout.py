@@ -70,9 +70,9 @@ class PromptSampler:
     """The prompt of each group of the current rollout (``prompts_of_groups``), the same on every rank.
 
     Without ``again``, group g of rollout ``number`` of an epoch gets prompt number · groups + g of that
-    epoch's order, if it exists. With it, prompts are taken sequentially, on into the next epoch, and a group
-    without a learning signal gets the next one (DAPO's dynamic sampling, Yu et al. 2025, arXiv:2503.14476, §
-    3.2): the next prompt then depends on how many were taken, which a checkpoint keeps (``state``).
+    epoch's order, if it exists. With it, prompts are taken sequentially, on into the next epoch. A group
+    without a learning signal gets the next prompt (DAPO's dynamic sampling, Yu et al. 2025, arXiv:2503.14476,
+    § 3.2): the next prompt then depends on how many were taken, which a checkpoint keeps (``state``).
     """
 
     prompts: PackedSource

@@ -44,8 +44,8 @@ class OwnAnswers:
     """The windows of ``rows``, with answers of the model's own in a ``fraction`` of the documents (Agarwal et
     al. 2023, arXiv:2306.13649, algorithm 1, where the draw is one of a whole batch).
 
-    Whether a document is answered, and by which noise, follows from (seed, epoch, document) alone, and the
-    answer is written with the weights before the window's step: the same on any number of ranks, under any
+    Whether a document is answered, and by which noise, follows from (seed, epoch, document) alone. The answer
+    is written with the weights before the window's step. So it is the same on any number of ranks, under any
     split of a step and after a resume, with nothing more in a checkpoint. A document without a prompt stays
     as it is.
     """

@@ -46,8 +46,8 @@ class Rollout:
 class RolloutWindows:
     """The windows of one rank from global step ``start`` on; each rollout uses the weights at its beginning.
 
-    Answer p of a rollout is sample p mod group of the prompt of group p div group (``draws``), on any rank;
-    its noise depends only on (seed, epoch, prompt, sample). ``is_group_leader``: this rank contributes the
+    Answer p of a rollout is sample p mod group of the prompt of group p div group (``draws``), on any rank.
+    Its noise depends only on (seed, epoch, prompt, sample). ``is_group_leader``: this rank contributes the
     numbers of its group of ranks that see the same rows. ``filter_groups``: prompts whose answers all score
     the same are reported but not trained on; up to ``max_redraws`` times they are first replaced by other
     prompts.

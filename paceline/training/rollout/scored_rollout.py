@@ -69,8 +69,8 @@ def report_metrics(
 ) -> dict[str, float]:
     """Return the metrics of a rollout.
 
-    ``reward`` is the mean of all scores; ``reward_std`` the mean over prompts of ``spread``, the std within
-    their answers (None, if answers are not compared: the std of all scores).
+    ``reward`` is the mean of all scores. ``reward_std`` is the mean over prompts of ``spread``, the std
+    within their answers. If answers are not compared (None), it is the std of all scores.
     """
     real, lengths = judged.real, judged.lengths[judged.real]
     scores = judged.scores[judged.judged]

@@ -81,7 +81,7 @@ from paceline.training.run.reference_logprobs import compute_reference_logprobs
 class RunBuilder:
     """Builds the trainer of one run on one rank.
 
-    ``former`` returns the reader of the checkpoint before a damaged one, or raises its error; ``disks``:
+    ``former`` returns the reader of the checkpoint before a damaged one, or raises its error. ``disks``:
     which ranks see the same run directory (None: all do). While building, ``columns`` gets extra columns per
     split, ``classes`` those of a classification, ``notes`` messages for the log.
     """
@@ -345,8 +345,8 @@ class RunBuilder:
     def hf_config(self, role: Role) -> JsonObject:
         """Return ``config.json`` of the trained model.
 
-        Transformers' sequence classification reads the last token that is not padding, so for scalar heads a
-        padding token that also ends answers is omitted: it would be mistaken for padding.
+        Transformers' sequence classification reads the last token that is not padding, so scalar heads get no
+        padding token that also ends answers. The end of an answer would be mistaken for padding.
         """
         config, pad = self.models.trained(role).saved_config, self.prepared.pad_token_id
         if role not in SCALAR_ROLES:

@@ -86,7 +86,8 @@ def changed_at(path: Path) -> float:
 @dataclass(frozen=True)
 class LastStart:
     """The launcher's record of the last start: when it was written (unix seconds), the exit code (None: not
-    ended yet), the error that ended it, and whether its launcher lives (None: only another machine knows).
+    ended yet) and the error that ended it. It also says whether the launcher lives (None: only another
+    machine knows).
     """
 
     time: float

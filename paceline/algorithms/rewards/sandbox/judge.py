@@ -1,10 +1,10 @@
 """The judge's process: runs the tests of a row, and calls the program's functions in another process.
 
 Results are plain values, rebuilt here, or proxies of objects that stay in the program. Only plain values
-decide: a proxy cannot be compared and has no truth value, and it answers nothing that a value would be asked
-(``startswith``, ``len``), unless the tests made it of a class of the program: ``Stack(3)``, by a name that
-PEP 8 gives to classes. The tests pass if they run to their end without an exception and have used the
-program.
+decide: a proxy cannot be compared, has no truth value, and has no methods of values (``startswith``,
+``len``). The one exception is an object that the tests made of a class of the program: ``Stack(3)``, by a
+name that PEP 8 gives to classes. The tests pass if they run to their end without an exception and have used
+the program.
 """
 
 from __future__ import annotations
