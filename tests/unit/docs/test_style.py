@@ -1,7 +1,7 @@
 """The style sheet, as far as a program can hold it: short sentences and lines, the field's words, few words.
 
-It covers the hand-written pages in ``docs/`` and the English texts of ``codes.toml``. What is over a
-limit today has a ceiling, which only falls: lower it when you mend a text.
+It covers the hand-written pages in ``docs/``, the English texts of ``codes.toml`` and the docstrings of
+``paceline/``. What is over a limit today has a ceiling, which only falls: lower it when you mend a text.
 """
 
 from __future__ import annotations
@@ -39,12 +39,17 @@ PHRASES = {
     r"\bbeside\b": (0, 0),
 }
 LONG_TEXTS_OF_CODES = 0
+#: Sentences of docstrings over 25 words, and over 40, without tables: formulas and shapes, most of them.
+LONG_IN_DOCSTRINGS = (105, 4)
 
 _MADE = re.compile(r"<!-- (?:planner:|library-examples).*?<!-- (?:end|/library-examples) -->", re.DOTALL)
 _ROOMS = re.compile(r"^\| `[\w/]+` \| .*$", re.MULTILINE)  # docstrings in architecture.md, held by a test
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _END = re.compile(r"(?<=[.!?])\s+(?=[^a-z])")
 _ITEM = re.compile(r"(?:[-*]|\d+\.) ")
+_QUOTED = re.compile(r'"""(.*?)"""', re.DOTALL)
+_FIELD = re.compile(r"(?:[-*]|\d+\.) |``[^`]+``(?:, ``[^`]+``)*: |\w+: ")
+_TABLE = re.compile(r"\S {2,}\S")  # columns: a name, then what it is
 
 
 def pages(chinese: bool = False) -> list[Path]:
@@ -94,6 +99,31 @@ def codes() -> Iterator[tuple[str, str]]:
                     )
 
 
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Yield (file, docstring): each text in triple quotes that begins a line."""
+    for path in sorted((ROOT / "paceline").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        for found in _QUOTED.finditer(text):
+            line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
+            if line.strip() in ("", "r"):
+                yield name_of(path), found[1]
+
+
+def sentences_of_docstring(text: str) -> Iterator[str]:
+    """Yield the sentences of a docstring; each item and field begins one, and tables have none."""
+    for block in re.split(r"\n[ \t]*\n", text):
+        lines = [line.strip() for line in block.splitlines()]
+        if any(_TABLE.search(line) for line in lines):
+            continue
+        parts: list[list[str]] = []
+        for line in lines:
+            if not parts or _FIELD.match(line):
+                parts.append([])
+            parts[-1].append(line)
+        for part in parts:
+            yield from sentences(re.sub(r"``[^`]*``", "X", " ".join(part)))
+
+
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_sentences_and_lines_of_a_page_are_short(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
@@ -125,6 +155,14 @@ def test_texts_of_codes_are_short() -> None:
     assert sum(1 for _ in codes()) > 700
 
 
+def test_sentences_of_docstrings_are_short() -> None:
+    split = [(file, part) for file, text in docstrings() for part in sentences_of_docstring(text)]
+    assert len(split) > 10_000
+    for limit, ceiling in zip((USUAL_WORDS, MAX_WORDS), LONG_IN_DOCSTRINGS, strict=True):
+        long = [(file, part) for file, part in split if words(part) > limit]
+        assert len(long) <= ceiling, long
+
+
 def test_the_pages_have_no_more_words() -> None:
     total = 0
     for page in (*pages(), *pages(chinese=True)):
@@ -136,6 +174,11 @@ def test_the_pages_have_no_more_words() -> None:
 def test_the_readme_stays_short() -> None:
     for name in ("README.md", "README.zh-CN.md"):
         assert len((ROOT / name).read_text(encoding="utf-8").split()) <= README_WORDS, name
+
+
+def test_a_long_sentence_of_a_docstring_is_seen() -> None:
+    text = "One two.\n\n``a b``: three\nfour. - five\n- six seven ``x. y``\n\nname   a table\nother  of it\n"
+    assert [words(part) for part in sentences_of_docstring(text)] == [2, 3, 1, 3]
 
 
 def test_a_long_sentence_is_seen() -> None:
