@@ -1,4 +1,4 @@
-"""Hand the events of a run that goes on to functions, each from a thread of its own: none slows the run."""
+"""Hand the events of a running training to functions, each from a separate thread: none slows the run."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ def plan(
 ) -> PlannedRun:
     """Return the plan of a config for this machine, or for ``hardware`` (``16xH100``, or a YAML file).
 
-    ``nproc``: processes on this node; ``imports``: also check, in a process of its own, what only an import
-    can show. Raises ConfigError with everything that would stop a start.
+    ``nproc``: processes on this node; ``imports``: also run the checks that need imports, in a separate
+    process. Raises ConfigError with everything that would stop a start.
     """
     from paceline.plan.hardware.device_catalogue import cluster_of
 

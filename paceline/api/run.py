@@ -94,7 +94,7 @@ def export(
 
 
 class Run:
-    """A run directory, finished or still going; each property reads what is there when it is first asked."""
+    """A run directory, finished or still running. Each property reads its file when it is first used."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         """Raises ConfigError (``api.no_run``) if no run is there."""

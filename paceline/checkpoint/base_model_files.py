@@ -1,4 +1,4 @@
-"""The files of a model's folder that its checkpoints and exports keep beside config and weights: tokenizer,
+"""The files of a model's folder that its checkpoints and exports keep next to config and weights: tokenizer,
 chat templates, processors, code, licences.
 """
 

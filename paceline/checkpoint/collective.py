@@ -50,7 +50,7 @@ def on_all_ranks(ranks: CheckpointWorld, work: Callable[[], T], where: Path, fai
     """Run ``work`` on all ranks, return all results. Collective.
 
     An error on one (the first rank that fails) is raised on all, as CheckpointError. ``failed`` says what
-    could not be done where an error has no words of its own.
+    could not be done, for an error without a message.
     """
     failure: Exception | None = None
     mine: _Answer[T]

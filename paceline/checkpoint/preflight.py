@@ -40,7 +40,7 @@ _URL, _RESUME = "training.checkpoint_url", "training.resume_from_checkpoint"
 
 
 class StartRequest(TypedDict):
-    """``leads``: this node's run writes to the URL; ``several``: other nodes may have disks of their own;
+    """``leads``: this node's run writes to the URL; ``several``: other nodes may have separate disks;
     ``access``: ``training.output_access``.
     """
 

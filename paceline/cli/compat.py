@@ -60,7 +60,8 @@ def are_llamafactory(arguments: Sequence[str]) -> bool:
 
 
 def from_llamafactory(arguments: Sequence[str], environ: Mapping[str, str]) -> Flags:
-    """Write the YAML of the flags, and say on stderr (once a node) what is not kept as it is.
+    """Write the YAML of the flags, and report on stderr (once a node) the flags that are not kept as they
+    are.
 
     Raises ConfigError, before anything is written, for flags that cannot be kept.
     """

@@ -78,8 +78,8 @@ def load_config(
     ``path`` may be None (defaults and the upper layers only); ``overrides`` are ``key=value`` texts;
     ``flags`` are values of dedicated CLI flags by dotted path (None: not given); the findings of ``rules``
     are reported along with the others; ``tree`` is a config that a program gives in place of a file, and
-    ``flags_from`` the layer that flags are said to come from. Raises ConfigError with all violations;
-    NotLoaded if the valid part of the config is usable.
+    ``flags_from`` the layer that messages about flags name. Raises ConfigError with all violations; NotLoaded
+    if the valid part of the config is usable.
     """
     files, others, problems, top = _layers(path, tree, overrides, environ or {}, (flags or {}, flags_from))
     collectors, version = [*files, *others], files[-1].version if files else None

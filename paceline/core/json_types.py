@@ -53,7 +53,7 @@ def as_number(value: Json) -> float:
 
 
 def inner_object(outer: JsonObject, key: str) -> JsonObject:
-    """Return the object at ``key``. Where there is none, an empty one takes the place of what is there."""
+    """Return the object at ``key``. An empty object replaces any other value there."""
     inner = outer.get(key)
     if not isinstance(inner, dict):
         inner = outer[key] = {}

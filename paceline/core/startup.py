@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """Inside, Python looks for no garbage; what is there at the end is left out of later collections.
+    """Inside, Python collects no garbage; later collections skip the objects that exist at the end.
 
     Modules and a plan are made to stay. A command that imports for half a second spends a sixth of it on
     looking through them, half of that when it exits.

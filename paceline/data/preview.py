@@ -129,7 +129,7 @@ def _document(setup: Setup, encoder: Encoder, example: Example) -> ShownDocument
 
 @dataclass(frozen=True)
 class Totals:
-    """What a prepared data set comes to.
+    """The totals of a prepared data set.
 
     - ``lengths``: int32, tokens of each document
     - ``duplicates``: documents that are equal to an earlier one

@@ -119,7 +119,7 @@ def default_processes() -> list[int]:
 
 
 def measure(folder: Path, options: argparse.Namespace, processes: Sequence[int]) -> list[Cell]:
-    """Run each configuration that the tables need once, one after the other."""
+    """Run each configuration that the tables need once, in turn."""
     write_tokenizer(folder / "tokenizer")
     write_questions(folder / "train.jsonl", training(0, 8000, set()))
     largest = processes[-1]

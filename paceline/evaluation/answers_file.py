@@ -28,7 +28,7 @@ from paceline.evaluation.processes.work_folder import ANSWERS, COPIES, WorkFolde
 def generate_rows(job: EvaluationJob, notes: list[Diagnostic], report: Report) -> JsonObject:
     """Write the answers of one model to ``job.to``, a JSON line each in the order of the rows.
 
-    Unfinished work lies beside it in ``.NAME.partial``; the file appears when all rows are done. Raises
+    Unfinished work lies next to it in ``.NAME.partial``; the file appears when all rows are done. Raises
     PacelineError.
     """
     assert job.to is not None

@@ -115,7 +115,7 @@ def _checkpoint_of(run: Path) -> Path | None:
 
 
 def export_copy(run: Path, to: Path) -> None:
-    """Export the model of ``run``, adapters merged, in a process of its own, which frees its memory."""
+    """Export the model of ``run``, adapters merged, in a separate process, which frees its memory."""
     options = ("--to", str(to), "--merge")
     export = subprocess.run(
         [sys.executable, "-m", "paceline.checkpoint.export.main", "export", str(run), *options],

@@ -126,7 +126,9 @@ def state_of(pid: int) -> str:
 
 
 def started_at(pid: int) -> int:
-    """Return when a process began (clock ticks since boot), by which a reused pid is told; -1 if unknown."""
+    """Return when a process began (clock ticks since boot), which tells a reused pid from the old one; -1 if
+    unknown.
+    """
     fields = _stat(pid)
     return -1 if not fields or fields[_STATE] == b"Z" else int(fields[_START_TICKS])
 

@@ -197,7 +197,7 @@ class HFModelFactory:
         self.fingerprint = base_fingerprint(hf) or self.fingerprint
 
     def _set_modes(self, hf: HFModel) -> int:
-        """Switch off dropout, freeze what is not trained, compute in float64, each if asked.
+        """Switch off dropout, freeze untrained parameters and compute in float64, each on request.
 
         Return the number of frozen indexers of keys.
         """

@@ -217,7 +217,7 @@ class Plan:
     ``whole_scores``: attention keeps all scores of a document for the backward. ``reference``: source
     of the reference's log-probabilities: ``live``, ``adapter`` (disabled), ``cached``, or empty. ``models``:
     the algorithm's further models by role. ``memory``: model states per rank (None before they are counted).
-    ``save_async``: checkpoints are hashed and written beside training.
+    ``save_async``: checkpoints are hashed and written during training.
     ``config``: the resolved config, for planner and checkpoints; workers use the attributes and properties
     here.
     """

@@ -1,7 +1,7 @@
 """torchrun's agent, but it returns the workers' exit code and prints one line instead of the error box.
 
 ``python -m paceline.runtime.torchrun_agent <torchrun's flags> -m module args…`` or ``… script.py args…``:
-started by ``launch.launchers`` as a process of its own.
+started by ``launch.launchers`` as a separate process.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ SENT_BYTES = 16 * 2**20  # of a weight at a time, and as much beside it
 
 @torch.no_grad()
 def same_states(root: nn.Module) -> None:
-    """Give every rank rank 0's parameters and buffers, one after the other, in their own memory. Collective.
+    """Give every rank rank 0's parameters and buffers, in turn, in their own memory. Collective.
 
     They are built alike, but processors of another kind may round initial weights in another way. What is the
     same already is not written: frozen weights that are mapped from a file stay so.

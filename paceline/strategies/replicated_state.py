@@ -221,8 +221,8 @@ def moments_from(
 
 
 def counts_on_device(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
-    """Whether torch keeps the counter ``step`` beside ``parameter``, where a fused or capturable kernel reads
-    it, and not on the host.
+    """Whether torch keeps the counter ``step`` next to ``parameter``, where a fused or capturable kernel
+    reads it, and not on the host.
     """
     groups = optimizer.param_groups
     of_parameter = [g for g in groups if any(p is parameter for p in g["params"])]

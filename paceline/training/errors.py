@@ -145,7 +145,7 @@ def hardware_here(plan: Plan, environ: Mapping[str, str], device: torch.device) 
 
 
 def memory_used(plan: Plan, world: World) -> str:
-    """Return the measured peak of this rank beside the planned one, and what was free at its start."""
+    """Return the measured peak of this rank with the planned one, and the free memory at its start."""
     parts = [f"measured peak {human_bytes(memory_bytes(world.device))}"]
     cluster = cluster_of_hardware(hardware_here(plan, {}, world.device), plan.num_nodes)
     spec = search_spec_of(plan, replace(cluster, cards=plan.world_size)) if cluster else None

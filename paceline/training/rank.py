@@ -109,7 +109,7 @@ def _report_to_other_nodes(env: RankEnv, environ: Mapping[str, str], error: Pace
 
 
 def _failed(error: BaseException, rank: int, environ: Mapping[str, str], line: LauncherConnection) -> int:
-    """Report an error that has no diagnostic of its own; return the exit code."""
+    """Report an error without a diagnostic; return the exit code."""
     from paceline.training.errors import diagnose
 
     finding = Redactor.of(environ).diagnostic(diagnose(error, rank))

@@ -125,8 +125,8 @@ def looked_at(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Start:
 
 
 def same_size(plan: Plan, env: RankEnv) -> None:
-    """Raise ConfigError if the launcher started another number of ranks than planned: each would train on
-    rows of its own choice.
+    """Raise ConfigError if the launcher started another number of ranks than planned: each would train on the
+    wrong rows.
     """
     if (env.world_size, env.num_nodes) == (plan.world_size, plan.num_nodes):
         return

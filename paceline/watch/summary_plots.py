@@ -1,4 +1,5 @@
-"""``python -m paceline.watch.summary_plots KIND PNG ARGUMENT…``: pictures beside those of one run.
+"""``python -m paceline.watch.summary_plots KIND PNG ARGUMENT…``: pictures of several runs, evaluations and
+data.
 
 runs PNG RUN RUN…        the curves of several runs
 evaluations PNG FILE     what ``paceline evaluate --json`` found, by step where the models are a run's

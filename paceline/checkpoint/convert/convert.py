@@ -205,7 +205,7 @@ def convert(
 ) -> ConversionReport:
     """Write the foreign checkpoint ``source`` as a checkpoint in the run directory ``to``.
 
-    ``model``: the folder with the model's ``config.json`` and tokenizer, where they do not lie beside it;
+    ``model``: the folder with the model's ``config.json`` and tokenizer, if they are elsewhere;
     ``step``: the finished steps, where the checkpoint does not know them. Raises CheckpointError.
     """
     if not source.is_dir():
@@ -269,7 +269,7 @@ def _unknown(source: Path, content: str) -> Diagnostic:
 
 
 def _weights_alone(folder: Path) -> tuple[str, str] | None:
-    """Return what a folder of weights alone lacks to be a checkpoint, and what it is good for; else None."""
+    """Return why a folder with weights alone is no checkpoint, and what it can be used for; else None."""
     weights = any((folder / name).is_file() for name in ADAPTERS)
     if (folder / ADAPTER_CONFIG).is_file() and weights:
         merge = f"paceline export {quote(str(folder))} --merge --model BASE --to DIR"

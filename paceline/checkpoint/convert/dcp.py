@@ -234,7 +234,7 @@ def is_fsdp_folder(folder: Path) -> bool:
 
 
 def read_dcp(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool) -> ForeignState:
-    """Return what a folder holds, or Accelerate's model folder with the optimizer's beside it.
+    """Return the contents of a folder, or of Accelerate's model folder and the optimizer's folder next to it.
 
     Raises CheckpointError.
     """

@@ -467,7 +467,7 @@ def _step_of(files: MappedFiles, path: Path) -> float | None:
 
 
 def _global_step(folder: Path, files: MappedFiles) -> int:
-    """Return the finished steps: of the model's states beside the parameters, or by the folder's name."""
+    """Return the finished steps, from the model's states or from the folder's name."""
     for path in sorted(folder.glob("*model_states.pt")):
         steps = as_dict(files.torch_file(path).content).get("global_steps")
         if isinstance(steps, int):

@@ -24,7 +24,7 @@ _MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class OwnExporter:
-    """A function of an exported folder, and what it is called."""
+    """A function of an exported folder, and its name."""
 
     name: str
     function: Callable[[Path], None]

@@ -247,9 +247,10 @@ def export_hf(
     """Export the model of ``role`` as a folder that ``from_pretrained`` loads.
 
     The class is ``AutoModelForCausalLM``, for a reward or value model ``AutoModelForSequenceClassification``.
-    One tensor is in memory, and what it is made from. What the run did not train is copied from the model
-    that it started from. The checkpoint of an adapter becomes a folder that ``PeftModel.from_pretrained``
-    loads onto its base; with ``merge`` a full model. ``exporters`` write further files into the folder.
+    Memory holds one tensor at a time, and the tensors that it is made from. What the run did not train is
+    copied from the model that it started from. The checkpoint of an adapter becomes a folder that
+    ``PeftModel.from_pretrained`` loads onto its base; with ``merge`` a full model. ``exporters`` write
+    further files into the folder.
 
     ``verified``: the checkpoint's hashes were compared just now, and are not again; ``opened`` opens it,
     alone or averaged with others. Every number must be finite in ``dtype``, and the tensors must be exactly

@@ -164,7 +164,7 @@ def _use(report: ExportReport, repo: str) -> str:
 
 
 def _settings(config: Config) -> Iterable[str]:
-    """Yield ``key=value`` of what is not a default and not of the machine that trained."""
+    """Yield ``key=value`` of the settings that are no defaults and do not describe the training machine."""
     values, defaults = leaves(config.to_json()), leaves(Config().to_json())
     for path, value in values.items():
         if value != defaults.get(path) and not path.startswith(_OF_THE_MACHINE):

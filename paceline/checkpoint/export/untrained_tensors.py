@@ -1,8 +1,8 @@
 """Tensors of the folder that a run started from: read a part at a time, and what a run does not train.
 
-Exports copy what is not trained, bit for bit. A checkpoint records where it is and a sha256 of its names,
-types, shapes and bytes; it holds no copy. The pages of a mapped file would count as this process's memory
-until it is closed, so values are read into memory of our own.
+Exports copy tensors that are not trained, bit for bit. A checkpoint records where it is and a sha256 of its
+names, types, shapes and bytes; it holds no copy. The pages of a mapped file would count as this process's
+memory until it is closed, so values are read into memory of our own.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def key_of(secret: bytes, token: str) -> bytes:
 
 
 class FileServer:
-    """Gives files to those who have the key, at one address of this machine, from threads of its own.
+    """Gives files to those who have the key, at one address of this machine, from separate threads.
 
     ``opened`` opens a file, and raises KeyError, OSError or PacelineError for any that it does not give.
     """
@@ -125,7 +125,7 @@ class FileServer:
 def requested_file(
     address: Place, key: bytes, digest: str, name: str
 ) -> Iterator[tuple[int, Iterator[memoryview]]]:
-    """Yield the size of a file at ``address``, and its bytes piece by piece, each in memory of its own.
+    """Yield the size of a file at ``address``, and its bytes piece by piece, each in separate memory.
 
     Raises RefusedError, and OSError where the connection fails or ends early.
     """
@@ -189,8 +189,8 @@ _WHAT = "this node cannot give its files to the others"
 class SharedFiles:
     """What this disk's leader gives, and the places and the key of all leaders.
 
-    ``address`` gives that of this machine towards a host, or where none is named towards the host at which
-    all ranks met; ``secret``: the run's.
+    ``address`` gives this machine's address towards a host, by default the host at which all ranks met;
+    ``secret``: the run's.
     """
 
     def __init__(

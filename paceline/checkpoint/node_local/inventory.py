@@ -60,7 +60,7 @@ class _OneManifest:
 
     @property
     def step(self) -> int:
-        """The step in its name; -1 for a copy with a name of its own."""
+        """The step in its name; -1 for a copy with another name."""
         return step_of(self.name) if is_step_name(self.name) else -1
 
 
@@ -129,7 +129,8 @@ class Survey:
         unpublished on the disks.
 
         A disk that still has its part of a manifest unpublished shows that rank 0 did not commit it, as its
-        rename comes last. All files that lack must be there, too: what is not known is never taken for this.
+        rename comes last. All missing files must be there, too: an unknown checkpoint is never taken for this
+        one.
         """
         staged: dict[tuple[str, str], set[int]] = {}
         for part in begun:

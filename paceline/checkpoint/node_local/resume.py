@@ -120,7 +120,7 @@ class NodesResume:
         """Return the checkpoint that ``where`` means (``checkpoint.load.find_checkpoint``); None for
         ``auto`` where no node has any.
 
-        What was passed over is said in ``notes``. Raises CheckpointError, the same on all ranks.
+        ``notes`` lists the checkpoints that were passed over. Raises CheckpointError, the same on all ranks.
         """
         if self._last is not None and self._last[1] in damaged:
             self._damage[self._last[0]] = damaged[self._last[1]]
@@ -200,7 +200,8 @@ class NodesResume:
     def _nothing(self, where: str, run: RunDir, notes: list[Diagnostic], staged: int) -> None:
         """Where no node has any checkpoint: as with one disk, rank 0 says what that means.
 
-        Raises CheckpointError, also where it finds one there after all: no run begins anew beside it.
+        Raises CheckpointError, also where it finds one there after all: no run begins anew next to a
+        checkpoint.
         """
 
         def none_there() -> None:

@@ -49,7 +49,7 @@ class Disks:
         replace_text(run.disks, f"{len({*self.leaders})}\n")
 
     def notes(self, folder: Path) -> list[Diagnostic]:
-        """Return what the user is told where the nodes do not share ``folder``."""
+        """Return the user's message for nodes that do not share ``folder``."""
         if self.are_one:
             return []
         groups = ", ".join(f"from rank {first_rank}" for first_rank in sorted({*self.leaders})[:16])

@@ -1,4 +1,4 @@
-"""Uploads beside training: a thread on each rank, one checkpoint at a time, all ranks together."""
+"""Uploads during training: a thread on each rank, one checkpoint at a time, all ranks together."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class _Published:
 class Uploads:
     """Upload each published checkpoint, the newest first where they come faster than they go up.
 
-    ``ranks`` meets the other ranks without collectives, over a connection of its own; ``writer`` is rank 0's.
-    A failure is a warning, and the next checkpoint is tried anew; the last one's is the error of ``end``.
+    ``ranks`` meets the other ranks without collectives, over a separate connection; ``writer`` is rank 0's. A
+    failure is a warning, and the next checkpoint is tried anew; the last one's is the error of ``end``.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""``paceline checkpoints`` at a URL: list and verify what is there, upload what a stopped run left."""
+"""``paceline checkpoints`` at a URL: list and verify the store's checkpoints, upload those that a stopped run
+left.
+"""
 
 from __future__ import annotations
 

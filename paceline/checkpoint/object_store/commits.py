@@ -1,7 +1,7 @@
 """Commits: numbered records, each created once, that name all checkpoints of a URL.
 
 Record n + 1 is written by who knows record n, and none is ever removed, so the newest is found by asking for
-names: nothing goes by a listing. The last record is the whole truth: what it does not name does not exist.
+names: nothing depends on a listing. The last record is the whole truth: what it does not name does not exist.
 """
 
 from __future__ import annotations

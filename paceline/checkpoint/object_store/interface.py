@@ -46,7 +46,7 @@ class ObjectStore(Protocol):
     """The objects under one URL; names are relative to it. Methods may be called from several threads.
 
     All raise StoreUnavailable and StoreRefused. Reads by name see what was written before; a listing may be
-    late, and nothing that must be right goes by it.
+    late, so nothing that must be right depends on it.
     """
 
     @property

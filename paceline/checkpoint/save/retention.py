@@ -1,7 +1,7 @@
 """Which checkpoints stay, and the removal of the others. No torch.
 
 Each is renamed first, so that a reader never sees a partial one. The last checkpoint whose every byte was
-read and found sound has a mark of its own, and stays.
+read and found sound has a separate mark, and stays.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def noting_errors(notes: list[Diagnostic], where: Path) -> Iterator[None]:
 
 
 def housekeeping_failed(problem: str, where: Path, error: OSError) -> Diagnostic:
-    """Return the warning that something beside a sound checkpoint could not be done."""
+    """Return the warning about work after a save that failed; the checkpoint itself is sound."""
     return codes.CHECKPOINT_HOUSEKEEPING(problem, str(where), str(error), severity=Severity.WARNING)
 
 

@@ -42,7 +42,7 @@ class Exported:
     lost: dict[str, tuple[Json, Json]] = field(default_factory=dict)
 
     def text(self) -> str:
-        """Return the file, with what is not kept as comments at its end."""
+        """Return the file, with the settings that it cannot keep as comments at its end."""
         lines = [f"# exported by `paceline config export --to {self.system}`"]
         lines += [f"{key}: {scalar(value)}" for key, value in self.keys.items()]
         if self.lost:

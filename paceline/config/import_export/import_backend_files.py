@@ -1,4 +1,6 @@
-"""DeepSpeed's and Accelerate's files: how a job is distributed, read by the same code as beside a YAML."""
+"""DeepSpeed's and Accelerate's files: how a job is distributed. The code that reads them next to a YAML reads
+them here.
+"""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ class KeyReader:
         self._decide(key, KeyVerdict.MAPPED, note, path)
 
     def differs(self, key: str, path: str, value: Json, says: str) -> None:
-        """The key is taken over with a difference that is said."""
+        """The key is kept with a difference, which the note states."""
         self.set(path, value, key, says)
         self._decide(key, KeyVerdict.DIFFERS, says, path)
 
@@ -282,7 +282,7 @@ def data_set_of(reader: KeyReader, path: Json) -> JsonObject:
 
 
 def flat(data: JsonObject, prefix: str = "") -> JsonObject:
-    """Return the keys, and beside them those inside mappings and lists (``a``, ``a.b``, ``c.0.d``)."""
+    """Return the keys, and the keys inside mappings and lists (``a``, ``a.b``, ``c.0.d``)."""
     keys: JsonObject = {}
     for key, value in data.items():
         keys[f"{prefix}{key}"] = value

@@ -26,7 +26,9 @@ class Composed:
 
 
 def compose(imported: Imported, title: str) -> Composed:
-    """Return the YAML: a header, each section with the place of every value, and what is not in it."""
+    """Return the YAML: a header, each section with the place of every value, and the settings that it leaves
+    out.
+    """
     explained = 'Each value names the key it comes from; "default" is a default of that system.'
     lines: list[tuple[str, str]] = [(line, "") for line in [f"# {title}", f"# {explained}", ""]]
     tree = _tree(imported.settings)

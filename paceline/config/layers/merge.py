@@ -56,7 +56,7 @@ def merge(layers: Sequence[Sequence[Entry]]) -> Merged:
 
 
 def _learned_from(entries: Sequence[Entry]) -> Sequence[Entry]:
-    """Turn a loss that is an algorithm of its own (``aliases.AlgorithmAlias``) into ``training.algorithm``.
+    """Turn a loss that is an algorithm here (``aliases.AlgorithmAlias``) into ``training.algorithm``.
 
     It replaces the algorithm under whose options the loss was given.
     """

@@ -58,7 +58,7 @@ class Optimizer:
       as ``moment_bytes`` says
     - ``projects``: keeps moments of projected gradients for the matrices of ``optim_target_modules``, and
       others as ``moment_bytes`` says
-    - ``averaged``: evaluation, generation and saves take averaged weights, and no schedule goes beside it
+    - ``averaged``: evaluation, generation and saves take averaged weights, and it takes no schedule
     - ``compiles``: its step is compiled once for each shape of a tensor
     - ``float64``: computes in float64 where the weights are
     - ``rounds``: keeps the weights in bfloat16 alone and rounds each update stochastically
@@ -162,7 +162,7 @@ def _schedule_free(
     moment_bytes: StateBytes = optimizer_bytes.two,
     largest_rate: float = 0.3,
 ) -> Optimizer:
-    """An optimizer of schedulefree: z beside the weights, and a second moment."""
+    """An optimizer of schedulefree: z next to the weights, and a second moment."""
     return Optimizer(
         f"schedulefree:{cls}",
         {**options, "r": "size", "weight_lr_power": "size", "foreach": "switch"},

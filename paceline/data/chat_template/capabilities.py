@@ -23,7 +23,7 @@ NOWHERE, LAST, EVERYWHERE = "no turn", "the answers after the last question", "e
 
 @dataclass(frozen=True)
 class TemplateFacts:
-    """``system``: it has system turns; ``developer``: a role of its own (otherwise written as system);
+    """``system``: it has system turns; ``developer``: a separate role (otherwise written as system);
     ``tools``, ``calls``, ``results``: it writes them; ``reasoning``: of which answers; ``rewrites``: earlier
     answers are written differently once others follow; ``marks``: it has ``{% generation %}`` blocks;
     ``dated``: it asks for today's date; ``options`` that it reads.

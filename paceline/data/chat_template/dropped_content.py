@@ -81,7 +81,7 @@ class DroppedContentFinder:
                 yield "messages[].content (part of an answer)"
 
     def _fields(self, example: Example, text: str) -> Iterator[str | DroppedContent]:
-        """Look at what turns have beside their content."""
+        """Look at the turns' fields other than their content."""
         for number, message in enumerate(example.messages):
             if message["role"] == "developer" and "developer" not in self._template.text:
                 yield "messages[].role (developer, written as system)"

@@ -38,7 +38,7 @@ _BEGIN_FILTER, _END_FILTER = "paceline_turn_begins", "paceline_turn_ends"
 
 
 class TemplateInput(NamedTuple):
-    """What a template renders: messages in the form that Transformers gives them, and what is beside them."""
+    """What a template renders: messages in the form that Transformers gives them, and further arguments."""
 
     messages: Sequence[JsonObject]
     tools: Sequence[JsonObject] = ()

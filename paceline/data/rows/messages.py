@@ -299,7 +299,9 @@ def _full(fields: Mapping[str, Cell], read: tuple[str, ...]) -> list[str]:
 
 
 def parsed_turns(rows: Iterable[RawRow], mapping: Mapping[str, str]) -> Iterator[RawRow]:
-    """Yield the rows with turns in place of texts that are turns; one that begins so and is none is named."""
+    """Yield the rows with turns in place of texts that are turns; a text that begins like turns and is none
+    is reported.
+    """
     names = (*_COLUMNS, *mapping.values())
     for row in rows:
         if row.value is None:

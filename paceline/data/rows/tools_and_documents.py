@@ -1,4 +1,4 @@
-"""What a row gives the chat template beside its turns: tools, documents, and the template's own options."""
+"""What a row gives the chat template besides its turns: tools, documents, and the template's own options."""
 
 from __future__ import annotations
 

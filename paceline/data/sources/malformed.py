@@ -27,8 +27,8 @@ _HEADERS = (
 
 
 def objects_over_lines(file: Path) -> Diagnostic | None:
-    """Return the finding about objects one after the other, of which the first takes several lines; None for
-    any other text.
+    """Return the finding about objects in sequence, of which the first takes several lines; None for any
+    other text.
     """
     with open_rows(file) as stream:
         text = stream.read(_FIRST_OBJECT).lstrip()

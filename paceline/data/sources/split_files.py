@@ -263,7 +263,7 @@ class FolderConfig:
 
 @dataclass(frozen=True)
 class DatasetCard:
-    """The configurations by name, and the one that is meant where none is named (None: one must be)."""
+    """The configurations by name, and the default one (None: the user must name one)."""
 
     where: str = ""
     configs: Mapping[str, FolderConfig] = field(default_factory=dict)
@@ -326,7 +326,7 @@ def _described(content: JsonObject, folder_configs: Mapping[str, FolderConfig]) 
 
 
 def _config(config: JsonObject, where: str) -> FolderConfig:
-    """Return one configuration. Raises DataError for what is not read here."""
+    """Return one configuration. Raises DataError for files that this does not read."""
     if unread := sorted(set(config) - _READ):
         raise _wrong(
             where,

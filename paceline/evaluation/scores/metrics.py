@@ -223,8 +223,8 @@ def is_corpus(name: str) -> bool:
 
 
 def score(name: str, pairs: Pairs, seconds: float = ANSWER_SECONDS, until: float = math.inf) -> Scores:
-    """Return a metric of (answer, expected) pairs. An answer over its time counts as 0, and is named; so do
-    all that are left after ``until`` seconds.
+    """Return a metric of (answer, expected) pairs. An answer that takes too long counts as 0, and is
+    reported. So do all answers left after ``until`` seconds.
     """
     metric = METRICS.get(name)
     if metric is not None and metric.per_answer is not None and not metric.package:

@@ -187,7 +187,9 @@ class Parser:
             return self._as_written()
 
     def _as_written(self) -> list[MessagePart]:
-        """Return what was not handed out, with the mark of a call: a client sees that one was begun."""
+        """Return the text that was not sent yet, with the mark of a call: a client sees that a call was
+        begun.
+        """
         self._parser = None
         text = self._text[self._read if self._call is None else self._call :]
         return [MessagePart("content", text)] if text else []

@@ -38,7 +38,7 @@ NoneAsZero = Annotated[int, BeforeValidator(lambda value: 0 if value is None els
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells beside its text."""
+    """What a stream contains besides its text."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
@@ -173,7 +173,7 @@ class CommonRequest(BaseModel):
             )
 
     def _check_format(self) -> None:
-        """Raise RequestError for a form that is none, or beside what could leave no token to be chosen."""
+        """Raise RequestError for an invalid form, or next to options that could leave no token to choose."""
         if not self.is_formed:
             return
         for name in ("allowed_token_ids", "ignore_eos", "min_tokens"):

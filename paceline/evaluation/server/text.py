@@ -151,7 +151,7 @@ class _Line:
         return {**lists}
 
     def _ranked(self) -> Json:
-        """Return the prompt's log-probabilities with ranks, as vLLM does beside an echo's."""
+        """Return the prompt's log-probabilities with ranks, as vLLM does for an echo."""
         if not self._prompt_scores:
             return None
         ranked: list[Json] = [None]

@@ -80,7 +80,7 @@ class StaticPool:
         return f"captured in {graphs.captured} graphs{sampled}"
 
     def slots(self, needed: int) -> int:
-        """The bucket of slots: quarters of powers of two, at most what is there."""
+        """The bucket of slots: quarters of powers of two, at most the existing slots."""
         assert self.buffers is not None
         # Few buckets, since each is captured; fine ones, since unseen slots are computed, too
         quarter = max(_FEWEST // 4, 1 << max(0, (needed - 1).bit_length() - 3))

@@ -128,8 +128,8 @@ def from_object_storage(config: Config, *, leads: bool, several: bool) -> tuple[
     """Bring the checkpoint to resume from onto this node's disk, if it is at a URL; return notes.
 
     ``leads``: this is the first node, whose run must be the only one that writes to its URL. ``several``: the
-    run has other nodes, which may have disks of their own. It takes as long as the checkpoint takes to
-    arrive; the store itself must answer within seconds. Raises ConfigError.
+    run has other nodes, which may have separate disks. It takes as long as the checkpoint takes to arrive;
+    the store itself must answer within seconds. Raises ConfigError.
     """
     t = config.training
     urls = [t.checkpoint_url, t.resume_from_checkpoint if is_url(t.resume_from_checkpoint) else None]

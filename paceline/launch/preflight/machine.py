@@ -141,8 +141,8 @@ def hub_findings(config: Config, known: bool, environ: Mapping[str, str]) -> Ite
 def _missing(
     config: Config, model: str | None, environ: Mapping[str, str]
 ) -> Iterator[tuple[Code, str, str, str]]:
-    """Yield what would be downloaded, ``model`` first: its code where that is forbidden, what it is, its key
-    and its name.
+    """Yield what would be downloaded, ``model`` first: the code if that is forbidden, the kind, the key and
+    the name.
     """
     if model:
         yield rules_codes.MODEL_OFFLINE, "the model", "model.name_or_path", model

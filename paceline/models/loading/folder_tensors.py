@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FolderTensors:
-    """What became of a folder's tensors. ``leaves_out``: what is not trained is not exported either (a score
-    head in place of the language-model head).
+    """What became of a folder's tensors. ``leaves_out``: tensors that are not trained are not exported either
+    (a score head in place of the language-model head).
     """
 
     folder: Path

@@ -171,8 +171,8 @@ def split(
 
 
 def layers_pass_tuples(whole: RoleModule, count: int) -> bool:
-    """Return whether the layers of ``whole`` pass tuples on, so that ``count`` stages one after the other
-    compute what it computes. Raises ConfigError as ``split``.
+    """Return whether the layers of ``whole`` pass tuples on, so that ``count`` stages in turn compute what it
+    computes. Raises ConfigError as ``split``.
     """
     for as_tuple in (False, True):
         if _same(whole, _cut(whole, count, as_tuple)):
@@ -282,8 +282,8 @@ def _placeholder(embedding: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _same(whole: RoleModule, stages: Sequence[StageModule]) -> bool:
-    """Return whether the stages one after the other compute the whole trunk's hidden states (assumed for
-    weights on the meta device, and for those that a checkpoint brings).
+    """Return whether the stages in turn compute the whole trunk's hidden states. This is assumed for weights
+    on the meta device, and for weights from a checkpoint.
     """
     weight = next(whole.hf.parameters())
     if weight.device.type == "meta" or whole.unread:
@@ -309,7 +309,7 @@ def _same(whole: RoleModule, stages: Sequence[StageModule]) -> bool:
 
 
 def _untie(hf: HFModel, stages: Sequence[StageModule]) -> None:
-    """Give a head that shares the embedding's weight a copy of its own. The strategy sums both gradients, so
+    """Give a head that shares the embedding's weight a separate copy. The strategy sums both gradients, so
     the copies stay equal.
     """
     embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()

@@ -67,7 +67,7 @@ def row_kernel_decisions(plan: Plan, hardware: Hardware) -> tuple[Decision, ...]
 
 
 def compute_decisions(plan: Plan) -> Iterator[Decision]:
-    """Yield what is said of recomputation and of torch.compile."""
+    """Yield the plan's lines about recomputation and torch.compile."""
     if plan.recompute:
         kept = plan.recompute_keeps
         kept_outputs = " and ".join(KEPT_KINDS[kind] for kind in kept)

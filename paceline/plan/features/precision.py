@@ -169,7 +169,7 @@ def rounds(name: str) -> bool:
 
 
 def check_bf16_weights(run: Combination) -> Iterator[Diagnostic]:
-    """Refuse what would compute in another dtype, or has masters of its own."""
+    """Refuse modules that would compute in another dtype, or that have separate master weights."""
     optimizer, precision, strategy, mesh = run.optimizer, run.precision, run.strategy, run.mesh
     by_optimizer = rounds(optimizer.name)
     if not by_optimizer and not run.pure_bf16:

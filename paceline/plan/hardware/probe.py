@@ -1,7 +1,7 @@
 """This machine's hardware, found without importing torch: ``/proc``, cgroup limits, and who sees a device.
 
-Torch is asked in a process of its own. An import of torch and the driver's start take seconds, so an answer
-with devices is kept in the cache folder. Its key is everything that it depends on: the boot, the driver, the
+A separate process queries torch. An import of torch and the driver's start take seconds, so an answer with
+devices is kept in the cache folder. Its key is everything that it depends on: the boot, the driver, the
 installed torch, the querying code, the device files and the variables that hide devices. Free memory is not
 kept.
 """

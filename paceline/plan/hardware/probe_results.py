@@ -35,7 +35,7 @@ class ProbedDevice:
 
 @dataclass(frozen=True)
 class TorchAnswer:
-    """What torch said in a process of its own.
+    """What torch answered in a separate process.
 
     - ``type``: of the accelerator that it would take, None if it sees none
     - ``cuda``, ``hip``, ``xpu``, ``nccl``: versions that it was built with
@@ -129,8 +129,8 @@ BF16_CAPABILITY = 8.0
 def visible_cards(cards: Sequence[ProbedDevice], environ: Mapping[str, str]) -> tuple[ProbedDevice, ...]:
     """Return which of the tool's cards a process sees, as CUDA (HIP) reads ``CUDA_VISIBLE_DEVICES``.
 
-    The list ends at the first unknown name. Of a card in MIG mode a process sees one slice: the one that is
-    named, else the first.
+    The list ends at the first unknown name. Of a card in MIG mode a process sees one slice: the requested
+    one, else the first.
     """
     undivided = [card for card in cards if not card.of]
     slices = [card for card in cards if card.of]

@@ -1,4 +1,4 @@
-"""nvidia-smi and rocm-smi: what they list, as far as it is told without torch."""
+"""nvidia-smi and rocm-smi: what they list, without torch."""
 
 from __future__ import annotations
 

@@ -287,7 +287,9 @@ def tally_of(shape: ModelShape) -> ParameterTally:
 
 
 def visited(shape: ModelShape, parameter: Parameter) -> int:
-    """Return the elements of a parameter that one token meets: of experts those it is routed to."""
+    """Return the elements of a parameter that one token passes through: of experts, those that it is routed
+    to.
+    """
     if shape.mixture is None or not is_of_experts(shape, parameter):
         return parameter.numel
     if len(parameter.shape) == 3:  # one matrix per expert; some stacks hold more than are routed to

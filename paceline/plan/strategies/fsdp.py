@@ -112,7 +112,7 @@ class FsdpSpec(StrategySpec):
 
         Every layer is one FSDP unit; embedding, final norm and head form the root unit, which stays gathered
         from forward to backward. Gradients are reduce-scattered after every micro-batch, or once if unsharded
-        ones are small (``whole_gradient_bytes``). Nothing is said of units of other sizes.
+        ones are small (``whole_gradient_bytes``). There is no message about units of other sizes.
         """
         shape, m, how = plan.shape, plan.batch.accumulation, FsdpOptions.own(plan.engine)
         freezing = Freezing.of(plan)

@@ -335,7 +335,7 @@ def _own_spec(name: str) -> StrategySpec | None:
 
 
 def state_form(name: str) -> StateForm:
-    """Return a strategy's checkpoint format; one of its own for user-defined or unknown strategies."""
+    """Return a strategy's checkpoint format; a separate one for each user-defined or unknown strategy."""
     form = strategy_spec(name).state_form if name in STRATEGIES.names() or ":" in name else None
     return form or StateForm(name, name)
 

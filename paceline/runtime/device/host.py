@@ -1,6 +1,6 @@
-"""The host's part of a rank: the processors beside its card, and what becomes of freed memory.
+"""The host's part of a rank: the processors next to its card, and what becomes of freed memory.
 
-Memory that a rank pins lies beside the processors that it computes on. Freed memory goes back to the system
+Memory that a rank pins lies next to the processors that it computes on. Freed memory goes back to the system
 while models are built. In training it stays in the process: large activations are freed and allocated every
 step, and a fresh page costs a page fault and zeroing.
 """

@@ -1,7 +1,7 @@
 """Exchanges between ranks that training does not wait for: a flag read a step late, JSON through the store.
 
-A collective of a thread beside training could come between two of training's, in another order on each rank.
-So this thread uses the store.
+A collective of a thread that runs during training could come between two of training's, in another order on
+each rank. So this thread uses the store.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _CONNECT_SECONDS = 60.0
 
 
 class StoreRanks:
-    """Exchanges JSON values between the ranks over a connection of its own.
+    """Exchanges JSON values between the ranks over a separate connection.
 
     It waits without a limit, for a save may be slow: the alarm ends this process when a rank has died or is
     silent. Each meeting's values are removed at the next one, which shows that all ranks have read them.

@@ -1,5 +1,5 @@
-"""The first all-reduce over each axis of the mesh, with a short limit: who does not come is named, and the
-bandwidth told.
+"""The first all-reduce over each axis of the mesh, with a short limit. It reports missing ranks, and the
+bandwidth.
 
 Without this, a link that carries no data, or a rank that hangs elsewhere, would show in the first step only,
 after the process group's time-out.

@@ -1,8 +1,9 @@
-"""Before a process group opens: every rank says what it is, and a rank that differs is named on all of them.
+"""Before a process group opens, every rank publishes its device and versions; all ranks report the one that
+differs.
 
 Ranks of different kinds of devices would open groups of different backends and wait for each other until the
 time-out. Ranks of different torch or NCCL releases hang or crash in their first collective. So each rank
-writes what it is into the store; rank 0 compares, and all read its verdict.
+writes its device and versions into the store; rank 0 compares, and all read its verdict.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def _await_readers(signed: SignedStore, count: int) -> None:
 def compare(everyone: Sequence[Mapping[str, str]]) -> list[Diagnostic]:
     """Return a finding for every group of ranks that differs from most, and for cards that two ranks took.
 
-    An even split is told as seen from rank 0.
+    An even split is reported as seen from rank 0.
     """
     findings = []
     for keys, code, severity in (

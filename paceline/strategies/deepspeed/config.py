@@ -73,7 +73,7 @@ def asking_config(plan: Plan, role: str) -> JsonObject:
 
 
 def _own_drive_folders(zero: JsonObject, run_dir: str, role: str) -> None:
-    """Give this model a folder of its own for NVMe offload, in place.
+    """Give this model a separate folder for NVMe offload, in place.
 
     DeepSpeed names its files by rank and parameter only, and empties the folder at the start. Two runs (and
     two models of a run) would overwrite each other's files.

@@ -157,8 +157,7 @@ class FSDP(Strategy):
 
         If the whole model fits, every rank gathers it, in the dtype that it computes in. Ranks may decode
         independently, except within a tp group: with the same prompts and seeds its ranks choose the same
-        tokens. Else layers are gathered one after the other, and every forward is a collective
-        (``collective_decoding``).
+        tokens. Else layers are gathered in turn, and every forward is a collective (``collective_decoding``).
         """
         units = _units(handle)
         with handle.averaged(), evaluating(handle.root):

@@ -35,7 +35,7 @@ class _Options:
 
 
 class StepsOneByOne(torch.optim.Optimizer):
-    """An optimizer that steps its parameters one after the other."""
+    """An optimizer that steps its parameters in turn."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

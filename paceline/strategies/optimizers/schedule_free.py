@@ -35,7 +35,7 @@ class Averaging(Protocol):
 
 
 def averages(optimizer: object) -> TypeGuard[Averaging]:
-    """Whether the optimizer keeps averaged weights beside those that it trains."""
+    """Whether the optimizer keeps averaged weights next to those that it trains."""
     return callable(getattr(optimizer, "eval", None)) and callable(getattr(optimizer, "train", None))
 
 

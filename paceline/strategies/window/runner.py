@@ -316,7 +316,7 @@ def blank_batch(batch: Batch) -> Batch:
 
 
 class CopiedAhead:
-    """Copies the next micro-batch on a stream of its own, for devices that copy beside their kernels.
+    """Copies the next micro-batch on a separate stream, for devices that copy while their kernels run.
 
     Out of pageable memory the host would wait for such a copy, but never for the kernels before it.
     """

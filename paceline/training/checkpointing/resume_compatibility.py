@@ -384,7 +384,7 @@ def cost_of_move(state: JsonObject, plan: Plan, manifest: Manifest) -> list[Diag
 
 
 def _peak(plan: Plan, manifest: Manifest) -> str:
-    """Weights and optimizer of the fullest rank, and beside them the tensor that is being read."""
+    """Weights and optimizer of the fullest rank, and the tensor that is being read."""
     states = plan.memory.largest if plan.memory is not None else None
     if states is None:
         return "memory of a rank not known for this model"

@@ -1,4 +1,4 @@
-"""The saves of a run: write a durable checkpoint, or begin to beside training, and report it."""
+"""The saves of a run: write a durable checkpoint, now or during training, and report it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class RunCheckpointer:
     """Saves of a run, as the trainer calls them; each durable checkpoint is ``published`` on this rank.
 
     With ``beside`` a save goes on beside training, and its end is met by all ranks at one step. With
-    ``uploads`` each goes to object storage as well; ``note`` hears of that.
+    ``uploads`` each goes to object storage as well; ``note`` gets the reports.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class RunCheckpointer:
         return True
 
     def settle(self, *, wait: bool) -> bool:
-        """Return whether a save beside training has become durable. Collective.
+        """Return whether a save during training has become durable. Collective.
 
         Without ``wait`` it is asked for only once every rank's part has ended. Raises its CheckpointError,
         on all ranks at the same step.

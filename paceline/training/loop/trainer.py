@@ -273,7 +273,7 @@ class Trainer:
             self._settle(wait=True, must_succeed=True)
 
     def _settle(self, *, wait: bool, must_succeed: bool = False) -> None:
-        """Hear how a save beside training has ended, if it has; else ``wait`` for it."""
+        """Get the result of a save during training, if it has ended; else ``wait`` for it."""
         if (saves := self.saves) is not None:
             if wait:
                 self.hooks.doing(self.state.step, SAVE)

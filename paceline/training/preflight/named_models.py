@@ -1,4 +1,4 @@
-"""Checks of what a run names beside its model: teacher, reward model, generation server. No torch."""
+"""Checks of what a run names besides its model: teacher, reward model, generation server. No torch."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Profiles:
 
     @contextmanager
     def around(self, window: Window) -> Iterator[None]:
-        """Record the step of ``window`` if it is one of those; what goes wrong in the recording is said."""
+        """Record the step of ``window`` if the run requests it; report what goes wrong in the recording."""
         step = window.step + 1
         if step not in self.steps:
             yield

@@ -1,4 +1,4 @@
-"""The user's callbacks on a rank, each in a thread of its own, so that none can hang a training.
+"""The user's callbacks on a rank, each in a separate thread, so that none can hang a training.
 
 Training waits for quick callbacks, so they are called at their step. It no longer waits for a callback that
 takes longer. One that raises is not called again. Both are named.
@@ -105,7 +105,7 @@ class Callbacks:
             self._report_news(thread)
 
     def should_stop(self) -> bool:
-        """Whether any callback of this rank asks to stop the training; each that does is named once."""
+        """Whether any callback of this rank asks to stop the training; each one that does is reported once."""
         for thread in self._running:
             if thread.wants_stop and thread.name not in self._stopped_by:
                 self._stopped_by.add(thread.name)

@@ -1,4 +1,4 @@
-"""The trackers that a config names: each in a thread of its own, so that none can delay or end a run."""
+"""The trackers that a config names: each in a separate thread, so that none can delay or end a run."""
 
 from __future__ import annotations
 
@@ -219,10 +219,10 @@ def open_trackers(
     environ: Mapping[str, str],
     report: Report,
 ) -> Trackers:
-    """Return the trackers that ``report_to`` names, each in its thread; ``report`` what befalls them.
+    """Return the trackers of ``report_to``, each in its thread; ``report`` gets their failures.
 
-    Packages are imported here, before the first step and by the thread that trains: an import beside its
-    own could meet modules half made. All else of a tracker happens in its thread.
+    Packages are imported here, before the first step and by the thread that trains: an import in another
+    thread could meet half-imported modules. All else of a tracker happens in its thread.
     """
     threads: list[TrackerThread] = []
     for name in names_of(tuple(report_to)):

@@ -75,7 +75,7 @@ class OwnAnswers:
         return self.rows.state()
 
     def shards(self, step: int) -> Iterator[Shard]:
-        """Nothing to keep beside the position."""
+        """Nothing to keep except the position."""
         yield from self.rows.shards(step)
 
     def answered(self, window: Window) -> Window:

@@ -127,8 +127,8 @@ class LoggedCompletions:
         """Return the first ``count`` answers with their rewards, texts cut to 2,000 characters.
 
         ``token_ends``: the characters of ``completion`` up to the end of each token; ``logprobs``: the log
-        probability with which each of them was sampled (nats). Both are left out where the tokens' texts,
-        read one after the other, are not the answer's.
+        probability with which each of them was sampled (nats). Both are left out where the joined texts of
+        the tokens are not the answer's.
         """
         return [self._row(i, tokenizer) for i in range(min(count, len(self.samples)))]
 
@@ -153,8 +153,8 @@ class LoggedCompletions:
 def token_ends(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], text: str) -> list[int]:
     """Return, for each token up to the end of ``text``, the characters of ``text`` up to its end.
 
-    A character that several tokens make belongs to the last of them. [] where the tokens' texts, read one
-    after the other, are not ``text``.
+    A character that several tokens make belongs to the last of them. [] where the joined texts of the tokens
+    are not ``text``.
     """
 
     def read(begin: int, end: int) -> str:

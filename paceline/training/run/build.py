@@ -303,7 +303,7 @@ class RunBuilder:
     # --- checkpoints
 
     def checkpointer(self, parts: RunComponents, hooks: Hooks, published: Published) -> RunCheckpointer:
-        """Return the saves of the run, beside training if the plan says so, and to object storage too.
+        """Return the saves of the run, during training if the plan says so, and to object storage too.
 
         Also with save_strategy ``no``, since a stop saves.
         """

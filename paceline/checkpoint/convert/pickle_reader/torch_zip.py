@@ -144,7 +144,7 @@ def _entry(view: memoryview, position: int, limit: int) -> tuple[ZipRecord, int]
 
 
 def _wide(extra: memoryview, stored: tuple[int, int, int], name: str) -> tuple[int, int, int]:
-    """Return sizes and place, of 64 bits where they are said so."""
+    """Return sizes and place, from the 64-bit fields where the entry has them."""
     sizes = list(stored)
     position = 0
     while position + 4 <= len(extra):

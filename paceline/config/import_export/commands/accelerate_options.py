@@ -65,7 +65,7 @@ class _Origin:
 
 @dataclass
 class AccelerateJob:
-    """What Accelerate is told: settings, and the verdict on each option and each key of its file."""
+    """Accelerate's settings, and the verdict on each option and each key of its file."""
 
     imported: Imported
     engine: str = ""
@@ -75,9 +75,10 @@ class AccelerateJob:
 def accelerate_job(
     command: Command, below: JsonObject, lines: Mapping[str, int], file: str
 ) -> AccelerateJob | None:
-    """Return what ``accelerate launch``, or Accelerate's variables beside another launcher, set, if anything.
+    """Return what ``accelerate launch``, or Accelerate's variables next to another launcher, set, if
+    anything.
 
-    ``below``: the config file that is named, whose keys stand at ``lines`` of ``file``.
+    ``below``: the config file that the options name; its keys stand at ``lines`` of ``file``.
     """
     launch = command.launch
     options = [option for option in launch.options if option.launcher.startswith("accelerate")]
@@ -172,7 +173,7 @@ class _Made:
             self.origins["distributed_type"] = self.origins["num_processes"]
 
     def _files(self) -> None:
-        """Name a DeepSpeed file by where it is: beside the config file, or in the current directory."""
+        """Name a DeepSpeed file by where it is: next to the config file, or in the current directory."""
         block = as_object(self.data.get("deepspeed_config"))
         name = block.get("deepspeed_config_file")
         for folder in (Path("."), Path(self.file).parent):
@@ -241,7 +242,7 @@ def outranked(launched: Imported, job: AccelerateJob) -> None:
 
 
 def joined(imported: Imported, job: AccelerateJob) -> None:
-    """Add what Accelerate is told to what the program is told, which wins where both say something."""
+    """Add Accelerate's settings to the program's, which win where both set something."""
     for ours, setting in job.imported.settings.items():
         before = imported.settings.get(ours)
         off = ours == "training.mixed_precision" and before is not None and before.value == "no"

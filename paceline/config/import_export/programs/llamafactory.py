@@ -50,7 +50,7 @@ def _stable_decay(reader: KeyReader) -> None:
 
 
 def _swanlab(reader: KeyReader) -> None:
-    """SwanLab has a switch of its own beside ``report_to``."""
+    """SwanLab has a separate switch next to ``report_to``."""
     if not reader.on("use_swanlab"):
         return
     report_to = reader.value("report_to")
@@ -62,7 +62,7 @@ def _swanlab(reader: KeyReader) -> None:
 
 
 def _listed(reader: KeyReader) -> None:
-    """Data sets of version 1 are listed in a YAML of their own: name → path, source, split."""
+    """A separate YAML lists the data sets of version 1: name → path, source, split."""
     name = str(reader.given["train_dataset"])
     file = next((f for f in (Path(name), Path(reader.result.file).parent / name) if f.is_file()), None)
     if file is None or file.suffix not in (".yaml", ".yml"):

@@ -31,7 +31,9 @@ def trl_defaults(algorithm: str) -> dict[str, object]:
 
 
 def trainer_of(data: JsonObject, algorithm: str | None) -> str:
-    """Return the trainer that a file is for: the one that is named, or by its keys. Raises ConfigError."""
+    """Return the trainer that a file is for: the user's choice, or the one that its keys show. Raises
+    ConfigError.
+    """
     if algorithm is not None and algorithm not in TRAINERS:
         raise ConfigError(
             codes.CONFIG_VALUE(

@@ -180,9 +180,10 @@ def _of_model(plan: Plan, shape: ModelShape | None) -> int | None:
 
 
 def with_snapshot(plan: Plan, hardware: Hardware, held: int) -> Plan:
-    """Return ``plan`` with the decision whether checkpoints are saved beside training, if that is asked for.
+    """Return ``plan`` with the decision whether checkpoints are saved during training, if the config requests
+    that.
 
-    Each rank copies what it saves: over a node's ranks about its share of a checkpoint. That must fit beside
+    Each rank copies what it saves: over a node's ranks about its share of a checkpoint. That must fit next to
     the states in its host memory.
     """
     if not plan.config.training.save_async:

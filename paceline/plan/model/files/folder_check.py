@@ -111,7 +111,7 @@ def adapter_folder(folder: Path, key: str) -> Diagnostic:
 
 
 def of_a_run(folder: Path, key: str) -> Diagnostic | None:
-    """Return an error for a folder that a run, ours or the Trainer's, writes beside or above models."""
+    """Return an error for a folder that a run, ours or the Trainer's, writes next to or above models."""
     if any((folder / name).is_file() for name in ("model.safetensors", INDEX)):
         return None
     run = folder.parent if folder.name == RunDir(folder).checkpoints.name else folder
