@@ -105,7 +105,7 @@ class Callbacks:
             self._report_news(thread)
 
     def should_stop(self) -> bool:
-        """Whether any callback of this rank asks to stop the training; each one that does is reported once."""
+        """Whether any callback of this rank asks to stop the training; each is reported once."""
         for thread in self._running:
             if thread.wants_stop and thread.name not in self._stopped_by:
                 self._stopped_by.add(thread.name)
