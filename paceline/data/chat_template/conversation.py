@@ -108,8 +108,8 @@ class ChatForm:
             turn["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
             if self.no_content and not message["content"].strip():
                 turn["content"] = None
-        beside = {"name": message.get("name"), "tool_call_id": message.get("tool_call_id")}
-        return turn | {name: value for name, value in beside.items() if value is not None}
+        given: Mapping[str, Json] = {**message}  # type: ignore[dict-item]
+        return turn | {name: given[name] for name in ("name", "tool_call_id", "input") if name in given}
 
     def _call(self, call: JsonObject) -> JsonObject:
         function = as_object(call["function"])

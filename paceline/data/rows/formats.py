@@ -303,10 +303,12 @@ def _text(row: Row, columns: Mapping[str, str], name: str, *, needed: bool = Fal
 
 def _alpaca(row: Row, columns: Mapping[str, str]) -> Example:
     parts = [_text(row, columns, "instruction", needed=True), _text(row, columns, "input")]
-    question = "\n".join(part for part in parts if part.strip())
-    answer = _text(row, columns, "output", needed=True)
-    turns: list[Message] = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return _conversation([*_before(row, columns), *turns])
+    filled = [part for part in parts if part.strip()]
+    question: Message = {"role": "user", "content": "\n".join(filled)}
+    if len(filled) == len(parts):
+        question["input"] = filled[1]
+    answer: Message = {"role": "assistant", "content": _text(row, columns, "output", needed=True)}
+    return _conversation([*_before(row, columns), question, answer])
 
 
 def _prompt_completion(row: Row, columns: Mapping[str, str]) -> Example:

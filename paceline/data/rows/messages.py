@@ -18,7 +18,9 @@ from paceline.data.sources.json_rows import parse_row
 
 
 class Message(TypedDict, total=False):
-    """A turn. ``trained``: whether the row itself says that the turn has loss, or has none."""
+    """A turn. ``trained``: whether the row itself says that the turn has loss, or has none; ``input``: an
+    Alpaca row's input, the end of the content, for templates that write it apart.
+    """
 
     role: Required[str]
     content: Required[str]
@@ -26,6 +28,7 @@ class Message(TypedDict, total=False):
     tool_calls: list[JsonObject]
     tool_call_id: str
     name: str
+    input: str
     trained: bool
 
 

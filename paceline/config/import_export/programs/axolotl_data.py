@@ -5,6 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline.config.import_export.decide_keys import Code, decide
+from paceline.config.import_export.programs.axolotl_prompts import (
+    TEMPLATE,
+    alpaca,
+    end_of_text,
+    user_defined,
+)
 from paceline.config.import_export.verdicts import KeyReader, data_set, data_set_of
 from paceline.core.json_types import Json, JsonObject, as_object
 
@@ -38,7 +44,14 @@ def datasets(reader: KeyReader) -> None:
 def _one(reader: KeyReader, outer: str, number: int, item: JsonObject) -> JsonObject:
     """Return one of our data sets; decides its keys. ``outer``: the key of the list that holds it."""
     inner = reader.inside(f"{outer}.{number}", item)
-    inner.facts |= {"outer": outer, "template": reader.text("chat_template")}
+    prompts = as_object(reader.facts.get("prompts"))
+    inner.facts |= {
+        "outer": outer,
+        "template": reader.text("chat_template"),
+        "prompts": prompts,
+        "turns": any(str(word).startswith(("chat_template", "sharegpt")) for word in _types(reader)),
+        "eos_token": end_of_text(reader),
+    }
     decide(inner, "axolotl_data", CODE)
     for key in item:
         if not inner.decided(key):
@@ -46,6 +59,8 @@ def _one(reader: KeyReader, outer: str, number: int, item: JsonObject) -> JsonOb
             inner.judge(key, item[key] in (None, False, "", [], {}), "off, as here", says)
     settings = inner.result.settings
     kept = {path: setting for path, setting in settings.items() if path.startswith("model.")}
+    if TEMPLATE in kept:
+        reader.facts["prompts"] = {**prompts, f"{outer}.{number}": kept[TEMPLATE].value}
     reader.result.settings |= {p: replace(s, key=f"{outer}.{number}.{s.key}") for p, s in kept.items()}
     return data_set_of(inner, settings["path"].value)
 
@@ -71,10 +86,14 @@ def _turn_keys(reader: KeyReader) -> None:
         reader.lose("roles", f"turns of {', '.join(unknown)}: a data.converter renames roles")
 
 
+def _types(reader: KeyReader) -> list[Json]:
+    sets = reader.given.get("datasets")
+    return [as_object(item).get("type") for item in sets] if isinstance(sets, list) else []
+
+
 def _turns_by_template(reader: KeyReader) -> bool:
     """Whether every data set's turns are written by a chat template."""
-    sets = reader.given.get("datasets")
-    types = [as_object(item).get("type") for item in sets] if isinstance(sets, list) else []
+    types = _types(reader)
     return bool(types) and all(isinstance(word, str) and word.startswith("chat_template") for word in types)
 
 
@@ -92,6 +111,8 @@ def tokens(reader: KeyReader) -> None:
                 reader.keep(f"{outer}.{name}", "model.add_special_tokens", token)
             elif name == "eos_token" and _turns_by_template(reader):
                 reader.nothing(f"{outer}.{name}", "the token that ends a turn is read off the chat template")
+            elif name == "eos_token" and reader.facts.get("prompts"):
+                reader.mapped(f"{outer}.{name}", (TEMPLATE,), "it ends an answer, as the template writes it")
             elif name == "eos_token":
                 reader.lose(
                     f"{outer}.{name}",
@@ -112,4 +133,4 @@ def tokens(reader: KeyReader) -> None:
                 reader.nothing(outer, "each of them for its own reason")
 
 
-CODE: Code = {"turn_keys": _turn_keys}
+CODE: Code = {"turn_keys": _turn_keys, "alpaca": alpaca, "user_defined": user_defined}
