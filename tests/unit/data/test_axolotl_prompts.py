@@ -68,6 +68,13 @@ def test_one_template_writes_the_rows_of_all_data_sets() -> None:
     assert lost(imported({"type": "alpaca:verse"})) and lost(imported({"type": {"format": "{question}"}}))
 
 
+def test_a_chat_template_does_not_write_such_rows() -> None:
+    alone = imported({"type": "alpaca"}).settings["model.chat_template"].value
+    for name in ("chatml", "gemma3"):
+        found = imported({"type": "alpaca"}, chat_template=name)
+        assert not lost(found) and found.settings["model.chat_template"].value == alone
+
+
 def test_the_file_s_end_of_text_ends_the_answers() -> None:
     found = imported({"type": "alpaca"}, special_tokens={"eos_token": "<|end|>"})
     assert not lost(found) and '"<|end|>"' in str(found.settings["model.chat_template"].value)

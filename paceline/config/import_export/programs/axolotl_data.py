@@ -39,6 +39,9 @@ def datasets(reader: KeyReader) -> None:
         if sets:
             reader.set(path, sets, key)
             reader.mapped(key, (path,))
+    if reader.facts.get("prompts"):
+        given = [key for key in ("chat_template", "chat_template_jinja") if reader.is_given(key)]
+        reader.nothing(given, "the data sets' own prompts write the rows")
 
 
 def _one(reader: KeyReader, outer: str, number: int, item: JsonObject) -> JsonObject:
