@@ -6,9 +6,12 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
+import torch
+
 from paceline.runlog.library_lines import show_again
 
 _REPORTS_WEIGHTS = "transformers.modeling_utils"
+_REPORTS_KERNELS = "transformers.integrations.hub_kernels"
 _QUANTIZER = "transformers.quantizers.quantizer_torchao"
 _AVAILABILITY, _FLATTEN = "is_torchao_available", "flatten_tensor_state_dict"
 _PACKED = "torchao.prototype.safetensors.safetensors_support"
@@ -18,7 +21,8 @@ def quiet_libraries(*, checks_weights: bool = True) -> None:
     """Disable Transformers' progress bars. Call before anything is loaded in a rank.
 
     ``checks_weights``: code of ours loads models and refuses folders that lack weights. Otherwise
-    Transformers' report of missing weights is printed.
+    Transformers' report of missing weights is printed. So are its lines about missing kernels on a device
+    that could run them.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -26,6 +30,8 @@ def quiet_libraries(*, checks_weights: bool = True) -> None:
     no_bars()
     if not checks_weights:
         show_again(_REPORTS_WEIGHTS)
+    if torch.accelerator.is_available():
+        show_again(_REPORTS_KERNELS)
 
 
 def import_without_torchao() -> None:

@@ -134,7 +134,9 @@ def _to_look_at(plan: Plan, observers: Observers) -> str:
     places = [f"{note.where}: " if note.where else "" for note in notes]
     parts = [f"{place}{note.what} [{note.code}]" for place, note in zip(places, notes, strict=True)]
     parts += [f"{d.subject} is not applied: {d.reason}" for d in plan.decisions if not d.granted]
-    return "; ".join(parts) or "nothing (--verbose or PACELINE_VERBOSE=1 prints every decision and its reason)"
+    return (
+        "; ".join(parts) or "nothing (--verbose or PACELINE_VERBOSE=1 prints every decision and its reason)"
+    )
 
 
 def log_models(trainer: Trainer, observers: Observers, subjects: Sequence[str] = ()) -> None:

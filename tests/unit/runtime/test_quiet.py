@@ -88,6 +88,29 @@ def test_loading_a_model_says_nothing(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("device", [True, False])
+def test_a_missing_kernel_is_shown_where_a_device_could_run_it(
+    device: bool, library_settings: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from transformers.integrations import hub_kernels
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: device)
+    heard = logging.handlers.BufferingHandler(100)
+    hub_kernels.logger.addHandler(heard)
+    path = str(hub_kernels.__file__)
+    try:
+        with kept_from_console({}):
+            quiet_libraries()
+            record = hub_kernels.logger.makeRecord(
+                hub_kernels.logger.name, logging.WARNING, path, 1, "slow", (), None
+            )
+            hub_kernels.logger.handle(record)
+    finally:
+        hub_kernels.logger.removeHandler(heard)
+    assert bool(heard.buffer) is device
+
+
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     installed = tmp_path / "site-packages"
