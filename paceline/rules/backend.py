@@ -187,6 +187,27 @@ def slurm(c: Context) -> Iterator[Diagnostic]:
         yield codes.HOST_SLURM_TASKS("SLURM_NTASKS_PER_NODE", str(tasks))
 
 
+def outside_srun(c: Context) -> Iterator[Diagnostic]:
+    """host.slurm_idle"""
+    have, world, run_nodes = c.facts.outside_srun, c.facts.world_size, c.facts.num_nodes
+    if have is None or world is None or run_nodes is None:
+        return
+    nodes, tasks = have
+    fewer_tasks = tasks > world and c.config.launch.nproc is None
+    if run_nodes >= nodes and not (nodes <= 1 and fewer_tasks):
+        return
+    # One rank a task, or one command a node, which starts a process for each of the node's devices
+    command = "srun paceline train …"
+    if tasks <= nodes:
+        options = f"… --nnodes {nodes} --master-port {c.config.launch.master_port or 29500}"
+        started = "torchrun …" if c.facts.launcher == "torchrun" else f"paceline train {options}"
+        command = f"srun --ntasks-per-node=1 {started}"
+    instead = "" if nodes > 1 else "; or allocate one task with several CPUs (sbatch -n 1 -c N)"
+    allocated = f"nodes: {nodes}" + (f", tasks: {tasks}" if tasks else "")
+    found = f"allocated: {allocated}; this run: nodes: {run_nodes}, processes: {world}"
+    yield codes.HOST_SLURM_IDLE("SLURM_JOB_NUM_NODES", found, command=command, instead=instead)
+
+
 BACKEND_RULES: tuple[Rule, ...] = (
     strategy_name,
     fsdp_and_deepspeed,
@@ -198,4 +219,5 @@ BACKEND_RULES: tuple[Rule, ...] = (
     xla,
     launch,
     slurm,
+    outside_srun,
 )

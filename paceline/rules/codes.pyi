@@ -1109,6 +1109,18 @@ class _HOST_SLURM_TASKS(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _HOST_SLURM_IDLE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        command: object,
+        instead: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 MODEL_OFFLINE: Code
 MODEL_MISSING: _MODEL_MISSING
 MODEL_TWO: _MODEL_TWO
@@ -1239,3 +1251,4 @@ HOST_MEMLOCK: _HOST_MEMLOCK
 HOST_NOFILE: _HOST_NOFILE
 HOST_IFNAME: _HOST_IFNAME
 HOST_SLURM_TASKS: _HOST_SLURM_TASKS
+HOST_SLURM_IDLE: _HOST_SLURM_IDLE

@@ -39,6 +39,7 @@ class Facts:
     - ``pretrained_dtype``: torch's name for the dtype of the pretrained weights
     - ``composite``: type of the model with a tower of which the language model is trained, empty for others
     - ``infiniband``: this node has such a device, and NCCL may use it
+    - ``outside_srun``: nodes and tasks of a Slurm allocation, where this process is in no task of it
     """
 
     device: str | None = None
@@ -67,6 +68,7 @@ class Facts:
     nccl_socket_ifname: str | None = None
     slurm_ntasks_per_node: int | None = None
     inside_srun: bool | None = None
+    outside_srun: tuple[int, int] | None = None
     torch_xla: bool | None = None
     code_sandbox: str | None = None
 

@@ -43,12 +43,14 @@ class JobManager:
 
     def started(self, environ: Mapping[str, str]) -> bool:
         """Whether this manager started the current process."""
-        if self.word == "srun":
-            # Slurm's variables of a batch script or an interactive shell are no task's
-            step = parse_nonnegative_int(environ.get("SLURM_STEP_ID", ""), _STEPS_OF_SHELLS)
-            if step >= _STEPS_OF_SHELLS:
-                return False
+        if self.word == "srun" and not _in_a_step(environ):
+            return False
         return all(environ.get(name) for name in self.needs) and bool(first_set(environ, self.rank))
+
+
+def _in_a_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun started this process: Slurm's variables of a batch script or a shell are no task's."""
+    return parse_nonnegative_int(environ.get("SLURM_STEP_ID", ""), _STEPS_OF_SHELLS) < _STEPS_OF_SHELLS
 
 
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PJM_JOBID")
@@ -190,6 +192,17 @@ def started_by(environ: Mapping[str, str]) -> str | None:
         return "deepspeed" if "CROSS_SIZE" in environ and "LOCAL_SIZE" in environ else "env"
     has_rank = any(environ.get(name) for name in RANK_ALONE)
     return next((m.word for m in MANAGERS if m.started(environ)), "mpirun" if has_rank else None)
+
+
+def outside_srun(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return the nodes and tasks of the Slurm allocation around this process (0: not set).
+
+    None where there is no allocation, or srun started this process: then srun's own numbers hold.
+    """
+    if not environ.get("SLURM_JOB_ID") or _in_a_step(environ):
+        return None
+    nodes = first_set(environ, ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"))
+    return parse_nonnegative_int(nodes), parse_nonnegative_int(environ.get("SLURM_NTASKS", ""))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from paceline.core.errors import ConfigError
 from paceline.core.files import listed
 from paceline.core.rundir import RunDir
-from paceline.launch.environment.job_managers import started_by
+from paceline.launch.environment.job_managers import outside_srun, started_by
 from paceline.plan.cost.memory.model_states import OptimizerStates
 from paceline.plan.features.lora import adapter_of, adapter_parameters
 from paceline.plan.hardware.device_kinds import CUDA
@@ -66,6 +66,7 @@ def facts(
         slurm_ntasks_per_node=int(ntasks) if ntasks.isdigit() else None,
         torch_xla=importlib.util.find_spec("torch_xla") is not None,
         inside_srun=started_by(environ) == "srun",
+        outside_srun=outside_srun(environ),
     )
 
 

@@ -265,7 +265,7 @@ def preflight_findings_of_ranks(
 # This machine's disk and network say nothing about another's.
 OF_THIS_MACHINE: dict[str, Any] = dict.fromkeys(
     ("disk_free_bytes", "interfaces", "max_open_files", "nccl_socket_ifname")
-    + ("infiniband", "memlock_unlimited")
+    + ("infiniband", "memlock_unlimited", "outside_srun")
 )
 
 

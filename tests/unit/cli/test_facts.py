@@ -90,7 +90,7 @@ def test_on_a_machine_that_has_it_all_no_fact_is_unknown(tmp_path: Path) -> None
     config = Config.from_json(
         {"model": {"name_or_path": str(model_folder(tmp_path / "m", dtype="bfloat16"))}}
     )
-    environ = {"NCCL_SOCKET_IFNAME": "eth0", "SLURM_NTASKS_PER_NODE": "4"}
+    environ = {"NCCL_SOCKET_IFNAME": "eth0", "SLURM_NTASKS_PER_NODE": "4", "SLURM_JOB_ID": "1"}
     shape = shape_of(config.model, environ)
     known = facts(GPU, Cluster(2, 2), "torchrun", shape, environ, config)
     in_plan = facts_of(GPU, world_size=4, num_nodes=2, launcher="torchrun", shape=shape)

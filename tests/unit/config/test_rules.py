@@ -1072,6 +1072,22 @@ CASES = [
         Facts(launcher="torchrun", inside_srun=True, slurm_ntasks_per_node=4),
         good_facts=Facts(launcher="torchrun", inside_srun=True, slurm_ntasks_per_node=1),
     ),
+    *(
+        case(
+            "host.slurm_idle",
+            {},
+            {"launch.nproc": 1} if good == have else {},
+            Facts(outside_srun=have, world_size=world, num_nodes=1),
+            good_facts=Facts(outside_srun=good, world_size=world, num_nodes=nodes),
+            severity=WARNING,
+        )
+        for have, world, good, nodes in (
+            ((2, 2), 1, None, 1),  # in a step
+            ((2, 0), 8, (2, 0), 2),  # torchrun on both nodes
+            ((2, 16), 8, (1, 1), 1),  # 8 GPUs, one task
+            ((1, 2), 1, (1, 2), 1),  # a number of processes was asked for
+        )
+    ),
 ]
 
 

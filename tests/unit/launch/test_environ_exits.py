@@ -8,7 +8,7 @@ from paceline.config.load import load_config
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import ExitCode
 from paceline.launch.environment.guide_variables import translate
-from paceline.launch.environment.job_managers import started_by
+from paceline.launch.environment.job_managers import outside_srun, started_by
 from paceline.launch.supervision.exit_codes import killed_diagnostic, overall_code
 
 
@@ -73,6 +73,42 @@ def test_a_debug_level_that_torch_would_die_of_is_an_error() -> None:
 )
 def test_who_started_us(environ: dict[str, str], launcher: str | None) -> None:
     assert started_by(environ) == launcher
+
+
+#: what Slurm 22.05 set on two nodes: sbatch --nodes=2 --ntasks-per-node=1; sbatch --nodes=2; salloc -n1
+BATCH = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NNODES": "2",
+    "SLURM_NPROCS": "2",
+    "SLURM_NTASKS": "2",
+    "SLURM_NTASKS_PER_NODE": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_TASKS_PER_NODE": "1(x2)",
+}
+SALLOC = {"SLURM_JOB_ID": "5", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
+#: srun -N1 -n1 inside that allocation changes SLURM_NNODES and SLURM_NTASKS too
+STEP = {"SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NNODES": "1", "SLURM_NTASKS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "allocation"),
+    [
+        ({}, None),
+        (BATCH, (2, 2)),
+        ({k: v for k, v in BATCH.items() if k not in ("SLURM_NTASKS", "SLURM_NPROCS")}, (2, 0)),
+        ({**BATCH, "SLURM_STEP_ID": "4294967290"}, (2, 2)),  # salloc's interactive step
+        ({**BATCH, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, None),
+        ({**BATCH, **STEP}, None),
+        (SALLOC, (1, 1)),
+    ],
+)
+def test_what_slurm_allocated_around_a_process_that_srun_did_not_start(
+    environ: dict[str, str], allocation: tuple[int, int] | None
+) -> None:
+    assert outside_srun(environ) == allocation
 
 
 @pytest.mark.parametrize(
