@@ -36,6 +36,16 @@ class _CLI_TWO_COMMAND_LINES(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _CLI_ALGORITHM_LOST(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _CLI_PAGE_PACKAGES(CodeName):
     def __call__(
         self,
@@ -135,6 +145,7 @@ CLI_MODE: Code
 CLI_FLAG_NOT_KEPT: _CLI_FLAG_NOT_KEPT
 CLI_TWO_COMMAND_LINES: _CLI_TWO_COMMAND_LINES
 CLI_OPTION: Code
+CLI_ALGORITHM_LOST: _CLI_ALGORITHM_LOST
 CLI_SYSTEM: Code
 CLI_PAGE_PACKAGES: _CLI_PAGE_PACKAGES
 CLI_SERVE_PACKAGES: _CLI_SERVE_PACKAGES

@@ -197,6 +197,11 @@ def import_file(
     )
     if problems:
         raise typer.Exit(int(ExitCode.CONFIG))
+    if (lost := imported.lost_algorithm()) is not None:
+        print_diagnostics(
+            [codes.CLI_ALGORITHM_LOST(f"{imported.file}:{lost.line}", f"{lost.key}: {lost.value}")]
+        )
+        raise typer.Exit(int(ExitCode.FAILED))
 
 
 def _write_new(to: Path, text: str) -> None:

@@ -208,6 +208,8 @@ def import_data(
     _attention(imported)
     _weights_dtype(imported)
     _constant(imported)
+    if imported.lost_algorithm():
+        imported.settings.pop("training.algorithm", None)  # one that was assumed in its place
     return imported
 
 

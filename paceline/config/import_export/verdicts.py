@@ -16,6 +16,8 @@ from paceline.core.json_types import Json, JsonObject, nearest_key
 from paceline.core.security.secrets import SHAPED
 
 _SHOWN_OF_REASON, _SHOWN = 20, 200
+#: keys of other programs that say which training it is
+_ALGORITHM = frozenset({"rl", "stage", "rlhf_type", "task_type", "process_reward_model"})
 
 
 class KeyVerdict(str, Enum):
@@ -78,6 +80,10 @@ class Imported:
     def of(self, verdict: KeyVerdict) -> list[Finding]:
         """Return the findings with this verdict."""
         return [finding for finding in self.findings.values() if finding.verdict is verdict]
+
+    def lost_algorithm(self) -> Finding | None:
+        """Return the verdict on the key of an algorithm that cannot be kept, if there is one."""
+        return next((finding for finding in self.of(KeyVerdict.LOST) if finding.key in _ALGORITHM), None)
 
     def share(self) -> float:
         """Return the share (0 to 1) of the file's own keys that act the same or have no effect."""

@@ -31,10 +31,13 @@ def compose(imported: Imported, title: str) -> Composed:
     """
     explained = 'Each value names the key it comes from; "default" is a default of that system.'
     lines: list[tuple[str, str]] = [(line, "") for line in [f"# {title}", f"# {explained}", ""]]
-    tree = _tree(imported.settings)
+    tree, lost = _tree(imported.settings), imported.lost_algorithm()
     for section in SECTIONS:
         if section in tree:
             lines += [*_lines({section: tree[section]}, "", ""), ("", "")]
+        if section == "training" and lost is not None:
+            of = f"  # {lost.key}, line {lost.line}: cannot be kept; choose one, else this trains sft"
+            lines[-1:] = [(f"  # algorithm: {scalar(lost.value)}{of}", ""), ("", "")]
     for verdict in (KeyVerdict.LOST, KeyVerdict.DIFFERS):
         listed = imported.of(verdict)
         if listed:
