@@ -31,6 +31,14 @@ class StoredFile(TypedDict):
     sha256: str
 
 
+class DataSetJson(TypedDict):
+    """A data set as the config that prepared it named it."""
+
+    path: str
+    format: str
+    rows: int
+
+
 class Meta(TypedDict):
     """``meta.json``."""
 
@@ -39,6 +47,7 @@ class Meta(TypedDict):
     group: int
     counts: CountsJson
     notes: list[JsonObject]
+    data_sets: list[DataSetJson]
     vocab_size: int
     pad_token_id: int
     special_tokens: list[int | None]  # end of text, begin of text, padding

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, JsonObject
 from paceline.data import codes
 from paceline.data.dataset_store import EVAL, TOKENIZER, TOKENS, TRAIN, Meta, Store, load_index
 from paceline.data.preflight.find_sets import LocatedDataset, converter_named, find_sets, read_head
@@ -20,7 +21,7 @@ from paceline.data.prepare.fingerprint import code_version, definition, fingerpr
 from paceline.data.prepare.tokenize import Setup
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import DOCUMENTS, RowKind
-from paceline.data.rows.row_errors import PrepareCounts
+from paceline.data.rows.row_errors import CountsJson, PrepareCounts
 from paceline.data.sources.readers import total_bytes
 from paceline.data.sources.user_code import converter_digest
 from paceline.data.token_table import TokenTable
@@ -99,6 +100,7 @@ def prepare(
     if from_cache and setup.reading.answers_only:  # the key of the cache does not tell who asked
         for data_set in (*train, *evaluation):
             read_head(data_set, setup.reading)
+    meta = _with_current_paths(meta, [data_set.section.path for data_set in (*train, *evaluation)])
     prepared = opened(store, key, meta, data, from_cache=from_cache)
     # Add what is known only now: the training data's own fingerprint, a damaged cache, too long documents.
     alone = key_of(data, setup, train, [], seed, cache_dir)
@@ -231,6 +233,30 @@ def _identity(data_set: LocatedDataset, data: DataSection, cache_dir: Path) -> l
         section.max_rows,
         sorted(dict(section.columns).items()),
     ]
+
+
+def _with_current_paths(meta: Meta, paths: Sequence[str]) -> Meta:
+    """Return ``meta`` with the places of the rows as this config names them: the same files may have been
+    prepared under other names, by another config or from another folder.
+    """
+    names = {before["path"]: now for before, now in zip(meta["data_sets"], paths, strict=True)}
+    if all(before == now for before, now in names.items()):
+        return meta
+    place = re.compile(rf"(?<![^\s;])({'|'.join(map(re.escape, names))})(?=[:/]|$)")
+
+    def moved(value: Json) -> Json:
+        if isinstance(value, str):
+            return place.sub(lambda found: names[found.group()], value)
+        if isinstance(value, list):
+            return [moved(item) for item in value]
+        return {key: moved(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+    notes: list[JsonObject] = [
+        {**note, **{name: moved(note.get(name)) for name in ("where", "found", "evidence")}}
+        for note in meta["notes"]
+    ]
+    counts = cast(CountsJson, moved(cast(Json, meta["counts"])))
+    return {**meta, "notes": notes, "counts": counts}
 
 
 def opened(store: Store, key: str, meta: Meta, data: DataSection, *, from_cache: bool) -> Prepared:

@@ -61,6 +61,18 @@ def test_rows_become_documents_with_labelled_answers(rows: str, tokenizer: Path,
     assert p.train.lengths.dtype == np.int32
 
 
+def test_rows_that_lie_elsewhere_now_are_named_where_they_lie(tokenizer: Path, tmp_path: Path) -> None:
+    """The same bytes under another name are found in the cache; its notes named the first one's folder."""
+    cache, bad = tmp_path / "cache", [*QA, {"instruction": "", "output": ""}]
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        file = write_jsonl(tmp_path / name / "rows.jsonl", bad)
+        found = prepared_from(file, tokenizer, cache, on_bad_row="skip")
+        told = json.dumps([note.to_json() for note in found.notes]) + json.dumps(found.counts.to_json())
+        assert f"{file}:21" in told and "first" in told if name == "first" else "first" not in told
+    assert found.from_cache and f"{file}:21" in told
+
+
 def test_a_second_run_finds_it_and_any_change_makes_it_anew(
     rows: str, tokenizer: Path, tmp_path: Path
 ) -> None:
