@@ -86,6 +86,17 @@ class _DATA_UNOPENED_ANSWER(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _DATA_SPECIAL_IN_ANSWER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _DATA_FIELDS_UNREAD(CodeName):
     def __call__(
         self,
@@ -413,6 +424,7 @@ DATA_COLUMN_MISSING: _DATA_COLUMN_MISSING
 DATA_COLUMN_UNKNOWN: _DATA_COLUMN_UNKNOWN
 DATA_NOT_WRITTEN: _DATA_NOT_WRITTEN
 DATA_UNOPENED_ANSWER: _DATA_UNOPENED_ANSWER
+DATA_SPECIAL_IN_ANSWER: _DATA_SPECIAL_IN_ANSWER
 DATA_UNKNOWN_FIELD: Code
 DATA_FIELDS_UNREAD: _DATA_FIELDS_UNREAD
 DATA_ANSWERS_IN_A_ROW: _DATA_ANSWERS_IN_A_ROW

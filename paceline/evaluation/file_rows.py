@@ -17,7 +17,8 @@ from paceline.config.sections.model import ModelSection
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
 from paceline.core.files import read_text
-from paceline.core.json_types import JsonObject
+from paceline.core.json_types import JsonObject, as_object
+from paceline.data.preflight.answer_tokens import unshown
 from paceline.data.preflight.find_sets import find_sets
 from paceline.data.prepare.choose_template import settle_template, stop_tokens
 from paceline.data.prepare.prepare import setup_of
@@ -26,6 +27,7 @@ from paceline.data.rows.kinds.base import DOCUMENTS, RowKind
 from paceline.data.rows.kinds.prompts import PROMPTS
 from paceline.data.rows.row_errors import Tally, left_out, refusal, refuses
 from paceline.data.tokenizer.load import open_tokenizer, pad_token_id
+from paceline.data.tokenizer.special_texts import SpecialTexts, inner_texts, special_texts
 from paceline.evaluation import codes
 from paceline.evaluation.processes.job import EvaluationJob
 from paceline.evaluation.processes.work_folder import ANSWERS, WorkSettings
@@ -39,6 +41,7 @@ class FileRows:
     numbers    its row in the file, from 0
     facts      what a prompt's row holds beside the prompt (JSON objects as text)
     inputs     its row as read, where it is kept
+    special    the tokens that no written answer shows
     """
 
     pad_id: int
@@ -51,6 +54,7 @@ class FileRows:
     truncated: int = 0
     skipped: dict[str, Tally] = field(default_factory=dict)
     notes: list[Diagnostic] = field(default_factory=list)
+    special: SpecialTexts = field(default_factory=SpecialTexts)
 
     @property
     def num_skipped(self) -> int:
@@ -71,6 +75,7 @@ def read_file(
     tokenizer = open_tokenizer(setup.tokenizer)
     setup, notes = settle_template(setup, tokenizer, {opened.shape.format})
     rows = FileRows(pad_token_id(tokenizer), tuple(stop_tokens(setup, tokenizer)))
+    rows.special = special_texts(tokenizer)
     rows.notes += [*opened.notes, *notes]
     for chunk in opened.chunks:
         kept = {row.number: cast(JsonObject, row.value) for row in chunk.rows} if keep_inputs else {}
@@ -80,6 +85,10 @@ def read_file(
         for reason, tally in rows.skipped.items()
         if refuses(reason, data.on_bad_row, data.on_too_long)
     }
+    answers = (as_object(json.loads(facts)).get("answer") for facts in rows.facts)
+    rows.notes += unshown(
+        inner_texts(tokenizer), (str(a) for a in answers if a is not None), data_set.section.path
+    )
     if refused:
         raise DataError(*refusal(refused, rows.rows_read))
     if not rows.documents:

@@ -24,6 +24,7 @@ from paceline.core.errors import DataError, PacelineError
 from paceline.data.prepare.prepare import Prepared
 from paceline.data.token_table import TokenTable, decode_labels
 from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
+from paceline.data.tokenizer.special_texts import special_texts
 from paceline.evaluation import codes as evaluation_codes
 from paceline.evaluation.scores.metrics import Pairs, is_corpus, score
 from paceline.generation.engine import Completion, Request, RolloutSampling
@@ -210,13 +211,17 @@ class AnswersMeasured:
             return self.open_engine(root).generate(requests, self.sampling)
 
     def _pairs(self, questions: Sequence[ExpectedAnswer], written: Sequence[Completion]) -> Pairs:
+        special = special_texts(self.tokenizer)
+
         def text(tokens: Sequence[int]) -> str:
             return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
         return [
             (
                 text(answer.tokens),
-                question.expected if isinstance(question.expected, str) else text(question.expected),
+                special.removed_from(question.expected)
+                if isinstance(question.expected, str)
+                else text(question.expected),
             )
             for question, answer in zip(questions, written, strict=True)
         ]

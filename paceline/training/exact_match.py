@@ -31,6 +31,7 @@ from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_into
 from paceline.data.tokenizer.load import load_tokenizer
+from paceline.data.tokenizer.special_texts import special_texts
 from paceline.evaluation.open_run import end_where_turns_end
 from paceline.evaluation.prompts import prompts_of
 from paceline.generation.answer import Sampling, answer
@@ -182,8 +183,9 @@ def write_answers(
     """Generate one answer per question, without history between them."""
     conversations = [[{"role": "user", "content": q["prompt"]}] for q in questions]
     written = answer(root.hf, tokenizer, prompts_of(tokenizer, conversations), sampling, batch_size=256)
+    special = special_texts(tokenizer)
     return [
-        {**q, "answer": a, "correct": a.strip() == q["expected"].strip()}
+        {**q, "answer": a, "correct": a.strip() == special.removed_from(q["expected"]).strip()}
         for q, a in zip(questions, written, strict=True)
     ]
 

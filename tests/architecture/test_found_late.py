@@ -170,7 +170,7 @@ LATE = {
     "notes about what was read or chosen, which refuse nothing": (
         """
         data.answers_in_a_row data.converted_away data.fields_unread data.files_left_out data.format
-        data.max_rows
+        data.max_rows data.special_in_answer
         data.empty_classes data.mixture data.not_written data.plain_template data.unopened_answer
         resume.batch_resplit resume.requantised
         resume.config_changed resume.other_evaluation resume.skipped_incomplete resume.fresh_start

@@ -102,6 +102,7 @@ class Sample:
     num_tokens    tokens of the answer, including the one that ends it
     ended         whether it ended by itself (false: truncated at the maximum length)
     opening       the last tokens of the rendered prompt, in which a template may open the answer (<think>)
+    expected      the column ``answer`` without special tokens, as ``completion`` is
     """
 
     prompt: str
@@ -110,8 +111,9 @@ class Sample:
     num_tokens: int = 0
     ended: bool = True
     opening: str = ""
+    expected: str | None = None
 
     @property
     def answer(self) -> str:
         """The expected answer; KeyError if the row has none."""
-        return str(self.columns["answer"])
+        return str(self.columns["answer"]) if self.expected is None else self.expected

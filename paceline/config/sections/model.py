@@ -78,7 +78,10 @@ class ModelSection(Section):
         ),
     )
     add_tokens: Texts = Field(default=(), description="Regular tokens to add to the tokenizer.")
-    add_special_tokens: Texts = Field(default=(), description="Special tokens to add to the tokenizer.")
+    add_special_tokens: Texts = Field(
+        default=(),
+        description="Special tokens to add to the tokenizer. Answers do not show them.",
+    )
     resize_embeddings: Annotated[str, Word("auto", "never")] = Field(
         default="auto",
         description=(

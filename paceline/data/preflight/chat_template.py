@@ -67,10 +67,10 @@ def local_template(model: ModelSection) -> LocalTemplate | None:
     if text is not None and text != model.chat_template:
         label = str(model.chat_template)
     texts = {name: with_defaults(text, model.chat_template_kwargs) for name, text in texts.items()}
-    return LocalTemplate(label, texts, _tokens(folder))
+    return LocalTemplate(label, texts, named_tokens(folder))
 
 
-def _tokens(folder: Path) -> dict[str, str]:
+def named_tokens(folder: Path) -> dict[str, str]:
     """Return special tokens by name; those that the files do not tell are named after themselves."""
     try:
         stored = as_object(json.loads(read_text(folder / "tokenizer_config.json")))

@@ -20,6 +20,7 @@ from paceline.data.chat_template.template_texts import (
     template_text,
     templates_in,
 )
+from paceline.data.preflight.answer_tokens import unshown_tokens
 from paceline.data.preflight.chat_template import look_through
 from paceline.data.preflight.find_sets import (
     DatasetHead,
@@ -87,7 +88,10 @@ def look_at_sets(
                     elif head.is_whole and not usable:
                         empty.append((section, left_out(bad, len(head.head))))
                     if model is not None and not wrong:
-                        wrong = list(look_through(model, data_set, reading, refuses=refuses))
+                        wrong = [
+                            *look_through(model, data_set, reading, refuses=refuses),
+                            *unshown_tokens(model, head, reading, section.path),
+                        ]
             except DataError as error:
                 wrong = error.diagnostics
             findings += (at_key(key, section, finding) for finding in wrong)

@@ -13,6 +13,7 @@ from paceline.config.registries.evaluation_metrics import written_out
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.data.tokenizer.special_texts import SpecialTexts
 from paceline.evaluation import codes
 from paceline.evaluation.answers_file import generate_rows
 from paceline.evaluation.file_rows import FileRows, read_task, settings_of
@@ -98,7 +99,7 @@ def answers_of(
         "answers_ended": sum(bool(answer["ended"]) for answer in answers) / len(answers),
     }
     wheres = [f"row {row.number + 1}" for row in answered for _ in row.answers]
-    pairs = _pairs(answered) if job.metrics else []
+    pairs = _pairs(answered, rows.special) if job.metrics else []
     scores: dict[str, Scores] = {}
     for name in written_out(job.metrics):
         passes = passes_of(name)
@@ -111,7 +112,10 @@ def answers_of(
             scores[inner].mean if passes is None else _passed(passes[0], scores[inner], job.samples)
         )
     if job.judge is not None:
-        prompts = [(str(row.facts.get("prompt", "")), str(row.facts.get("answer", ""))) for row in answered]
+        prompts = [
+            (str(row.facts.get("prompt", "")), rows.special.removed_from(str(row.facts.get("answer", ""))))
+            for row in answered
+        ]
         texts = [
             (*prompts[position // job.samples], str(answer["text"]))
             for position, answer in enumerate(answers)
@@ -120,7 +124,7 @@ def answers_of(
     return numbers
 
 
-def _pairs(answered: Sequence[Answered]) -> list[tuple[str, str]]:
+def _pairs(answered: Sequence[Answered], special: SpecialTexts) -> list[tuple[str, str]]:
     without = [row.number + 1 for row in answered if row.facts.get("answer") is None]
     if without:
         raise DataError(
@@ -131,7 +135,11 @@ def _pairs(answered: Sequence[Answered]) -> list[tuple[str, str]]:
                 answered=len(answered),
             )
         )
-    return [(str(answer["text"]), str(row.facts["answer"])) for row in answered for answer in row.answers]
+    return [
+        (str(answer["text"]), special.removed_from(str(row.facts["answer"])))
+        for row in answered
+        for answer in row.answers
+    ]
 
 
 def _passed(k: int, scores: Scores, samples: int) -> float:

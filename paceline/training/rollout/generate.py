@@ -15,6 +15,7 @@ from paceline.algorithms.rewards.builtin import Sample
 from paceline.algorithms.rewards.scoring import Scored, Scorer
 from paceline.data.packed_source import PackedSource
 from paceline.data.token_table import TokenTable
+from paceline.data.tokenizer.special_texts import special_texts
 from paceline.generation.engine import Completion, GenerationEngine, Request, RolloutSampling
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Output, Role
@@ -98,13 +99,22 @@ class RolloutGenerator:
         texts = self.tokenizer.batch_decode(
             [list(completions[i].tokens) for i in real], skip_special_tokens=True
         )
+        special = special_texts(self.tokenizer)
         openings = self.tokenizer.batch_decode([list(requests[i].prompt[-_OPENING:]) for i in real])
         samples = []
         for i, text, opening in zip(real, texts, openings, strict=True):
             facts, completion = table.facts(owners[i]), completions[i]
             prompt = str(facts.pop("prompt", ""))
             samples.append(
-                Sample(prompt, str(text), facts, len(completion.tokens), completion.ended, str(opening))
+                Sample(
+                    prompt,
+                    str(text),
+                    facts,
+                    len(completion.tokens),
+                    completion.ended,
+                    str(opening),
+                    special.removed_from(str(facts["answer"])) if "answer" in facts else None,
+                )
             )
         return samples
 

@@ -17,15 +17,16 @@ from support import instruction_rows, write_tokenizer
 from paceline.api.evaluating import Evaluation, table
 from paceline.cli.main import dispatch
 from paceline.core.errors import ConfigError, DataError
+from paceline.data.tokenizer.special_texts import inner_texts
 from paceline.evaluation.answers_file import generate_rows
-from paceline.evaluation.file_rows import FileRows
+from paceline.evaluation.file_rows import FileRows, read_task
 from paceline.evaluation.job_checks import checked
-from paceline.evaluation.model_folders import named_models
+from paceline.evaluation.model_folders import config_of, named_models
 from paceline.evaluation.processes.job import EvaluationJob
 from paceline.evaluation.processes.rank import compute
 from paceline.evaluation.processes.work_folder import ANSWERS, LOSSES, PartFile, WorkFolder, own_batches
 from paceline.evaluation.scores.judge import score_in
-from paceline.evaluation.scores.model_scores import losses_of, measure
+from paceline.evaluation.scores.model_scores import answers_of, losses_of, measure
 
 ROWS = 13  # a prime number, so that no number of ranks or rows a batch divides it
 
@@ -308,6 +309,21 @@ def test_metrics_and_a_judge_of_answers(model: Path, rows: Path) -> None:
         measure(named_models(job, [])[0], judge_job, notes, lambda *_: None)
     found = measure(named_models(job, [])[0], replace(judge_job, judge=None), notes, lambda *_: None)
     assert found["answers"] == 4 and 0 <= float(str(found["pass@2"])) <= 1 and "loss" not in found
+
+
+def test_expected_answers_are_compared_without_special_tokens_and_named(model: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    mark = min(inner_texts(tokenizer).tokens)
+    path = tmp_path / "marked.jsonl"
+    path.write_text(json.dumps({"prompt": "Who?", "answer": f"{mark}5"}))
+    notes: list[Any] = []
+    job = job_of(model, path, metrics=("exact_match",))
+    rows = read_task(ANSWERS, config_of(named_models(job, [])[0], model, job), notes)
+    found = answers_of(rows, [[{"text": "5", "tokens": 2, "ended": True}]], job, notes)
+    assert found["exact_match"] == 1.0
+    assert [mark in one.found for one in notes if one.code == "data.special_in_answer"] == [True]
 
 
 @pytest.mark.parametrize(

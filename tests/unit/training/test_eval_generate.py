@@ -88,6 +88,8 @@ class Ranks:
 
 
 class Letters:
+    added_tokens_decoder = {2: SimpleNamespace(content="<odd>", special=True)}
+
     def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
         return "".join(map(chr, tokens))
 
@@ -210,3 +212,12 @@ def test_before_the_start_data_without_answers_and_missing_packages_are_named(
     assert "evaluation.metric_package" in {one.code for one in check_inputs(config, {}).found}
     monkeypatch.setattr("paceline.evaluation.scores.metrics.find_spec", lambda name: object())
     assert "training.eval_generate" in {one.code for one in check_inputs(config, {}).found}
+
+
+def test_an_expected_text_is_compared_without_special_tokens_as_answers_are() -> None:
+    class Marked(Prompts):
+        def facts(self, row: int) -> dict[str, Any]:
+            return {"prompt": "?", "answer": f"<odd>{chr(65 + row % 26)}D"}
+
+    one = measured(Ranks(1), 0, ["exact_match"], [], [], Marked())()
+    assert one["eval_exact_match"] == sum((65 + row) % 2 == 0 for row in range(ROWS)) / ROWS

@@ -123,7 +123,10 @@ def decode(rows: list[list[int]], **_: Any) -> list[str]:
     return ["even" if sum(r) % 2 == 0 else "odd" for r in rows] or [""]
 
 
-TOKENIZER = SimpleNamespace(batch_decode=decode, decode=lambda row, **_: decode([row])[0])
+SPECIAL = SimpleNamespace(content="<odd>", special=True)
+TOKENIZER = SimpleNamespace(
+    batch_decode=decode, decode=lambda row, **_: decode([row])[0], added_tokens_decoder={1: SPECIAL}
+)
 
 
 def windows(
@@ -545,7 +548,9 @@ def test_a_step_whose_answers_were_all_left_out_tells_of_the_reward(filtered: bo
 
 def test_rewards_see_what_the_template_opens_of_an_answer() -> None:
     """The end of the rendered prompt, of each answer's own request; fillers have none."""
-    text = SimpleNamespace(batch_decode=lambda rows, **_: ["".join(map(chr, row)) for row in rows])
+    text = SimpleNamespace(
+        batch_decode=lambda rows, **_: ["".join(map(chr, row)) for row in rows], added_tokens_decoder={}
+    )
     table: Any = SimpleNamespace(facts=lambda owner: {"prompt": f"question {owner}"})
     scorer: Any = lambda samples, by_model: samples  # noqa: E731
     generator = RolloutGenerator(Runner(), None, text, scorer, lambda root: Speaker())  # type: ignore[arg-type, return-value]
@@ -588,3 +593,15 @@ def test_rewards_that_teach_nothing_are_said(algorithm: Any, scores: tuple[float
     text = "".join(one.render() for one in found)
     assert (says in text) if says else not found, text
     assert "num_generations" not in text
+
+
+def test_a_reward_compares_the_expected_answer_as_answers_are_written() -> None:
+    """Without special tokens, as the completion is; a function of the user's own gets the row as it is."""
+    row = {"prompt": "?", "answer": "<odd>odd<odd>"}
+    table: Any = SimpleNamespace(facts=lambda document: dict(row))
+    answerer = RolloutGenerator(
+        Runner(), None, TOKENIZER, Scorer([RewardSpec("exact_match")]), lambda root: Speaker()
+    )  # type: ignore[arg-type, return-value]
+    request, completion = Request((3,), 0, 4), Completion((7,), torch.zeros(1), True)
+    (sample,), scored = answerer.judged(table, [0], [request], [completion], 1)
+    assert scored.total == [1.0] and sample.columns["answer"] == row["answer"] and sample.answer == "odd"
