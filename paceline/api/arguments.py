@@ -47,7 +47,9 @@ class ConfigSource:
 
     @contextmanager
     def file(self) -> Iterator[Path]:
-        """Yield the config as a file for other processes; a mapping is one only as long as this lasts."""
+        """Yield the config as a file for other processes. The file of a mapping exists inside the context
+        only.
+        """
         if self.path is not None:
             yield self.path
             return

@@ -16,7 +16,7 @@ _SHARD = re.compile(r"shard-(\d+)-of-\d+\.safetensors")
 
 
 def scattered(checkpoint: Path, missing: Sequence[str], num_files: int) -> CheckpointError:
-    """Return the error for a checkpoint of whose files some are ``missing`` here."""
+    """Return the error for a checkpoint with files that are ``missing`` here."""
     ranks = [int(number[1]) for name in missing if (number := _SHARD.fullmatch(name))]
     other = [name for name in missing if not _SHARD.fullmatch(name)]
     of_ranks = f"the shards of ranks {_runs(ranks)}" if ranks else ""

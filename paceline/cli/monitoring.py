@@ -29,7 +29,7 @@ def plot(
         Path | None, typer.Option("--to", metavar="PNG", help="The file to write [default: RUN/plot.png].")
     ] = None,
 ) -> None:
-    """Draw loss, accuracy, throughput and memory of a run, finished or still going."""
+    """Draw loss, accuracy, throughput and memory of a run, finished or still running."""
     become("paceline.watch.plot", str(existing_run(run)), *words(to=to))
 
 

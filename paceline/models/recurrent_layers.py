@@ -63,7 +63,7 @@ def _whole(
     layout: PackedSequenceInfo,
     taken: Mapping[str, Tensor],
 ) -> Any:
-    """Return what kernels that take boundaries make of the packed row, shared prompts written out."""
+    """Return the packed row's output of kernels that take boundaries, with shared prompts repeated."""
     shared = layout.shared
     if shared is not None:
         for name, value in bound.arguments.items():

@@ -47,7 +47,7 @@ class Objective(Protocol):
         """Return the outputs that the root module of ``role`` must compute."""
 
     def attach_outputs(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
-        """Return ``batch`` with what the losses need of a reference role's ``outputs``."""
+        """Return ``batch`` with the values of a reference role's ``outputs`` that the losses need."""
 
     def window_sums(
         self, outputs: Mapping[Role, Mapping[str, Tensor]], batch: Batch

@@ -43,7 +43,7 @@ from paceline.training.stop_signals import StopSignals
 def prepare_run(
     start: Start, env: RankEnv, plan: Plan, environ: Mapping[str, str], line: LauncherConnection
 ) -> RunRecord:
-    """Prepare the data; return what is known of the run. Raises PacelineError and OSError."""
+    """Prepare the data; return the record of the run. Raises PacelineError and OSError."""
     import_without_torchao()
     quiet_libraries()
     begun = time.monotonic()

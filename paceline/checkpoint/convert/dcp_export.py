@@ -74,7 +74,7 @@ class LazyPlanner(DefaultSavePlanner):
         self._reader, self._names = reader, names
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        """Return what is written."""
+        """Return the value to write."""
         name = self._names.get(write_item.index.fqn)
         if name is None:
             return torch.tensor(self._reader.step)

@@ -215,7 +215,7 @@ def _joined(name: str, shape: tuple[int, ...], holders: Sequence[TorchFile]) -> 
 
 
 def _of_module(model: TorchFile, only: Sequence[Value] | None = None) -> dict[str, LazyTensor]:
-    """Return what the module's state dict holds: all, or tensors of these names."""
+    """Return the tensors of the module's state dict: all, or those with these names."""
     values = as_dict(as_dict(model.content).get("module")).texts()
     wanted = ((name, value) for name, value in values if only is None or name in only)
     return {name: tensor for name, value in wanted if (tensor := model.tensor(value)) is not None}
@@ -283,7 +283,7 @@ def _states_of(base: Value) -> list[PickledDict]:
 
 
 def _step(file: TorchFile, saved: PickledDict, base: Value, groups: Sequence[PickledDict]) -> float | None:
-    """Return the optimizer's step: of a state, or of a group."""
+    """Return the optimizer's step, from a state or from a group."""
     in_groups = [as_dict(group).get("step") for group in as_list(as_dict(base).get("param_groups"))]
     candidates = (
         *(group.get("step") for group in groups),

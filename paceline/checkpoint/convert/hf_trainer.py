@@ -164,7 +164,7 @@ def parameter_order(
 def _by_names(
     where: str, numbers: list[Value], names: list[str], trained: Mapping[str, tuple[int, ...]]
 ) -> dict[int, str]:
-    """Return the parameter of each number by the names in the file. Raises CheckpointError."""
+    """Return the parameter of each number, by the names in the file. Raises CheckpointError."""
     pairs = zip(names, numbers, strict=True)
     plain = unwrapped({adapter_name(name): number for name, number in pairs}, set(trained))
     if strange := sorted(set(plain) - set(trained)):

@@ -211,7 +211,7 @@ def read_config(folder: Path, name: str = "config.json") -> JsonObject:
 
 
 def side_files(folder: Path) -> dict[str, bytes]:
-    """Return the config, the tokenizer's files and what else a model's folder has, by name."""
+    """Return the config, the tokenizer's files and the other side files of a model's folder, by name."""
     configs = {name: read_bytes(folder / name) for name in _CONFIGS if (folder / name).is_file()}
     files = {**base_files(folder), **configs}
     return {name: data for name, data in files.items() if not name.endswith(".json") or _is_json(data)}

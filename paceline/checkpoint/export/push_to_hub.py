@@ -177,6 +177,6 @@ def _named(to: str, failed: str) -> Iterator[None]:
 
 
 def _words(error: BaseException) -> str:
-    """Return an error's own words, with those of what caused it, on one line."""
+    """Return the message of an error and of its causes, on one line."""
     texts = [" ".join(str(cause).split()) for cause in (error, error.__cause__) if cause is not None]
     return ": ".join(texts)[:300]

@@ -261,8 +261,8 @@ class NodesResume:
             raise
 
     def _bring_side_files(self, checkpoint: CompleteCheckpoint, path: Path) -> None:
-        """Bring what every rank reads: all that is no tensor, and all of version 1, whose files have one hash
-        each. What was here already is compared with its hash.
+        """Download the files that every rank reads: all but tensors, and all of version 1, whose files have
+        one hash each. Files that are here already are compared with their hashes.
         """
         manifest = read_manifest(path)
         for number, name in enumerate(files_of(manifest)):

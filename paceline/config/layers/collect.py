@@ -348,7 +348,7 @@ class Collector:
             self.problems[self._further] = finding
 
     def _emit(self, entry: Entry, node: Node) -> None:
-        """Take an entry whose value stands at ``node``, once."""
+        """Add an entry with its value at ``node``, once."""
         value = entry.value
         if entry.path not in _PSEUDO:
             info = leaf_of(entry.path, entry.sub)

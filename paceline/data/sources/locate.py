@@ -39,7 +39,7 @@ class Located:
 
 
 def locate(path: str, split: str, name: str | None = None) -> Located:
-    """Locate a data set. Raises DataError if nothing is there, or nothing that can be read."""
+    """Locate a data set. Raises DataError if there are no files, or none that can be read."""
     local = Path(path).expanduser()
     try:
         exists = local.exists()

@@ -133,7 +133,9 @@ class Desk:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait until the model is free: a template's limits are the process's, so nothing is written then."""
+        """Wait until the model is free. A template's limits hold for the whole process, so no answer is
+        written meanwhile.
+        """
         async with self._turn:
             yield
 

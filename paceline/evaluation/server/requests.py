@@ -212,7 +212,7 @@ class ChatRequest(CommonRequest):
 
     @property
     def length(self) -> int | None:
-        """The newer name counts."""
+        """Return the limit of an answer's length; the newer name counts."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property

@@ -62,7 +62,7 @@ class Failure:
 
     @property
     def answer(self) -> int:
-        """The run's exit code if this failure is the root cause."""
+        """Return the run's exit code if this failure is the root cause."""
         return self.code if self.code > 0 else 128 - self.code
 
 

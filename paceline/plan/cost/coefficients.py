@@ -87,14 +87,14 @@ _tables = cache(partial(shipped_table, "coefficients", _Tables))
 
 @cache
 def memory_coefficients(system: str = DEFAULT) -> MemoryCoefficients:
-    """Return the coefficients of ``cost.memory.peak`` for a ``system``, which lists what it has otherwise."""
+    """Return the coefficients of ``cost.memory.peak`` for a ``system``, which lists its differences."""
     sets = _tables().memory
     return MemoryCoefficients(**{**sets[DEFAULT], **sets.get(system, {})})
 
 
 @cache
 def speed_coefficients(system: str = DEFAULT) -> SpeedCoefficients:
-    """Return the coefficients of ``cost.step_time`` for a ``system``, which lists what it has otherwise."""
+    """Return the coefficients of ``cost.step_time`` for a ``system``, which lists its differences."""
     sets = _tables().speed
     return SpeedCoefficients(**{**sets[DEFAULT], **sets.get(system, {})})
 

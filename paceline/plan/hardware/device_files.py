@@ -80,7 +80,7 @@ def installed_wheel() -> Wheel:
 
 
 def _assignments(path: Path) -> dict[str, str]:
-    """Return the texts that a module of assignments gives its names."""
+    """Return the texts by name of a module with assignments only."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):

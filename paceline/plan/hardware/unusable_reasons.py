@@ -153,7 +153,7 @@ def _forced(sights: ProbeResults) -> str:
 
 
 def _witnesses(sights: ProbeResults) -> str:
-    """Name who sees an accelerator."""
+    """Return who sees an accelerator: device files, or a driver's tool."""
     nodes = sights.nodes
     files = {
         "/dev/nvidia*": nodes.nvidia,

@@ -1,4 +1,4 @@
-"""Supported model families, what they are refused, and whether documents can be packed. No torch.
+"""Supported model families, their refused features, and whether documents can be packed. No torch.
 
 The sweep is ``tests/unit/models/family_sweep.py``.
 """

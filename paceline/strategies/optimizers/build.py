@@ -43,7 +43,7 @@ class KnowsBlocks(Protocol):
     """An optimizer whose step depends on where a rank's shards lie in their whole tensors."""
 
     def take_blocks(self, blocks: Iterable[Block]) -> None:
-        """Take note of the shards."""
+        """Record the shards."""
 
 
 def build_optimizer(

@@ -194,7 +194,7 @@ def cached_columns(
 
 
 def weights_identity(name: str, revision: str | None) -> list[Json]:
-    """Return what identifies weights without reading them: files, sizes and times, or the hub's commit."""
+    """Return an identity of weights without reading them: files, sizes and times, or the hub's commit."""
     from huggingface_hub import try_to_load_from_cache
 
     folder = Path(name).expanduser()

@@ -22,7 +22,7 @@ Key: TypeAlias = str | int
 
 
 class Refused(Exception):
-    """A pickle or an archive that is not read; the text says what was found."""
+    """Paceline does not read this pickle or archive; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ MAX_ANSWER = 1 << 30
 
 
 class ValueEncoder:
-    """Counts what it writes: a pickle can name one value a million times within another."""
+    """Encode values and count them: a pickle can contain one value a million times within another."""
 
     def __init__(self, pickle_bytes: int) -> None:
         self._left = min(MAX_VALUES, 1000 + 20 * pickle_bytes)

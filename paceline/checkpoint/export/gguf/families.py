@@ -1,4 +1,4 @@
-"""The families that are written as GGUF: how each says its config, and what it keeps otherwise.
+"""The families that are written as GGUF: how each writes its config, and where its tensors differ.
 
 A family is here if Transformers reads a file of llama.cpp's layout back as the same model. The names of
 tensors come from the package gguf. Where the file leaves out a value of the config, Transformers assumes one;

@@ -158,7 +158,7 @@ class Launch:
 
 
 def launch_of(words: Sequence[str], lines: Sequence[int]) -> Launch:
-    """Return what starts the program of a command, and where the program stands among its words."""
+    """Return the launcher of a command's program, and the place of the program among the words."""
     launch = Launch()
     position = 0
     while position < len(words):
