@@ -64,6 +64,7 @@ SMALL = {
     "sft": ("sft", {"learning_rate": 1e-3, "lr_scheduler_type": "cosine", "warmup_steps": 1}),
     "sft defaults": ("sft", {}),
     "sft assistant": ("sft", {"learning_rate": 1e-3, "assistant_only_loss": True, "weight_decay": 0.1}),
+    "sft dft": ("sft", {"learning_rate": 1e-3, "loss_type": "dft"}),
     "sft packed": ("sft", {"learning_rate": 1e-3, "packing": True, "packing_strategy": "bfd"}),
     "dpo": ("dpo", {"learning_rate": 1e-3}),
     "dpo hinge": ("dpo", {"learning_rate": 1e-3, "loss_type": ["hinge"], "beta": 0.3}),

@@ -204,7 +204,11 @@ ALGORITHMS = Table(
     "algorithm",
     codes.ALGORITHM_UNKNOWN,
     {
-        "sft": Row("paceline.plan.algorithms.supervised:SFT", "paceline.algorithms.supervised.sft:SFT"),
+        "sft": Row(
+            "paceline.plan.algorithms.supervised:SFT",
+            "paceline.algorithms.supervised.sft:SFT",
+            f"{_SECTIONS}.algorithms.supervised:SftOptions",
+        ),
         "reward": Row(
             f"{_PAIRS}:REWARD",
             "paceline.algorithms.preference.reward_model:Reward",

@@ -476,7 +476,7 @@ def test_a_loss_says_what_happens(
         ("chatml", {}, MAPPED, "chatml"),
         ("llama-3", {}, MAPPED, "llama3"),
         ("chatml", {"chat_template": "chatml"}, MAPPED, "chatml"),
-        ("chatml", {"chat_template": "llama3"}, LOST, None),
+        ("chatml", {"chat_template": "llama3"}, LOST, "llama3"),
         ("vicuna_v1.1", {}, LOST, None),
     ],
 )

@@ -208,9 +208,9 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
             lambda a: "assistant" if a["assistant_only_loss"] or a["completion_only_loss"] else "all",
         ),
     ),
-    "data.loss": (
+    "training.sft.loss_type": (
         ("loss_type",),
-        only(lambda a: a["trainer"] == "sft", lambda a: None if "nll" in a["loss_type"] else a["loss_type"]),
+        only(lambda a: a["trainer"] == "sft", lambda a: "nll" if "nll" in a["loss_type"] else a["loss_type"]),
     ),
     "data.seq": (
         ("train_sampling_strategy", "shuffle_dataset"),

@@ -1,4 +1,4 @@
-"""``training.classification:`` and ``training.distillation:``."""
+"""``training.sft:``, ``training.classification:`` and ``training.distillation:``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from paceline.config.sections.types import Float, Int, OptInt, OptPath, Section, Word, to_texts
+
+
+class SftOptions(Section):
+    """Supervised fine-tuning; option names as in TRL's SFTConfig."""
+
+    loss_type: Annotated[str, Word("nll", "dft")] = Field(
+        default="nll",
+        description=(
+            "nll: the mean negative log-likelihood of the tokens; dft: each token's weighted by its own"
+            " probability, without gradient through the weight (dynamic fine-tuning, arXiv:2508.05629)."
+        ),
+    )
 
 
 class ClassificationOptions(Section):
