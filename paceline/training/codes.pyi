@@ -379,6 +379,7 @@ class _RESUME_CONVERTED(CodeName):
         found: str = "",
         *,
         state: object,
+        goes_on: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG
 from paceline.checkpoint.export.peft_adapter import is_adapter
+from paceline.checkpoint.format.foreign_folders import ADAPTER_CONFIG
 from paceline.checkpoint.format.strict_json import parse_object
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import CheckpointError

@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import Protocol
 
 import torch
@@ -17,20 +16,9 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.base_model_files import join_folders
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.commands.verify import SingleRank
-from paceline.checkpoint.convert.dcp import is_dcp_folder, is_fsdp_folder, read_dcp, read_fsdp
-from paceline.checkpoint.convert.deepspeed_zero import (
-    is_deepspeed_folder,
-    is_universal_folder,
-    read_deepspeed,
-    read_universal,
-)
-from paceline.checkpoint.convert.hf_trainer import (
-    ADAPTERS,
-    is_accelerate_folder,
-    is_trainer_folder,
-    read_accelerate,
-    read_trainer,
-)
+from paceline.checkpoint.convert.dcp import read_dcp, read_fsdp
+from paceline.checkpoint.convert.deepspeed_zero import read_deepspeed, read_universal
+from paceline.checkpoint.convert.hf_trainer import read_accelerate, read_trainer
 from paceline.checkpoint.convert.pickle_reader.client import PickleReader
 from paceline.checkpoint.convert.pickle_reader.torch_tensors import LazyTensor, MappedFiles
 from paceline.checkpoint.convert.tensor_names import (
@@ -43,8 +31,18 @@ from paceline.checkpoint.convert.tensor_names import (
     role_of,
     side_files,
 )
-from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG
 from paceline.checkpoint.format.durable_files import named_errors
+from paceline.checkpoint.format.foreign_folders import (
+    ADAPTER_CONFIG,
+    FORMS,
+    is_accelerate_folder,
+    is_dcp_folder,
+    is_deepspeed_folder,
+    is_fsdp_folder,
+    is_trainer_folder,
+    is_universal_folder,
+    weights_alone,
+)
 from paceline.checkpoint.format.manifest import CONVERTED, HF_FOLDER, MANIFEST, STATE
 from paceline.checkpoint.format.safetensors_file import TensorEntry, in_order, starts_of
 from paceline.checkpoint.format.strict_json import dump_object
@@ -154,8 +152,8 @@ class ForeignReader(Protocol):
 
 
 MOST_STEPS = 10**15  # a folder's name has so many digits
-#: How a folder of a form is recognised, and its reader; in the order in which they are tried.
-FORMS: Mapping[Callable[[Path], bool], ForeignReader] = {
+#: The reader of each form; ``foreign_folders.FORMS`` has the order in which they are tried.
+READERS: Mapping[Callable[[Path], bool], ForeignReader] = {
     is_dcp_folder: read_dcp,
     is_fsdp_folder: read_fsdp,
     is_universal_folder: read_universal,
@@ -210,7 +208,7 @@ def convert(
     """
     if not source.is_dir():
         raise CheckpointError(_unknown(source, "no folder"))
-    reader = next((reader for is_one, reader in FORMS.items() if is_one(source)), None)
+    reader = next((READERS[is_one] for is_one in FORMS if is_one(source)), None)
     if reader is None:
         there = ", ".join(sorted(path.name for path in source.iterdir())[:8])
         raise CheckpointError(_unknown(source, there or "an empty folder"))
@@ -256,7 +254,7 @@ def _unknown(source: Path, content: str) -> Diagnostic:
             content,
             "add --dcp to write it as one of torch.distributed.checkpoint",
         )
-    if (wrong := _weights_alone(source)) is not None:
+    if (wrong := weights_alone(source)) is not None:
         what, remedy = wrong
         return codes.CONVERT_UNKNOWN(what, str(source), content, remedy)
     return codes.CONVERT_UNKNOWN(
@@ -266,23 +264,3 @@ def _unknown(source: Path, content: str) -> Diagnostic:
         "give a checkpoint-* folder, one of Accelerate's save_state, of DeepSpeed (global_step*) or of"
         " torch.distributed.checkpoint",
     )
-
-
-def _weights_alone(folder: Path) -> tuple[str, str] | None:
-    """Return why a folder with weights alone is no checkpoint, and what it can be used for; else None."""
-    weights = any((folder / name).is_file() for name in ADAPTERS)
-    if (folder / ADAPTER_CONFIG).is_file() and weights:
-        merge = f"paceline export {quote(str(folder))} --merge --model BASE --to DIR"
-        return (
-            "this is an adapter alone, without the trainer_state.json of a checkpoint-* folder",
-            f"merge it: {merge}; or train it on: lora: {{adapter_name_or_path: {folder}}}",
-        )
-    if (folder / ADAPTER_CONFIG).is_file() or weights:
-        lacks = " or ".join(ADAPTERS) if not weights else ADAPTER_CONFIG
-        return f"this is a part of an adapter: there is no {lacks}", "copy the whole folder"
-    if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
-        return (
-            "this is a model alone, without the trainer_state.json of a checkpoint-* folder",
-            f"train it on, or use it as it is: model: {{name_or_path: {folder}}}",
-        )
-    return None

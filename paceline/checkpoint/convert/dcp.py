@@ -18,7 +18,6 @@ from torch import Tensor
 
 from paceline.checkpoint.convert.hf_trainer import (
     check_adam,
-    is_trainer_folder,
     left_of,
     parameter_order,
     step_into,
@@ -65,9 +64,15 @@ from paceline.checkpoint.convert.tensor_names import (
     some_of,
     unwrapped,
 )
+from paceline.checkpoint.format.foreign_folders import (
+    DCP_FILE,
+    FSDP_MODEL,
+    FSDP_OPTIMIZER,
+    is_dcp_folder,
+    is_trainer_folder,
+)
 from paceline.checkpoint.format.safetensors_file import DTYPES
 
-METADATA = ".metadata"
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _Offsets = tuple[int, ...]
 
@@ -96,7 +101,7 @@ class DcpFolder:
     def __init__(self, folder: Path, files: MappedFiles) -> None:
         """Raises CheckpointError."""
         self.folder, self._files = folder, files
-        path = folder / METADATA
+        path = folder / DCP_FILE
         where = str(path)
         with open_source(path) as file, refused_by_name(where):
             content = files.pickles.read(file.read(MAX_BYTES + 1))
@@ -128,7 +133,7 @@ class DcpFolder:
                 self._files.view(self.folder / stored.file)
             ):
                 raise refused(
-                    str(self.folder / METADATA),
+                    str(self.folder / DCP_FILE),
                     f"'{name}': a chunk of {need} bytes in {stored.length} of {stored.file}",
                 )
         return LazyTensor(tensor.dtype, tensor.shape, partial(self._load, name, tensor))
@@ -147,7 +152,7 @@ class DcpFolder:
             result[block] = self._chunk(name, offsets, shape, tensor.dtype)
             seen[block] = True
         if not bool(seen.all()):
-            raise incomplete(f"chunks of '{name}' lie over one another", str(self.folder / METADATA))
+            raise incomplete(f"chunks of '{name}' lie over one another", str(self.folder / DCP_FILE))
         return result
 
     def _chunk(self, name: str, offsets: _Offsets, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -163,7 +168,7 @@ class DcpFolder:
         if chunk is None and offsets is not None and not any(offsets):
             chunk = self._places.get((name, None))
         if chunk is None:
-            raise incomplete(f"'{name}' has no place in a file", str(self.folder / METADATA))
+            raise incomplete(f"'{name}' has no place in a file", str(self.folder / DCP_FILE))
         return chunk
 
     def _open(self, name: str, offsets: _Offsets | None) -> TorchFile:
@@ -215,22 +220,11 @@ def _tensors(metadata: PickledDict) -> Iterator[tuple[str, DcpTensor]]:
         yield name, DcpTensor(DTYPES[DTYPE_WORDS[word]], shape, chunks)
 
 
-MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"  # Accelerate's
 _MOMENT = re.compile(
     r"(?:.*\.)?state\.(?P<name>.+)\.(?P<kind>exp_avg|exp_avg_sq|max_exp_avg_sq|step|momentum_buffer)"
 )
 _GROUP = re.compile(r"(?:.*\.)?param_groups(?:\..*)?")
 _LISTS = re.compile(r"(?:.*\.)?param_groups\.(\d+)\.(params|param_names)")
-
-
-def is_dcp_folder(folder: Path) -> bool:
-    """Whether a folder is one of torch.distributed.checkpoint."""
-    return (folder / METADATA).is_file()
-
-
-def is_fsdp_folder(folder: Path) -> bool:
-    """Whether a folder holds Accelerate's sharded model, as a ``checkpoint-*`` under FSDP does."""
-    return is_dcp_folder(folder / MODEL)
 
 
 def read_dcp(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool) -> ForeignState:
@@ -239,14 +233,14 @@ def read_dcp(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bo
     Raises CheckpointError.
     """
     parts = [DcpFolder(folder, files)]
-    if folder.name == MODEL and moments and is_dcp_folder(folder.parent / OPTIMIZER):
-        parts.append(DcpFolder(folder.parent / OPTIMIZER, files))
+    if folder.name == FSDP_MODEL and moments and is_dcp_folder(folder.parent / FSDP_OPTIMIZER):
+        parts.append(DcpFolder(folder.parent / FSDP_OPTIMIZER, files))
     return _state(parts, "a checkpoint of torch.distributed.checkpoint", names, moments=moments)
 
 
 def read_fsdp(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool) -> ForeignState:
     """Return what Accelerate saved under FSDP. Raises CheckpointError."""
-    state = read_dcp(folder / MODEL, files, names, moments=moments)
+    state = read_dcp(folder / FSDP_MODEL, files, names, moments=moments)
     state.form = "an FSDP checkpoint of Accelerate"
     if is_trainer_folder(folder):
         state.step = trainer_step(folder)

@@ -22,7 +22,6 @@ from torch import Tensor
 from paceline.checkpoint.convert.hf_trainer import (
     WITHOUT,
     check_adam,
-    is_trainer_folder,
     left_of,
     trainer_step,
 )
@@ -56,14 +55,17 @@ from paceline.checkpoint.convert.tensor_names import (
     some_of,
     unwrapped,
 )
-from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG
-from paceline.core.files import read_text
+from paceline.checkpoint.format.foreign_folders import (
+    ADAPTER_CONFIG,
+    ZERO,
+    ZERO_MASTER,
+    ZERO_OPTIMIZER,
+    deepspeed_folder,
+    is_trainer_folder,
+)
 
-_OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _MODEL_STATES = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-MASTER = "fp32"
 
 
 @dataclass(frozen=True)
@@ -105,30 +107,12 @@ class RankState:
     where: str
 
 
-def deepspeed_folder(folder: Path) -> Path | None:
-    """Return the folder of the step: itself, or the one that ``latest`` names; None if it is another's."""
-    try:
-        if any(_OPTIMIZER.fullmatch(path.name) for path in folder.iterdir()):
-            return folder
-        tag = read_text(folder / "latest")[:200].strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-    inner = folder / tag
-    return inner if _TAG.fullmatch(tag) and inner.is_dir() else None
-
-
-def is_deepspeed_folder(folder: Path) -> bool:
-    """Whether a folder is, or names, a checkpoint of DeepSpeed's ZeRO."""
-    inner = deepspeed_folder(folder)
-    return inner is not None and any(_OPTIMIZER.fullmatch(path.name) for path in inner.iterdir())
-
-
 def read_deepspeed(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool) -> ForeignState:
     """Return what DeepSpeed saved. Raises CheckpointError."""
     inner = deepspeed_folder(folder)
     assert inner is not None
     model = _model_states(inner, files)
-    ranks = [_rank(files.torch_file(path)) for path in _by_rank(inner, _OPTIMIZER)]
+    ranks = [_rank(files.torch_file(path)) for path in _by_rank(inner, ZERO_OPTIMIZER)]
     shapes = [
         dict(_shapes(as_dict(group), model.where))
         for group in as_list(as_dict(model.content).get("param_shapes"))
@@ -141,7 +125,7 @@ def read_deepspeed(folder: Path, files: MappedFiles, names: ModelNames, *, momen
     if ranks[0].count not in (None, len(ranks)):
         raise incomplete("files of ranks are missing", str(inner), f"{len(ranks)} of {ranks[0].count}")
     tensors_of = _places_3 if stage == 3 else _places_12
-    masters = tensors_of(ranks, MASTER, shapes)
+    masters = tensors_of(ranks, ZERO_MASTER, shapes)
     form = f"a checkpoint of DeepSpeed (ZeRO-{stage})"
     if is_adapter(masters):
         beside = inner if (inner / ADAPTER_CONFIG).is_file() else folder
@@ -259,7 +243,7 @@ def _rank(file: TorchFile) -> RankState:
             "make it universal first",
         )
     masters = saved.get("fp32_flat_groups" if number == 3 else "single_partition_of_fp32_groups")
-    flats = {MASTER: [_flat(file, entry) for entry in as_list(masters)]}
+    flats = {ZERO_MASTER: [_flat(file, entry) for entry in as_list(masters)]}
     base = saved.get("optimizer_state_dict" if number == 3 else "base_optimizer_state")
     groups = _states_of(base)
     for kind in _MOMENTS:
@@ -385,16 +369,9 @@ def _moments(
     return moments
 
 
-ZERO = "zero"
 # DeepSpeed pads the parts of a parameter under stage 3 to whole multiples of the ranks: elements, at most
 MOST_PADDING = 1 << 16
 _STEP = re.compile(r"global_step(\d+)")
-
-
-def is_universal_folder(folder: Path) -> bool:
-    """Whether a folder is a universal checkpoint."""
-    zero = folder / ZERO
-    return zero.is_dir() and any((inner / f"{MASTER}.pt").is_file() for inner in zero.iterdir())
 
 
 def read_universal(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool) -> ForeignState:
@@ -413,7 +390,7 @@ def read_universal(folder: Path, files: MappedFiles, names: ModelNames, *, momen
     kept: Moments = {}
     for name, shape in names.parameters.items():
         inner = zero / f"{prefix}{name}"
-        weights[name] = _tensor(files, inner / f"{MASTER}.pt", shape)
+        weights[name] = _tensor(files, inner / f"{ZERO_MASTER}.pt", shape)
         if moments:
             step = _step_of(files, inner / "step.pt")
             kept[name] = {

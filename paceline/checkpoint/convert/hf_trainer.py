@@ -30,13 +30,19 @@ from paceline.checkpoint.convert.tensor_names import (
     read_config,
     unwrapped,
 )
-from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG
+from paceline.checkpoint.format.foreign_folders import (
+    ACCELERATE_OPTIMIZER,
+    ADAPTER_CONFIG,
+    ADAPTERS,
+    OPTIMIZER,
+    PLACE,
+)
 from paceline.checkpoint.format.safetensors_file import ByteRange, read_header, read_rows
 from paceline.checkpoint.format.verify_files import open_regular
 from paceline.core.errors import CheckpointError
 from paceline.core.json_types import as_object
 
-PLACE, OPTIMIZER, SCALER = "trainer_state.json", "optimizer.pt", "scaler.pt"
+SCALER = "scaler.pt"
 _VALUE_HEADS = ("value_head.safetensors", "value_head.bin")
 WITHOUT = "use --weights-only to bring over the weights alone, with new moments"
 _ASSUMED = (
@@ -51,11 +57,6 @@ _LEFT = {
     "training_args": "training_args.bin: it is not read; write what it says into the config",
     PLACE: "the position in the data: rows are drawn in this run's own order, from this step on",
 }
-
-
-def is_trainer_folder(folder: Path) -> bool:
-    """Whether a folder is a ``checkpoint-*``."""
-    return (folder / PLACE).is_file()
 
 
 def trainer_step(folder: Path) -> int:
@@ -223,7 +224,6 @@ def step_into(state: ForeignState, moments: Mapping[str, Mapping[str, LazyTensor
     state.left += [] if state.step else [NO_STEP]
 
 
-ACCELERATE_OPTIMIZER = "optimizer.bin"
 _LEFT_BY_ACCELERATE = {
     "scheduler": "scheduler.bin: the learning rate of a step follows from training.lr_scheduler_type,"
     " warmup_steps and max_steps; set them as they were",
@@ -233,11 +233,6 @@ _LEFT_BY_ACCELERATE = {
     "dl_state_dict": "dl_state_dict.bin: rows are drawn in this run's own order, from this step on",
     "custom_checkpoint": "custom_checkpoint_*.pkl: objects of the program's own, which are not read",
 }
-
-
-def is_accelerate_folder(folder: Path) -> bool:
-    """Whether a folder is one of ``Accelerator.save_state``."""
-    return (folder / ACCELERATE_OPTIMIZER).is_file() and not (folder / PLACE).is_file()
 
 
 def read_accelerate(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool) -> ForeignState:
@@ -263,7 +258,6 @@ def read_accelerate(folder: Path, files: MappedFiles, names: ModelNames, *, mome
 
 _INDEX = ".index.json"
 _MODELS = ("model.safetensors", "pytorch_model.bin", "pytorch_model_fsdp.bin")
-ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def folder_weights(folder: Path, files: MappedFiles, *, adapter: bool = False) -> dict[str, LazyTensor]:

@@ -23,7 +23,7 @@ from paceline.checkpoint.convert.tensor_names import (
     side_files,
     some_of,
 )
-from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG
+from paceline.checkpoint.format.foreign_folders import ADAPTER_CONFIG
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.files import is_local_name, read_bytes

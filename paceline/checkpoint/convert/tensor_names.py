@@ -15,7 +15,7 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.base_model_files import base_files
 from paceline.checkpoint.convert.pickle_reader.torch_tensors import LazyTensor
 from paceline.checkpoint.export.architecture import gives_scores, is_known, text_model_of
-from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG
+from paceline.checkpoint.format.foreign_folders import ADAPTER_CONFIG
 from paceline.checkpoint.format.strict_json import parse_object
 from paceline.core.errors import CheckpointError
 from paceline.core.files import MAX_CONFIG_BYTES, open_file, read_bytes

@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.checkpoint import codes
 from paceline.checkpoint.export.architecture import SCORES, gives_scores, text_model_of
 from paceline.checkpoint.format.durable_files import sync_folder, write_fresh
+from paceline.checkpoint.format.foreign_folders import ADAPTER_CONFIG
 from paceline.checkpoint.format.manifest import folders_of
 from paceline.checkpoint.format.safetensors_file import TensorEntry, write_tensors
 from paceline.checkpoint.format.strict_json import parse_object
@@ -39,7 +40,6 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 MAX_SHARD_BYTES = 5_000_000_000
 GENERATION = "generation_config.json"
-ADAPTER_CONFIG = "adapter_config.json"  # next to a model Transformers would look for adapter weights
 _PIECE = 1024 * 1024  # values
 
 #: Each folder that an export writes has one of them

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from paceline.checkpoint.export.architecture import gives_scores
 from paceline.checkpoint.export.hf_export import ExportReport
-from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG
+from paceline.checkpoint.format.foreign_folders import ADAPTER_CONFIG
 from paceline.checkpoint.format.strict_json import parse_object
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.checkpoint.load.start_folder import is_file_of_run

@@ -16,9 +16,10 @@ import torch
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.export.architecture import is_known, text_model_of, whole_of
-from paceline.checkpoint.export.hf_folder import ADAPTER_CONFIG, config_of, write_kept
+from paceline.checkpoint.export.hf_folder import config_of, write_kept
 from paceline.checkpoint.export.reload_check import different_as_stored
 from paceline.checkpoint.export.untrained_tensors import FolderReads, places_in
+from paceline.checkpoint.format.foreign_folders import ADAPTER_CONFIG
 from paceline.checkpoint.format.safetensors_file import TensorEntry
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import CheckpointError

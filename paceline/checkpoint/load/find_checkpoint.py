@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline.checkpoint import codes
 from paceline.checkpoint.errors import skipped
+from paceline.checkpoint.format.foreign_folders import not_ours
 from paceline.checkpoint.format.manifest import MANIFEST, Manifest
 from paceline.checkpoint.format.verify_files import (
     BEST,
@@ -153,16 +154,14 @@ def _newest(
         if staged:
             notes.append(save_never_ended(folder, len(staged)))
         return None
+    remedy = "set resume_from_checkpoint: auto (starts at step 0 if there is no checkpoint), a path"
+    what = "there is no checkpoint to resume from"
+    if staged:
+        what += " (a save was started but never completed)"
+    if (foreign := not_ours(folder.parent)) is not None:
+        what, remedy = f"{what}; {foreign[0]}", foreign[1]
     raise CheckpointError(
-        rules_codes.RESUME_NO_CHECKPOINT(
-            "there is no checkpoint to resume from"
-            + (" (a save was started but never completed)" if staged else ""),
-            str(folder),
-            hint=(
-                "set resume_from_checkpoint: auto (starts at step 0 if there is no checkpoint), a"
-                " path, or remove the key"
-            ),
-        )
+        rules_codes.RESUME_NO_CHECKPOINT(what, str(folder), hint=f"{remedy}, or remove the key")
     )
 
 
@@ -256,14 +255,9 @@ def save_never_ended(folder: Path, count: int) -> Diagnostic:
 
 
 def _no_such(path: Path) -> Diagnostic:
-    if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
-        return codes.RESUME_NOT_A_CHECKPOINT(
-            "this is a Hugging Face folder",
-            "training.resume_from_checkpoint",
-            str(path),
-            "a Hugging Face folder is not a checkpoint (it has no optimizer): to continue training"
-            " from its weights, set model.name_or_path",
-        )
+    if (foreign := not_ours(path)) is not None:
+        what, remedy = foreign
+        return codes.RESUME_NOT_A_CHECKPOINT(what, "training.resume_from_checkpoint", str(path), remedy)
     near = path if path.is_dir() else path.parent
     there = [f.name for f in scan(near)]
     return codes.RESUME_NOT_A_CHECKPOINT(

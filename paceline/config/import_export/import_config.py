@@ -27,6 +27,8 @@ from paceline.config.import_export.programs import axolotl, llamafactory, ms_swi
 from paceline.config.import_export.programs.ms_swift import ENVIRONMENT
 from paceline.config.import_export.programs.transformers import NO_VALUE
 from paceline.config.import_export.verdicts import Imported, KeyReader, KeyVerdict, flat
+from paceline.config.registries.object_store_url import is_url
+from paceline.config.sections.training_steps import to_resume
 from paceline.config.yaml_text.read_file import read_text
 from paceline.config.yaml_text.tree import parse_yaml
 from paceline.core.errors import ConfigError
@@ -210,6 +212,7 @@ def import_data(
     _constant(imported)
     if imported.lost_algorithm():
         imported.settings.pop("training.algorithm", None)  # one that was assumed in its place
+    _resumed(imported)
     return imported
 
 
@@ -243,6 +246,23 @@ def _constant(imported: Imported) -> None:
     chosen = imported.settings.get(name)
     if steps in imported.settings and chosen is not None and chosen.value == "constant":
         _idle(imported, steps, "the schedule constant has no warm-up")
+
+
+def _resumed(imported: Imported) -> None:
+    """A checkpoint of another program must be converted before a resume; one of ours need not."""
+    setting = imported.settings.get("training.resume_from_checkpoint")
+    where = to_resume(setting.value) if setting else None
+    if setting is None or not isinstance(where, str) or where in ("latest", "auto") or is_url(where):
+        return
+    folder = Path(where).expanduser()
+    if (folder / "manifest.json").is_file() or (folder / "checkpoints").is_dir():
+        return
+    says = f"convert it first (paceline checkpoints convert {where} --to DIR), and resume from DIR"
+    if (folder / "adapter_config.json").is_file():
+        says += "; or, for a new run from its adapter, set lora.adapter_name_or_path to it instead"
+    imported.settings["training.resume_from_checkpoint"] = replace(setting, note=says)
+    if (finding := imported.findings.get(setting.key)) is not None:
+        imported.findings[setting.key] = replace(finding, verdict=KeyVerdict.DIFFERS, says=says)
 
 
 def _idle(imported: Imported, path: str, says: str) -> None:

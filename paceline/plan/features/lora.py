@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import util
 from importlib.machinery import ModuleSpec
@@ -20,7 +20,7 @@ from paceline.plan.features.experts import expert_parameters
 from paceline.plan.features.peft_settings import is_target, rank_of, with_settings
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.files.safetensors_headers import linears
-from paceline.plan.model.parameter_list import ALL_LINEAR, is_linear, parameters_of
+from paceline.plan.model.parameter_list import ALL_LINEAR, Parameter, is_linear, parameters_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import AdapterSpec, Decision, Quantization, decomposes
 from paceline.plan.strategies.spec import StrategySpec, strategy_specs
@@ -232,12 +232,26 @@ def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
         or not (listed or linears(shape))
     ):
         return None
-    linear = ((p, p.name.rpartition(".")[0]) for p in parameters_of(shape) if is_linear(shape, p))
-    adapted = (rank_of(adapter, name) * sum(p.shape) for p, name in linear if is_target(adapter, name))
+    adapted = (rank_of(adapter, name) * sum(p.shape) for p, name in _adapted(shape, adapter))
     experts = expert_parameters(shape, adapter) if adapter.target_parameters else 0
     head = shape.head_outputs * shape.hidden_size if shape.scalar_head else 0  # new: trained in full
     tables = min(len(saved_modules), 1) if shape.tied else len(saved_modules)
     return head + experts + sum(adapted) + tables * shape.vocab * shape.hidden_size
+
+
+def adapted_layers(shape: ModelShape, adapter: AdapterSpec) -> frozenset[str] | None:
+    """Return the names of the linear layers that get an adapter; None for an unlisted family."""
+    if shape.listing is None and not linears(shape):
+        return None
+    return frozenset(name for _, name in _adapted(shape, adapter))
+
+
+def _adapted(shape: ModelShape, adapter: AdapterSpec) -> Iterator[tuple[Parameter, str]]:
+    """Yield the weights of the linear layers that get an adapter, with the layers' names."""
+    for parameter in parameters_of(shape):
+        name = parameter.name.rpartition(".")[0]
+        if is_linear(shape, parameter) and is_target(adapter, name):
+            yield parameter, name
 
 
 def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:

@@ -17,11 +17,12 @@ from paceline.core.safetensors_header import STORED_DTYPES
 from paceline.core.units import human_bytes
 from paceline.plan.algorithms.rollout import updates_per_pass
 from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec
+from paceline.plan.features.lora import adapted_layers
 from paceline.plan.mesh import resplit
 from paceline.plan.model.parameter_list import SCORE
 from paceline.plan.model.read_config import shape_from_config
-from paceline.plan.plan import OptimizerSpec, Plan
-from paceline.plan.plan_json import to_json
+from paceline.plan.plan import AdapterSpec, OptimizerSpec, Plan
+from paceline.plan.plan_json import from_json, to_json
 from paceline.plan.strategies.spec import state_form, strategy_spec, why_unreadable
 from paceline.training import codes
 from paceline.training.loop.train_state import TrainState
@@ -118,7 +119,11 @@ def of_another_program(state: JsonObject) -> list[Diagnostic]:
     """Return a warning if the checkpoint was converted: nothing is known of the run that it comes from."""
     if CONVERTED not in state:
         return []
-    return [codes.RESUME_CONVERTED("training.resume_from_checkpoint", state=state[CONVERTED])]
+    goes_on = "weights and step continue, the optimizer begins anew (no state of it was there)"
+    if state.get("optimizer"):
+        goes_on = "weights, step and optimizer state continue"
+    place, before = "training.resume_from_checkpoint", state[CONVERTED]
+    return [codes.RESUME_CONVERTED(place, state=before, goes_on=goes_on)]
 
 
 def not_compared(state: JsonObject, definition: str) -> Diagnostic | None:
@@ -183,6 +188,8 @@ _UNLESS_DEFAULT = (
     "layers_to_transform",
     "layers_pattern",
 )
+# what names the adapted layers: other words may name the same
+_LAYERS = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")
 # any shape large enough to be quantised: optimizers of one class with as many bytes for it are compatible
 _MATRIX = (64, 128)
 
@@ -205,7 +212,7 @@ def other_training(state: JsonObject, plan: Plan, saved: JsonObject) -> list[Dia
         ]
     return [
         *compare_optimizer(as_object(state.get("optimizer")), plan.optimizer),
-        *_adapters(state, to_json(plan.adapter), tied=plan.shape is not None and plan.shape.tied),
+        *_adapters(state, plan),
         *_sizes(saved, plan),
     ]
 
@@ -245,7 +252,8 @@ def _keeps(optimizer: OptimizerSpec) -> tuple[Json, ...]:
     return built.made_by, built.moment_bytes(_MATRIX, optimizer.args, 4)
 
 
-def _adapters(state: JsonObject, now: JsonObject | None, *, tied: bool) -> list[Diagnostic]:
+def _adapters(state: JsonObject, plan: Plan) -> list[Diagnostic]:
+    now, tied = to_json(plan.adapter), plan.shape is not None and plan.shape.tied
     before = None if state.get("adapter") is None else as_object(state["adapter"])
     if (before is None) != (now is None):
         held, trained = (
@@ -272,6 +280,8 @@ def _adapters(state: JsonObject, now: JsonObject | None, *, tied: bool) -> list[
     added = saved - requested - {SCORE.partition(".")[0]}
     if _WHOLE in other and requested <= saved and len(added) <= (1 if tied and requested else 0):
         other.remove(_WHOLE)
+    if not {*other}.isdisjoint(_LAYERS) and _same_layers(before, plan):
+        other = [key for key in other if key not in _LAYERS]
     if other[:2] == ["r", "alpha"]:  # alpha defaults to twice the rank
         other.remove("alpha")
     return [
@@ -283,6 +293,18 @@ def _adapters(state: JsonObject, now: JsonObject | None, *, tied: bool) -> list[
         )
         for key in other
     ]
+
+
+def _same_layers(before: JsonObject, plan: Plan) -> bool:
+    """Whether the checkpoint's words name the same layers as the plan's: full names, ends or all-linear."""
+    if plan.shape is None or plan.shape.experts or plan.adapter is None:
+        return False
+    try:
+        saved = from_json(AdapterSpec, before)
+    except TypeError:
+        return False
+    layers = adapted_layers(plan.shape, saved)
+    return bool(layers) and layers == adapted_layers(plan.shape, plan.adapter)
 
 
 def _names(value: Json) -> list[str]:

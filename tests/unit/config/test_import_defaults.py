@@ -296,6 +296,26 @@ def test_swift_resumes_the_weights_alone_as_a_new_run(tuner: str, key: str | Non
     assert imported("swift", given).settings["training.resume_from_checkpoint"].value == "x/checkpoint-2"
 
 
+@pytest.mark.parametrize("system", ["hf", "trl", "llamafactory", "axolotl", "swift"])
+def test_a_checkpoint_of_another_program_is_converted_before_it_is_resumed(
+    system: str, tmp_path: Path
+) -> None:
+    def found(value: Any) -> tuple[str, Any, str]:
+        made = imported(system, {**FULL[system], "resume_from_checkpoint": value})
+        finding = made.findings["resume_from_checkpoint"]
+        return finding.verdict.value, made.settings["training.resume_from_checkpoint"].value, finding.says
+
+    theirs, ours = tmp_path / "checkpoint-2", tmp_path / "run"
+    theirs.mkdir()
+    (ours / "checkpoints").mkdir(parents=True)
+    verdict, value, says = found(str(theirs))  # a start refuses it: nothing begins anew unseen
+    assert (verdict, value) == ("differs", str(theirs)) and f"checkpoints convert {theirs}" in says
+    assert "adapter" not in says
+    (theirs / "adapter_config.json").write_text("{}")
+    assert "lora.adapter_name_or_path" in found(str(theirs))[2]
+    assert found(str(ours)) == ("mapped", str(ours), "")
+
+
 def test_a_switch_that_is_off_is_kept() -> None:
     """A switch that axolotl leaves open by default turns nothing on where it is given as false."""
     known = TRANSLATORS["axolotl"].defaults("sft")

@@ -127,6 +127,7 @@ def test_train_reads_every_byte_and_starts_nothing(job: Job, monkeypatch: pytest
 
 
 LORA = {"lora.r": 2}
+LAYERS = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
 SIZES = {key: value for key, value in LLAMA.items() if key != "vocab_size"}
 DRAWN = {
     "model.name_or_path": None,
@@ -227,6 +228,9 @@ def test_rows_of_a_drawn_model_stay(job: Job) -> None:
 
 
 ALLOWED: list[tuple[str, Settings, Settings]] = [
+    ("the same layers by their ends", LORA, {"lora.target_modules": LAYERS}),
+    ("the same layers by a pattern", LORA, {"lora.target_modules": r".*\.(q|k|v|o|gate|up|down)_proj"}),
+    ("the same layers by one word", {**LORA, "lora.target_modules": LAYERS}, {"lora.target_modules": None}),
     ("more steps", {}, {"training.max_steps": 9}),
     ("another rate", {}, {"training.learning_rate": 1e-6}),
     ("the same update by another kernel", {}, {"training.optim": "adamw_torch"}),
