@@ -102,15 +102,15 @@ def _start_key(folder: Path) -> str:
 def _around(folder: Path) -> tuple[str, str] | None:
     """Return the same of a folder of ``checkpoint-*`` folders: its newest is meant."""
     steps = [
-        (int(found.group(1)), path)
+        (int(name.group(1)), path)
         for path in folder.iterdir()
-        if (found := _CHECKPOINT.fullmatch(path.name)) and is_trainer_folder(path)
+        if (name := _CHECKPOINT.fullmatch(path.name)) and is_trainer_folder(path)
     ]
     if not steps:
         return None
-    said = not_ours(max(steps)[1])
-    assert said is not None
-    return f"this folder has {max(steps)[1].name}: {said[0]}", said[1]
+    newest = max(steps)[1]
+    found = not_ours(newest)
+    return found and (f"this folder has {newest.name}: {found[0]}", found[1])
 
 
 def weights_alone(folder: Path) -> tuple[str, str] | None:
