@@ -96,9 +96,10 @@ class Encoder:
         tokens = self._tokens([text.text for text in rendered.values()], chat=True)
         for (n, text), (ids, encoding) in zip(rendered.items(), tokens, strict=True):
             encoded[n] = self._conversation(ids, encoding, text)
-        plain = {n: example.text for n, example in enumerate(examples) if not example.messages}
-        for n, (ids, _) in zip(plain, self._tokens([*plain.values()], chat=False), strict=True):
-            encoded[n] = self._plain(ids)
+        plain = {n: example for n, example in enumerate(examples) if not example.messages}
+        texts = self._tokens([example.text for example in plain.values()], chat=False)
+        for (n, example), (ids, _) in zip(plain.items(), texts, strict=True):
+            encoded[n] = self._plain(ids, example.text[: example.begin])
         return [encoded[n] for n in range(len(examples))]
 
     def encode_prompts(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
@@ -225,10 +226,15 @@ class Encoder:
             ids = ids[1:]
         return ids[:-1] if eos and text.endswith(eos) and ids[-2:] == [self._eos] * 2 else ids
 
-    def _plain(self, ids: NDArray[np.int32]) -> Encoded:
+    def _plain(self, ids: NDArray[np.int32], prompt: str) -> Encoded:
+        """End a text, and label it from where the tokens of ``prompt`` alone differ, as TRL's DPOTrainer."""
         if self._eos is not None and (len(ids) == 0 or ids[-1] != self._eos):
             ids = np.append(ids, np.int32(self._eos))
-        return Encoded(ids, np.ones(len(ids), np.bool_))
+        labelled = np.ones(len(ids), np.bool_)
+        if prompt:
+            before = self._tokens([prompt], chat=False)[0][0][: len(ids)]
+            labelled[: int(np.cumprod(before == ids[: len(before)]).sum())] = False
+        return Encoded(ids, labelled)
 
     def _conversation(
         self, ids: NDArray[np.int32], encoding: Encoding | None, rendered: RenderedText

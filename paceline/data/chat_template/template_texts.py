@@ -13,6 +13,7 @@ from paceline.core.files import read_text
 from paceline.core.json_types import Json
 from paceline.data import codes
 from paceline.data.chat_template.options import not_read, options_read
+from paceline.data.rows.formats import PLAIN_TEXTS
 from paceline.data.rows.row_errors import ALWAYS_REFUSED, REASONS
 
 BUILTIN_TEMPLATES = ("chatml", "llama3", "alpaca", "plain")
@@ -131,7 +132,7 @@ def look_at_template(template: str | None, folder: Path | None) -> Diagnostic | 
 
 def rendered(formats: Set[str]) -> frozenset[str]:
     """Return those of the row formats that need a chat template."""
-    return frozenset(formats) - {"text"}
+    return frozenset(formats) - PLAIN_TEXTS
 
 
 def no_template(tokenizer: str) -> Diagnostic:

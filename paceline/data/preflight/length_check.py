@@ -110,7 +110,15 @@ def _is_long(examples: Sequence[Example], length: int) -> bool:
 def _may_be_equal(examples: Sequence[Example], length: int) -> bool:
     """Whether the documents may have the same first ``length`` tokens, or differ by blanks alone."""
     same = len(
-        {str([(turn["role"], turn["content"].split()) for turn in example.messages]) for example in examples}
+        {
+            str(
+                [
+                    example.text.split(),
+                    *((turn["role"], turn["content"].split()) for turn in example.messages),
+                ]
+            )
+            for example in examples
+        }
     )
     return same == 1 or len(os.path.commonprefix([_text(example) for example in examples]).encode()) >= length
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.data.rows import messages, tools_and_documents
-from paceline.data.rows.formats import COLUMNS, TEXT, Example, Shape
+from paceline.data.rows.formats import COLUMNS, PLAIN_TEXTS, Example, Shape
 from paceline.data.rows.kinds.base import DOCUMENTS, RowKind
 from paceline.data.rows.messages import unread_in_calls
 from paceline.data.rows.row_errors import Problem, Tally
@@ -132,7 +132,7 @@ class RowReader:
         columns = (name for group in COLUMNS.get(shape.format, (tuple(shape.columns),)) for name in group)
         # The columns of the file that rows are read from, in the same order in all processes
         self._used = sorted({shape.columns[name] for name in columns if name in shape.columns})
-        self._conversations = shape.format != TEXT
+        self._conversations = shape.format not in PLAIN_TEXTS
         # Whether a turn may say that it has loss, or a list of the row may say it of each
         self._weighs = reading.kind.learns_tokens and not reading.kind.answered
         self._listed = self._weighs and shape.format in ("messages", "sharegpt")

@@ -22,7 +22,10 @@ from paceline.data.rows.messages import (
 )
 from paceline.data.rows.values import Cell, Row, RowError, as_text, is_empty
 
-TEXT = "text"  # the format without a conversation
+TEXT = "text"
+PAIR_TEXT = "preference_text"
+#: The formats without a conversation: no chat template writes them.
+PLAIN_TEXTS = frozenset({TEXT, PAIR_TEXT})
 # format -> (required columns, optional columns)
 COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "messages": (("messages",), ("system",)),
@@ -56,14 +59,16 @@ class Shape:
 class Example:
     """A normalised row: ``messages`` (a conversation) or ``text``.
 
-    Assistant turns have loss from turn ``learn_from`` on. ``values``: extra numbers by name. ``facts``: JSON
-    about a prompt that the model answers itself, for reward functions. ``tools`` (JSON schemas),
-    ``documents`` and ``template_kwargs`` are for the chat template.
+    Assistant turns have loss from turn ``learn_from`` on, and ``text`` from character ``begin`` on.
+    ``values``: extra numbers by name. ``facts``: JSON about a prompt that the model answers itself, for
+    reward functions. ``tools`` (JSON schemas), ``documents`` and ``template_kwargs`` are for the chat
+    template.
     """
 
     messages: tuple[Message, ...] = ()
     text: str = ""
     learn_from: int = 0
+    begin: int = 0
     values: Mapping[str, float] = field(default_factory=dict)
     facts: str = ""
     tools: tuple[JsonObject, ...] = ()
@@ -77,7 +82,7 @@ class Example:
         Rows with equal prompts stay in one split.
         """
         if not self.messages:
-            return self.text
+            return self.text[: self.begin] or self.text
         turns: list[str] = []
         for number, message in enumerate(self.messages):
             if message["role"] == "assistant" and number >= self.learn_from:

@@ -213,7 +213,11 @@ def _without_prompts(config: Config, key: str) -> Iterator[str]:
         return
     with suppress(DataError):  # reported with the data sets
         first = first_examples(config.data, reading, key)
-        if first.everywhere and first.examples and not any(example.messages for example in first.examples):
+        if (
+            first.everywhere
+            and first.examples
+            and not any(example.messages or example.begin for example in first.examples)
+        ):
             yield "rows of plain text"
 
 

@@ -38,8 +38,8 @@ def cut_by_trl(row: Row) -> int:
     return -1 if found is row else len(found["prompt"])
 
 
-def judged(row: Row, cut: int) -> tuple[list[Any], list[Any], list[Any]] | None:
-    """Prompt, chosen and rejected as turns by TRL's cut; None where it gives no prompt, or no answer."""
+def judged(row: Row, cut: int) -> tuple[Any, Any, Any] | None:
+    """Prompt, chosen and rejected by TRL's cut, turns or texts; None without a prompt or an answer."""
     if cut < 0:
         parts = [row[name] for name in ("prompt", "chosen", "rejected")]
     else:
@@ -48,6 +48,8 @@ def judged(row: Row, cut: int) -> tuple[list[Any], list[Any], list[Any]] | None:
         parts = [row["chosen"][:cut], row["chosen"][cut:], row["rejected"][cut:]]
     if not all(parts) or row["chosen"] == row["rejected"]:
         return None
+    if all(isinstance(row[name], str) for name in ("chosen", "rejected")) and cut >= 0:
+        return parts[0], parts[1], parts[2]
     roles = ("user", "assistant", "assistant")
     prompt, chosen, rejected = (
         [{"role": role, "content": part}] if isinstance(part, str) else part
@@ -79,6 +81,25 @@ def read(row: Row) -> tuple[Example, Example] | str:
         return error.diagnostics[0].code
 
 
+def is_transcript(row: Row) -> bool:
+    return isinstance(row["chosen"], str) and row["chosen"].startswith("\n\nHuman:")
+
+
+def transcript_errors(row: Row, found: tuple[Example, Example], right: Any) -> list[str]:
+    """Why the turns of a transcript are not its text, or their prompt is not within TRL's."""
+    names = {"user": "\n\nHuman:", "assistant": "\n\nAssistant:"}
+
+    def written(turns: Any) -> list[str]:
+        return "".join(f"{names[turn['role']]} {turn['content']}" for turn in turns).split()
+
+    pairs = zip(found, ("chosen", "rejected"), strict=True)
+    wrong = [f"{name}: {one.messages}" for one, name in pairs if written(one.messages) != row[name].split()]
+    prompt = written(found[0].messages[: found[0].learn_from])
+    if right is None or right[0].split()[: len(prompt)] != prompt:
+        wrong.append(f"{row}: the prompt {prompt} is not in {right}")
+    return wrong
+
+
 def differences(seed: int, cuts: list[int]) -> tuple[list[str], int]:
     """The rows that are read otherwise than TRL reads them, and how many are read."""
     wrong, count = list[str](), 0
@@ -88,6 +109,14 @@ def differences(seed: int, cuts: list[int]) -> tuple[list[str], int]:
             continue
         count += 1
         shared = found[0].learn_from
+        if is_transcript(row):
+            wrong += transcript_errors(row, found, right)
+            continue
+        if found[0].text:
+            mine = (found[0].prompt, *(one.text[one.begin :] for one in found))
+            if mine != right:
+                wrong.append(f"{row}: {mine} but {right}")
+            continue
         mine = (list(found[0].messages[:shared]), *(list(one.messages[shared:]) for one in found))
         if mine != right or found[1].learn_from != shared:
             wrong.append(f"{row}: {mine} but {right}")

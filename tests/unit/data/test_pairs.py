@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 from data_fixtures import make_tokenizer, prepared_from, write_jsonl
+from transformers import AutoTokenizer
 
 from paceline.core.errors import DataError
 from paceline.data.packed_source import PackedSource
 from paceline.data.prepare.prepare import Prepared
 from paceline.data.rows.formats import Example
 from paceline.data.rows.kinds.preference_pairs import PAIRS
+from paceline.data.rows.transcripts import turns_in
 from paceline.data.rows.values import RowError
+from paceline.data.token_table import decode_labels
 from paceline.protocols.batch import IGNORE_INDEX
 
 USER, GOOD, BAD = (
@@ -43,7 +46,9 @@ FORMS: list[dict[str, Any]] = [
     {"prompt": "q?", "chosen": "yes", "rejected": "no", "messages": [USER, GOOD]},
     {"chosen": [USER, GOOD], "rejected": [USER, BAD], "messages": [USER, GOOD]},
     {"prompt": "q?", "question": "r?", "chosen": "yes", "rejected": "no"},
-    {"chosen": "q? yes", "rejected": "q? no"},
+    {"chosen": "Human: q?\n\nAssistant: yes", "rejected": "Human: q?\n\nAssistant: no"},
+    {"chosen": "\n\nHuman: q?\n\nAssistant:yes\n", "rejected": "\n\nHuman: q?\n\nAssistant:  no"},
+    {"prompt": "\n\nHuman: q?\n\nAssistant:", "chosen": " yes", "rejected": " no"},
     {"messages": [USER, GOOD], "rejected_response": "no"},  # ms-swift
     {"messages": [USER, GOOD], "rejected_messages": [USER, BAD]},
 ]
@@ -185,3 +190,32 @@ def test_a_pair_is_prepared_once_and_answers_alone_are_learnt(tmp_path: Path) ->
     first, again = pairs_from([row], tmp_path), pairs_from([row], tmp_path, train_on="all")
     assert again.from_cache and again.fingerprint == first.fingerprint
     assert first.train.num_labels.tolist() == [2, 2]  # a letter and the end
+
+
+def test_plain_texts_get_no_template_and_no_role_stands_within_an_answer(tmp_path: Path) -> None:
+    """As TRL's DPOTrainer: the texts as they are with an end of text, loss from where they differ."""
+    begin = "Q: 2 and 3?\nA: It is"
+    rows = [{"chosen": f"{begin} five.", "rejected": f"{begin} four.", "system": "short"}]
+    template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    folder = make_tokenizer(tmp_path / "t", chat_template=template)
+    prepared = prepared_from(write_jsonl(tmp_path / "r.jsonl", rows), folder, tmp_path / "c", rows="pairs")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for document, answer in enumerate((" five.", " four.")):
+        ids, labels = decode_labels(prepared.train.coded(document))
+        assert tokenizer.decode(ids) == f"{begin}{answer}<|end|>"
+        assert tokenizer.decode(ids[labels >= 0]) == f"{answer}<|end|>"
+    assert any("no chat template" in note.what for note in prepared.notes)
+
+
+def test_transcripts_are_told_and_a_text_among_them_is_refused() -> None:
+    row = {"chosen": "\n\nHuman: q?\n\nAssistant: yes", "rejected": "\n\nHuman: q?\n\nAssistant: no"}
+    shape = PAIRS.detect([row], where="f")
+    assert "transcripts (Human:, Assistant:) are read as turns" in shape.note
+    with pytest.raises(RowError) as caught:
+        PAIRS.normalise({"chosen": "It is five", "rejected": "It is four"}, shape)
+    assert caught.value.reason == "bad_messages"
+    asked = PAIRS.detect(
+        [{"prompt": "\n\nHuman: q?\n\nAssistant:", "chosen": "a", "rejected": "b"}], where="f"
+    )
+    assert "transcripts (Human:, Assistant:) are read as turns" in asked.note
+    assert turns_in("Human: q?") == turns_in("A:\n\nHuman: q?\n\nAssistant: a") == turns_in("") == []

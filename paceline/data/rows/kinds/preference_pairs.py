@@ -2,9 +2,12 @@
 
 The prompt is ``prompt`` (text or turns), ``conversations`` or ``messages`` (turns that end with a question),
 or ``instruction`` with ``input``. Without any of these it is the common beginning of both answers, as TRL
-extracts it: turns of conversations, or text up to a blank. Beside a prompt they may be conversations, too:
-what both begin with is the prompt then. Each answer is a text, one turn or a list of turns, with the keys of
-ShareGPT (``from``, ``value``) or of messages (``role``, ``content``). ms-swift's ``messages`` with
+extracts it: turns of conversations, or text up to a blank. Such texts are tokenized as they are, without a
+chat template. Transcripts (``Human:``, ``Assistant:``) are read as turns. Beside a prompt they may be
+conversations, too: what both begin with is the prompt then.
+
+Each answer is a text, one turn or a list of turns, with the keys of ShareGPT (``from``, ``value``) or of
+messages (``role``, ``content``). ms-swift's ``messages`` with
 ``rejected_messages`` or ``rejected_response`` are chosen and rejected. ``margin``: by how much the chosen
 answer is better.
 """
@@ -19,10 +22,19 @@ from dataclasses import replace
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data import codes
-from paceline.data.rows.formats import Example, Shape, check_mapping, column_names, listed, system_of
+from paceline.data.rows.formats import (
+    PAIR_TEXT,
+    Example,
+    Shape,
+    check_mapping,
+    column_names,
+    listed,
+    system_of,
+)
 from paceline.data.rows.kinds.base import RowKind
 from paceline.data.rows.messages import Message, has_meaning, is_answer, is_list_of_texts, turns_or_text
 from paceline.data.rows.row_errors import ROW_FOR_EACH
+from paceline.data.rows.transcripts import is_open, turns_in
 from paceline.data.rows.values import Cell, Row, RowError, as_text
 
 TEXT, CONVERSATION = "preference", "preference_conversation"
@@ -76,11 +88,25 @@ def detect_answers(
     if prompts != ["instruction"]:
         used.pop("input", None)
     if not prompts:
-        turns = any(isinstance(row.get(used[needed[0]]), (list, Mapping)) for row in rows)
-        return Shape(CONVERSATION if turns else TEXT, used, alone)
+        return _without_prompt(rows, used, needed, alone)
     prompt = columns[prompts[0]]
     turns = any(isinstance(row.get(prompt), list) for row in rows)
-    return Shape(CONVERSATION if turns else TEXT, {**used, prompts[0]: prompt}, f"the prompt is '{prompt}'")
+    note = f"the prompt is '{prompt}'"
+    if any(isinstance(value := row.get(prompt), str) and is_open(turns_in(value)) for row in rows):
+        note += ", and its transcripts (Human:, Assistant:) are read as turns"
+    return Shape(CONVERSATION if turns else TEXT, {**used, prompts[0]: prompt}, note)
+
+
+def _without_prompt(rows: Sequence[Row], used: dict[str, str], needed: Sequence[str], note: str) -> Shape:
+    """Return the shape of rows whose answers hold the prompt: turns, transcripts, or plain texts."""
+    texts = [row.get(used[name]) for row in rows for name in needed]
+    if any(isinstance(value, (list, Mapping)) for value in texts):
+        return Shape(CONVERSATION, used, note)
+    if all(turns_in(text) for text in texts if isinstance(text, str)):
+        return Shape(CONVERSATION, used, f"the transcripts (Human:, Assistant:) are read as turns; {note}")
+    used.pop("system", None)
+    note = f"{note}, and no chat template is applied to these plain texts"
+    return Shape(PAIR_TEXT, used, note)
 
 
 def _preferred(
@@ -133,8 +159,10 @@ def _split(row: Row, columns: Mapping[str, str]) -> tuple[list[Message], list[li
     answers = [turns_or_text(row.get(columns[name]), columns[name], "assistant") for name in ANSWERS]
     prompt = prompt_of(row, columns)
     if prompt is None and all(isinstance(value, str) for value in values):
-        return _split_texts(*(turns[0]["content"] for turns in answers))
-    if prompt is None and not isinstance(values[1], (list, Mapping)):
+        answers = [turns_in(turns[0]["content"]) for turns in answers]
+        if not all(answers):
+            raise RowError("bad_messages", "a text without a prompt beside rows of turns or transcripts")
+    elif prompt is None and not isinstance(values[1], (list, Mapping)):
         answers[1] = [*answers[0][:-1], *answers[1]]  # an answer to the chosen one's prompt
     if answers[0] == answers[1]:
         raise RowError("same_answers")
@@ -146,8 +174,11 @@ def _split(row: Row, columns: Mapping[str, str]) -> tuple[list[Message], list[li
     return after_prompt(prompt, answers)
 
 
-def _split_texts(chosen: str, rejected: str) -> tuple[list[Message], list[list[Message]]]:
-    """Return the common beginning of two texts and what follows, cut as TRL cuts, but never within a word."""
+def _common_characters(chosen: str, rejected: str) -> int:
+    """Return how much of two texts is the prompt, cut as TRL cuts, but never within a word.
+
+    Raises RowError.
+    """
     if chosen == rejected:
         raise RowError("same_answers")
     pairs = enumerate(zip(chosen, rejected, strict=False))
@@ -160,10 +191,7 @@ def _split_texts(chosen: str, rejected: str) -> tuple[list[Message], list[list[M
         differs = end
     if differs and chosen[end - 1] == " ":  # the blank belongs to the answer
         end -= 1
-    answers: list[list[Message]] = [
-        [{"role": "assistant", "content": text[end:]}] for text in (chosen, rejected)
-    ]
-    return [{"role": "user", "content": chosen[:end]}], answers
+    return end
 
 
 def _with_systems(prompt: list[Message], begins: list[Message]) -> list[Message]:
@@ -215,12 +243,18 @@ def prompt_of(row: Row, columns: Mapping[str, str]) -> list[Message] | None:
         return None
     if row.get(columns[name]) is None:
         raise RowError("missing_column", f"no '{columns[name]}'")
-    turns = turns_or_text(row[columns[name]], columns[name], "user")
+    turns = _prompt_turns(row[columns[name]], columns[name])
     more = row.get(columns["input"]) if "input" in columns else None
     if more and turns:
         text = as_text(more, columns["input"])
         turns[-1] = {**turns[-1], "content": "\n".join(t for t in (turns[-1]["content"], text) if t.strip())}
     return turns
+
+
+def _prompt_turns(value: Cell, name: str) -> list[Message]:
+    """Return the turns of a prompt; of a text that is a transcript up to the answer's mark, its turns."""
+    spoken = turns_in(value) if isinstance(value, str) else []
+    return spoken if is_open(spoken) else turns_or_text(value, name, "user")
 
 
 def _shared(first: list[Message], second: list[Message]) -> int:
@@ -296,6 +330,8 @@ class Pairs(RowKind):
         Raises RowError.
         """
         columns = shape.columns
+        if shape.format == PAIR_TEXT:
+            return self._of_texts(row, columns)
         prompt, answers = _split(row, columns)
         prompt = system_of(row, columns) + prompt
         # Both answers must have text, differ, and follow a prompt.
@@ -306,6 +342,17 @@ class Pairs(RowKind):
         return tuple(
             Example(messages=(*prompt, *turns), learn_from=len(prompt), values=margin) for turns in answers
         )
+
+    def _of_texts(self, row: Row, columns: Mapping[str, str]) -> tuple[Example, ...]:
+        texts = [as_text(row.get(columns[name]), columns[name]) for name in ANSWERS]
+        for name, text in zip(ANSWERS, texts, strict=True):
+            check_answer([{"role": "assistant", "content": text}], f"'{columns[name]}' is empty")
+        begin, margin = _common_characters(*texts), _margin(row, columns)
+        for name, text in zip(ANSWERS, texts, strict=True):
+            answer: Message = {"role": "assistant", "content": text[begin:]}
+            check_answer([answer], f"'{columns[name]}' is the beginning of both alone")
+        check_question([{"role": "user", "content": texts[0][:begin]}])
+        return tuple(Example(text=text, begin=begin, values=margin) for text in texts)
 
     def trained_tokens(self, train_on: str) -> str:
         return "assistant"
