@@ -170,7 +170,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
     )
     if chosen is not None and training.distributed_strategy in CHOOSERS:
         attempt(lambda: check_chosen(chosen, run), problems)
-    problems += check_full_eval(run)
+    problems += check_full_eval(run, job.hardware)
     problems += check_targets(optimizer, shape)
     # The strategy's mesh, batch and options, and what they do not go together with.
     cut, engine, rollout = None, None, None

@@ -96,7 +96,10 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
     # The flag and the strategy against the number of processes
     world = c.facts.world_size
     if world == 1 and c.training.distributed is True and not alone:
-        yield c.at(codes.BACK_DISTRIBUTED_ALONE(), "training.distributed")
+        device = None if c.training.use_cpu else c.facts.device
+        several = "" if device and not kind_of(device).backend else "use --nproc 2 or more, or a launcher; "
+        remedy = f"{several}set distributed: false for a single process"
+        yield c.at(codes.BACK_DISTRIBUTED_ALONE(hint=remedy), "training.distributed")
     if world is not None and world > 1 and (c.training.distributed is False or alone):
         path = "training.distributed" if c.training.distributed is False else _STRATEGY
         yield c.at(codes.BACK_ONE_PROCESS(world=world), path)

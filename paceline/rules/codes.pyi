@@ -86,6 +86,7 @@ class _MODEL_DTYPE(CodeName):
         where: str = "",
         found: str = "",
         *,
+        hint: str = "",
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -449,6 +450,7 @@ class _PREC_BF16_PRETRAINED_FP16(CodeName):
         where: str = "",
         found: str = "",
         *,
+        hint: str = "",
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -479,6 +481,7 @@ class _BACK_DISTRIBUTED_ALONE(CodeName):
         where: str = "",
         found: str = "",
         *,
+        hint: str = "",
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...

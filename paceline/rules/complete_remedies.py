@@ -54,13 +54,15 @@ class _RemedyLines:
     def further(self, hint: str) -> Iterator[str]:
         """Yield what a hint leaves out."""
         by_lines: dict[tuple[str, ...], list[str]] = {}
+        keys = _KEY.findall(hint)
         for name, before in _offered(hint):
             lines = tuple(line for line in self.lines(strategy_spec(name)) if line not in before)
             if lines:
                 by_lines.setdefault(lines, []).append(name)
         for lines, names in by_lines.items():
             yield f"{' and '.join(names)} also need{'s' if len(names) == 1 else ''} {' and '.join(lines)}"
-        for key in dict.fromkeys(_KEY.findall(hint)):
+            keys += _KEY.findall(" and ".join(lines))
+        for key in dict.fromkeys(keys):
             if key in self.renamed:
                 yield f"{key} takes the place of {self.renamed[key]}"
 
@@ -84,6 +86,8 @@ class _RemedyLines:
             yield f"distributed: {'false' if spec.one_process else 'true'}"
         if not supports(training.optim, spec.state_split):
             yield "optim: adamw_torch_fused"
+        if training.mixed_precision == "fp16" and not spec.loss_scale:
+            yield f"mixed_precision: {'no' if facts.bf16 is False else 'bf16'}"
         if training.torch_compile and spec.not_compiled:
             yield "torch_compile: false"
         # Processes

@@ -16,6 +16,7 @@ from paceline.plan.model.read_config import text_part
 from paceline.plan.model.shape import config_coefficient
 from paceline.plan.plan import KEEP, KEPT_KINDS
 from paceline.rules import codes
+from paceline.rules.precision import can_scale_loss
 from paceline.rules.rule import Context, Rule
 
 
@@ -112,8 +113,16 @@ def remote_code(c: Context) -> Iterator[Diagnostic]:
 
 def dtype(c: Context) -> Iterator[Diagnostic]:
     """model.dtype"""
-    if c.config.model.dtype in ("bfloat16", "float16") and not c.training.pure_bf16:
-        yield c.at(codes.MODEL_DTYPE(), "model.dtype")
+    asked = {"bfloat16": "bf16", "float16": "fp16"}.get(c.config.model.dtype or "")
+    if asked is None or c.training.pure_bf16:
+        return
+    # bf16 has no loss scale; a device without it, or a run that computes in 16 bits already, stays as it is
+    scaled = c.facts.fp16 and can_scale_loss(c)
+    word = "bf16" if c.facts.bf16 is not False else "fp16" if scaled else ""
+    remedy = "remove dtype"
+    if word and c.training.mixed_precision not in ("bf16", "fp16"):
+        remedy = f"set mixed_precision: {word} to compute in {word}, and remove dtype"
+    yield c.at(codes.MODEL_DTYPE(hint=remedy), "model.dtype")
 
 
 def attention(c: Context) -> Iterator[Diagnostic]:

@@ -26,9 +26,17 @@ def full_eval(c: Context) -> Iterator[Diagnostic]:
         yield c.at(codes.PREC_FP16_BF16_EVAL(), "training.fp16_full_eval", "training.bf16_full_eval")
 
 
+def can_scale_loss(c: Context) -> bool:
+    """Whether fp16 gets the loss scale that it needs: by the strategy, and not with FSDP's offload."""
+    offload = (
+        "offload" in str(c.training.fsdp) or as_object(c.training.fsdp_config).get("cpu_offload") is True
+    )
+    return (c.strategy is None or c.strategy.loss_scale) and not offload
+
+
 def low_precision(c: Context) -> Iterator[Diagnostic]:
     """prec.bf16_hw, prec.fp16_hw"""
-    scaled = c.strategy is None or c.strategy.loss_scale
+    scaled = can_scale_loss(c)
     for word, able, code in (
         ("bf16", c.facts.bf16, codes.PREC_BF16_HW),
         ("fp16", c.facts.fp16, codes.PREC_FP16_HW),
@@ -44,7 +52,8 @@ def low_precision(c: Context) -> Iterator[Diagnostic]:
 def bf16_pretrained(c: Context) -> Iterator[Diagnostic]:
     """prec.bf16_pretrained_fp16"""
     if c.training.mixed_precision == "fp16" and c.facts.pretrained_dtype == "bfloat16":
-        yield c.at(codes.PREC_BF16_PRETRAINED_FP16(), _MIXED)
+        word = "no" if c.facts.bf16 is False else "bf16"
+        yield c.at(codes.PREC_BF16_PRETRAINED_FP16(hint=f"set mixed_precision: {word}"), _MIXED)
 
 
 def deepspeed_fp16(c: Context) -> Iterator[Diagnostic]:

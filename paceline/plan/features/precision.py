@@ -71,14 +71,15 @@ def _auto(hardware: Hardware) -> tuple[str, str]:
     return "no", f"auto: {hardware.device_name} has neither bf16 nor fp16 in hardware"
 
 
-def check_full_eval(run: Combination) -> Iterator[Diagnostic]:
+def check_full_eval(run: Combination, hardware: Hardware) -> Iterator[Diagnostic]:
     """Refuse ``bf16_full_eval`` and ``fp16_full_eval`` unless training computes in that dtype.
 
     Evaluation uses the same low-precision weight copies as training.
     """
     for word in run.full_eval:
         key = f"{word}_full_eval"
-        if run.precision.compute != _DTYPES[word]:
+        # Without bf16 on the device the rules refuse the key itself
+        if run.precision.compute != _DTYPES[word] and (word != "bf16" or hardware.bf16):
             yield codes.PREC_FULL_EVAL(
                 f"training.{key}",
                 f"{key}: true",
@@ -110,7 +111,7 @@ def check_fp8(run: Combination, hardware: Hardware) -> Iterator[Diagnostic]:
             "fp8: true",
             _WITHOUT_FP8,
         )
-    if precision.compute != "bfloat16":
+    if precision.compute != "bfloat16" and hardware.bf16:
         yield codes.PREC_FP8(
             f"all but fp8's products is computed in bfloat16, but training computes in {precision.compute}",
             "training.mixed_precision",
@@ -132,12 +133,13 @@ def check_fp8(run: Combination, hardware: Hardware) -> Iterator[Diagnostic]:
             f"distributed_strategy: single, ddp or fsdp; or {_WITHOUT_FP8}",
         )
     elif mesh is not None and (mesh.tp, mesh.pp) != (1, 1):
-        axes = ", ".join(f"{n}_size: {v}" for n in ("tp", "pp") if (v := getattr(mesh, n)) > 1)
+        sizes = {f"{n}_size": v for n in ("tp", "pp") if (v := getattr(mesh, n)) > 1}
+        axes = ", ".join(f"{name}: {size}" for name, size in sizes.items())
         yield codes.PREC_FP8(
             "fp8 needs whole layers, each on one rank",
             "training.parallelism",
             axes,
-            f"remove {axes}; or {_WITHOUT_FP8}",
+            f"{' and '.join(f'remove {name}' for name in sizes)}; or {_WITHOUT_FP8}",
         )
 
 
@@ -208,10 +210,11 @@ def check_bf16_weights(run: Combination) -> Iterator[Diagnostic]:
                 f"set distributed_strategy: single, ddp or fsdp, or {instead}",
             )
     elif mesh is not None and (mesh.tp, mesh.cp, mesh.pp) != (1, 1, 1):
-        axes = ", ".join(f"{n}_size: {v}" for n in ("tp", "cp", "pp") if (v := getattr(mesh, n)) > 1)
+        sizes = {f"{n}_size": v for n in ("tp", "cp", "pp") if (v := getattr(mesh, n)) > 1}
+        axes = ", ".join(f"{name}: {size}" for name, size in sizes.items())
         yield codes.PREC_BF16_WEIGHTS(
             f"{who} shards over data-parallel ranks only",
             "training.parallelism",
             axes,
-            f"remove {axes}, or set {instead}",
+            f"{' and '.join(f'remove {name}' for name in sizes)}, or set {instead}",
         )

@@ -76,7 +76,8 @@ def alternatives(hint: str) -> list[tuple[Line, ...]]:
                 more
                 for line in lines
                 for name in (line.key, line.value)
-                for more in further.get(str(name), ())
+                for also in further.get(str(name), ())
+                for more in (also, *further.get(also.key, ()))
             ),
         )
         for lines in offered

@@ -136,14 +136,17 @@ TRAINED: tuple[Tree, ...] = (
             {"target_parameters": ["mlp.experts.gate_up_proj"]},
         )
     ),
-    *({"model": {"dtype": name}} for name in ("float64", "bfloat16")),
+    *({"model": {"dtype": name}} for name in ("float64", "bfloat16", "float16")),
+    {"model": {"dtype": "float16"}, "training": {"fp16": True}},
+    {"model": {"dtype": "bfloat16"}, "training": {"mixed_precision": "no"}},
+    *({"training": settings} for settings in ({"fp8": True}, {"fp8": True, "mixed_precision": "fp16"})),
     *({"model": {"attn_implementation": name}} for name in ("flash_attention_2", "flex_attention")),
     *({"data": {"packing": True}}, {"data": {"max_length": 4096}}),
 )
 #: Found only once there is a mesh or a device for every process: the refusal before hid it.
 LATER = {
     *("plan.adapter_strategy", "plan.quantised_strategy", "plan.balance_loss_split", "plan.too_few_devices"),
-    *("plan.fastest_unknown", "prec.bf16_weights", "rollout.groups", "strategy.deepspeed_fp16"),
+    *("plan.fastest_unknown", "prec.bf16_weights", "prec.fp8", "rollout.groups", "strategy.deepspeed_fp16"),
 }
 
 
@@ -156,8 +159,8 @@ def merged(tree: Mapping[str, Any], more: Mapping[str, Any]) -> Tree:
     return result
 
 
-def refusals(tree: Tree, hardware: Hardware, processes: int) -> list[Diagnostic]:
-    """All errors that a plan of this config meets on this machine."""
+def findings(tree: Tree, hardware: Hardware, processes: int) -> list[Diagnostic]:
+    """All errors and warnings that a plan of this config meets on this machine."""
     try:
         loaded = load_config(None, tree=tree, environ={})
     except ConfigError as error:
@@ -166,13 +169,13 @@ def refusals(tree: Tree, hardware: Hardware, processes: int) -> list[Diagnostic]
     launcher = "torchrun" if processes > 1 else "single"
     job = Job(loaded.config, on_cpu, processes, 1, launcher, "run", None, {}, False)
     tried = try_plan(job, provenance=loaded.provenance)
-    return [*errors(tried.ruled), *tried.problems]
+    return [*tried.ruled, *tried.problems]
 
 
 def refused_again(tree: Tree, hardware: Hardware, processes: int) -> Iterator[str]:
-    """Yield each remedy that leaves its refusal, or that another refusal answers."""
-    before = refusals(tree, hardware, processes)
-    known = LATER | {d.code for d in before}
+    """Yield each remedy that leaves its finding, or that another refusal answers."""
+    before = findings(tree, hardware, processes)
+    known = LATER | {d.code for d in errors(before)}
     known |= {"par.deepspeed"} if "par.product" in known else set()
     for finding in before:
         for lines in alternatives(finding.hint):
@@ -180,8 +183,8 @@ def refused_again(tree: Tree, hardware: Hardware, processes: int) -> Iterator[st
             if mended is None:
                 continue
             number = next((int(line.value) for line in lines if line.key == "--nproc"), processes)
-            after = refusals(mended, hardware, number)
-            wrong = [d for d in after if d == finding or d.code not in known]
+            after = findings(mended, hardware, number)
+            wrong = [d for d in after if d == finding or d in errors(after) and d.code not in known]
             if wrong:
                 written = ", ".join(f"{line.key}: {line.value}" for line in lines)
                 yield f"{finding.render()}\n  with {written}:\n{wrong[0].render()}"
@@ -202,3 +205,13 @@ _PARTS = 60
 def test_a_remedy_is_not_refused_again(cases: list[tuple[Tree, Hardware, int]]) -> None:
     wrong = [text for case in cases for text in refused_again(*case)]
     assert not wrong, f"{len(wrong)} remedies:\n" + "\n\n".join(wrong)
+
+
+_SIXTEEN = [trained for trained in TRAINED if "16" in str(trained) or "fp8" in str(trained)]
+
+
+@pytest.mark.parametrize("spread", [{}, SPREAD[-2], {"fsdp": "full_shard offload"}], ids=str)
+def test_a_remedy_fits_a_device_without_bf16(spread: Tree) -> None:
+    trees = [merged(merged(BASE, {"training": spread}), trained) for trained in _SIXTEEN]
+    wrong = [text for tree in trees for text in refused_again(tree, V100, 4)]
+    assert len(trees) > 10 and not wrong, f"{len(wrong)} remedies:\n" + "\n\n".join(wrong)
