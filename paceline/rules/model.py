@@ -113,8 +113,8 @@ def remote_code(c: Context) -> Iterator[Diagnostic]:
 
 def dtype(c: Context) -> Iterator[Diagnostic]:
     """model.dtype"""
-    asked = {"bfloat16": "bf16", "float16": "fp16"}.get(c.config.model.dtype or "")
-    if asked is None or c.training.pure_bf16:
+    requested = {"bfloat16": "bf16", "float16": "fp16"}.get(c.config.model.dtype or "")
+    if requested is None or c.training.pure_bf16:
         return
     # bf16 has no loss scale; a device without it, or a run that computes in 16 bits already, stays as it is
     scaled = c.facts.fp16 and can_scale_loss(c)
