@@ -22,7 +22,7 @@ from paceline.plan.cost.from_plan import (
 from paceline.plan.cost.memory.model_states import OptimizerStates
 from paceline.plan.cost.report import settings, settings_text, short_mesh
 from paceline.plan.cost.search import GIB, Candidate, SearchSpec, best_of_each, ranked, search
-from paceline.plan.features.freezing import Freezing, trained_share
+from paceline.plan.features.freezing import Freezing, trained_part
 from paceline.plan.features.lora import adapter_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Decision, Plan
@@ -86,7 +86,7 @@ def _search_spec(job: Job) -> SearchSpec:
         flash=config.model.attn_implementation != "eager",
         algorithm=t.algorithm,
         states=OptimizerStates.configured(t, shape, adapter),
-        trained_share=trained_share(shape, Freezing.configured(t)),
+        trained_part=trained_part(shape, Freezing.configured(t)),
     )
 
 

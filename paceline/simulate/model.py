@@ -18,6 +18,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.loading.materialize import kernels_of, swap_kernel
 from paceline.models.module_tensors import replace_tensors
 from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.plan.features.freezing import Freezing
 from paceline.plan.model.kernels import LEAST_CHUNK
 from paceline.plan.model.shrink import shrunk
 from paceline.plan.plan import Plan
@@ -56,7 +57,13 @@ class FakeFactory:
                 options
             )
             section = ModelSection(config=self._config)
-            factory = _Decided(section, self.role, decided=kernels_of(twin.hf), **self._arguments())
+            factory = _Decided(
+                section,
+                self.role,
+                decided=kernels_of(twin.hf),
+                freezing=Freezing.of(self._plan),
+                **self._arguments(),
+            )
             module = factory(replace(options, device=torch.device("meta")))
         module.head.fused, module.head.reason = twin.head.fused, twin.head.reason
         # then an engine's 16-bit weights are used in the forward

@@ -21,6 +21,7 @@ from torch import nn
 from paceline.data.tokenizer.load import load_tokenizer
 from paceline.launch.program import importable_program
 from paceline.models.factory import HFModelFactory
+from paceline.plan.features.freezing import Freezing
 from paceline.plan.plan import OptimizerSpec, Plan
 from paceline.protocols.model import ModelFactory, RootModule
 from paceline.protocols.roles import Role
@@ -83,5 +84,6 @@ def build_model(world: World, plan: Plan) -> RootModule:
         recompute_keeps=plan.recompute_keeps,
         device=world.device,
         compile=plan.compile,
+        freezing=Freezing.of(plan),
     )
     return factory()

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.core.json_types import Json, JsonObject, as_object, inner_object
+from paceline.plan.features.freezing import Freezing
+from paceline.plan.model.parameter_list import parameters_of
+from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.model.shrink import shrunk
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.replicated import DDP
@@ -155,6 +158,9 @@ def _small(plan: Plan, model_config: Mapping[str, Json], steps: int) -> JsonObje
         "mixed_precision": _PRECISION_WORDS[plan.precision.compute],
         "dataloader_drop_last": False,
     }
+    small = parameters_of(shape_from_config(as_object(model["config"])))
+    freezing = Freezing.configured(user.training).within(p.name for p in small)
+    training |= {"freeze": list(freezing.freeze), "unfreeze": list(freezing.unfreeze)}
     if user.lora:
         config["lora"] = {k: 0.0 if "dropout" in k else v for k, v in inner_object(config, "lora").items()}
     config["launch"] = {"nnodes": 1}

@@ -12,7 +12,7 @@ from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.cost.memory.fits import master_bytes
 from paceline.plan.cost.memory.model_states import OptimizerStates
 from paceline.plan.cost.search import Candidate, SearchSpec, decoded, own_kernels, predicted
-from paceline.plan.features.freezing import Freezing, trained_share
+from paceline.plan.features.freezing import Freezing, trained_part
 from paceline.plan.hardware.device_catalogue import FULL_PRECISION, AcceleratorCluster, card_named
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import Hardware
@@ -158,7 +158,7 @@ def search_spec_of(
             computes_bf16=plan.precision.compute == "bfloat16",
         ),
         frozen_size=_frozen_size(plan),
-        trained_share=trained_share(plan.shape, freezing),
+        trained_part=trained_part(plan.shape, freezing),
         further_forwards=algorithm_spec(plan.algorithm).forwards_of(plan.config.training),
     )
     return _with_length(spec, plan)
@@ -310,7 +310,7 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
         rollout=decoded(spec.rollout, layout, mesh.tp),
         orthogonal=spec.orthogonal,
         frozen_size=spec.frozen_size,
-        trained_share=spec.trained_share,
+        trained_part=spec.trained_part,
         further_forwards=spec.further_forwards,
         start=start_of(layout.start, [spec.shape], quantised=False, decomposed=decomposes(plan.adapter)),
         master=float(SIZES.get(plan.precision.master, 4)),

@@ -14,6 +14,7 @@ from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficie
 from paceline.plan.cost.memory.model_states import OptimizerStates
 from paceline.plan.cost.memory.peak import Peak, worst_peak
 from paceline.plan.cost.step_time import Speed, speed_of
+from paceline.plan.features.freezing import TrainedPart
 from paceline.plan.hardware.device_catalogue import AcceleratorCluster
 from paceline.plan.mesh import Mesh, divisors
 from paceline.plan.model.shape import ModelShape
@@ -51,7 +52,7 @@ class SearchSpec:
     orthogonal: Orthogonal | None = None
     states: OptimizerStates = OptimizerStates()
     frozen_size: float = 1.0  # parameters of a frozen model / those of the main model
-    trained_share: float = 1.0  # of the main model's parameters
+    trained_part: TrainedPart = TrainedPart()  # of the main model
     further_forwards: int | None = None  # None: as the algorithm's spec says
     nvme: frozenset[str] = frozenset()  # of {optimizer, parameters}: those offloaded to NVMe
     corrections: tuple[float, float] = (1.0, 1.0)  # factors on memory and time, from the machine's ledger
@@ -242,7 +243,7 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 rollout=decoded(spec.rollout, layout, mesh.tp),
                 orthogonal=spec.orthogonal,
                 frozen_size=spec.frozen_size,
-                trained_share=spec.trained_share,
+                trained_part=spec.trained_part,
                 further_forwards=spec.further_forwards,
                 start=start_of(
                     layout.start,

@@ -110,7 +110,9 @@ def token_flops(work: StepSpec, *, causal: bool = False) -> float:
 
 def step_flops(work: StepSpec) -> float:
     """Return the model's FLOPs per step over all ranks."""
-    return token_flops(work) * work.step_tokens * (2 / 3 if work.adapter else (2 + work.trained_share) / 3)
+    return (
+        token_flops(work) * work.step_tokens * (2 / 3 if work.adapter else (2 + work.trained_part.share) / 3)
+    )
 
 
 def _slot(work: StepSpec, c: SpeedCoefficients, stage: StageSize) -> tuple[float, float, float]:
@@ -125,7 +127,7 @@ def _slot(work: StepSpec, c: SpeedCoefficients, stage: StageSize) -> tuple[float
     )
     # Matmul and attention FLOPs of a layer.
     # forward, gradient of inputs, gradient of weights
-    passes = 2.0 if work.adapter else 2.0 + work.trained_share
+    passes = 2.0 if work.adapter else 2.0 + work.trained_part.share
     again = {"none": 0.0, "selective": c.selective_passes, "full": 1.0}[work.recompute]
     again = 1.0 if work.keeps else again
     products, scores = (passes + (0.0 if kind in work.keeps else again) for kind in (MATMUL, ATTENTION))
@@ -214,7 +216,7 @@ def _reduce(work: StepSpec, c: SpeedCoefficients, parameters: float, compute: fl
     """
     if work.adapter:
         parameters = work.adapter.trained / work.shape.num_parameters * parameters
-    parameters *= work.trained_share
+    parameters *= work.trained_part.share
     seconds = 0.0
     each = c.reduce_bytes
     # Replicated weights: reduce-scatter gradients, then all-gather gradients or (ZeRO-1, 2) weights.
@@ -251,7 +253,7 @@ def _send(work: StepSpec, c: SpeedCoefficients) -> float:
 
 def _optimizer(work: StepSpec, c: SpeedCoefficients) -> float:
     """Return the optimizer step's seconds: Adam moves about 30 bytes per parameter, plus a fixed cost."""
-    parameters = float(work.adapter.trained) if work.adapter else work.trained_share * work.largest_stage
+    parameters = float(work.adapter.trained) if work.adapter else work.trained_part.share * work.largest_stage
     if work.zero:
         parameters /= work.sharers
     return c.optimizer_moves * parameters / work.machine.hbm + c.step_fixed
@@ -285,7 +287,7 @@ def offload_seconds(work: StepSpec) -> float:
     """
     if work.offload == "none":
         return 0.0
-    parameters = work.trained_share * work.largest_stage
+    parameters = work.trained_part.share * work.largest_stage
     if work.adapter:
         parameters = float(work.adapter.trained)
     share = parameters / (work.sharers if work.zero else 1)

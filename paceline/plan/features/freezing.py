@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import takewhile
 
 from paceline.config.registries.optimizers import StateSplit
 from paceline.config.sections.training import TrainingSection
@@ -56,6 +57,15 @@ class Freezing:
             return known
         frozen = _named(self.freeze, known) if self.freeze else known
         return (known - frozen) | _named(self.unfreeze, known) | (known & {SCORE})
+
+    def within(self, names: Iterable[str]) -> Freezing:
+        """Return the patterns that name something in a smaller model; none if they mean something else."""
+        known = frozenset(names)
+        freeze, unfreeze = (
+            tuple(p for p in patterns if _named((p,), known)) for patterns in (self.freeze, self.unfreeze)
+        )
+        kept = replace(self, freeze=freeze, unfreeze=unfreeze)
+        return kept if bool(freeze) is bool(self.freeze) and kept.trained(known) else Freezing()
 
     def check(self, names: Iterable[str], ties: dict[str, str]) -> Iterator[Diagnostic]:
         """Yield the patterns that match none of ``names``, and that nothing would be trained.
@@ -174,13 +184,27 @@ def _ties(shape: ModelShape, listed: tuple[Parameter, ...]) -> dict[str, str]:
     return {"lm_head.weight": listed[0].name} if shape.tied and listed else {}
 
 
-def trained_share(shape: ModelShape, freezing: Freezing) -> float:
-    """Return the share of the parameters that is trained, from 0 to 1."""
+@dataclass(frozen=True)
+class TrainedPart:
+    """What of a model is trained: a ``share`` (0 to 1) of its parameters, none of them before the layer
+    ``first_layer``, so that the layers before it save nothing for a backward.
+    """
+
+    share: float = 1.0
+    first_layer: int = 0
+
+
+def trained_part(shape: ModelShape, freezing: Freezing) -> TrainedPart:
+    """Return what of a model of ``shape`` is trained."""
     if not freezing:
-        return 1.0
+        return TrainedPart()
     listed = parameters_of(shape)
-    trained = freezing.trained(p.name for p in listed)
-    return sum(p.numel for p in listed if p.name in trained) / max(1, sum(p.numel for p in listed))
+    names = freezing.trained(p.name for p in listed)
+    trained = [p for p in listed if p.name in names]
+    embedding = any(p.name in names for p in takewhile(lambda p: p.layer is None, listed))
+    layers = [p.layer for p in trained if p.layer is not None]
+    share = sum(p.numel for p in trained) / max(1, sum(p.numel for p in listed))
+    return TrainedPart(share, 0 if embedding else min(layers, default=shape.layers))
 
 
 def freezing_decisions(shape: ModelShape | None, freezing: Freezing) -> Iterator[Decision]:
@@ -188,7 +212,7 @@ def freezing_decisions(shape: ModelShape | None, freezing: Freezing) -> Iterator
     if not freezing or shape is None:
         return
     whole = sum(p.numel for p in parameters_of(shape))
-    trained = round(trained_share(shape, freezing) * whole)
+    trained = round(trained_part(shape, freezing).share * whole)
     yield Decision(
         FREEZE if freezing.freeze else UNFREEZE,
         f"{human_count(trained)} of {human_count(whole)} parameters are trained",

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec
+from paceline.plan.features.freezing import TrainedPart
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.workload.local_tensors import Orthogonal, layer_ranges
 from paceline.plan.workload.startup_memory import CARD, LoadingSpec
@@ -203,7 +204,7 @@ class StepSpec:
     rollout: RolloutSpec | None = None  # None: answers of half a row, one step per rollout
     start: LoadingSpec | None = None  # None: not checked
     frozen_size: float = 1.0  # parameters of a frozen model / those of the main model
-    trained_share: float = 1.0  # of the main model's parameters; the others are frozen
+    trained_part: TrainedPart = TrainedPart()  # of the main model
     further_forwards: int | None = None  # None: as the algorithm's spec says
     master: float = 4.0  # bytes per parameter of the whole model held at startup
 

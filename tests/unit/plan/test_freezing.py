@@ -15,7 +15,7 @@ from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
 from paceline.plan.cost.from_plan import cluster_of_hardware, planned_candidate, search_spec_of
-from paceline.plan.features.freezing import Freezing
+from paceline.plan.features.freezing import Freezing, trained_part
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.spec import Job
@@ -137,3 +137,26 @@ def test_frozen_weights_are_not_rounded(freeze_router: bool) -> None:
     root = HFModelFactory(model, compute_dtype=torch.bfloat16, **options)()
     frozen = {name: p for name, p in root.plain_named_parameters() if not p.requires_grad}
     assert frozen and all(torch.equal(p, exact[name]) for name, p in frozen.items())
+
+
+def test_a_smaller_model_keeps_the_patterns_that_it_has() -> None:
+    small = [f"model.layers.{n}.mlp.weight" for n in range(2)] + ["lm_head.weight"]
+    assert Freezing(("layers.9", "layers.0")).within(small) == Freezing(("layers.0",))
+    assert Freezing((), ("layers[-1:]",)).within(small).trained(small) == {small[1]}
+    for lost in (Freezing(("layers.9",), ("lm_head",)), Freezing((), ("layers.9",))):
+        assert lost.within(small).trained(small) == set(small)
+
+
+def test_layers_below_the_first_trained_one_save_nothing() -> None:
+    shape = plan_of({}).shape
+    assert shape is not None
+    first = {
+        key: trained_part(shape, Freezing(*patterns)).first_layer
+        for key, patterns in {
+            "all": ((), ()),
+            "prefix": (("embed_tokens", "layers[:4]"), ()),
+            "with embedding": (("layers[:4]",), ()),
+            "head": ((), ("lm_head",)),
+        }.items()
+    }
+    assert first == {"all": 0, "prefix": 4, "with embedding": 0, "head": shape.layers}

@@ -60,7 +60,7 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
     parameters, gradients, optimizer = _states(work, stage_parameters)
     # Activations: all that layers in flight save, or layer inputs and one live layer if recomputed.
     attention, mlp = (count * work.element / 2 for count in with_state(work, *_kept(work, c)))
-    slots = stage.layers * in_flight(work, stage_index)
+    slots = max(0, stage.layers - work.trained_part.first_layer) * in_flight(work, stage_index)
     layer = largest_layer(work, attention + mlp)
     working = _scores(work) if stage.layers else 0.0  # of the layer whose gradients are computed
     checkpoints = 0.0
@@ -177,7 +177,7 @@ def _states(work: StepSpec, parameters: float) -> tuple[float, float, float]:
         weights = frozen / (share if work.zero == 3 else 1) + trained * s.weight
         return weights, trained * s.gradient, trained * s.optimizer / (share if work.zero else 1)
     weights = parameters * s.weight / (share if work.zero == 3 else 1)
-    parameters *= work.trained_share
+    parameters *= work.trained_part.share
     gradients = parameters * s.gradient / (share if work.zero >= 2 else 1)
     optimizer = parameters * s.optimizer / (share if work.zero >= 1 else 1)
     if work.offload in ("optimizer", "all"):
@@ -306,7 +306,7 @@ def _gathered(
     """Return the bytes of temporarily gathered tensors: sequence shards, ZeRO-3's weights, buckets."""
     h = work.shape.hidden_size
     gathered = 0.0
-    reduced = work.trained_share * parameters if work.adapter is None else float(work.adapter.trained)
+    reduced = work.trained_part.share * parameters if work.adapter is None else float(work.adapter.trained)
     if work.tp > 1 and work.sequence_parallel:
         each, ends = c.gathered, c.gathered_ends
         # measured in pipelines: almost none with two stages, more with larger groups, little beyond two nodes
