@@ -76,6 +76,7 @@ FOREIGN_OPTIONS = frozenset(
         "--deepspeed_config_file",
         "--security-opt",
         "--ntasks-per-node",
+        "--gpus-per-node",
         "--npernode",
         "--local-dir",
         "--target",
