@@ -203,7 +203,7 @@ def generate(
 ) -> None:
     """Write a model's answers to the rows of a file.
 
-    Prompts are rendered as in training, with their tools. The same command goes on where a killed one was;
+    Prompts are rendered as in training, with their tools. After a kill the same command continues;
     the answers do not depend on the number of processes. A row that cannot be used is named before anything
     is generated (data.on_bad_row=skip leaves such rows out).
     """

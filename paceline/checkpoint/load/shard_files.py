@@ -85,7 +85,7 @@ class OpenFiles:
         return file
 
     def read_into(self, view: memoryview, number: int, at: int) -> None:
-        """Fill ``view`` with the bytes at ``at``."""
+        """Fill ``view`` with bytes of shard ``number``, from offset ``at``."""
         try:
             descriptor = self.file(number).fileno()
         except CheckpointError:
@@ -139,7 +139,7 @@ class HashedReads:
         self._pool = ThreadPoolExecutor(_HASHED_AT_ONCE)  # hashes release the GIL
 
     def read_into(self, view: memoryview, number: int, at: int) -> None:
-        """Fill ``view`` with the bytes at ``at`` of shard ``number``."""
+        """Fill ``view`` with bytes of shard ``number`` from offset ``at``."""
         leaf, size, end = self.grain.leaf_bytes, self.files.sizes[number], at + len(view)
         low = -(-at // leaf) * leaf
         high = end if end == size else end // leaf * leaf

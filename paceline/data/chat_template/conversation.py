@@ -131,7 +131,7 @@ def _object(text: str) -> Json:
 
 
 def _number(messages: Sequence[JsonObject]) -> None:
-    """Give calls without an id one of nine digits, and the results that follow them the same ones."""
+    """Give each call that lacks an id a nine-digit one, and each result the id of its call, in order."""
     numbers = itertools.count(1)
     waiting: list[Json] = []
     for message in messages:

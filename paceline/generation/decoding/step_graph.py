@@ -76,9 +76,9 @@ class StepGraphs:
         self._tried = False
 
     def run(self, key: tuple[int, int], step: Callable[[], None], again: bool) -> None:
-        """Run the step; ``again``: the next one has this key, too.
+        """Replay the key's graph, or run the step; with ``again`` (the key comes again) capture it afterwards.
 
-        Raises what it raises; a failed capture becomes ``obstacle``.
+        Errors of the step pass through; the reason of a failed capture is kept in ``obstacle``.
         """
         replay = self._replays.get(key)
         if replay is not None:

@@ -102,7 +102,7 @@ class VocabularyPart:
 
 
 def _minus_onehot_(p: Tensor, target: Tensor, inside: Tensor, by: Tensor) -> None:
-    """p[i, target[i]] -= by[i] for rows whose label is among these columns."""
+    """In place, p[i, target[i]] -= by[i] for the rows i whose label this shard holds (``inside``)."""
     p.scatter_add_(1, target[:, None], by.to(p.dtype).neg().masked_fill(~inside, 0.0)[:, None])
 
 

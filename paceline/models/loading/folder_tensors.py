@@ -67,8 +67,9 @@ class FolderTensors:
         return ", ".join(parts)
 
     def of_former_vocabulary(self, had: int, rows: int) -> str:
-        """Return which carried tensors have ``had`` rows, where the vocabulary now has ``rows``: a further
-        prediction head's own embeddings, say. Empty where there are none.
+        """Return a phrase that lists the carried tensors with the former vocabulary's ``had`` rows.
+
+        An example is a further prediction head's embeddings. Empty if there are none, or if ``had == rows``.
         """
         kept = [n for n in self.carried if had != rows and self.stored[n].shape[:1] == (had,)]
         if not kept:

@@ -128,8 +128,9 @@ def is_managed(parameter: nn.Parameter) -> TypeIs[ZeroParameter]:
 
 
 def finish_import(engine: Engine) -> None:
-    """Update the (low-precision) working parameters from the masters, and restore ZeRO's state links as after
-    a step. Collective.
+    """Copy the masters into the low-precision working parameters, and link ZeRO's states as after a step.
+
+    Collective: every rank calls it.
     """
     optimizer = engine.optimizer
     if is_partitioned(optimizer):

@@ -1,8 +1,8 @@
 """Checks of a config that need imports.
 
-``python -m paceline.training.preflight.trial JOB ANSWER`` (JSON files) runs the checks of ``inputs`` first.
-The parent has a time limit and reads the answer so far. The child rewrites the answer after each part, and
-names the part in progress.
+``python -m paceline.training.preflight.trial JOB ANSWER`` runs them in a child process; both are JSON files.
+The checks of ``inputs`` come first. The child rewrites ANSWER after each part, with the name of the next.
+The parent stops the child at a time limit and reads what ANSWER holds by then.
 """
 
 from __future__ import annotations
