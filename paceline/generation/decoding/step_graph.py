@@ -76,7 +76,7 @@ class StepGraphs:
         self._tried = False
 
     def run(self, key: tuple[int, int], step: Callable[[], None], again: bool) -> None:
-        """Replay the key's graph, or run the step; with ``again`` (the key comes again) capture it afterwards.
+        """Replay the key's graph, or run the step, and capture it if the key comes ``again``.
 
         Errors of the step pass through; the reason of a failed capture is kept in ``obstacle``.
         """
