@@ -28,7 +28,7 @@ class AnswerFinder:
         self._template = template
         self._specials = specials
         self._bos = bos
-        self._openings: dict[str, tuple[str, str]] = {}
+        self._openings: dict[str, tuple[str, ...]] = {}
 
     def spans(self, chat: TemplateInput, rendered: Rendered, trained: Sequence[int]) -> list[Span]:
         """Return the spans of the turns ``trained``. Raises RowError."""
@@ -107,26 +107,26 @@ class AnswerFinder:
         (start, end), *rest = regions
         wrote = text[start:end]
         if chat.messages[turn]["role"] == "assistant":
-            opening, header = self._opening(chat)
-            if wrote.startswith(opening):
-                start += len(opening)
-            elif wrote.startswith(header):  # otherwise another turn opened it
-                start += len(header)
+            # Where no opening is there, another turn opened it
+            openings = (opening for opening in self._opening(chat) if wrote.startswith(opening))
+            start += len(next(openings, ""))
         else:  # no prompt opens such a turn: its content has loss, and what ends it
             start += max(wrote.find(_plain(chat.messages[turn]["content"])), 0)
         return [(start, end), *rest]
 
-    def _opening(self, chat: TemplateInput) -> tuple[str, str]:
-        """Return the generation prompt without the reasoning that it may begin (that is the answer's), and
-        the part of it that every answer begins with.
+    def _opening(self, chat: TemplateInput) -> tuple[str, ...]:
+        """Return what a turn may begin with that has no loss, the longest first.
+
+        That is the generation prompt, it without the reasoning that it begins (the answer's, where the turn
+        has other reasoning), and the part of it that every answer begins with.
         """
         parts = isinstance(chat.messages[0]["content"], list)
         key = json.dumps([parts, chat.options], sort_keys=True)
         if key not in self._openings:
             prompt, header = self._find_opening(parts, chat.options)
             thought = _THOUGHT.search(prompt)
-            prompt = prompt[: thought.start()] if thought else prompt
-            self._openings[key] = prompt, header[: len(prompt)]
+            unthought = prompt[: thought.start()] if thought else prompt
+            self._openings[key] = prompt, unthought, header[: len(unthought)]
         return self._openings[key]
 
     def _find_opening(self, parts: bool, options: Mapping[str, Json]) -> tuple[str, str]:

@@ -21,6 +21,8 @@ Render = Callable[[Example], str]
 _MOST_KNOWN = 1 << 14
 # What templates look for in a turn's text.
 _LOOKED_FOR = ("<think>", "</think>", "<tool_response>", "[/THINK]", "<|channel|>")
+#: What stands before the name of a row's option among the parts that are left out.
+OPTION = "chat_template_kwargs."
 _LONG = 24  # characters of a text that does not stand in a conversation twice by chance
 # Of a schema's fields, those whose keys are names that the schema gives.
 _NAMES = ("properties", "$defs", "definitions", "patternProperties")
@@ -131,7 +133,7 @@ class DroppedContentFinder:
         for name in example.template_kwargs:
             rest = {key: value for key, value in example.template_kwargs.items() if key != name}
             if self._once(f"option {name}", example, replace(example, template_kwargs=rest), text):
-                yield f"chat_template_kwargs.{name}"
+                yield OPTION + name
 
     def _schemas(self, example: Example, text: str) -> Iterator[str]:
         """Look at the fields of every tool, unless its whole schema stands in the text."""

@@ -18,6 +18,7 @@ from paceline.core.json_types import JsonObject
 from paceline.core.security import resource_limits
 from paceline.data.chat_template.assistant_spans import AnswerFinder
 from paceline.data.chat_template.conversation import Renderer, Renderers
+from paceline.data.chat_template.dropped_content import OPTION
 from paceline.data.chat_template.jinja_sandbox import Span
 from paceline.data.chat_template.options import options_read
 from paceline.data.chat_template.render import Rendered
@@ -269,7 +270,15 @@ class Encoder:
             trained = [n for n in numbers if example.messages[n]["role"] == "assistant"]
         if self.train_on == "all":
             return RenderedText(rendered.text, _all_but(rendered, trained), left_out)
-        return RenderedText(rendered.text, self._finder(renderer).spans(chat, rendered, trained), left_out)
+        finder = self._finder(renderer)
+        spans = finder.spans(chat, rendered, trained)
+        for (
+            name
+        ) in example.template_kwargs:  # one that changes the generation prompt alone may decide the loss
+            rest = chat._replace(options={key: v for key, v in chat.options.items() if key != name})
+            if (part := OPTION + name) in left_out and finder.spans(rest, rendered, trained) != spans:
+                left_out = tuple(other for other in left_out if other != part)
+        return RenderedText(rendered.text, spans, left_out)
 
     def _whole(self, example: Example) -> RenderedText:
         renderer = self.renderers.of(example)
@@ -282,7 +291,7 @@ class Encoder:
         left_out = renderer.left_out.names(example, renderer.text(example))
         # What an option changes may be the opening of the answer alone, or nothing where it is the default.
         options = options_read(renderer.template.text) if example.template_kwargs else frozenset[str]()
-        read = {f"chat_template_kwargs.{name}" for name in options}
+        read = {OPTION + name for name in options}
         return RenderedText(text, None, tuple(name for name in left_out if name not in read))
 
     def _finder(self, renderer: Renderer) -> AnswerFinder:

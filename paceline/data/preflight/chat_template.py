@@ -15,7 +15,8 @@ from paceline.core.security.resource_limits import SpentError, bounded_memory, b
 from paceline.data import codes
 from paceline.data.chat_template.capabilities import facts_of, unopened_header, written_alike
 from paceline.data.chat_template.conversation import Renderer, Renderers
-from paceline.data.chat_template.options import with_defaults
+from paceline.data.chat_template.dropped_content import OPTION
+from paceline.data.chat_template.options import options_read, with_defaults
 from paceline.data.chat_template.render import GENERATION
 from paceline.data.chat_template.template_texts import (
     TOOL_USE,
@@ -209,7 +210,10 @@ def _tally(
     for example in examples:
         try:
             renderer = renderers.of(example)
-            names |= dict.fromkeys(renderer.left_out.names(example, renderer.text(example)))
+            read = options_read(renderer.template.text) if example.template_kwargs else frozenset[str]()
+            dropped = renderer.left_out.names(example, renderer.text(example))
+            # An option that is read may decide the generation prompt, and so the loss
+            names |= dict.fromkeys(name for name in dropped if name.removeprefix(OPTION) not in read)
         except RowError as error:
             for reason, detail in ((error.reason, error.detail), *error.also):
                 reasons.setdefault(reason, detail)

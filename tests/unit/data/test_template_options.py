@@ -16,6 +16,7 @@ from paceline.data.chat_template.options import not_read, options_read, with_def
 from paceline.data.chat_template.render import ChatTemplate, TemplateInput
 from paceline.data.chat_template.template_texts import builtin_template
 from paceline.data.preflight.check_sets import look_at_tokenizer
+from paceline.data.token_table import decode_labels
 from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 
 TURNS: list[Any] = [{"role": "user", "content": "How warm?"}, {"role": "assistant", "content": "Four."}]
@@ -67,6 +68,33 @@ def test_options_act_in_prompts_and_in_the_saved_tokenizer_and_rows_win(tmp_path
     assert asked.endswith("<think>\n\n</think>\n"), "chat, export and a server follow the saved template"
     other, _ = prompts(folder, tmp_path, rows, chat_template_kwargs={"enable_thinking": True})
     assert other == on
+
+
+def test_what_the_generation_prompt_writes_carries_no_loss_and_the_option_is_not_called_idle(
+    tmp_path: Path,
+) -> None:
+    """TRL's labels of a prompt with the same options: the answer alone, not the empty reasoning before it."""
+    header = "<|im_start|>{{ message.role }}"
+    template = THINKS.replace(header + "\n{%-", header + "{{ '\\n' }}{%")
+    assert template != THINKS  # as Qwen3 writes it
+    folder, off = make_tokenizer(tmp_path / "t", chat_template=template), {"enable_thinking": False}
+    thought = {"role": "assistant", "content": "Five.", "reasoning_content": "Warm."}
+    rows = [{"messages": TURNS}, {"messages": TURNS, "chat_template_kwargs": off}]
+    rows += [{"messages": [TURNS[0], thought], "chat_template_kwargs": off}]
+    empty, own = "<think>\n\n</think>\n", "<think>\nWarm.\n</think>\nFive.<|im_end|>"
+    for model, answers in (
+        ({}, [f"{empty}Four.<|im_end|>", "Four.<|im_end|>", own]),
+        ({"chat_template_kwargs": off}, ["Four.<|im_end|>", "Four.<|im_end|>", own]),
+    ):
+        path = write_jsonl(tmp_path / "rows.jsonl", rows)
+        found = prepared_from(path, folder, tmp_path / "cache", model=model)
+        tokenizer = open_tokenizer(TokenizerSpec(str(folder)))
+        documents = [decode_labels(found.train.coded(n)) for n in range(3)]
+        assert [tokenizer.decode(ids[labels >= 0]) for ids, labels in documents] == answers
+        idle = [note.what for note in found.notes if "enable_thinking" in note.what]
+        assert len(idle) == 1 and ("rows.jsonl:2" in idle[0]) == bool(
+            model
+        )  # the second row says the default
 
 
 @pytest.mark.parametrize("model", [{}, {"chat_template": PLAIN}])
