@@ -17,7 +17,7 @@ from paceline.config.import_export.commands.accelerate_options import (
     outranked,
 )
 from paceline.config.import_export.commands.command_line import Command
-from paceline.config.import_export.commands.launcher_options import STARTERS
+from paceline.config.import_export.commands.launcher_options import STARTERS, left_open
 from paceline.config.import_export.commands.launcher_options import options as launch_options
 from paceline.config.import_export.commands.launcher_options import variables as launch_variables
 from paceline.config.import_export.commands.other_jobs import refuse_other_file
@@ -113,7 +113,9 @@ def import_command(command: Command, system: str | None = None, algorithm: str |
     data, renamed = as_parsed(data, arguments) if arguments else (data, {})
     lines |= {key: lines[written] for key, written in renamed.items()}
     # What starts the program sets processes and nodes; its own file may name them, too
-    launched, job = Imported("", ""), _accelerate(command)
+    launched = Imported("", "")
+    left_open(command.launch, launched)
+    job = _accelerate(command)
     launch_options(command.launch, launched)
     _variables(command, chosen, launched)
     if job is not None:

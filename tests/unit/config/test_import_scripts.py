@@ -12,6 +12,7 @@ import pytest
 
 from paceline.config.import_export.commands.command_line import read_command
 from paceline.config.import_export.import_config import import_command
+from paceline.config.import_export.verdicts import KeyVerdict
 from paceline.core.errors import ConfigError
 
 STUB = '#!/bin/sh\nfor a in "$@"; do printf "%s\\0" "$a"; done >> "$ARGUMENTS"\n'
@@ -241,6 +242,10 @@ def test_a_script_is_taken_as_bash_runs_it_or_refused(
         ),
         ("cat > a.sh <<'EOF'\nswift sft --z it's\nEOF\nnohup conda run -n e swift sft --a 1 &", "--a 1"),
         ('axolotl preprocess x.yaml\nswift infer --model m\nswift sft --a "$1" --b ${2:-7}', "--a q --b 7"),
+        ('srun bash -c "swift sft --a 1"', "--a 1"),
+        ("A=2\nexport B=3\nbash -lc 'swift sft --a $1 --b $B' x 1", "--a 1 --b 3"),
+        ("N=$(hostname)\nsrun --nodelist $N -o x-$SLURM_JOB_ID.log swift sft --a 1", "--a 1"),
+        ("#SBATCH -N 2 --ntasks-per-node=4\nswift sft --a $SLURM_NTASKS", "--a 8"),
         ("python prepare.py --b 2\nif [ ! -d o ]; then mkdir o; fi\nswift sft --a 1", "--a 1"),
     ],
 )
@@ -272,6 +277,15 @@ def test_scripts_that_are_taken(tmp_path: Path, text: str, words: str) -> None:
         ("swift sft --a {1,2}", 1, "several words of {1,2}"),
         ("swift sft --a run.*", 1, "names of files"),
         ("swift sft --a 'b", 1, "not closed"),
+        ("A=x-$(date)\nswift sft --a $A", 2, "A is not certain (line 1): a value is what another command"),
+        ("A=($(date))\nswift sft --a ${#A[@]}", 2, "A is not certain (line 1)"),
+        ("A=$(date)\nswift sft --a x${A:+1}", 2, "A is not certain (line 1)"),
+        ("A=$(date)\nswift sft --a ${#A}", 2, "A is not certain (line 1)"),
+        ("A=$(date)\nswift sft --a $((A + 1))", 2, "A is not certain (line 1)"),
+        ("srun bash -c 'swift sft --a $(date)'", 1, "another command prints: date"),
+        ("if true; then\nbash -c 'swift sft --a 1'\nfi", 2, "inside `if` (line 1)"),
+        ("torchrun --nproc_per_node $SLURM_GPUS sft.py --a 1", 1, "SLURM_GPUS has no value"),
+        ("torchrun --master_addr 1 sft.py --node_rank $SLURM_PROCID", 1, "SLURM_PROCID has no value"),
     ],
 )
 def test_scripts_that_are_refused(
@@ -283,6 +297,47 @@ def test_scripts_that_are_refused(
         read_command(["run.sh"])
     (found,) = caught.value.diagnostics
     assert found.where == f"run.sh:{line}" and why in found.render() and found.hint
+
+
+SLURM = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:8
+export GPUS_PER_NODE=8
+export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
+export MASTER_PORT=$((29500 + $SLURM_JOBID % 1000))
+export WORLD_SIZE=$(($GPUS_PER_NODE*$SLURM_NNODES))
+LAUNCHER="accelerate launch --multi_gpu --num_machines $SLURM_NNODES --num_processes $WORLD_SIZE \\
+ --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT --machine_rank $SLURM_PROCID"
+CMD="trl/scripts/sft.py --model_name_or_path m --dataset_name d --seed 7"
+"""
+
+
+@pytest.mark.parametrize(
+    "last", ['srun --jobid $SLURM_JOBID bash -c "$LAUNCHER $CMD"', "srun $LAUNCHER $CMD"]
+)
+def test_what_only_a_slurm_job_knows_stays_open_in_its_launchers_options(tmp_path: Path, last: str) -> None:
+    """The address where ranks meet and a node's number change nothing of what is trained."""
+    file = tmp_path / "run.sh"
+    file.write_text(f"{SLURM}{last}\n")
+    made = import_command(read_command([str(file)]))
+    values = {path: setting.value for path, setting in made.settings.items()}
+    assert (values["launch.nnodes"], values["launch.nproc"], values["training.seed"]) == (2, 8, 7)
+    assert "launch.master_addr" not in values
+    for name in ("main_process_ip", "main_process_port", "machine_rank"):
+        finding = made.findings[f"accelerate launch --{name}"]
+        assert finding.verdict is KeyVerdict.DIFFERS and "left open" in finding.says
+    assert not [f.key for f in made.findings.values() if f.verdict is KeyVerdict.LOST]
+
+
+def test_all_values_that_are_not_known_are_named_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text("A=$(date)\nsrun swift sft --a $A --b $B \\\n --c $A --d $(nproc)\n")
+    with pytest.raises(ConfigError) as caught:
+        read_command([str(file)])
+    whats = [found.what for found in caught.value.diagnostics]
+    assert len(whats) == 3 and "A is not certain (line 1)" in whats[0]
+    assert "variable B" in whats[1] and "nproc" in whats[2]
 
 
 def test_a_file_that_the_script_writes_is_read(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from paceline.config.import_export.commands.launchers import (
     slurm_options,
     slurm_variables,
 )
+from paceline.config.import_export.commands.open_values import NotKnown
 from paceline.config.import_export.commands.other_jobs import (
     is_other_job,
     program_names,
@@ -163,7 +164,7 @@ def _chosen(trainings: list[tuple[Command, Ran]], text: str, path: str, headers:
             message, remedy = not_imported(program)
         raise ConfigError(codes.CONFIG_IMPORT_COMMAND(message, f"{path}:1", places, remedy))
     command, ran = trainings[0]
-    if ran.problem is not None:
+    if ran.problems:
         raise _not_certain(ran, text, path)
     command.launch.options += headers
     return command
@@ -173,17 +174,24 @@ def _starts_another(ran: Ran) -> bool:
     """Whether a command may start a training: a launcher's with a value that is not known, or a shell's."""
     names = [Path(word).name for word in ran.words]
     text = "-c" in names and any(name in ("bash", "sh") for name in names[: names.index("-c")])
-    return text or (ran.problem is not None and names[:1] != [] and names[0] in LAUNCH_NAMES)
+    return text or (ran.problems != [] and names[:1] != [] and names[0] in LAUNCH_NAMES)
 
 
 def _not_certain(ran: Ran, text: str, path: str) -> ConfigError:
-    """Return why a command cannot be read: a value is not known, or it stands in the text of a shell."""
-    message, remedy = "the command stands in the text of a shell (-c)", "import that text alone, in quotes"
-    if ran.problem is not None:
-        message, remedy = ran.problem.what, ran.problem.hint
-    line = ran.place or ran.line
-    written = text.split("\n")[line - 1].strip()
-    return ConfigError(codes.CONFIG_IMPORT_COMMAND(message, f"{path}:{line}", written, remedy))
+    """Return why a command cannot be read: each value that is not known, or the text of a shell."""
+    in_shell = NotKnown("the command stands in the text of a shell (-c)", "import that text alone, in quotes")
+    written = text.split("\n")
+    problems: dict[str, tuple[NotKnown, int]] = {}
+    for problem, line in ran.problems:
+        problems.setdefault(problem.what, (problem, line or ran.line))
+    return ConfigError(
+        *(
+            codes.CONFIG_IMPORT_COMMAND(
+                problem.what, f"{path}:{line}", written[line - 1].strip(), problem.hint
+            )
+            for problem, line in [*problems.values()] or [(in_shell, ran.line)]
+        )
+    )
 
 
 def _of_script(ran: Ran, path: str) -> Command:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from paceline.config.import_export.commands.launchers import Launch, Option
+from paceline.config.import_export.commands.open_values import MEETING, OF_ONE_JOB
 from paceline.config.import_export.verdicts import Finding, Imported, KeyVerdict, Setting
 from paceline.config.yaml_text.read_file import read_text
 from paceline.config.yaml_text.scalars import resolve_plain
@@ -80,6 +81,17 @@ def options(launch: Launch, imported: Imported) -> None:
         imported.settings.setdefault(
             _NPROC, Setting(1, "torchrun", 0, "one process, without --nproc_per_node")
         )
+
+
+def left_open(launch: Launch, imported: Imported) -> None:
+    """Decide the options that only a start tells, and take them out: the script's text stands for them."""
+    says = "left open, known at the start: srun's tasks find one another; else give it to `paceline train`"
+    for option in [each for each in launch.options if each.name in MEETING and "$" in (each.value or "")]:
+        launch.options.remove(option)
+        if option.name in OF_ONE_JOB:
+            _decide(imported, option, KeyVerdict.NO_EFFECT, (), _STARTS)
+        else:
+            _decide(imported, option, KeyVerdict.DIFFERS, (), says)
 
 
 def _is_outer(option: Option) -> bool:

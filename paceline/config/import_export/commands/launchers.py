@@ -238,10 +238,12 @@ def slurm_variables(options: Sequence[Option]) -> dict[str, str]:
     values = {option.name: option.value or "" for option in options}
     # --gres=gpu:a100:4: the type is left out
     devices = re.fullmatch(r"gpu:(?:\w+:)?(\d+)", values.get("gres", ""))
+    nodes, on_each = values.get("nodes", ""), values.get("ntasks_per_node", "")
+    tasks = str(int(nodes) * int(on_each)) if nodes.isdecimal() and on_each.isdecimal() else ""
     counts = {
         "SLURM_NNODES": values.get("nodes", ""),
         "SLURM_JOB_NUM_NODES": values.get("nodes", ""),
-        "SLURM_NTASKS": values.get("ntasks", ""),
+        "SLURM_NTASKS": values.get("ntasks", "") or tasks,
         "SLURM_NTASKS_PER_NODE": values.get("ntasks_per_node", ""),
         "SLURM_CPUS_PER_TASK": values.get("cpus_per_task", ""),
         "SLURM_GPUS_PER_NODE": values.get("gpus_per_node", ""),

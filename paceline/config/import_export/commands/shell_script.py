@@ -8,7 +8,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.config.import_export.commands.shell_values import NotKnown, Values
+from paceline.config.import_export.commands.launchers import SET, launch_of
+from paceline.config.import_export.commands.open_values import (
+    MEETING_VARIABLES,
+    NotKnown,
+    before_open,
+    is_open,
+    may_stay_open,
+)
+from paceline.config.import_export.commands.shell_values import Values
 from paceline.config.import_export.commands.shell_words import Lexer, ShellWord, Simple, WordPart
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
@@ -16,13 +24,14 @@ _BLOCKS = {"if": "fi", "for": "done", "while": "done", "until": "done", "select"
 _GOES_ON = ("then", "else", "elif", "do", "!", "time")
 _DECLARES = ("export", "declare", "typeset", "readonly", "local")
 _READS = ("read", "mapfile", "readarray", "getopts", "let", "printf", "wait")
+_SHELL = re.compile(r"(?:.*/)?(?:ba|da|z|k)?sh")
 #: scripts that set up a shell, and no variable of a run
 _SETTING_UP = re.compile(r".*(activate|\.bashrc|\.bash_profile|\.profile|conda\.sh|setvars\.sh|/profile)$")
 
 
 @dataclass
 class Ran:
-    """A command with its arguments and their lines. ``problem``: why they are not certain.
+    """A command with its arguments and their lines. ``problems``: why they are not certain, and where.
 
     - ``environment``: what the script exports
     - ``places``: the line of each
@@ -32,8 +41,7 @@ class Ran:
     words: list[str]
     lines: list[int]
     line: int
-    problem: NotKnown | None = None
-    place: int = 0
+    problems: list[tuple[NotKnown, int]] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
     files: dict[str, tuple[str | None, int]] = field(default_factory=dict)
@@ -56,6 +64,7 @@ class Script:
         self._trains = trains
         self._commands = Lexer(text).commands()
         self._values = Values(dict(variables), arguments=list(arguments))
+        self._variables = variables
         self._blocks: list[tuple[str, int]] = []
         self._saved: list[Values] = []
         self._files: dict[str, tuple[str | None, int]] = {}
@@ -71,8 +80,7 @@ class Script:
         for command in self._commands:
             words = self._opened(command)
             if words:
-                if (ran := self._simple(command, words)) is not None:
-                    yield ran
+                yield from self._simple(command, words)
                 ends = words[0].plain() in ("exit", "return") and not self._saved
                 if ends and not self._doubt(command):
                     return
@@ -145,43 +153,98 @@ class Script:
             return "stands in a pipe, or in the background"
         return ""
 
-    def _simple(self, command: Simple, words: list[ShellWord]) -> Ran | None:
+    def _simple(self, command: Simple, words: list[ShellWord]) -> list[Ran]:
         count = next((n for n, word in enumerate(words) if not _ASSIGNED.match(_start(word))), len(words))
         doubt = self._doubt(command)
         if count == len(words):
             for word in words:
                 self._assign(word, doubt, words[0].line)
-            return None
+            return []
         name = words[count].plain()
         if words[count].parts and words[count].parts[0].kind == "number":
             for variable in re.findall(r"[A-Za-z_]\w*", words[count].parts[0].text):
                 self._values.doubt(variable, f"`((…))` may set {variable}")
-            return None
+            return []
         if name in _DECLARES:
             self._declare(words[count + 1 :], name, doubt)
-            return None
+            return []
         if self._changes(name, words[count + 1 :], doubt):
-            return None
+            return []
         self._heredocs(command, name, doubt)
         return self._expanded(words, doubt)
 
-    def _expanded(self, words: list[ShellWord], doubt: str) -> Ran:
+    def _expanded(self, words: list[ShellWord], doubt: str) -> list[Ran]:
         ran = Ran([], [], words[0].line)
         self._fields(words, ran, patterns=False)
-        if not self._trains(ran.words, ran.lines):
-            return ran
-        ran = Ran([], [], words[0].line, files=dict(self._files))
-        self._fields(words, ran, patterns=True)
+        inner = self._inside(ran)
+        trains = [each for each in inner if self._trains(each.words, each.lines)]
+        if not trains:
+            self._settle(ran)
+            if not self._trains(ran.words, ran.lines):
+                return [ran]
+            ran = Ran([], [], words[0].line, files=dict(self._files))
+            self._fields(words, ran, patterns=True)
+            self._settle(ran)
+            trains = [ran]
+        for each in trains:
+            self._surround(each, words[0].line, doubt)
+        return inner or trains
+
+    def _inside(self, outer: Ran) -> list[Ran]:
+        """Return the commands of the text that a shell runs (``bash -c``), behind what starts that shell."""
+        words = outer.words
+        shell = next((n for n, word in enumerate(words) if _SHELL.fullmatch(word)), len(words))
+        after = [n for n in range(shell + 1, len(words) - 1) if re.fullmatch("-[a-z]*c", words[n])]
+        before = Ran(words[:shell], outer.lines[:shell], outer.line)
+        if not after or launch_of(words, outer.lines).program != shell:
+            return []
+        self._settle(before)
+        text, arguments = words[after[0] + 1], words[after[0] + 3 :]
+        inner = Script(text, arguments, {**self._variables, **self._exports()}, self._trains)
+        inner._values.open = self._values.open
+        found = []
+        for ran in inner.ran():
+            ran.words, ran.line = [*before.words, *ran.words], outer.line
+            ran.lines = [outer.line] * len(ran.words)
+            ran.problems = [*before.problems, *((problem, outer.line) for problem, _ in ran.problems)]
+            found.append(ran)
+        return found
+
+    def _exports(self) -> dict[str, str]:
+        """Return the variables that a command gets; an open one is no value."""
         exported = {name: self._values.known.get(name) for name in self._values.exported}
-        ran.environment = {name: value for name, value in exported.items() if isinstance(value, str)}
+        return {n: value for n, value in exported.items() if isinstance(value, str) and not is_open(value)}
+
+    def _settle(self, ran: Ran) -> None:
+        """Write open values as the script does where they may stay open; the others are the problems."""
+        program = launch_of(ran.words, ran.lines).program
+        words, lines = list[str](), list[int]()
+        for index, (text, line) in enumerate(zip(ran.words, ran.lines, strict=True)):
+            variable = SET.match(text)
+            if is_open(text) and index < program and variable and variable[0][:-1] in MEETING_VARIABLES:
+                continue
+            if is_open(text) and index < program and may_stay_open(ran.words, index):
+                text = self._values.open.written(text)
+            elif is_open(text):
+                ran.problems += [(problem, line) for problem in self._values.open.problems(text)]
+                text = before_open(text)
+                if not text:
+                    continue
+            words.append(text)
+            lines.append(line)
+        ran.words, ran.lines = words, lines
+
+    def _surround(self, ran: Ran, line: int, doubt: str) -> None:
+        """Add to a command that trains what the script exports, and the block that it stands in."""
+        ran.files |= self._files
+        ran.environment = {**self._exports(), **ran.environment}
         ran.places = {
             name: self._values.lines[name] for name in ran.environment if name in self._values.lines
         }
         if doubt.startswith("stands inside"):
             what = f"the command {doubt}: how often it runs, and with what, only bash tells"
-            ran.problem = NotKnown(what, "import the command alone: paceline config import '…' (in quotes)")
-            ran.place = words[0].line
-        return ran
+            problem = NotKnown(what, "import the command alone: paceline config import '…' (in quotes)")
+            ran.problems = [(problem, line)]
 
     def _fields(self, words: list[ShellWord], ran: Ran, *, patterns: bool) -> None:
         """Expand each word into arguments; the first that is not known is the command's problem."""
@@ -197,7 +260,7 @@ class Script:
                 text = self._values.text(word.parts) if leading else ""
                 fields = [text] if leading else self._values.fields(word, patterns)
             except NotKnown as problem:
-                ran.problem, ran.place = ran.problem or problem, ran.place or word.line
+                ran.problems.append((problem, word.line))
                 fields = [_start(word)] if _start(word) else []
             ran.words += fields
             ran.lines += [word.line] * len(fields)
@@ -209,7 +272,7 @@ class Script:
         name, adds = match[1], bool(match[2])
         self._values.splits &= name != "IFS"
         try:
-            value = self._assigned(word, match)
+            value = self._named(self._assigned(word, match), name, word.line or line)
             before = self._values.known.get(name)
             doubt = doubt or ("has a type of its own" if name in self._typed else "")
             if doubt or (adds and before is None):
@@ -223,6 +286,12 @@ class Script:
         except NotKnown as problem:
             why = f"{name} is not certain (line {word.line or line}): {_why(problem.what)}"
             self._values.doubt(name, problem.what if " is not certain (line " in problem.what else why)
+
+    def _named(self, value: str | list[str], name: str, line: int) -> str | list[str]:
+        """Return a value whose open parts are from now on those of the variable ``name``."""
+        if isinstance(value, list):
+            return [self._values.open.assigned(text, name, line) for text in value]
+        return self._values.open.assigned(value, name, line)
 
     def _assigned(self, word: ShellWord, match: re.Match[str]) -> str | list[str]:
         array = next((part for part in word.parts if part.kind == "array"), None)
@@ -282,12 +351,13 @@ class Script:
             return
         quoted = any(part.quoted for part in body.word.parts)
         try:
-            files = self._values.fields(to)
+            files = [file for file in self._values.fields(to) if not is_open(file)]
         except NotKnown:
             return
         text: str | None = None
         with contextlib.suppress(NotKnown, ValueError):
             text = body.body if quoted else self._values.text(Lexer(body.body).within(True))
+        text = None if text is not None and is_open(text) else text
         for file in files:
             self._files[file] = (text if name == "tee" or not doubt else None, body.line)
 

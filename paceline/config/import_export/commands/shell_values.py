@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from paceline.config.import_export.commands.open_values import NotKnown, OpenValues, only_open
 from paceline.config.import_export.commands.shell_words import Lexer, ShellWord, WordPart
 
 _FORM = re.compile(r"(#?)(\w+|[@*#?$!-])(?:\[([^\]]+)\])?(?:(:?[-=+])(.*))?", re.S)
@@ -19,14 +20,6 @@ _HIDDEN = "\x01"  # a quoted character, where patterns are looked for
 _EXPR = re.compile(r"expr (-?\d+) ([-+*/%]) (-?\d+)")
 _MOST = 2**63
 _LONGEST = 128 * 1024  # Linux's limit on one argument
-
-
-class NotKnown(Exception):
-    """A value that only running the script would tell: ``what`` is wrong, and what to write."""
-
-    def __init__(self, what: str, hint: str = "write the value in place of it") -> None:
-        super().__init__(what)
-        self.what, self.hint = what, hint
 
 
 @dataclass
@@ -47,7 +40,7 @@ class _Field:
 class Values:
     """Variables and arrays, those that are not certain with the reason, and the script's own arguments.
 
-    ``lines``: where the script sets each variable.
+    ``lines``: where the script sets each variable; ``open``: what only a run tells.
     """
 
     known: dict[str, str | list[str]] = field(default_factory=dict)
@@ -56,6 +49,7 @@ class Values:
     exported: set[str] = field(default_factory=set)
     lines: dict[str, int] = field(default_factory=dict)
     splits: bool = True
+    open: OpenValues = field(default_factory=OpenValues)
 
     def set(self, name: str, value: str | list[str]) -> None:
         """Give a variable its value. Raises NotKnown for one longer than any argument."""
@@ -121,15 +115,20 @@ class Values:
                 raise NotKnown("it is longer than any argument")
             if part.kind in ("text", "escaped"):
                 segments.append((part.text, "quoted" if part.quoted else "plain"))
-            elif part.kind == "number":
-                segments.append((str(self.number(part.text)), "quoted" if quoted else "split"))
-            elif part.kind == "command":
-                segments.append((self._printed(part.text), "quoted" if quoted else "split"))
-            elif part.kind == "variable":
-                segments += self._variable(part.text, quoted)
+            elif part.kind in ("number", "command", "variable"):
+                try:
+                    segments += self._expanded(part, quoted)
+                except NotKnown as problem:
+                    segments.append((self.open.mark(problem, f"${part.text}"), "quoted"))
             else:
                 raise NotKnown(f"{part.text}… is a form that is not read")
         return segments
+
+    def _expanded(self, part: WordPart, quoted: bool) -> list[tuple[str, str]]:
+        if part.kind == "variable":
+            return self._variable(part.text, quoted)
+        text = str(self.number(part.text)) if part.kind == "number" else self._printed(part.text)
+        return [(text, "quoted" if quoted else "split")]
 
     def _variable(self, form: str, quoted: bool) -> list[tuple[str, str]]:
         match = _FORM.fullmatch(form)
@@ -139,6 +138,9 @@ class Values:
         value = self._value(name, index)
         if name in self.doubts:
             raise NotKnown(self.doubts[name], f"write the value there, or in place of {name}")
+        # How long an open value is, and whether it is empty, only a run tells
+        if value is not None and (length or (rule == ":+" and only_open("".join(value)))):
+            self.open.refuse(value)
         empty = value is None or (value in ("", []) and (rule or "").startswith(":"))
         if rule and (empty is not rule.endswith("+")):
             if rule.endswith("+"):
@@ -186,13 +188,16 @@ class Values:
         listed = value if isinstance(value, list) else [] if value is None else [value]
         if value is None or index in ("@", "*"):
             return None if value is None else listed
+        self.open.refuse(listed)
         number = self.number(index)
         return listed[number] if -len(listed) <= number < len(listed) else None
 
     def number(self, text: str) -> int:
         """Return the value of integer arithmetic, divisions cut towards zero. Raises NotKnown."""
         try:
-            plain = self.text(Lexer(text).within(True)).strip().removeprefix("(").removesuffix(")")
+            expanded = self.text(Lexer(text).within(True))
+            self.open.refuse(expanded)
+            plain = expanded.strip().removeprefix("(").removesuffix(")")
             result = self._count(ast.parse(plain.strip() or "0", mode="eval").body, plain)
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
             raise NotKnown(f"the arithmetic {text[:60]} is not computed") from None
@@ -206,6 +211,7 @@ class Values:
             return node.value
         if isinstance(node, ast.Name):
             value = self._value(node.id, None)
+            self.open.refuse(value or "")
             if not isinstance(value, str) or not re.fullmatch(r"-?(0|[1-9]\d*)", value):
                 why = self.doubts.get(node.id) or f"the variable {node.id} has no whole number in the script"
                 raise NotKnown(why)
@@ -227,6 +233,7 @@ class Values:
             commands = []
         if len(commands) == 1 and not commands[0].redirects and commands[0].words[0].plain() == "expr":
             words = [field for word in commands[0].words for field in self.fields(word)]
+            self.open.refuse(words)
             sum_of_two = _EXPR.fullmatch(" ".join(words)) if len(words) == 4 else None
             if sum_of_two and (sum_of_two[2] not in "/%" or int(sum_of_two[3])):
                 return str(self.number(f"{int(sum_of_two[1])} {sum_of_two[2]} {int(sum_of_two[3])}"))
