@@ -15,7 +15,7 @@ from paceline.core.errors import DataError
 from paceline.data import codes
 from paceline.data.rows.examples import Reading, RowReader
 from paceline.data.rows.formats import Example, Shape, column_names, listed
-from paceline.data.rows.messages import parsed_turns
+from paceline.data.rows.messages import ROLE_NAMES, parsed_turns
 from paceline.data.rows.row_errors import refusal, tallies
 from paceline.data.rows.values import RawRow, Row
 from paceline.data.sources.file_kinds import kind_of
@@ -124,6 +124,9 @@ def read_head(data_set: LocatedDataset, reading: Reading) -> DatasetHead:
 def _shape_of(values: Sequence[Row], section: Dataset, reading: Reading) -> Shape:
     """Detect the shape of rows. Raises DataError, with what they nearly are."""
     detect = partial(reading.kind.detect, where=section.path, requested=section.format)
+    is_mapped = (role := _role_of(values)) in section.columns.values()
+    if is_mapped and not reading.kind.classes:  # a class may be a role
+        raise DataError(_flat(role, values, section.path))
     try:
         return detect(values, mapping=section.columns)
     except DataError as error:
@@ -148,6 +151,8 @@ def near_shapes(rows: Sequence[Row], detect: Detect, where: str) -> Iterator[Dia
     """Yield what would make ``detect`` find a shape of the rows, the likeliest first."""
     names = column_names(rows)
     seen = listed(names)
+    if role := _role_of(rows):
+        yield _flat(role, rows, where)
     if respelt := _respelt(rows, names, detect):
         yield codes.DATA_FORMAT_UNKNOWN(
             "the rows match a format but for how their columns are spelt",
@@ -174,6 +179,24 @@ def near_shapes(rows: Sequence[Row], detect: Detect, where: str) -> Iterator[Dia
             seen,
             "put a line with the names of the columns before the rows, such as prompt,completion",
         )
+
+
+def _role_of(rows: Sequence[Row]) -> str:
+    """Return the column with the roles, where each row is one turn; empty for other rows."""
+    for role, text in (("role", "content"), ("from", "value")):
+        if all(str(row.get(role)) in ROLE_NAMES and text in row for row in rows):
+            return role
+    return ""
+
+
+def _flat(role: str, rows: Sequence[Row], where: str) -> Diagnostic:
+    column, text = ("messages", "content") if role == "role" else ("conversations", "value")
+    return codes.DATA_FORMAT_UNKNOWN(
+        "each row is one turn, and nothing says which turns are one conversation",
+        where,
+        listed(column_names(rows)),
+        f'write a conversation a row: {{"{column}": [{{"{role}": …, "{text}": …}}, …]}}',
+    )
 
 
 def _respelt(rows: Sequence[Row], names: Sequence[str], detect: Detect) -> dict[str, str]:

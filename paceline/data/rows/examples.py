@@ -29,7 +29,7 @@ REFUSED_OF_ROWS: Mapping[str, str] = {
 REFUSED_OF_TURNS: Mapping[str, str] = {
     **{name: reason for name, reason in REFUSED_OF_ROWS.items() if name not in messages.READ},
     **dict.fromkeys(("reasoning_details", "channel", "recipient"), "reasoning"),
-    **dict.fromkeys(("functions", "tools"), "tools"),
+    **dict.fromkeys(("functions", "tools"), "tools_in_turn"),
     **dict.fromkeys(("train_detail", "training_detail", "loss_scale"), "turn_weight"),
 }
 # Type of a content part → what would be lost without it.

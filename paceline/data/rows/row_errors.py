@@ -56,6 +56,11 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
         "rows list tools, which the chat template does not render; the model would not see them",
         "set model.chat_template to a template with tools, or remove the field",
     ),
+    "tools_in_turn": (
+        codes.DATA_TOOLS,
+        "turns list tools, which a chat template reads from the row alone",
+        'move the field from the turn to the row: {"messages": […], "tools": […]}',
+    ),
     "bad_tools": (
         codes.DATA_BAD_TOOLS,
         "tools, documents or chat_template_kwargs of a row are not what a template can read",

@@ -341,3 +341,10 @@ def test_only_the_first_rows_are_looked_at(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("value", [0, False, "x", [0], {"a": 0}, 0.0])
 def test_a_value_is_not_nothing(value: Any) -> None:
     assert not is_empty(value)
+
+
+def test_tools_of_a_turn_are_told_to_move_to_the_row(chat: Path, tmp_path: Path) -> None:
+    turns = [{"role": "system", "content": "x", "tools": [{"type": "function"}]}, U, A]
+    (finding,) = refused("messages", [{"messages": turns}], chat, tmp_path)
+    assert finding.hint.startswith("move the field from the turn to the row")
+    assert "does not render" not in finding.what

@@ -147,3 +147,25 @@ def test_a_slip_under_columns_is_told_the_line_that_reads_the_rows(kind: str, tm
             if kind != "documents":
                 assert looked(path, kind, yaml.safe_load(told.partition(" (next")[0])["columns"])
             assert f"'{name}'" in told or f"{name}: {column}" in told
+
+
+@pytest.mark.parametrize("kind", sorted(set(ROW_KINDS) - {"classified"}))
+@pytest.mark.parametrize(("role", "text", "user"), [("from", "value", "human"), ("role", "content", "user")])
+def test_a_file_of_turns_is_told_to_write_conversations(
+    role: str, text: str, user: str, kind: str, tmp_path: Path
+) -> None:
+    turns = [{role: user, text: "q"}, {role: "assistant", text: "a"}]
+    path = tmp_path / "rows.json"
+    told = refused(path, kind, json.dumps(turns))
+    column = "conversations" if role == "from" else "messages"
+    assert told == f'write a conversation a row: {{"{column}": [{{"{role}": …, "{text}": …}}, …]}}'
+    for columns in ({"prompt": role, "completion": text}, {"prompt": role}):
+        with pytest.raises(DataError, match="each row is one turn"):
+            looked(path, kind, columns)
+
+
+def test_turns_may_be_texts_and_a_role_a_class(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"from": "human", "value": "q"}\n')
+    assert looked(path, "documents", {"text": "value"}).format == "text"
+    assert looked(path, "classified", {"text": "value", "label": "from"}).columns["label"] == "from"
