@@ -102,4 +102,6 @@ APEX_LEVEL = "training.fp16_opt_level"
 #: Name as written → what happens instead
 RECOGNISED = _keys("keys")
 #: The same by section, of the program whose settings the section holds: peft's, Transformers'
-RECOGNISED_IN: dict[str, dict[str, Recognised]] = {name: _keys(name) for name in ("lora", "generation")}
+RECOGNISED_IN: dict[str, dict[str, Recognised]] = {
+    name: _keys(name) for name in ("lora", "generation", "data")
+}

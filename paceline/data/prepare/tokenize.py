@@ -24,7 +24,7 @@ from paceline.data.chat_template.encode import CostlyTemplateError, Encoded, Enc
 from paceline.data.preflight.find_sets import LocatedDataset, read_head
 from paceline.data.random_keys import text_key
 from paceline.data.rows.examples import Reading, RowReader, answers_in_a_row
-from paceline.data.rows.formats import Example, Shape
+from paceline.data.rows.formats import COLUMNS, Example, Shape
 from paceline.data.rows.kinds.base import RowKind
 from paceline.data.rows.row_errors import Problem, Tally
 from paceline.data.rows.values import Cell, RawRow, RowError
@@ -228,14 +228,15 @@ def open_set(number: int, data_set: LocatedDataset, reading: Reading) -> OpenSet
     """Detect the format of a data set and open it. Raises DataError if it has no rows or no known format."""
     looked = read_head(data_set, reading)
     chunks = _chunks(number, looked.shape, looked.rows)
-    return OpenSet(looked.shape, chunks, tuple(_notes(data_set, looked.shape)))
+    return OpenSet(looked.shape, chunks, tuple(_notes(data_set, looked.shape, reading.kind.words)))
 
 
-def _notes(data_set: LocatedDataset, shape: Shape) -> Iterator[Diagnostic]:
+def _notes(data_set: LocatedDataset, shape: Shape, words: str) -> Iterator[Diagnostic]:
     path = data_set.section.path
     if data_set.section.format == "auto":
+        name = shape.format if shape.format in COLUMNS else words
         yield codes.DATA_FORMAT(
-            f"the rows are read as {shape.format}" + (f": {shape.note}" if shape.note else ""),
+            f"the rows are read as {name}" + (f": {shape.note}" if shape.note else ""),
             path,
             severity=Severity.NOTE,
         )

@@ -333,7 +333,10 @@ class RolloutWindows:
                 what += ": every advantage is 0, so this rollout has no gradient"
             more = "num_generations of 2 or more" if grouped else "more answers a rollout"
             alone = f"{more}, " if (self.layout.group if grouped else self.layout.answers) == 1 else ""
-            hint = f"use {alone}a temperature above 0, or a reward that distinguishes these answers"
+            warmer = "" if self.sampling.temperature > 0 else "a temperature above 0, or "
+            hint = f"use {alone}{warmer}a reward that distinguishes these answers"
+            if drawn.judged.parts_differ(self.layout.group if grouped else self.layout.answers):
+                hint = "its parts differ, but their weighted sums cancel: change their weights"
         else:
             return []
         return [codes.ROLLOUT_NO_SPREAD(what, "training.rollout", hint=hint, severity=Severity.WARNING)]

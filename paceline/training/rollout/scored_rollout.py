@@ -60,6 +60,12 @@ class RolloutRewards:
             *(torch.cat(same, -1) for same in zip(*(part._fields() for part in parts), strict=True))
         )
 
+    def parts_differ(self, size: int) -> bool:
+        """Whether a function gave answers of one group of ``size`` different rewards."""
+        parts = self.parts.view(len(self.parts), -1, size)
+        highest, lowest = parts.nan_to_num(-torch.inf).amax(-1), parts.nan_to_num(torch.inf).amin(-1)
+        return bool((highest > lowest).any())
+
     def _fields(self) -> tuple[Tensor, ...]:
         return self.real, self.lengths, self.ended, self.scores, self.judged, self.parts
 

@@ -499,3 +499,9 @@ def test_a_wrong_key_leaves_its_neighbours_as_they_are_written(tmp_path, inside,
     section = getattr(error.value.partial.config.training, inside.partition(":")[0])
     assert getattr(section, neighbour) == value
     assert {d.code for d in error.value.diagnostics} <= {"config.unknown_key", "config.value", "config.type"}
+
+
+def test_streaming_within_data_is_refused_as_it_is_at_the_top(refuse):
+    for text in ("streaming: true", "data: {streaming: true}"):
+        [found] = [one for one in refuse(text).diagnostics if one.code == "config.not_supported"]
+        assert "not streamed" in found.what, text

@@ -119,3 +119,10 @@ def test_rows_of_one_label_are_told_after_the_preparation_with_their_number(tmp_
         folder.mkdir()
         found = [d.found for d in labelled_from([*rows, *added], folder).notes if d.code == "data.one_label"]
         assert found == ([] if added else ["70 rows with label: true, 0 with label: false"])
+
+
+def test_the_note_says_what_the_rows_are(tmp_path: Path) -> None:
+    folder = make_tokenizer(tmp_path / "tokenizer")
+    rows = [{"prompt": "q?", "completion": "yes", "label": n} for n in (True, False)]
+    found = prepared_from(write_jsonl(tmp_path / "r.jsonl", rows), folder, tmp_path / "c", rows="labelled")
+    assert any(note.what.startswith("the rows are read as labelled answers: ") for note in found.notes)

@@ -40,6 +40,7 @@ from paceline.training.rollout.build import sampling_exact
 from paceline.training.rollout.generate import Limits, RolloutGenerator
 from paceline.training.rollout.layout import AnswerRows, Prompt, PromptSampler, RolloutLayout
 from paceline.training.rollout.rollout_windows import RolloutWindows
+from paceline.training.rollout.scored_rollout import RolloutRewards
 
 PROMPTS = [(3, 4), (5,), (6, 7, 8), (9,), (10, 11)]
 
@@ -570,7 +571,7 @@ KL_ALONE = "this rollout learns from the KL to the reference alone"
     [
         (ReinforcePlusPlus(), (1, 1, 1, 1), f"{EQUAL}: {KL_ALONE}, which normalising enlarges"),
         (ReinforcePlusPlus(), (1, math.nan, 1, 1), KL_ALONE),
-        (ReinforcePlusPlus(), (1,), "use more answers a rollout, a temperature above 0"),
+        (ReinforcePlusPlus(), (1,), "use more answers a rollout, a reward that distinguishes"),
         (ReinforcePlusPlus(beta=0.0), (0, 0, 0, 0), "every advantage is 0"),
         (ReinforcePlusPlus(group_baseline=True), (1, 1, 2, 2), f"within each group {EQUAL}: {KL_ALONE}"),
         (ReinforcePlusPlus(), (1, 1, 2, 2), ""),
@@ -586,13 +587,37 @@ KL_ALONE = "this rollout learns from the KL to the reference alone"
 def test_rewards_that_teach_nothing_are_said(algorithm: Any, scores: tuple[float, ...], says: str) -> None:
     given, groups = torch.tensor(scores, dtype=torch.float64), torch.arange(len(scores)) // 2
     _, spread = algorithm.compute_advantages(given, groups, torch.ones(len(scores), dtype=torch.bool))
-    judged = SimpleNamespace(judged=~given.isnan(), scores=given)
+    judged = RolloutRewards(*[given] * 3, given, ~given.isnan(), given[None])
     layout = SimpleNamespace(group=2, answers=len(scores))
-    run: Any = SimpleNamespace(algorithm=algorithm, filter_groups=False, layout=layout)
+    run: Any = SimpleNamespace(
+        algorithm=algorithm, filter_groups=False, layout=layout, sampling=RolloutSampling()
+    )
     found = RolloutWindows.check_spread(run, SimpleNamespace(judged=judged, spread=spread))  # type: ignore[arg-type]
     text = "".join(one.render() for one in found)
     assert (says in text) if says else not found, text
     assert "num_generations" not in text
+
+
+@pytest.mark.parametrize(
+    ("temperature", "part", "says"),
+    [
+        (0.0, (1, 1, 1, 1), "hint:  use a temperature above 0, or a reward that distinguishes"),
+        (0.7, (1, 1, 1, 1), "hint:  use a reward that distinguishes"),
+        (0.7, (1, math.nan, 2, 2), "hint:  use a reward that distinguishes"),
+        (0.7, (1, 1, 0, 2), "hint:  its parts differ, but their weighted sums cancel: change their weights"),
+    ],
+)
+def test_equal_rewards_are_told_what_would_part_them(
+    temperature: float, part: tuple[float, ...], says: str
+) -> None:
+    given, parts = torch.ones(4, dtype=torch.float64), torch.tensor([part], dtype=torch.float64)
+    judged = RolloutRewards(*[given] * 4, given > 0, torch.cat([parts, 2 - parts]))
+    layout = SimpleNamespace(group=2, answers=4)
+    sampling = RolloutSampling(temperature)
+    run: Any = SimpleNamespace(algorithm=GRPO(), filter_groups=False, layout=layout, sampling=sampling)
+    drawn: Any = SimpleNamespace(judged=judged, spread=torch.zeros(4))
+    [found] = RolloutWindows.check_spread(run, drawn)
+    assert says in found.render()
 
 
 def test_a_reward_compares_the_expected_answer_as_answers_are_written() -> None:
