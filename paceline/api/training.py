@@ -119,7 +119,7 @@ def _all_ranks(source: ConfigSource, hearing: Listeners, quiet: bool) -> Run:
         )
         if not quiet:
             _print(loaded.notes, ready.warnings)
-            print(before_training(ready.plan), end="", flush=True)
+            print(before_training(ready.plan, findings=ready.warnings), end="", flush=True)
         notes = ready.claim()
         if not quiet:
             _print(notes)

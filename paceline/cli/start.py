@@ -50,7 +50,7 @@ def start(
     # Print the plan; a dry run ends here
     print_diagnostics((*loaded.notes, *ready.warnings))
     if not dry_run:
-        print(before_training(ready.plan, {**os.environ, **shown}), end="", flush=True)
+        print(before_training(ready.plan, {**os.environ, **shown}, ready.warnings), end="", flush=True)
     else:  # no plan.json is written: the printed commands read the YAML
         print(explain(ready.plan), end="", flush=True)
         for spec in ready.commands():

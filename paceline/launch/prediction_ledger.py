@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for
@@ -102,12 +103,17 @@ def expected_here(plan: Plan) -> str:
     )
 
 
-def before_training(plan: Plan, environ: Mapping[str, str] = os.environ) -> str:
-    """Return what is printed of a plan before its training: three lines, or all of it if that is wanted."""
+def before_training(
+    plan: Plan, environ: Mapping[str, str] = os.environ, findings: Iterable[Diagnostic] = ()
+) -> str:
+    """Return what is printed of a plan before its training: three lines, or all of it if that is wanted.
+
+    ``findings``: of the checks before the start.
+    """
     if is_verbose(environ):
         return explain(plan)
     numbers = expected(plan, environ)
-    return overview(plan, numbers.bytes if numbers else None)
+    return overview(plan, numbers.bytes if numbers else None, findings)
 
 
 def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes, human_count
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.cost.memory.peak import state_summary
@@ -38,11 +40,18 @@ def explain(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def overview(plan: Plan, expected_bytes: float | None = None) -> str:
+#: in the evidence of a finding: the rows of a step that a resume keeps
+GLOBAL_BATCH = "global_batch"
+
+
+def overview(plan: Plan, expected_bytes: float | None = None, findings: Iterable[Diagnostic] = ()) -> str:
     """Return three lines before a training: what is trained, where, and how large it is.
 
-    ``expected_bytes``: the predicted peak memory of a process, where the machine is known well enough.
+    ``expected_bytes``: the predicted peak memory of a process, where the machine is known well enough;
+    ``findings``: of the checks before the start, which may say that a resume keeps other rows a step.
     """
+    kept = next((found.evidence[GLOBAL_BATCH] for found in findings if GLOBAL_BATCH in found.evidence), None)
+    rows = plan.batch.global_batch if kept is None else kept
     mesh = "" if plan.mesh.model_copies == 1 else f" ({plan.mesh})"
     nodes = f" on {plan.num_nodes} nodes" if plan.num_nodes > 1 else ""
     processes = f"{plan.world_size} process{'es' if plan.world_size > 1 else ''}{nodes}"
@@ -51,7 +60,7 @@ def overview(plan: Plan, expected_bytes: float | None = None) -> str:
         overview_line(
             "where", f"{processes}, {plan.device}, {plan.strategy}{mesh}; {short_path(plan.run_dir)}"
         ),
-        overview_line("how large", _size(plan, expected_bytes)),
+        overview_line("how large", _size(plan, rows, expected_bytes)),
     )
     return "\n".join(lines) + "\n"
 
@@ -70,10 +79,10 @@ def _trained(plan: Plan) -> str:
     return ", ".join(parts)
 
 
-def _size(plan: Plan, expected_bytes: float | None) -> str:
+def _size(plan: Plan, global_batch: object, expected_bytes: float | None) -> str:
     """Return the rows of a step and the memory of a process."""
     row = plan.seq_len * algorithm_spec(plan.algorithm).documents_a_row
-    rows = f"{plan.batch.global_batch} rows of {row:,} tokens per step"
+    rows = f"{global_batch} rows of {row:,} tokens per step"
     states = plan.memory.largest if plan.memory else None
     parts = []
     if states is not None:

@@ -17,6 +17,7 @@ from paceline.core.safetensors_header import STORED_DTYPES
 from paceline.core.units import human_bytes
 from paceline.plan.algorithms.rollout import updates_per_pass
 from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec
+from paceline.plan.explain import GLOBAL_BATCH
 from paceline.plan.features.lora import adapted_layers
 from paceline.plan.mesh import resplit
 from paceline.plan.model.parameter_list import SCORE
@@ -57,6 +58,7 @@ def keep_global_batch(state: JsonObject, plan: Plan) -> tuple[Plan, list[Diagnos
         "training.per_device_train_batch_size",
         f"{plan.batch.micro_batch} × {plan.batch.accumulation} in the config",
         severity=Severity.NOTE,
+        evidence={GLOBAL_BATCH: rows},
     )
     return replace(plan, batch=batch), [note]
 

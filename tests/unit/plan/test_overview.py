@@ -7,8 +7,9 @@ from typing import Any
 
 import test_make_plan
 
+from paceline.core.diagnostics import Diagnostic
 from paceline.launch.prediction_ledger import VARIABLE, before_training
-from paceline.plan.explain import overview
+from paceline.plan.explain import GLOBAL_BATCH, overview
 from paceline.plan.plan import AdapterSpec, Quantization
 from paceline.runlog.console_lines import VERBOSE
 
@@ -46,3 +47,10 @@ def test_verbose_prints_every_decision(config: Any) -> None:
     text = before_training(plan, {**quiet, VERBOSE: "1"})
     assert all(d.subject in text for d in plan.decisions) and "not applied" not in text
     assert before_training(plan, quiet) == overview(plan)
+
+
+def test_the_rows_that_a_resume_keeps_are_those_of_a_step(config: Any) -> None:
+    """On other ranks the config's batch is another number of rows: 16 were printed where 8 were trained."""
+    plan = plan_of(config({}))
+    kept = Diagnostic("resume.batch_resplit", "kept", evidence={GLOBAL_BATCH: 3 * plan.batch.global_batch})
+    assert f"{3 * plan.batch.global_batch} rows of" in overview(plan, findings=[kept])

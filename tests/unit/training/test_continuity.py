@@ -12,6 +12,7 @@ import pytest
 
 from paceline.core.errors import CheckpointError
 from paceline.core.plugins.tables import STRATEGIES
+from paceline.plan.explain import GLOBAL_BATCH
 from paceline.plan.mesh import BatchSplit, Mesh
 from paceline.plan.plan import OptimizerSpec, Precision
 from paceline.plan.strategies.spec import state_form, strategy_specs, why_unreadable
@@ -108,6 +109,7 @@ def test_as_many_ranks_that_share_other_rows_keep_the_rows_of_a_step() -> None:
     piped: Any = Planned(BatchSplit(2, 1, 1, 2), 2)
     kept, said = keep_global_batch({"global_batch": 4, "world_size": 2, "data_parallel_size": 2}, piped)
     assert kept.batch == BatchSplit(2, 2, 1, 4) and [d.code for d in said] == ["resume.batch_resplit"]
+    assert said[0].evidence == {GLOBAL_BATCH: 4}  # for the lines before the training
     assert keep_global_batch({"global_batch": 4, "world_size": 2, "data_parallel_size": 1}, piped) == (
         piped,
         [],

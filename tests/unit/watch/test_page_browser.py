@@ -107,6 +107,7 @@ def test_every_part_in_a_browser(address: str, width: int, theme: str) -> None:
         )
         # Keys: a chart reads its values aloud
         page.evaluate("(to) => { location.hash = to; }", f"#/{run}/curves")
+        look(page, "curves")  # the part before has charts, too
         page.focus(".chart svg")
         page.keyboard.press("ArrowLeft")
         assert page.inner_text("#live") == "Step 7: 3"
