@@ -54,9 +54,10 @@ def enable_recompute(hf: HFModel, slot: AttentionContext, keep: Collection[str] 
         forward, again = make(_policy(kept))
         return forward, _both(layout, again)
 
-    hf.gradient_checkpointing_enable(  # type: ignore[no-untyped-call]
-        gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": contexts}
-    )
+    # Newer versions of Transformers warn at the older name
+    newer, older = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+    enable: Callable[[dict[str, object]], None] = getattr(hf, newer if hasattr(hf, newer) else older)
+    enable({"use_reentrant": False, "context_fn": contexts})
 
 
 def _policy(kept: Collection[tuple[str, str]]) -> Callable[..., CheckpointPolicy]:

@@ -33,7 +33,8 @@ def complete_remedies(
     renamed = {
         path.rpartition(".")[2]: written
         for path, source in provenance.items()
-        if (written := source.text.rpartition(".")[2]) not in ("", *path.split("."))
+        if (written := source.text.partition("=")[0].rpartition(".")[2]) not in ("", *path.split("."))
+        and not source.text.startswith(f"{path}.")
         and source.layer not in (DEFAULTS, FOREIGN)
     }
     lines = _RemedyLines(config.training, facts, renamed)

@@ -110,6 +110,10 @@ def as_text(imported: Imported, *, every: bool = False) -> str:
         f"{sum(f.verdict is verdict for f in written)} {verdict.value}" for verdict in KeyVerdict
     )
     lines = [f"{imported.file}: {len(written)} keys of {imported.system}: {counts}"]
+    defaults = [f.verdict for f in imported.findings.values() if not f.line]
+    departures = [(verdict, defaults.count(verdict)) for verdict in (KeyVerdict.DIFFERS, KeyVerdict.LOST)]
+    if any(count for _, count in departures):
+        lines[0] += "; of its defaults " + ", ".join(f"{n} {verdict.value}" for verdict, n in departures if n)
     for verdict in KeyVerdict:
         listed = [
             f for f in imported.of(verdict) if every or verdict in (KeyVerdict.LOST, KeyVerdict.DIFFERS)

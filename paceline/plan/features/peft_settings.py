@@ -95,7 +95,7 @@ def with_settings(adapter: AdapterSpec, settings: JsonObject, where: str) -> Ada
     if wrong:
         raise ConfigError(
             codes.PLAN_ADAPTER_KIND(
-                "this adapter is not LoRA on a base that is known",
+                "this adapter is not plain LoRA on the unchanged base",
                 KEY,
                 f"{where}: {'; '.join(wrong)}",
                 _hint(settings),

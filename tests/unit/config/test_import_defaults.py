@@ -18,7 +18,7 @@ from paceline.config.import_export.argument_tables import table
 from paceline.config.import_export.commands.command_line import read_command
 from paceline.config.import_export.import_config import TRANSLATORS, import_config, import_data
 from paceline.config.import_export.programs.trl import REWARDS
-from paceline.config.import_export.verdicts import Imported, KeyVerdict
+from paceline.config.import_export.verdicts import Imported, KeyVerdict, as_text
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import ALGORITHMS
 
@@ -311,6 +311,13 @@ def test_a_checkpoint_of_another_program_is_converted_before_it_is_resumed(
     (theirs / "adapter_config.json").write_text("{}")
     assert "lora.adapter_name_or_path" in found(str(theirs))[2]
     assert found(str(ours)) == ("mapped", str(ours), "")
+
+
+def test_the_counts_say_which_defaults_differ() -> None:
+    adapted = {**FULL["llamafactory"], "finetuning_type": "lora"}
+    first = as_text(imported("llamafactory", adapted)).splitlines()[0]
+    assert "0 differs" in first and first.endswith("; of its defaults 1 differs")
+    assert "of its defaults" not in as_text(imported("llamafactory", FULL["llamafactory"]))
 
 
 def test_a_switch_that_is_off_is_kept() -> None:

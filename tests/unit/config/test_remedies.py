@@ -215,3 +215,11 @@ def test_a_remedy_fits_a_device_without_bf16(spread: Tree) -> None:
     trees = [merged(merged(BASE, {"training": spread}), trained) for trained in _SIXTEEN]
     wrong = [text for tree in trees for text in refused_again(tree, V100, 4)]
     assert len(trees) > 10 and not wrong, f"{len(wrong)} remedies:\n" + "\n\n".join(wrong)
+
+
+def test_an_inner_key_on_the_command_line_is_no_other_name() -> None:
+    word = "training.gradient_checkpointing_kwargs.use_reentrant=true"
+    loaded = load_config(None, overrides=[word], tree=BASE, environ={})
+    job = Job(loaded.config, CPU, 1, 1, "single", "run", None, {}, False)
+    (found,) = [d for d in try_plan(job, provenance=loaded.provenance).ruled if d.code == "train.reentrant"]
+    assert found.hint == "gradient_checkpointing_kwargs: {use_reentrant: false}"
