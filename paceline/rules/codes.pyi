@@ -875,7 +875,7 @@ class _SAVE_BEST_STEPS(CodeName):
         where: str = "",
         found: str = "",
         *,
-        save_steps: object,
+        multiple: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...

@@ -56,17 +56,19 @@ def best_strategy(c: Context) -> Iterator[Diagnostic]:
 
 def _best_steps(c: Context) -> Iterator[Diagnostic]:
     every = c.training.logging_steps if c.training.eval_steps is None else c.training.eval_steps
+    multiple = every
     if every <= 0 or (every < 1) != (c.training.save_steps < 1):
         uneven = every > 0
     else:
         ratio = c.training.save_steps / every
         uneven = abs(ratio - round(ratio)) > 1e-9 or round(ratio) < 1
+        multiple = every * max(1, round(ratio))  # what the user evaluates stays
     if uneven:
         yield c.at(
             codes.SAVE_BEST_STEPS(
                 found=f"save_steps: {c.training.save_steps:g}, eval_steps: {every:g}"
                 + ("" if c.training.eval_steps is not None else " (from logging_steps)"),
-                save_steps=c.training.save_steps,
+                multiple=multiple,
             ),
             "training.save_steps",
             "training.eval_steps",
