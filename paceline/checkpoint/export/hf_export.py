@@ -227,6 +227,7 @@ class ExportReport:
     load_checked: bool
     kind: str = "model"
     num_carried: int = 0  # tensors copied unchanged from the model that the run started from
+    base_bits: int = 0  # of the quantised base, dequantised and then merged into; 0 if it was not quantised
     init: str = ""  # of an adapter that began with a part of the base weights: pissa or olora
 
 
@@ -285,11 +286,14 @@ def export_hf(
         with staged(to, overwrite) as stage:
             content.fill(stage, max_shard_bytes, checkpoint if checked else None)
             sizes = _run_exporters(exporters, stage, dtype)
-        begun = as_object(reader.state.get("adapter")).get("init_lora_weights")
+        adapter = as_object(reader.state.get("adapter"))
+        begun, bits = adapter.get("init_lora_weights"), as_object(adapter.get("quantization")).get("bits")
         count, size = sum(prod(entry.shape) for entry in entries), sum(sizes.values())
         names, init = tuple(sorted(sizes)), str(begun or "") if kind == "adapter" else ""
         return ExportReport(
-            to, reader.step, dtype, len(entries), count, size, names, checked, kind, num_carried, init
+            *(to, reader.step, dtype, len(entries), count, size, names, checked, kind, num_carried),
+            base_bits=bits if kind == "merged model" and isinstance(bits, int) else 0,
+            init=init,
         )
 
 

@@ -200,6 +200,8 @@ def _print(title: str, report: ExportReport, where: str) -> None:
         f"{report.num_tensors} tensors{beside}, {human_count(report.num_parameters)} parameters,"
         f" {report.dtype}, {human_bytes(report.num_bytes)}; {checked}"
     )
+    if report.base_bits:
+        print(f"merged into the base as it was trained on: rounded to {report.base_bits} bits, dequantised")
     if report.init:
         print(
             f"it began with a part of the base weights ({report.init}), which peft takes out of them when it"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from paceline.checkpoint.format.manifest import MAX_MANIFEST_BYTES, Manifest
+from paceline.checkpoint.format.manifest import CONVERTED, MAX_MANIFEST_BYTES, Manifest
 from paceline.checkpoint.format.verify_files import MAX_STATE_BYTES, read_config, read_manifest, read_state
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint
 from paceline.checkpoint.load.reader import CheckpointReader
@@ -87,7 +87,7 @@ def open_resume(
     changes += requantised(reader.state, plan)
     changes += cost_of_move(reader.state, plan, reader.manifest)
     changes += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
-    changes += changed_keys(as_object(reader.state.get("config")), as_object(state_now["config"]))
+    changes += changed_keys(reader.state, as_object(state_now["config"]))
     return ResumePoint(reader, kept, (*notes, *changes))
 
 
@@ -226,9 +226,13 @@ def same_training(state: JsonObject, now: Mapping[str, Json]) -> list[Diagnostic
     ]
 
 
-def changed_keys(before: JsonObject, now: JsonObject) -> list[Diagnostic]:
-    """Return a warning for each changed config key that a resumed run may change."""
-    findings = []
+def changed_keys(state: JsonObject, now: JsonObject) -> list[Diagnostic]:
+    """Return a warning for each changed config key that a resumed run may change.
+
+    A converted checkpoint has no config of its run.
+    """
+    findings: list[Diagnostic] = []
+    before = as_object(None if CONVERTED in state else state.get("config"))
     for section in ("model", "training"):
         old, new = as_object(before.get(section)), as_object(now.get(section))
         for key in sorted(set(old) & set(new)):

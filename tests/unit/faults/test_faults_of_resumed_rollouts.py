@@ -63,7 +63,9 @@ def test_other_ranks_have_the_same_rollouts() -> None:
 def test_a_changed_section_is_said_key_by_key() -> None:
     before: Any = {"training": training("grpo", {}).model_dump(mode="json")}
     now: Any = {"training": training("grpo", {"beta": 0.1}, temperature=0.5).model_dump(mode="json")}
-    assert [(d.where, d.found) for d in changed_keys(before, now)] == [
+    assert [(d.where, d.found) for d in changed_keys({"config": before}, now)] == [
         ("training.grpo.beta", "0.1 now, 0.0 then"),
         ("training.rollout.temperature", "0.5 now, 1.0 then"),
     ]
+    converted = {"config": before, "converted_from": "a checkpoint of another program"}
+    assert changed_keys(converted, now) == []  # its config holds defaults that nobody wrote
