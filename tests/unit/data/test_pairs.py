@@ -46,8 +46,6 @@ FORMS: list[dict[str, Any]] = [
     {"prompt": "q?", "chosen": "yes", "rejected": "no", "messages": [USER, GOOD]},
     {"chosen": [USER, GOOD], "rejected": [USER, BAD], "messages": [USER, GOOD]},
     {"prompt": "q?", "question": "r?", "chosen": "yes", "rejected": "no"},
-    {"chosen": "Human: q?\n\nAssistant: yes", "rejected": "Human: q?\n\nAssistant: no"},
-    {"chosen": "\n\nHuman: q?\n\nAssistant:yes\n", "rejected": "\n\nHuman: q?\n\nAssistant:  no"},
     {"prompt": "\n\nHuman: q?\n\nAssistant:", "chosen": " yes", "rejected": " no"},
     {"messages": [USER, GOOD], "rejected_response": "no"},  # ms-swift
     {"messages": [USER, GOOD], "rejected_messages": [USER, BAD]},
@@ -207,12 +205,18 @@ def test_plain_texts_get_no_template_and_no_role_stands_within_an_answer(tmp_pat
     assert any("no chat template" in note.what for note in prepared.notes)
 
 
-def test_transcripts_are_told_and_a_text_among_them_is_refused() -> None:
+def test_transcripts_without_a_prompt_stay_texts_and_those_of_a_prompt_are_turns() -> None:
+    """hh-rlhf's pairs as in TRL: what both begin with, then the rest of each, in one text."""
     row = {"chosen": "\n\nHuman: q?\n\nAssistant: yes", "rejected": "\n\nHuman: q?\n\nAssistant: no"}
     shape = PAIRS.detect([row], where="f")
-    assert "transcripts (Human:, Assistant:) are read as turns" in shape.note
+    assert "no chat template" in shape.note
+    assert [one.text[one.begin :] for one in PAIRS.normalise(row, shape)] == [" yes", " no"]
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    spoken = PAIRS.detect(
+        [{"chosen": turns, "rejected": [turns[0], {**turns[1], "content": "b"}]}], where="f"
+    )
     with pytest.raises(RowError) as caught:
-        PAIRS.normalise({"chosen": "It is five", "rejected": "It is four"}, shape)
+        PAIRS.normalise({"chosen": "It is five", "rejected": "It is four"}, spoken)
     assert caught.value.reason == "bad_messages"
     asked = PAIRS.detect(
         [{"prompt": "\n\nHuman: q?\n\nAssistant:", "chosen": "a", "rejected": "b"}], where="f"

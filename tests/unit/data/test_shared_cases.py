@@ -47,7 +47,7 @@ def test_a_folder_of_two_configurations_asks_which() -> None:
 
 @pytest.mark.parametrize("algorithm", ["dpo", "reward"])
 def test_texts_without_a_prompt_begin_alike(algorithm: str) -> None:
-    answers = [turns(example)[-1][1] for example in examples_of("formats/hh.jsonl", algorithm)]
+    answers = [example.text[example.begin :] for example in examples_of("formats/hh.jsonl", algorithm)]
     assert answers == [" Four.", " Fortytwo.", " Hello there", " Go away"]
 
 

@@ -3,8 +3,8 @@
 The prompt is ``prompt`` (text or turns), ``conversations`` or ``messages`` (turns that end with a question),
 or ``instruction`` with ``input``. Without any of these it is the common beginning of both answers, as TRL
 extracts it: turns of conversations, or text up to a blank. Such texts are tokenized as they are, without a
-chat template. Transcripts (``Human:``, ``Assistant:``) are read as turns. Beside a prompt they may be
-conversations, too: what both begin with is the prompt then.
+chat template, hh-rlhf's transcripts too. Beside a prompt they may be conversations: what both begin with is
+the prompt then. A text ``prompt`` that is a transcript (``Human:``, ``Assistant:``) is read as turns.
 
 Each answer is a text, one turn or a list of turns, with the keys of ShareGPT (``from``, ``value``) or of
 messages (``role``, ``content``). ms-swift's ``messages`` with
@@ -98,12 +98,10 @@ def detect_answers(
 
 
 def _without_prompt(rows: Sequence[Row], used: dict[str, str], needed: Sequence[str], note: str) -> Shape:
-    """Return the shape of rows whose answers hold the prompt: turns, transcripts, or plain texts."""
+    """Return the shape of rows whose answers hold the prompt: turns or plain texts."""
     texts = [row.get(used[name]) for row in rows for name in needed]
     if any(isinstance(value, (list, Mapping)) for value in texts):
         return Shape(CONVERSATION, used, note)
-    if all(turns_in(text) for text in texts if isinstance(text, str)):
-        return Shape(CONVERSATION, used, f"the transcripts (Human:, Assistant:) are read as turns; {note}")
     used.pop("system", None)
     note = f"{note}, and no chat template is applied to these plain texts"
     return Shape(PAIR_TEXT, used, note)
@@ -159,10 +157,8 @@ def _split(row: Row, columns: Mapping[str, str]) -> tuple[list[Message], list[li
     answers = [turns_or_text(row.get(columns[name]), columns[name], "assistant") for name in ANSWERS]
     prompt = prompt_of(row, columns)
     if prompt is None and all(isinstance(value, str) for value in values):
-        answers = [turns_in(turns[0]["content"]) for turns in answers]
-        if not all(answers):
-            raise RowError("bad_messages", "a text without a prompt beside rows of turns or transcripts")
-    elif prompt is None and not isinstance(values[1], (list, Mapping)):
+        raise RowError("bad_messages", "a text without a prompt beside rows of turns")
+    if prompt is None and not isinstance(values[1], (list, Mapping)):
         answers[1] = [*answers[0][:-1], *answers[1]]  # an answer to the chosen one's prompt
     if answers[0] == answers[1]:
         raise RowError("same_answers")
