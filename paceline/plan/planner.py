@@ -182,7 +182,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
     if spec is not None and engine is not None:
         here = job.hardware.packages is not None
         problems += check_adapter(adapter, spec, engine.mesh, precision.compute, engine.options, here=here)
-        problems += check_rounding(shape, freezing, spec.state_split, precision)
+        problems += check_rounding(shape, freezing, spec.state_split, precision, routers=router.frozen)
     problems += check_expert_adapters(run, shape)
     problems += check_router(shape, router, adapters=job.lora is not None)
     mesh = None if cut is None else cut.mesh

@@ -20,7 +20,7 @@ from paceline.plan.model.parameter_list import SCORE, Parameter, parameters_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Decision, Plan, Precision
 
-FREEZE, UNFREEZE = "training.freeze", "training.unfreeze"
+FREEZE, UNFREEZE, FREEZE_ROUTER = "training.freeze", "training.unfreeze", "training.freeze_router"
 _LARGEST_LIST = 6
 _SLICE = re.compile(r"([^\[\]^]+)\[(-?\d*):(-?\d*)(?::([1-9]\d*)?)?\](.*)")
 
@@ -170,14 +170,24 @@ def check_freezing(
 
 
 def check_rounding(
-    shape: ModelShape | None, freezing: Freezing, state_split: StateSplit, precision: Precision
+    shape: ModelShape | None,
+    freezing: Freezing,
+    state_split: StateSplit,
+    precision: Precision,
+    *,
+    routers: bool,
 ) -> Iterator[Diagnostic]:
-    """Yield where an engine would keep frozen weights in fewer bits than their folder has."""
+    """Yield where an engine would keep frozen weights in fewer bits than their folder has; ``routers``: those
+    of a mixture are frozen.
+    """
     stored = "float32" if shape is None else shape.stored or "float32"
     low = precision.compute != precision.master and precision.compute != stored
-    if freezing and low and state_split is StateSplit.FLAT:
-        key, value = (FREEZE, freezing.freeze) if freezing.freeze else (UNFREEZE, freezing.unfreeze)
-        yield codes.PLAN_FREEZE_ROUNDED(key, f"[{', '.join(value)}]", dtype=precision.compute, stored=stored)
+    if not low or state_split is not StateSplit.FLAT:
+        return
+    given = {FREEZE: freezing.freeze, UNFREEZE: freezing.unfreeze}
+    values = {key: f"[{', '.join(names)}]" for key, names in given.items() if names}
+    for key, value in [*values.items(), *([(FREEZE_ROUTER, "true")] if routers else [])][:1]:
+        yield codes.PLAN_FREEZE_ROUNDED(key, value, dtype=precision.compute, stored=stored)
 
 
 def _ties(shape: ModelShape, listed: tuple[Parameter, ...]) -> dict[str, str]:

@@ -61,6 +61,7 @@ def plan_of(training: dict[str, Any], world: int = 1, **sections: Any) -> Plan:
     return make_plan(Job(config, hardware, world_size=world, launcher=launcher, run_dir="none"))
 
 
+MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2, "model_type": "mixtral"}
 HALF = ["layers[:6]", "embed_tokens"]
 
 
@@ -82,6 +83,12 @@ HALF = ["layers[:6]", "embed_tokens"]
         (
             {"freeze": HALF, "distributed_strategy": "zero2", "mixed_precision": "bf16"},
             {},
+            "freeze_rounded",
+            "float32",
+        ),
+        (
+            {"freeze_router": True, "distributed_strategy": "zero2", "mixed_precision": "bf16"},
+            {"model": {"config": {**RECORDED["model"], **MIXTURE}}},
             "freeze_rounded",
             "float32",
         ),
@@ -128,8 +135,7 @@ def test_the_more_is_frozen_the_less_is_needed() -> None:
 @pytest.mark.parametrize("freeze_router", [False, True])
 def test_frozen_weights_are_not_rounded(freeze_router: bool) -> None:
     """What is frozen is saved as it was loaded, under copies in bfloat16 too."""
-    mixture = {"num_local_experts": 4, "num_experts_per_tok": 2, "model_type": "mixtral"}
-    model = config_of({}, model={"config": RECORDED["model"] | (mixture if freeze_router else {})}).model
+    model = config_of({}, model={"config": RECORDED["model"] | (MIXTURE if freeze_router else {})}).model
     options: dict[str, Any] = (
         {"freeze_router": True} if freeze_router else {"freezing": Freezing(("layers.0",))}
     )
