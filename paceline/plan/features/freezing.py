@@ -89,7 +89,7 @@ class Freezing:
 ALL_TRAINED = Freezing()
 
 
-def matches(pattern: str, name: str) -> bool:
+def _matches(pattern: str, name: str) -> bool:
     """Whether ``pattern`` names the parameter ``name`` or a module around it.
 
     It is a name whose leading parts may be missing (``embed_tokens``, ``layers.0.mlp``), with the wildcards
@@ -101,7 +101,7 @@ def matches(pattern: str, name: str) -> bool:
 def _named(patterns: Iterable[str], names: Iterable[str]) -> frozenset[str]:
     known = frozenset(names)
     every = [part for pattern in patterns for part in _without_slice(pattern, known)]
-    return frozenset(name for name in known if any(matches(pattern, name) for pattern in every))
+    return frozenset(name for name in known if any(_matches(pattern, name) for pattern in every))
 
 
 def _without_slice(pattern: str, names: frozenset[str]) -> list[str]:

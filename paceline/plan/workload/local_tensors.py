@@ -96,8 +96,8 @@ def pieces_of(
     if stages is not None:
         listed = _of_stages(listed, shape, stages.own, stages.count)
     if adapter is None:
-        trained = freezing.trained(p.name for p in parameters_of(shape))
-        return tuple(_whole(p, freezing, master_bytes, not freezing or p.name in trained) for p in listed)
+        named = freezing.trained(p.name for p in parameters_of(shape)) if freezing else None
+        return tuple(_whole(p, freezing, master_bytes, named is None or p.name in named) for p in listed)
     if adapter.bias != "none":
         return None
     tensors: list[LocalTensor] = []
