@@ -51,7 +51,7 @@ from paceline.checkpoint.save.retention import being_read
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError
-from paceline.core.json_types import Json, as_number, as_object
+from paceline.core.json_types import Json, JsonObject, as_number, as_object
 from paceline.models.factory import HFModelFactory
 from paceline.models.heads.sequence_classification import Classes
 from paceline.models.loading.sharded_loading import FolderSlices
@@ -286,15 +286,19 @@ def export_hf(
         with staged(to, overwrite) as stage:
             content.fill(stage, max_shard_bytes, checkpoint if checked else None)
             sizes = _run_exporters(exporters, stage, dtype)
-        adapter = as_object(reader.state.get("adapter"))
-        begun, bits = adapter.get("init_lora_weights"), as_object(adapter.get("quantization")).get("bits")
         count, size = sum(prod(entry.shape) for entry in entries), sum(sizes.values())
-        names, init = tuple(sorted(sizes)), str(begun or "") if kind == "adapter" else ""
+        about, names = _about_adapter(reader.state, kind), tuple(sorted(sizes))
         return ExportReport(
-            *(to, reader.step, dtype, len(entries), count, size, names, checked, kind, num_carried),
-            base_bits=bits if kind == "merged model" and isinstance(bits, int) else 0,
-            init=init,
+            to, reader.step, dtype, len(entries), count, size, names, checked, kind, num_carried, *about
         )
+
+
+def _about_adapter(state: JsonObject, kind: str) -> tuple[int, str]:
+    """Return the bits of the quantised base that an adapter was merged into, and what it began with."""
+    adapter = as_object(state.get("adapter"))
+    bits = as_object(adapter.get("quantization")).get("bits")
+    merged = bits if kind == "merged model" and isinstance(bits, int) else 0
+    return merged, str(adapter.get("init_lora_weights") or "") if kind == "adapter" else ""
 
 
 def _run_exporters(exporters: Exporters, stage: Path, dtype: str) -> dict[str, int]:
