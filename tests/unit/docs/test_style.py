@@ -42,7 +42,9 @@ LONG_TEXTS_OF_CODES = 0
 #: Sentences of docstrings over 25 words, and over 40, without tables: formulas and shapes, most of them.
 LONG_IN_DOCSTRINGS = (105, 4)
 
-_MADE = re.compile(r"<!-- (?:planner:|library-examples).*?<!-- (?:end|/library-examples) -->", re.DOTALL)
+_MADE = re.compile(
+    r"<!-- (?:planner:|library-examples|by-file).*?<!-- (?:end|/library-examples|/by-file) -->", re.DOTALL
+)
 _ROOMS = re.compile(r"^\| `[\w/]+` \| .*$", re.MULTILINE)  # docstrings in architecture.md, held by a test
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _END = re.compile(r"(?<=[.!?])\s+(?=[^a-z])")
