@@ -23,7 +23,7 @@ from paceline.models.expert_routing import freeze_routers
 from paceline.models.fused_layers.qkv_rotary import fuse_attention
 from paceline.models.fused_layers.rms_norm import fuse_norms
 from paceline.models.fused_layers.swiglu import fuse_mlps
-from paceline.models.heads.sequence_classification import HEAD, SCALAR_ROLES, Classes
+from paceline.models.heads.sequence_classification import SCALAR_ROLES, Classes, head_layers
 from paceline.models.loading.folder_tensors import FolderTensors
 from paceline.models.loading.materialize import allocate, name_trunk
 from paceline.models.loading.model_source import ModelSource
@@ -286,7 +286,7 @@ class HFModelFactory:
         base = {"name_or_path": source.name_or_path, "revision": source.revision}
         rows = (self.weights.old_rows, self.weights.rows) if source.config is None else None
         if self.role in SCALAR_ROLES:  # a fresh head, if frozen, would score at random
-            spec = replace(spec, modules_to_save=tuple(sorted({*spec.modules_to_save, HEAD})))
+            spec = replace(spec, modules_to_save=tuple(sorted({*spec.modules_to_save, *head_layers(hf)})))
         files = slices if isinstance(slices, FolderSlices) else None
         # adapters have values beside weights that have none
         beside = files if device.type != "meta" else None

@@ -17,11 +17,12 @@ from paceline.models.attention.rope_per_document import DocumentRope
 from paceline.models.attention.sequence_info import AttentionContext, PackedSequenceInfo
 from paceline.models.compile_layers import CompiledLayers
 from paceline.models.compute_dtype import LowPrecisionCopies, head_of
+from paceline.models.encoder import EncoderInputs, without_pooler
 from paceline.models.expert_routing import RouterLoad, RouterSums
 from paceline.models.heads.chunked_cross_entropy import CHUNK_BYTES
 from paceline.models.heads.distillation_divergence import Comparison, TeacherHead
 from paceline.models.heads.lm_head import Head, Vocabulary
-from paceline.models.heads.sequence_classification import SCALAR_ROLES, ScalarHead
+from paceline.models.heads.sequence_classification import SCALAR_ROLES, scalar_head
 from paceline.models.lora.lora import Adapter, switched_off
 from paceline.models.module_tensors import persistent_buffers
 from paceline.models.recurrent_layers import has_state, how_kept_apart
@@ -46,7 +47,7 @@ class TrunkOutput(Protocol):
 
 class RoleModule(RootModule):
     """A Hugging Face causal language model as the root module of ``role``; for reward, value and classifier
-    roles a sequence classification model.
+    roles a sequence classification model, also of an encoder.
 
     ``forward(batch, required)`` returns fp32 tensors by name (see ``Output``). A micro-batch without labels
     still gives every trainable parameter a gradient. ``hf`` is the model itself, for saving and generation;
@@ -82,7 +83,7 @@ class RoleModule(RootModule):
         self.slot = AttentionContext()
         self.slot.attach(hf)
         self.head = (
-            ScalarHead(hf)
+            scalar_head(hf)
             if role in SCALAR_ROLES
             else Head(hf, chunk_bytes, temperature, self.slot.row_kernels)
         )
@@ -94,8 +95,10 @@ class RoleModule(RootModule):
                 self.hf.base_model, head_of(hf), compute_dtype, not engine_casts, keeps_frozen
             )
         by_length = any(isinstance(module, DocumentRope) for module in hf.modules())  # reads whole documents
+        self.encoder = EncoderInputs.of(hf)
         self._shares = (
             attention.layout == "packed"
+            and self.encoder is None
             and not by_length
             and not draws_at_random(self.hf.base_model, hf.config)
         )
@@ -210,6 +213,31 @@ class RoleModule(RootModule):
         """Return the hidden states [1, T, H] of the flat batch, and ``Output.ROUTER`` if ``routed``."""
         return (self._packed if self.attention.layout == "packed" else self._padded)(batch, routed)
 
+    def _trunk(
+        self,
+        batch: Batch,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        routed: bool,
+        rows: PaddedRows | None = None,
+    ) -> TrunkOutput:
+        """Call the trunk on ``ids`` at ``positions``: all of ``batch`` in one row, or in padded ``rows``."""
+        trunk = self.hf.base_model
+        if self.encoder is not None:
+            inputs = self.encoder.arguments(batch, positions, rows)
+            with without_pooler(trunk):
+                found: TrunkOutput = trunk(input_ids=ids, attention_mask=mask, **inputs)
+                return found
+        output: TrunkOutput = trunk(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            use_cache=False,
+            **(_ROUTED if routed else {}),
+        )
+        return output
+
     def _sums(
         self,
         output: TrunkOutput,
@@ -227,15 +255,9 @@ class RoleModule(RootModule):
         ids, positions = batch.input_ids, batch.position_ids
         if shared is not None:
             ids, positions = shared.kept(ids, 1), shared.kept(positions, 1)
-        layout = PackedSequenceInfo.of(batch, shared)
+        layout = PackedSequenceInfo.of(batch, shared, causal=self.encoder is None)
         with self.slot.packed_sequences(layout), self._load.counting(batch, shared=shared):
-            output: TrunkOutput = self.hf.base_model(
-                input_ids=ids,
-                position_ids=positions,
-                attention_mask=placeholder_mask(ids.device),
-                use_cache=False,
-                **(_ROUTED if routed else {}),
-            )
+            output = self._trunk(batch, ids, positions, placeholder_mask(ids.device), routed)
         hidden = output.last_hidden_state
         sums = self._sums(output, batch, shared) if routed else None
         return (hidden if shared is None else shared.full(hidden, 1)), sums
@@ -248,12 +270,7 @@ class RoleModule(RootModule):
         rows = layout.padded
         offsets = torch.arange(batch.max_seqlen, device=batch.input_ids.device)
         with self.slot.padded_rows(layout), self._load.counting(batch, rows=rows):
-            output: TrunkOutput = self.hf.base_model(
-                input_ids=batch.input_ids[0][rows.index],
-                position_ids=offsets[None, :].expand(rows.index.shape),
-                attention_mask=rows.real.long(),
-                use_cache=False,
-                **(_ROUTED if routed else {}),
-            )
+            ids, positions = batch.input_ids[0][rows.index], offsets[None, :].expand(rows.index.shape)
+            output = self._trunk(batch, ids, positions, rows.real.long(), routed, rows)
         hidden = rows.unpad(output.last_hidden_state).unsqueeze(0)
         return hidden, self._sums(output, batch, rows=rows) if routed else None

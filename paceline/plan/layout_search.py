@@ -86,7 +86,7 @@ def _search_spec(job: Job) -> SearchSpec:
         flash=config.model.attn_implementation != "eager",
         algorithm=t.algorithm,
         states=OptimizerStates.configured(t, shape, adapter),
-        trained_part=trained_part(shape, Freezing.configured(t)),
+        trained_part=trained_part(shape, Freezing.configured(t, shape)),
     )
 
 

@@ -69,7 +69,7 @@ from paceline.plan.mesh import BatchSplit, Mesh, split_batch
 from paceline.plan.model.parameter_list import targets_of
 from paceline.plan.model.read_config import scoring
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.model.supported import check_family
+from paceline.plan.model.supported import check_encoder, check_family, encoders_beside
 from paceline.plan.plan import (
     WARNING,
     AdapterSpec,
@@ -145,7 +145,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
     training, shape = job.training, job.shape
     # What does not depend on the strategy.
     adapter = attempt(lambda: adapter_of(job.lora), problems)
-    freezing = Freezing.configured(training)
+    freezing = Freezing.configured(training, shape)
     router = router_options(training, shape.router_aux_loss if shape else 0.0)
     optimizer = _optimizer(training, problems)
     precision = choose_precision(
@@ -183,6 +183,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
         here = job.hardware.packages is not None
         problems += check_adapter(adapter, spec, engine.mesh, precision.compute, engine.options, here=here)
         problems += check_rounding(shape, freezing, spec.state_split, precision, routers=router.frozen)
+    problems += check_encoder(shape, training.algorithm, job.algorithm.encodes, adapter)
     problems += check_expert_adapters(run, shape)
     problems += check_router(shape, router, adapters=job.lora is not None)
     mesh = None if cut is None else cut.mesh
@@ -269,7 +270,7 @@ def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
 
 def _checked(plan: Plan) -> Plan:
     """Return ``plan`` with its algorithm's warnings. Raises ConfigError for its errors."""
-    problems = list(algorithm_spec(plan.algorithm).check_plan(plan))
+    problems = [*algorithm_spec(plan.algorithm).check_plan(plan), *encoders_beside(plan)]
     if errors(problems):
         raise ConfigError(*problems)
     return replace(plan, decisions=(*plan.decisions, *_warnings(problems))) if problems else plan

@@ -20,10 +20,10 @@ from paceline.checkpoint.format.strict_json import parse_object
 from paceline.core.errors import CheckpointError
 from paceline.core.files import MAX_CONFIG_BYTES, open_file, read_bytes
 from paceline.core.json_types import JsonObject
-from paceline.models.heads.sequence_classification import HEAD
 from paceline.models.lora.names import PEFT_PREFIX
 from paceline.models.module_tensors import persistent_buffers
 from paceline.plan.features.peft_settings import names_module
+from paceline.plan.model.family import family_of
 from paceline.plan.model.parameter_list import NO_DECAY
 from paceline.protocols.roles import Role
 from paceline.strategies.optimizers.build import decays
@@ -195,8 +195,9 @@ def role_of(config: JsonObject, adapter: JsonObject | None, weights: Mapping[str
     scores = gives_scores(config) or (adapter is not None and adapter.get("task_type") == "SEQ_CLS")
     if not scores:
         return Role.POLICY
-    rows = [tensor.shape[0] for name, tensor in weights.items() if name == f"{HEAD}.weight" and tensor.shape]
-    return Role.CLASSIFIER if rows and rows[0] > 1 else Role.REWARD
+    family = family_of(config.get("model_type"))
+    rows = [t.shape[0] for name, t in weights.items() if name == f"{family.head[-1]}.weight" and t.shape]
+    return Role.CLASSIFIER if family.encoder or (rows and rows[0] > 1) else Role.REWARD
 
 
 def read_config(folder: Path, name: str = "config.json") -> JsonObject:

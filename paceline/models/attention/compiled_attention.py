@@ -19,7 +19,7 @@ from paceline.models.attention.kernel_choice import AttentionKernels, traced_ker
 from paceline.models.attention.padded_documents import PaddedRows
 from paceline.models.attention.reference_attention import (
     AttentionOptions,
-    causal_mask,
+    document_mask,
     documents_generic,
     documents_padded,
     equal_rows,
@@ -38,13 +38,14 @@ from paceline.plan.model.kernels import (
 
 @torch.library.custom_op("paceline::document_flash", mutates_args=())
 def document_flash(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float, causal: bool = True
 ) -> tuple[Tensor, Tensor]:
     """``documents.CpuDocuments`` as an operator: query [1, H, T, D], key and value [1, K, T, D], int64 bounds
     [documents + 1] -> the attention [1, H, T, D] and its log-sum-exps [1, H, T].
     """
     edges = tuple(bounds.tolist())
-    out, sums = flash_forward(query, key, value, edges, scale, product_dtype(query.dtype, query.device))
+    product = product_dtype(query.dtype, query.device)
+    out, sums = flash_forward(query, key, value, edges, scale, product, causal)
     if equal_rows(edges, query.shape[2]):
         return out, sums[0].transpose(0, 1).flatten(1).unsqueeze(0)
     # an operator returns a fixed number of tensors: the documents' sums in one
@@ -52,7 +53,9 @@ def document_flash(
 
 
 @document_flash.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float, causal: bool = True
+) -> tuple[Tensor, Tensor]:
     _, heads, tokens, width = query.shape
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     out = query.new_empty(1, tokens, heads, width).transpose(1, 2)
@@ -69,6 +72,7 @@ def document_flash_backward(
     lse: Tensor,
     bounds: Tensor,
     scale: float,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value, in their shapes."""
     edges = tuple(bounds.tolist())
@@ -77,7 +81,7 @@ def document_flash_backward(
     else:
         sums = [lse[:, :, a:b] for a, b in pairwise(edges)]
     product = product_dtype(query.dtype, query.device)
-    grads = flash_backward(grad, query, key, value, out, sums, edges, scale, product)
+    grads = flash_backward(grad, query, key, value, out, sums, edges, scale, product, causal)
     return grads[0].contiguous(), grads[1].contiguous(), grads[2].contiguous()
 
 
@@ -87,14 +91,14 @@ def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tu
 
 
 def _keep_flash(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, bounds, ctx.scale = inputs
+    query, key, value, bounds, ctx.scale, ctx.causal = inputs
     ctx.save_for_backward(query, key, value, *output, bounds)
 
 
 def _flash_gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     query, key, value, out, lse, bounds = ctx.saved_tensors
-    grads = document_flash_backward(grad, query, key, value, out, lse, bounds, ctx.scale)
-    return *grads, None, None
+    grads = document_flash_backward(grad, query, key, value, out, lse, bounds, ctx.scale, ctx.causal)
+    return *grads, None, None, None
 
 
 document_flash.register_autograd(_flash_gradients, setup_context=_keep_flash)
@@ -110,13 +114,15 @@ def document_scores(
     scale: float,
     window: int | None,
     softcap: float | None,
+    causal: bool = True,
 ) -> Tensor:
     """``documents.documents_generic`` without dropout as an operator: [1, H, T, D], [1, K, T, D], [1,
     K, T, E] -> [1, H, T, E]; int64 ``bounds`` on the host. The backward computes one document's scores
     a second time.
     """
     edges = tuple(bounds.tolist())
-    layout = PackedSequenceInfo(edges, bounds, max(b - a for a, b in pairwise(edges)))
+    longest = max(b - a for a, b in pairwise(edges))
+    layout = PackedSequenceInfo(edges, bounds, longest, causal=causal)
     options = AttentionOptions(scale, window=window, softcap=softcap, sinks=sinks)
     out = documents_generic(query, key, value, layout, options)
     return out.transpose(1, 2).contiguous().transpose(1, 2)
@@ -139,13 +145,14 @@ def document_scores_backward(
     scale: float,
     window: int | None,
     softcap: float | None,
+    causal: bool,
 ) -> list[Tensor]:
     """Return the gradients of query, key and value, and of the sinks if there are any."""
     totals = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)]
     of_sinks = None if sinks is None else torch.zeros_like(sinks)
     for start, end in pairwise(bounds.tolist()):
         g, q, k, v = (x[:, :, start:end] for x in (grad, query, key, value))
-        grads = scores_gradients(g, q, k, v, sinks, scale, window, softcap)
+        grads = scores_gradients(g, q, k, v, sinks, scale, window, softcap, causal)
         for total, piece in zip(totals, grads, strict=False):
             total[:, :, start:end] = piece
         if of_sinks is not None:
@@ -169,8 +176,9 @@ def scores_gradients(
     scale: float,
     window: int | None,
     softcap: float | None,
+    causal: bool = True,
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of one document's causal attention: softmax(mask(cap(q·kᵀ·scale))) · v, with the
+    """Return the gradients of one document's attention: softmax(mask(cap(q·kᵀ·scale))) · v, with the
     sinks as logits that have no value. Products in the inputs' dtype, the softmax in fp32 or wider.
     """
     groups, kept = query.shape[1] // key.shape[1], key.shape[1]
@@ -178,7 +186,7 @@ def scores_gradients(
     k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))
     scores = torch.matmul(query, k.transpose(2, 3)).to(wide).mul_(scale)
     capped = scores if softcap is None else torch.tanh(scores / softcap).mul_(softcap)
-    hidden = ~causal_mask(query.shape[2], window, query.device)
+    hidden = ~document_mask(query.shape[2], window, causal, query.device)
     logits = capped.masked_fill(hidden, -math.inf)
     if sinks is not None:
         sink = sinks.to(wide).reshape(1, -1, 1, 1).expand(*logits.shape[:3], 1)
@@ -202,13 +210,14 @@ def scores_gradients(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.scale, ctx.window, ctx.softcap = inputs
+    *tensors, ctx.scale, ctx.window, ctx.softcap, ctx.causal = inputs
     ctx.save_for_backward(*tensors)
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    grads = document_scores_backward(grad, *ctx.saved_tensors, ctx.scale, ctx.window, ctx.softcap)
-    return *grads[:3], grads[3] if len(grads) > 3 else None, None, None, None, None
+    how = ctx.scale, ctx.window, ctx.softcap, ctx.causal
+    grads = document_scores_backward(grad, *ctx.saved_tensors, *how)
+    return *grads[:3], grads[3] if len(grads) > 3 else None, None, None, None, None, None
 
 
 document_scores.register_autograd(_gradients, setup_context=_keep)
@@ -222,6 +231,7 @@ class TracedLayout(NamedTuple):
     cu_seqlens: Tensor
     max_seqlen: int
     padded: PaddedRows | None
+    causal: bool
     keys: None = None
 
 
@@ -229,7 +239,7 @@ def _any_layout(layout: PackedSequenceInfo, tokens: int, *, rows: bool) -> Any:
     # a dim, which torch.compile keeps as a symbol; a number would be a constant of the graph
     longest = layout.span.shape[0]
     padded = PaddedRows.of(layout.cu_seqlens, longest, tokens) if rows else None
-    return TracedLayout(layout.cu_seqlens, longest, padded)
+    return TracedLayout(layout.cu_seqlens, longest, padded, layout.causal)
 
 
 def traced_attention(
@@ -268,11 +278,12 @@ def traced_attention(
         edges = _any_layout(layout, query.shape[2], rows=True)
         out = documents_padded(query, key, value, edges, options)
     elif kernel == DOCUMENT_FLASH:
-        out, _ = document_flash(query, key, value, layout.on_host, scale)
+        out, _ = document_flash(query, key, value, layout.on_host, scale, layout.causal)
     elif kernel == FLEX or dropout:
         raise NotImplementedError(f"{kernel} and attention dropout on a CPU are not part of a compiled layer")
     else:
-        out = document_scores(query, key, value, sinks, layout.on_host, scale, window, softcap)
+        how = scale, window, softcap, layout.causal
+        out = document_scores(query, key, value, sinks, layout.on_host, *how)
     if layout.shared is not None:
         out = out.index_select(2, layout.shared.keep)
     return out.transpose(1, 2).contiguous()

@@ -26,8 +26,7 @@ def documents_varlen(
     layout: PackedSequenceInfo,
     options: AttentionOptions,
 ) -> Tensor:
-    """Causal attention per document: query [1, H, T, D], key [1, K, S, D] and value [1, K, S, E] -> [1, H, T,
-    E].
+    """Attention per document: query [1, H, T, D], key [1, K, S, D] and value [1, K, S, E] -> [1, H, T, E].
 
     S is T but under ``layout.keys``: then a document's queries are its last ones. The kernel knows heads of
     one size, a multiple of 8: others get zeros. It knows neither dropout nor capped scores.
@@ -39,7 +38,7 @@ def documents_varlen(
     width = flash_width(query.shape[-1], value_width)
     q, k, v = (_widened(x, width)[0].transpose(0, 1) for x in (query, key, value))
     if sinks is not None:
-        out = FlashWithSinks.apply(q, k, v, sinks, layout, scale, _window(window))
+        out = FlashWithSinks.apply(q, k, v, sinks, layout, scale, _window(window, causal=True))
     else:
         keys = layout.keys or layout
         attended = varlen_attn(
@@ -51,7 +50,7 @@ def documents_varlen(
             layout.max_seqlen,
             keys.max_seqlen,
             scale=scale,
-            window_size=_window(window),
+            window_size=_window(window, layout.causal),
             enable_gqa=q.shape[1] != k.shape[1],
         )
         assert isinstance(attended, Tensor)
@@ -59,9 +58,10 @@ def documents_varlen(
     return out[..., :value_width].transpose(0, 1).unsqueeze(0)
 
 
-def _window(window: int | None) -> tuple[int, int]:
+def _window(window: int | None, causal: bool) -> tuple[int, int]:
     """Return how many keys before and after its own a query sees; -1: all."""
-    return (-1 if window is None else window - 1, 0)
+    side = -1 if window is None else window - 1
+    return (side, 0 if causal else side)
 
 
 def _widened(x: Tensor, width: int) -> Tensor:

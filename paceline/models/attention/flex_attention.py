@@ -148,7 +148,14 @@ class VisibleKeys:
 
     @staticmethod
     @torch.no_grad()
-    def of(cu_queries: Tensor, cu_keys: Tensor, queries: int, keys: int, window: int | None) -> VisibleKeys:
+    def of(
+        cu_queries: Tensor,
+        cu_keys: Tensor,
+        queries: int,
+        keys: int,
+        window: int | None,
+        causal: bool = True,
+    ) -> VisibleKeys:
         """Return what ``queries`` see of ``keys``; boundaries int32 [D + 1] on the device that it is wanted
         on.
 
@@ -156,10 +163,12 @@ class VisibleKeys:
         """
         position = torch.arange(queries, device=cu_queries.device)
         document = torch.searchsorted(cu_queries[1:], position, right=True)
-        last = position - cu_queries[1:][document] + cu_keys[1:][document]
+        own = position - cu_queries[1:][document] + cu_keys[1:][document]
         first = cu_keys[:-1][document].long()
+        last = own if causal else cu_keys[1:][document].long() - 1
         if window is not None:
-            first = torch.maximum(first, last - (window - 1))
+            first = torch.maximum(first, own - (window - 1))
+            last = torch.minimum(last, own + (window - 1))
         return VisibleKeys(first.int(), last.int(), _blocks(first, last, _count(queries), _count(keys)))
 
 

@@ -180,7 +180,7 @@ def document_attention(
         return tail_and_rest(inner, query, key, value, layout, options)
     if kernel == DOCUMENT_FLASH:
         product = product_dtype(query.dtype, query.device)
-        return CpuDocuments.apply(query, key, value, layout.bounds, scale, product)
+        return CpuDocuments.apply(query, key, value, layout.bounds, scale, product, layout.causal)
     if kernel == VARLEN_FLASH:
         return documents_varlen(query, key, value, layout, options)
     if kernel == FLEX:

@@ -20,7 +20,8 @@ class AttentionOptions(NamedTuple):
 
     scale    of the scores
     dropout  of the weights
-    window   how many keys a query sees, its own included: position i attends to (i - window, i]; None: all
+    window   how many keys a query sees, its own included: position i attends to (i - window, i], in an
+             encoder to (i - window, i + window); None: all
     softcap  scores become softcap · tanh(score / softcap) (Gemma 2)
     sinks    [H], each one more logit of the softmax, without a value (GPT-OSS)
     """
@@ -42,11 +43,12 @@ class _DocumentsContext(FunctionContext):
     bounds: tuple[int, ...]
     scale: float
     product: torch.dtype
+    causal: bool
 
 
 class CpuDocuments(Function):
-    """Causal attention per document with torch's CPU flash kernel, forward and backward, in one autograd node
-    for all documents.
+    """Attention per document with torch's CPU flash kernel, forward and backward, in one autograd node for
+    all documents.
 
     query [1, H, T, D], key and value [1, K, T, D] with H a multiple of K (grouped-query attention); output
     [1, H, T, D] with the memory layout of [1, T, H, D]. ``product``: the dtype the kernel computes in (fp32
@@ -62,35 +64,42 @@ class CpuDocuments(Function):
         bounds: tuple[int, ...],
         scale: float,
         product: torch.dtype,
+        causal: bool = True,
     ) -> Tensor:
         """Compute each document into one output buffer, or all documents in one call if they are equally
         long.
         """
-        result, sums = flash_forward(query, key, value, bounds, scale, product)
+        result, sums = flash_forward(query, key, value, bounds, scale, product, causal)
         ctx.save_for_backward(query, key, value, result, *sums)
-        ctx.bounds, ctx.scale, ctx.product = bounds, scale, product
+        ctx.bounds, ctx.scale, ctx.product, ctx.causal = bounds, scale, product, causal
         return result
 
     @staticmethod
     def backward(ctx: _DocumentsContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Call the kernel's own backward per document, or once for all if they are equally long."""
         query, key, value, out, *sums = ctx.saved_tensors
-        grads = flash_backward(grad, query, key, value, out, sums, ctx.bounds, ctx.scale, ctx.product)
-        return *grads, None, None, None
+        how = ctx.bounds, ctx.scale, ctx.product, ctx.causal
+        return *flash_backward(grad, query, key, value, out, sums, *how), None, None, None, None
 
 
 def flash_forward(
-    query: Tensor, key: Tensor, value: Tensor, bounds: tuple[int, ...], scale: float, product: torch.dtype
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: tuple[int, ...],
+    scale: float,
+    product: torch.dtype,
+    causal: bool = True,
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the attention [1, H, T, D], laid out as [1, T, H, D], in the query's dtype, and the
     log-sum-exps: [1, H, t] of each document, or one [documents, H, t] if all are equally long.
     """
     q, k, v = query.to(product), key.to(product), value.to(product)
     if rows := equal_rows(bounds, q.shape[2]):
-        o, lse = _flash(*(_split(x, rows) for x in (q, k, v)), 0.0, True, scale=scale)
+        o, lse = _flash(*(_split(x, rows) for x in (q, k, v)), 0.0, causal, scale=scale)
         out, sums = _joined(o), [lse]
     else:
-        out, sums = _each(q, k, v, bounds, scale)
+        out, sums = _each(q, k, v, bounds, scale, causal)
     return out.to(query.dtype), sums
 
 
@@ -104,24 +113,25 @@ def flash_backward(
     bounds: tuple[int, ...],
     scale: float,
     product: torch.dtype,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value from what ``flash_forward`` took and returned."""
     all_of_them = tuple(x.to(product) for x in (grad, query, key, value, out))
     if rows := equal_rows(bounds, query.shape[2]):
         parts = (_split(x, rows) for x in all_of_them)
-        grads = [_joined(x) for x in _flash_backward(*parts, sums[0], 0.0, True, scale=scale)]
+        grads = [_joined(x) for x in _flash_backward(*parts, sums[0], 0.0, causal, scale=scale)]
     else:
         grads = [torch.empty_like(x) for x in all_of_them[1:4]]
         for (start, end), lse in zip(pairwise(bounds), sums, strict=True):
             part = (x[:, :, start:end] for x in all_of_them)
-            pieces = _flash_backward(*part, lse, 0.0, True, scale=scale)
+            pieces = _flash_backward(*part, lse, 0.0, causal, scale=scale)
             for total, piece in zip(grads, pieces, strict=True):
                 total[:, :, start:end] = piece
     return grads[0].to(query.dtype), grads[1].to(key.dtype), grads[2].to(value.dtype)
 
 
 def _each(
-    q: Tensor, k: Tensor, v: Tensor, bounds: tuple[int, ...], scale: float
+    q: Tensor, k: Tensor, v: Tensor, bounds: tuple[int, ...], scale: float, causal: bool
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the attention [1, H, T, D], laid out as [1, T, H, D], and the log-sum-exps [1, H, t] of each
     document.
@@ -130,7 +140,7 @@ def _each(
     out = q.new_empty(1, tokens, heads, width).transpose(1, 2)
     sums = []
     for start, end in zip(bounds, bounds[1:], strict=False):
-        o, lse = _flash(q[:, :, start:end], k[:, :, start:end], v[:, :, start:end], 0.0, True, scale=scale)
+        o, lse = _flash(q[:, :, start:end], k[:, :, start:end], v[:, :, start:end], 0.0, causal, scale=scale)
         out[:, :, start:end] = o
         sums.append(lse)
     return out, sums
@@ -157,7 +167,7 @@ def _joined(x: Tensor) -> Tensor:
 def documents_generic(
     query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInfo, options: AttentionOptions
 ) -> Tensor:
-    """Any causal variant, one document at a time.
+    """Any variant, one document at a time.
 
     Shapes as in ``CpuDocuments``; value may have another head dim.
     """
@@ -166,23 +176,28 @@ def documents_generic(
     pieces = []
     for start, end in zip(layout.bounds, layout.bounds[1:], strict=False):
         q, k, v = (x[:, :, start:end] for x in (query, key, value))
-        mask = None if window is None or window >= end - start else causal_mask(end - start, window, q.device)
+        far = window is None or window >= end - start
+        mask = None if far else document_mask(end - start, window, layout.causal, q.device)
         if softcap is not None or sinks is not None:
+            if mask is None and not layout.causal:
+                mask = document_mask(end - start, None, False, q.device)
             pieces.append(scores_attention(q, k, v, mask, options))
             continue
         if groups > 1:
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         pieces.append(
             F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout, scale=scale
+                q, k, v, attn_mask=mask, is_causal=far and layout.causal, dropout_p=dropout, scale=scale
             )
         )
     return torch.cat(pieces, dim=2)
 
 
-def causal_mask(length: int, window: int | None, device: torch.device) -> Tensor:
+def document_mask(length: int, window: int | None, causal: bool, device: torch.device) -> Tensor:
     """Return bool [length, length]: True where the row's position may attend to the column's."""
-    mask = torch.ones(length, length, dtype=torch.bool, device=device).tril_()
+    mask = torch.ones(length, length, dtype=torch.bool, device=device)
+    if causal or window is not None:
+        mask.tril_(0 if causal or window is None else window - 1)
     return mask if window is None else mask.triu_(1 - window)
 
 
@@ -198,7 +213,7 @@ def scores_attention(
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     if mask is None:
-        mask = causal_mask(last, None, q.device)[last - q.shape[2] :]
+        mask = document_mask(last, None, True, q.device)[last - q.shape[2] :]
     scores = torch.matmul(q, k.transpose(2, 3)) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
@@ -217,12 +232,13 @@ def scores_attention(
 def documents_padded(
     query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInfo, options: AttentionOptions
 ) -> Tensor:
-    """One causal SDPA call on [D, heads, longest, width]: for accelerators, where one call per document would
-    be bound by kernel launches.
+    """One SDPA call on [D, heads, longest, width]: for accelerators, where one call per document would be
+    bound by kernel launches.
 
-    Padding is at the end of each row, so no real position attends to it. Shapes as in ``documents_generic``,
-    but for scores that are capped. A sink is a key before the document that all see: its score is the sink,
-    its value 0. Heads get zeros up to a multiple of 8, as kernels of other sizes keep all scores.
+    Padding is at the end of each row, so no real position of a causal model attends to it; an encoder's gets
+    a mask. Shapes as in ``documents_generic``, but for scores that are capped. A sink is a key before the
+    document that all see: its score is the sink, its value 0. Heads get zeros up to a multiple of 8, as
+    kernels of other sizes keep all scores.
     """
     scale, dropout, window, _, sinks = options
     rows, value_width = layout.padded, value.shape[-1]
@@ -231,7 +247,14 @@ def documents_padded(
         q, k, v = _before_all(q, k, v, sinks.float() / scale)
     # a pad of nothing would copy
     q, k, v = (F.pad(x, (0, short)) if (short := -x.shape[-1] % FLASH_MULTIPLE) else x for x in (q, k, v))
-    mask = None if window is None else causal_mask(q.shape[2], window, query.device)
+    if window is None and layout.causal:
+        mask = None
+    else:
+        mask = document_mask(q.shape[2], window, layout.causal, query.device)
+    if mask is not None and not layout.causal:
+        # a padding's own row sees itself alone: a row without a key would be NaN
+        itself = torch.eye(q.shape[2], dtype=torch.bool, device=query.device)
+        mask = ((mask & rows.real[:, None, :]) | itself).unsqueeze(1)
     if mask is not None and sinks is not None:
         # the sink's key is in every window
         mask[:, 0] = True

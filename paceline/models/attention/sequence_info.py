@@ -35,7 +35,8 @@ class PackedSequenceInfo:
     ``shared``: prompts that the trunk computes once (``bounds`` are those of whole documents), or None.
     ``context``: the context-parallel group that the tokens are sharded over (``bounds`` cover all of them),
     or None. ``keys``: the boundaries of the documents' keys where they have more than queries (a document's
-    queries are then its last ones), else None.
+    queries are then its last ones), else None. ``causal``: a token sees no later one (False: an encoder's
+    tokens see all of their document, and a window reaches to both sides).
     """
 
     bounds: tuple[int, ...]
@@ -49,9 +50,10 @@ class PackedSequenceInfo:
         default_factory=dict, repr=False, compare=False
     )
     on_host: Tensor | None = None
+    causal: bool = True
 
     @staticmethod
-    def of(batch: Batch, shared: SharedPrompts | None = None) -> PackedSequenceInfo:
+    def of(batch: Batch, shared: SharedPrompts | None = None, *, causal: bool = True) -> PackedSequenceInfo:
         """Return the layout of ``batch``. Reads the boundaries on the CPU, where ``Batch.to`` leaves them."""
         device = batch.input_ids.device
         bounds = tuple(batch.cu_seqlens.tolist())
@@ -62,6 +64,7 @@ class PackedSequenceInfo:
             batch.context if isinstance(batch, ContextBatch) else None,
             shared,
             on_host=batch.cu_seqlens,
+            causal=causal,
         )
 
     @staticmethod
@@ -104,7 +107,9 @@ class PackedSequenceInfo:
         if window not in self._visible:
             keys = self.keys or self
             counts = self.bounds[-1], keys.bounds[-1]
-            self._visible[window] = VisibleKeys.of(self.cu_seqlens, keys.cu_seqlens, *counts, window)
+            self._visible[window] = VisibleKeys.of(
+                self.cu_seqlens, keys.cu_seqlens, *counts, window, self.causal
+            )
         return self._visible[window]
 
     def block(self, start: int, end: int) -> PackedSequenceInfo:

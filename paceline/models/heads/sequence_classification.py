@@ -1,6 +1,5 @@
-"""A linear head with K outputs instead of the vocabulary, as in Hugging Face's sequence classification. It
-gives the score of an answer (reward model), its expected score (value model), or one logit per class
-(classifier).
+"""A head with K outputs instead of the vocabulary, as in Hugging Face's sequence classification. It gives the
+score of an answer (reward model), its expected score (value model), or one logit per class (classifier).
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ from torch import Tensor, nn
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.models import codes
+from paceline.models.heads.document_pooling import pooled
 from paceline.models.heads.lm_head import Vocabulary
+from paceline.plan.model.family import family_of
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 
     from paceline.protocols.model import HFModel
 
-HEAD = (
-    # the attribute in every class that is a GenericForSequenceClassification, and in GPT-2's and similar ones
-    "score"
-)
 SCALAR_ROLES = frozenset({Role.REWARD, Role.VALUE, Role.CLASSIFIER})
 
 
@@ -101,6 +98,77 @@ def auto_class(role: Role) -> AutoClass:
     return cast(AutoClass, kind)  # whose methods have no types of their own
 
 
+def head_modules(hf: HFModel) -> dict[str, nn.Module]:
+    """Return the modules of the head of a classification class, by their names in ``hf``, in the order in
+    which they are called. Raises ConfigError where the class has others.
+    """
+    names = family_of(hf.config.model_type).head
+    found = dict(hf.named_modules())
+    outputs = [m for name in names if name in found for m in found[name].modules()]
+    linear = [module for module in outputs if isinstance(module, nn.Linear)]
+    if not linear or linear[-1].out_features != hf.config.num_labels or not all(n in found for n in names):
+        raise ConfigError(
+            codes.MODELS_NO_SCALAR_HEAD(
+                f"this model's class for sequence classification has no {' and '.join(names)} that ends in a"
+                " linear layer with that number of outputs",
+                "model",
+                type(hf).__name__,
+                "use a decoder of another family: llama, qwen2, qwen3, mistral, gemma2, gpt2, …",
+            )
+        )
+    return {name: found[name] for name in names}
+
+
+def last_layer(hf: HFModel) -> nn.Module | None:
+    """Return the layer that gives a language model's logits, or an encoder's."""
+    if not family_of(hf.config.model_type).encoder:
+        return hf.get_output_embeddings()
+    linear = [m for part in head_modules(hf).values() for m in part.modules() if isinstance(m, nn.Linear)]
+    return linear[-1]
+
+
+def head_layers(hf: HFModel) -> tuple[str, ...]:
+    """Return the last names of the head's modules with parameters, which adapters leave to be trained."""
+    modules = head_modules(hf)
+    held = (name for name, module in modules.items() if next(module.parameters(), None) is not None)
+    return tuple(name.rpartition(".")[2] for name in held)
+
+
+class PooledHead:
+    """An encoder's head: the modules of its classification class, called in turn on a pooled document.
+
+    Pooled is the first token, or the mean of all (``classifier_pooling``). Modules are called, their weights
+    are not read, so that engines gather them. Each computes in the dtype of its weights.
+    """
+
+    fused = True
+
+    def __init__(self, hf: HFModel) -> None:
+        self._hf = hf
+        self.pooling = str(getattr(hf.config, "classifier_pooling", "cls"))
+        self._names = tuple(head_modules(hf))
+        self.reason = f"{hf.config.num_labels} classes per document: {self.pooling}, {', '.join(self._names)}"
+        self.vocabulary: Vocabulary | None = None
+
+    def __call__(self, hidden: Tensor, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
+        """hidden [1, T, H] -> ``classes`` [D, K], ``scores`` [D]: fp32 (fp64 for fp64 weights)."""
+        assert required <= {Output.SCORES, Output.CLASSES}, "an encoder has no vocabulary"
+        with torch.autocast(hidden.device.type, enabled=False):
+            # as a row of one token: modules that take a document's first token find it
+            x = pooled(hidden, batch, self.pooling)[:, None]
+            for module in map(self._hf.get_submodule, self._names):
+                held: Tensor | None = next(module.parameters(), None)
+                x = module(x if held is None else x.to(held.dtype))
+        logits = x.reshape(x.shape[0], -1)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return {kind.value: logits if kind is Output.CLASSES else logits.squeeze(-1) for kind in required}
+
+
+def scalar_head(hf: HFModel) -> ScalarHead | PooledHead:
+    """Return the head of a classification class: a decoder's at the last token, or an encoder's."""
+    return PooledHead(hf) if family_of(hf.config.model_type).encoder else ScalarHead(hf)
+
+
 class ScalarHead:
     """``Linear(hidden, K)`` without bias, K being ``num_labels``, applied to the last hidden states at the
     last token of each document or at the labelled positions.
@@ -118,17 +186,7 @@ class ScalarHead:
             "one number per document or token" if outputs == 1 else f"{outputs} classes per document"
         )
         self.vocabulary: Vocabulary | None = None
-        layer = getattr(hf, HEAD, None)
-        if not isinstance(layer, torch.nn.Linear) or layer.out_features != outputs:
-            raise ConfigError(
-                codes.MODELS_NO_SCALAR_HEAD(
-                    "this model's class for sequence classification has no linear layer 'score'"
-                    " with that number of outputs",
-                    "model",
-                    type(hf).__name__,
-                    "use a decoder of another family: llama, qwen2, qwen3, mistral, gemma2, gpt2, …",
-                )
-            )
+        (self._name,) = head_modules(hf)
 
     def __call__(self, hidden: Tensor, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
         """hidden [1, T, H] -> ``scores`` [D], ``classes`` [D, K] or ``values`` [L], fp32 (fp64 for fp64
@@ -137,7 +195,7 @@ class ScalarHead:
         The layer is called once, however many outputs are required.
         """
         assert required <= {Output.SCORES, Output.CLASSES, Output.VALUES}, "a scalar head has no vocabulary"
-        layer = getattr(self._hf, HEAD)
+        layer = self._hf.get_submodule(self._name)
         places = []
         if required & {Output.SCORES, Output.CLASSES}:
             places.append(batch.boundaries()[1:] - 1)

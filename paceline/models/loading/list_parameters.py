@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import JsonObject
 from paceline.launch.program import redacted
-from paceline.models.heads.sequence_classification import auto_class
+from paceline.models.heads.sequence_classification import auto_class, last_layer
 from paceline.models.loading.materialize import skeleton
 from paceline.models.loading.model_source import code_options, load_hf_config
 from paceline.models.lora.targets import read_by_parent
+from paceline.plan.model.family import family_of
 from paceline.plan.model.shape import (
     CONVOLUTION,
     COUNT,
@@ -46,7 +47,7 @@ from paceline.protocols.roles import Role
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
 
-_STACK = re.compile(r"^(.*?\.?(?:layers|h|blocks|block))\.(\d+)\.")
+_STACK = re.compile(r"^(.*?\.?(?:layers|layer|h|blocks|block))\.(\d+)\.")
 _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
@@ -78,7 +79,8 @@ def main() -> int:
 def listing_of(source: ClassRequest) -> Listing:
     """Return the parameters of the model's class, built without storage. Raises what building it raises."""
     config = load_hf_config(source)
-    hf = skeleton(auto_class(Role.POLICY), config, None, code_options(source))
+    role = Role.CLASSIFIER if family_of(config.model_type).encoder else Role.POLICY
+    hf = skeleton(auto_class(role), config, None, code_options(source))
     text = config.get_text_config()
     counts = {n for name in COUNT if type(n := getattr(text, name, None)) is int and n > 1}
     return listed(hf, frozenset(counts))
@@ -100,7 +102,7 @@ def listed(hf: HFModel, experts: frozenset[int] = frozenset()) -> Listing:
             runs[-1] = LayerRun(table, last.first, last.count + 1)
         else:
             runs.append(LayerRun(table, first))
-    head = hf.get_output_embeddings()
+    head = last_layer(hf)
     embedding = hf.get_input_embeddings()
     tied = head is not None and getattr(head, "weight", None) is getattr(embedding, "weight", head)
     saved = tuple(saved_bytes(hf, pattern) for pattern in _examples(tables, runs))
@@ -131,7 +133,7 @@ def _by_layer(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[int, tuple
 
 
 def parameter_kinds(hf: HFModel, experts: frozenset[int]) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    modules, head = dict(hf.named_modules()), hf.get_output_embeddings()
+    modules, head = dict(hf.named_modules()), last_layer(hf)
     for name, parameter in hf.named_parameters():
         owner, _, leaf = name.rpartition(".")
         module, shape = modules[owner], tuple(parameter.shape)

@@ -10,7 +10,7 @@ weights, so that none can be left wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -312,12 +312,23 @@ def draw(hf: HFModel, names: Iterable[str], seed: int) -> None:
     """Draw the parameters ``names`` of a model on meta, and their modules' others, as ``from_pretrained``
     draws those that a folder lacks: on the CPU, from ``seed``.
     """
+    drawn = {name.rpartition(".")[0] for name in names}
+    for path in drawn:
+        hf.get_submodule(path).to_empty(device="cpu", recurse=False)
+    for name, parameter in hf.named_parameters():  # Transformers' own mark: it leaves such parameters alone
+        parameter._is_hf_initialized = name.rpartition(".")[0] not in drawn  # type: ignore[attr-defined]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for path in dict.fromkeys(name.rpartition(".")[0] for name in names):
-            module = hf.get_submodule(path)
-            module.to_empty(device="cpu", recurse=False)
-            hf._init_weights(module)  # type: ignore[no-untyped-call]
+        for path, module in _inside_out(hf):  # a module around a drawn one may draw it otherwise
+            if any(f"{inner}.".startswith(f"{path}." if path else "") for inner in drawn):
+                hf._init_weights(module)  # type: ignore[no-untyped-call]
+
+
+def _inside_out(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield all modules by name, what is inside a module before it."""
+    for name, child in module.named_children():
+        yield from _inside_out(child, f"{path}.{name}" if path else name)
+    yield path, module
 
 
 def _parameters_on_meta() -> AbstractContextManager[None]:

@@ -16,7 +16,12 @@ from torch import nn
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 from paceline.models import codes
-from paceline.models.heads.sequence_classification import HEAD, SCALAR_ROLES, AutoClass, Classes, auto_class
+from paceline.models.heads.sequence_classification import (
+    SCALAR_ROLES,
+    AutoClass,
+    Classes,
+    auto_class,
+)
 from paceline.models.loading.folder_tensors import FolderTensors, folder_tensors
 from paceline.models.loading.loading_report import NOTHING, refusals, untied
 from paceline.models.loading.materialize import (
@@ -40,7 +45,7 @@ from paceline.models.loading.multimodal import load_text, whole_model
 from paceline.models.loading.quantized_folder import load_dequantised, quantised_folder
 from paceline.models.loading.resize_embeddings import resize_embeddings, vocabulary_names
 from paceline.models.loading.sharded_loading import folder_slices
-from paceline.plan.model.family import text_part
+from paceline.plan.model.family import family_of, text_part
 from paceline.plan.model.files.safetensors_headers import stored
 from paceline.plan.model.quantized_weights import plain_config
 from paceline.plan.model.supported import separated
@@ -125,8 +130,18 @@ class WeightsSource:
     @cached_property
     def fresh(self) -> frozenset[str]:
         """Weights drawn from the seed where the folder has none: the score head that is trained."""
-        trained = self.role in SCALAR_ROLES and not self.frozen
-        return frozenset({f"{HEAD}.weight"}) if trained else frozenset()
+        return frozenset() if self.frozen else self._of_head
+
+    @cached_property
+    def _of_head(self) -> frozenset[str]:
+        """Parameters of the head that takes the language model's place; none for other roles."""
+        if self.role not in SCALAR_ROLES:
+            return frozenset()
+        family = family_of(self.own_config.model_type)
+        if not family.encoder or not self.known_class:
+            return frozenset(f"{name}.weight" for name in family.head)
+        names = (name for name, _ in self._skeleton().named_parameters())
+        return frozenset(n for n in names if n.startswith(tuple(f"{part}." for part in family.head)))
 
     def saved_config(self) -> JsonObject:
         """Return the ``config.json`` saved with the trained weights: the base model's own keys, with only
@@ -240,11 +255,10 @@ class WeightsSource:
         model = self.model
         if model.name_or_path is None or model.trust_remote_code:
             return torch.float32
-        needed = frozenset({f"{HEAD}.weight"}) if self.role in SCALAR_ROLES else frozenset[str]()
         if self._quantised is None:
-            kept = stored_dtype(model.name_or_path, model.revision, needed)
+            kept = stored_dtype(model.name_or_path, model.revision, self._of_head)
         else:
-            kept = torch.bfloat16 if self._quantised.plain_bfloat16 and not needed else torch.float32
+            kept = torch.bfloat16 if self._quantised.plain_bfloat16 and not self._of_head else torch.float32
         wide = kept == torch.float32 or not buffers_keep_dtype(self.auto, self.config(), attention, kept)
         return torch.float32 if wide else kept
 

@@ -108,6 +108,11 @@ class AlgorithmSpec:
         return bool({"scores", "classes"} & set(self.outputs))
 
     @property
+    def encodes(self) -> bool:
+        """Whether it needs one output a text and no next token, so that an encoder can be trained."""
+        return "classes" in self.outputs
+
+    @property
     def sums_tokens(self) -> bool:
         """Whether the loss is a sum over tokens, so that ranks may hold parts of a document."""
         return "nll" in self.outputs

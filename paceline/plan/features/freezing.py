@@ -16,7 +16,8 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.parameter_list import SCORE, Parameter, parameters_of
+from paceline.plan.model.family import Family
+from paceline.plan.model.parameter_list import Parameter, parameters_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Decision, Plan, Precision
 
@@ -28,7 +29,8 @@ _SLICE = re.compile(r"([^\[\]^]+)\[(-?\d*):(-?\d*)(?::([1-9]\d*)?)?\](.*)")
 @dataclass(frozen=True)
 class Freezing:
     """Patterns of what stays as loaded, and of what is trained although they match it. With ``unfreeze``
-    alone everything else is frozen. A classifier's or reward model's new head is always trained.
+    alone everything else is frozen. A classifier's or reward model's new head is always trained: the layers
+    in ``head``.
 
     ``keeps_masters``: a low-precision copy would round what is frozen, so the fp32 weights stay too.
     """
@@ -36,16 +38,19 @@ class Freezing:
     freeze: tuple[str, ...] = ()
     unfreeze: tuple[str, ...] = ()
     keeps_masters: bool = True
+    head: str = Family().head[-1]
 
     @classmethod
-    def configured(cls, training: TrainingSection) -> Freezing:
-        return cls(training.freeze, training.unfreeze)
+    def configured(cls, training: TrainingSection, shape: ModelShape | None = None) -> Freezing:
+        """Return that of a config for a model of this shape, if it is known."""
+        family = Family() if shape is None else shape.family
+        return cls(training.freeze, training.unfreeze, head=family.head[-1])
 
     @classmethod
     def of(cls, plan: Plan) -> Freezing:
         """Return that of a resolved plan."""
         rounds = plan.shape is None or plan.shape.stored != plan.precision.compute
-        return replace(cls.configured(plan.config.training), keeps_masters=rounds)
+        return replace(cls.configured(plan.config.training, plan.shape), keeps_masters=rounds)
 
     def __bool__(self) -> bool:
         return bool(self.freeze or self.unfreeze)
@@ -56,7 +61,8 @@ class Freezing:
         if not self:
             return known
         frozen = _named(self.freeze, known) if self.freeze else known
-        return (known - frozen) | _named(self.unfreeze, known) | (known & {SCORE})
+        of_head = {name for name in known if name.startswith(f"{self.head}.")}
+        return (known - frozen) | _named(self.unfreeze, known) | of_head
 
     def within(self, names: Iterable[str]) -> Freezing:
         """Return the patterns that name something in a smaller model; none if they mean something else."""

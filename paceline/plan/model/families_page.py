@@ -1,4 +1,4 @@
-"""Generate ``docs/reference/families.md``: Transformers' causal LM families, and how Paceline supports them.
+"""Generate ``docs/reference/families.md``: Transformers' families of models, and how Paceline supports them.
 
 python -m paceline.plan.model.families_page > docs/reference/families.md
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from paceline.plan.model.family import Family, composites, families, verdicts_of
+from paceline.plan.model.family import Family, composites, encoders, families, verdicts_of
 
 
 def page() -> str:
     """Return the page, from the table that the family sweep wrote."""
     table = families()
-    return "\n".join((*_head(table), *_supported(table), *_experts_and_parts(table), *_refused(table))) + "\n"
+    parts = (_head(table), _supported(table), _encoders(), _experts_and_parts(table), _refused(table))
+    return "\n".join(line for part in parts for line in part) + "\n"
 
 
 def _head(table: Mapping[str, Family]) -> Iterator[str]:
@@ -105,6 +106,22 @@ def _supported(table: Mapping[str, Family]) -> Iterator[str]:
     )
 
 
+def _encoders() -> Iterator[str]:
+    yield from (
+        "## Encoders",
+        "",
+        (
+            "They train as [classifiers](../how-to/classification.md): logits, losses and gradients are those"
+            " of the family's own class for sequence classification, on the same documents padded."
+        ),
+        "",
+        "| `model_type` | rows | head |",
+        "| --- | --- | --- |",
+        *(f"| {kind} | {row.rows} | {', '.join(row.head)} |" for kind, row in sorted(encoders().items())),
+        "",
+    )
+
+
 def _experts_and_parts(table: Mapping[str, Family]) -> Iterator[str]:
     balanced = [
         k for k, family in sorted(table.items()) if family.balance_loss is not None and family.trained
@@ -159,7 +176,7 @@ def _refused(table: Mapping[str, Family]) -> Iterator[str]:
         *(
             f"| {kind} | {_plain(row.refused)} |"
             for kind, row in sorted(table.items())
-            if row.refused and kind not in composites()
+            if row.refused and kind not in composites() and kind not in encoders()
         ),
     )
 

@@ -62,6 +62,12 @@ class Family:
         needs_trial: a start tries its class in a small model; for the others a test has.
         not_gguf: what is wrong with Transformers' reader of its GGUF files.
 
+    Encoders and their classification class:
+        encoder: every token sees its whole document, so it classifies texts and writes none.
+        head: modules of that class behind the trunk, in the order in which they are called.
+        token_types: its trunk reads which of two texts a token belongs to.
+        padding_first: positions begin behind the padding token's number.
+
     Parallelism:
         tensor_plan: Transformers' tensor-parallel plan of it runs; tp_plan: ours, where it has none.
         autotp: DeepSpeed follows that plan, which shards by column and row only.
@@ -102,6 +108,10 @@ class Family:
     linears_known: bool = False
     needs_trial: bool = True
     not_gguf: str = ""
+    encoder: bool = False
+    head: tuple[str, ...] = ("score",)
+    token_types: bool = False
+    padding_first: bool = False
     tensor_plan: bool = True
     tp_plan: Mapping[str, str] = field(default_factory=dict)
     autotp: bool = True
@@ -117,6 +127,13 @@ class Family:
     def trained(self) -> bool:
         """Whether the family is supported."""
         return bool(self.rows)
+
+    def in_head(self, name: str, *, beside_trunk: bool = False) -> bool:
+        """Whether a parameter (or the module ``name``) is of the classification head; ``beside_trunk``: and
+        not of a module that the trunk has too (BERT's pooler).
+        """
+        parts = (part for part in self.head if not (beside_trunk and "." in part))
+        return f"{name}.".startswith(tuple(f"{part}." for part in parts))
 
 
 @dataclass(frozen=True)
@@ -136,11 +153,14 @@ class Composite:
 
 @dataclass(frozen=True)
 class _FamilyTable:
-    """``transformers``: the version that was tested; ``usual``: types that a message names first."""
+    """``transformers``: the version that was tested; ``usual``: types that a message names first;
+    ``families``: causal language models; ``encoders``: what trains as a classifier.
+    """
 
     transformers: str
     usual: tuple[str, ...]
     composites: Mapping[str, Composite]
+    encoders: Mapping[str, Family]
     families: Mapping[str, Family]
 
 
@@ -148,13 +168,18 @@ _table = cache(partial(shipped_table, "families", _FamilyTable))
 
 
 def families() -> Mapping[str, Family]:
-    """Return the families by model type."""
+    """Return the families of causal language models by model type."""
     return _table().families
+
+
+def encoders() -> Mapping[str, Family]:
+    """Return the encoders by model type; as causal language models they are refused."""
+    return _table().encoders
 
 
 def family_of(kind: Json) -> Family:
     """Return what is known of a model type; of an unknown one, that it is like a Llama."""
-    return families().get(str(kind), Family())
+    return encoders().get(str(kind)) or families().get(str(kind), Family())
 
 
 def composites() -> Mapping[str, Composite]:
@@ -173,7 +198,7 @@ def usual() -> tuple[str, ...]:
 
 
 def supported() -> tuple[str, ...]:
-    """Return the supported model types."""
+    """Return the supported types of causal language models."""
     return tuple(sorted(kind for kind, family in families().items() if family.trained))
 
 

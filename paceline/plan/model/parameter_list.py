@@ -30,6 +30,7 @@ from paceline.plan.model.shape import (
     MATRIX,
     TRANSPOSED,
     Latent,
+    Listed,
     Listing,
     Mixture,
     ModelShape,
@@ -39,7 +40,6 @@ from paceline.plan.plan_json import from_json, shipped_table, to_json
 #: Transformers' patterns for parameters without weight decay; ``strategies.optimizers.build`` uses the same.
 NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
 ALL_LINEAR = "all-linear"
-SCORE = "score.weight"  # the scalar head
 Named = tuple[str, tuple[int, ...]]
 
 
@@ -207,20 +207,28 @@ def _conditions(shape: ModelShape) -> dict[str, bool]:
 
 
 def _as_listed(shape: ModelShape, listing: Listing) -> tuple[Parameter, ...]:
-    """Return the class's parameters; a scalar head takes the place of the language model's."""
+    """Return the class's parameters; a scalar head takes the place of the language model's. An encoder's
+    class has it already, for another number of classes.
+    """
     listed = [
         Parameter(
             tensor.name.replace(f".{LAYER}.", f".{run.first + offset}.", 1),
-            tensor.shape,
+            _with_outputs(shape, tensor),
             run.first + offset if run.first >= 0 else None,
             tensor.kind,
         )
         for run in listing.runs
         for offset in range(run.count)
         for tensor in listing.tensors[run.tensors]
-        if not (shape.scalar_head and tensor.kind == HEAD)
+        if not (shape.scalar_head and tensor.kind == HEAD) or shape.family.encoder
     ]
-    return (*listed, *(Parameter(*tensor) for tensor in _tensors(shape, ["head"]) if shape.scalar_head))
+    added = shape.scalar_head and not shape.family.encoder
+    return (*listed, *(Parameter(*tensor) for tensor in _tensors(shape, ["head"]) if added))
+
+
+def _with_outputs(shape: ModelShape, tensor: Listed) -> tuple[int, ...]:
+    last = tensor.kind == HEAD and shape.family.encoder
+    return (shape.head_outputs, *tensor.shape[1:]) if last else tensor.shape
 
 
 def is_linear(shape: ModelShape, parameter: Parameter) -> bool:

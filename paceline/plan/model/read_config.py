@@ -274,7 +274,7 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
         head_dim=(sizes.get("head_dim") or hidden // heads) if heads else 0,
         intermediate=intermediate,
         vocab=sizes["vocab"],
-        tied=bool(config.get("tie_word_embeddings", sizes.get("tied", False))),
+        tied=bool(config.get("tie_word_embeddings", sizes.get("tied", False))) and not record.encoder,
         max_position_embeddings=_positions(sizes.get("max_positions", 0), config),
         num_parameters=0,
         matmul_parameters=0,
@@ -299,8 +299,11 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
 def _positions(trained: int, config: Mapping[str, Json]) -> int:
     """Return the maximum positions: those trained, extended by linear, dynamic or YaRN scaling.
 
-    llama3 and longrope include it in the trained number.
+    llama3 and longrope include it in the trained number. RoBERTa's begin behind the padding token's number.
     """
+    if family_of(config.get("model_type")).padding_first:
+        padding = config.get("pad_token_id", 1)
+        return max(0, trained - (padding if isinstance(padding, int) else 0) - 1)
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping) or scaling.get("rope_type", scaling.get("type")) not in (
         "linear",

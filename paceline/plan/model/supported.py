@@ -14,6 +14,7 @@ from paceline.plan import codes
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family import composite_of, families, family_of, supported, text_part, usual
 from paceline.plan.model.shape import PADDED, ModelShape
+from paceline.plan.plan import AdapterSpec, Plan
 
 LIST = "docs/reference/families.md"
 _TOWERS = ("vision", "audio", "image", "speech", "visual", "vq", "vit", "perceiver", "qformer")
@@ -61,7 +62,8 @@ def obstacle(config: Mapping[str, Json]) -> str | None:
         return f"model_type {kind} has layers that carry state across tokens ({', '.join(other)})"
     if config.get("attention_chunk_size"):
         return f"model_type {kind} uses chunked attention"
-    if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
+    both_sides = config.get("is_causal") is False or config.get("use_bidirectional_attention")
+    if both_sides and not family_of(kind).encoder:
         return f"model_type {kind} is set to bidirectional attention"
     if family_of(kind).rows == "padded":
         return f"documents in a row of model_type {kind} would influence each other's losses"
@@ -134,6 +136,42 @@ def _balance(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
             )
 
 
+def check_encoder(
+    shape: ModelShape | None, algorithm: str, encodes: bool, adapter: AdapterSpec | None
+) -> Iterator[Diagnostic]:
+    """Yield what an encoder cannot do: train by an algorithm that is not one of ``encodes``, or in 4 bits."""
+    if shape is None or not shape.family.encoder:
+        return
+    if not encodes:
+        yield codes.PLAN_ENCODER(
+            f"models of type '{shape.model_type}' are encoders: they classify texts, and write none",
+            "training.algorithm",
+            algorithm,
+            "algorithm: classification, with rows of a text and its label; or name a decoder, such as"
+            " Qwen/Qwen3-0.6B, under model:",
+        )
+    if adapter is not None and adapter.quantization is not None:
+        yield codes.PLAN_ENCODER(
+            f"the weights of an encoder ('{shape.model_type}') are not packed in {adapter.quantization.bits}"
+            " bits",
+            "lora.quantization_bit",
+            str(adapter.quantization.bits),
+            "leave quantization_bit out",
+        )
+
+
+def encoders_beside(plan: Plan) -> Iterator[Diagnostic]:
+    """Yield an error for each further model of a plan (reference, teacher, judge) that is an encoder."""
+    for role, other in plan.models.items():
+        if other.shape is not None and other.shape.family.encoder:
+            yield codes.PLAN_ENCODER(
+                f"the {role} is an encoder, and reads no answers here",
+                "training.algorithm",
+                f"{plan.algorithm}: {other.model} (model_type {other.shape.model_type})",
+                f"name a decoder for the {role}",
+            )
+
+
 def check_family(shape: ModelShape | None, mesh: Mesh) -> Iterator[Diagnostic]:
     """Yield problems of a model family with the mesh.
 
@@ -143,7 +181,15 @@ def check_family(shape: ModelShape | None, mesh: Mesh) -> Iterator[Diagnostic]:
     if shape is None:
         return
     cp, kind = "training.parallelism.cp_size", shape.model_type
-    if mesh.cp > 1 and shape.rows == PADDED:
+    if mesh.cp > 1 and shape.family.encoder:
+        yield codes.PLAN_FAMILY_STRATEGY(
+            f"models of type '{kind}' are encoders: each token sees its whole document, but context"
+            " parallelism gives a rank only a part of it",
+            cp,
+            str(mesh.cp),
+            "cp_size: 1",
+        )
+    elif mesh.cp > 1 and shape.rows == PADDED:
         yield codes.PLAN_FAMILY_STRATEGY(
             f"context parallelism shards packed rows, but models of type '{kind}' get one padded"
             " row per document",

@@ -16,7 +16,6 @@ from paceline.plan.features.freezing import ALL_TRAINED, Freezing
 from paceline.plan.features.peft_settings import is_saved, is_target, rank_of
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.parameter_list import (
-    SCORE,
     Parameter,
     is_linear,
     is_transposed,
@@ -52,7 +51,8 @@ _VOCABULARY = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "lm_head.
 @dataclass(frozen=True)
 class LocalTensor:
     """One tensor. ``trained``: has a gradient; ``decays``: has weight decay; ``size``: bytes per element;
-    ``exact``: frozen, in more bits than a low-precision copy has, so that both are kept.
+    ``exact``: frozen, in more bits than a low-precision copy has, so that both are kept. ``scores``: of a
+    classification head beside the trunk.
     """
 
     name: str
@@ -61,6 +61,7 @@ class LocalTensor:
     decays: bool
     size: int
     exact: bool = False
+    scores: bool = False
 
     @property
     def numel(self) -> int:
@@ -70,7 +71,7 @@ class LocalTensor:
     @property
     def has_copy(self) -> bool:
         """Whether a low-precision copy is kept, if the plan keeps any: layers and embeddings, not norms."""
-        return _NORM.search(self.name) is None and self.name != SCORE and self.size >= 4
+        return _NORM.search(self.name) is None and not self.scores and self.size >= 4
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def pieces_of(
         listed = _of_stages(listed, shape, stages.own, stages.count)
     if adapter is None:
         named = freezing.trained(p.name for p in parameters_of(shape)) if freezing else None
-        return tuple(_whole(p, freezing, master_bytes, named is None or p.name in named) for p in listed)
+        whole = (_whole(p, freezing, master_bytes, named is None or p.name in named) for p in listed)
+        return tuple(replace(t, scores=shape.family.in_head(t.name, beside_trunk=True)) for t in whole)
     if adapter.bias != "none":
         return None
     tensors: list[LocalTensor] = []
@@ -105,6 +107,10 @@ def pieces_of(
         module, _, leaf = parameter.name.rpartition(".")
         if is_saved(adapter, parameter.name, shape.tied and parameter.name.endswith(_EMBEDDINGS)):
             tensors.append(LocalTensor(parameter.name, parameter.shape, True, parameter.decays, master_bytes))
+            continue
+        if shape.scalar_head and shape.family.in_head(parameter.name):  # a new one is trained
+            trained = LocalTensor(parameter.name, parameter.shape, True, parameter.decays, master_bytes)
+            tensors.append(replace(trained, scores=shape.family.in_head(parameter.name, beside_trunk=True)))
             continue
         linear = is_linear(shape, parameter)
         tensors.append(_frozen(parameter, adapter, master_bytes, linear))
@@ -127,12 +133,7 @@ def _whole(parameter: Parameter, freezing: Freezing, master_bytes: int, trained:
 
 
 def _frozen(parameter: Parameter, adapter: AdapterSpec, master_bytes: int, linear: bool) -> LocalTensor:
-    """Return a base weight: unchanged, or packed to half a byte per element (scales: ``scale_bytes``).
-
-    A newly initialized classification head is trained.
-    """
-    if parameter.name == SCORE:
-        return LocalTensor(parameter.name, parameter.shape, True, parameter.decays, master_bytes)
+    """Return a base weight: unchanged, or packed to half a byte per element (scales: ``scale_bytes``)."""
     if linear and adapter.quantization:
         return LocalTensor(parameter.name, ((parameter.numel + 1) // 2, 1), False, parameter.decays, 1)
     return LocalTensor(parameter.name, parameter.shape, False, parameter.decays, master_bytes)

@@ -20,7 +20,7 @@ from paceline.plan.algorithms.spec import AlgorithmSpec, algorithm_spec
 from paceline.plan.explain import GLOBAL_BATCH
 from paceline.plan.features.lora import adapted_layers
 from paceline.plan.mesh import resplit
-from paceline.plan.model.parameter_list import SCORE
+from paceline.plan.model.family import Family
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan import AdapterSpec, OptimizerSpec, Plan
 from paceline.plan.plan_json import from_json, to_json
@@ -278,8 +278,9 @@ def _adapters(state: JsonObject, plan: Plan) -> list[Diagnostic]:
             none: JsonObject = {key: "true" if key == _INIT else []}
             before, now, other = none | before, none | now, [*other, key]
     # The run itself saves a new head, and the other name of a tied weight
+    family = Family() if plan.shape is None else plan.shape.family
     saved, requested = set(_names(before.get(_WHOLE))), set(_names(now[_WHOLE]))
-    added = saved - requested - {SCORE.partition(".")[0]}
+    added = saved - requested - {name.rpartition(".")[2] for name in family.head}
     if _WHOLE in other and requested <= saved and len(added) <= (1 if tied and requested else 0):
         other.remove(_WHOLE)
     if not {*other}.isdisjoint(_LAYERS) and _same_layers(before, plan):

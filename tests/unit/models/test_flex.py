@@ -6,6 +6,7 @@ them.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from unittest import mock
 
@@ -20,6 +21,7 @@ from paceline.models.attention.context_parallel_attention import tail_mask
 from paceline.models.attention.flex_attention import BLOCK, VisibleKeys, compiled_flex, documents_flex
 from paceline.models.attention.reference_attention import (
     AttentionOptions,
+    document_mask,
     documents_generic,
     scores_attention,
 )
@@ -46,7 +48,11 @@ def _visible(layout: PackedSequenceInfo, window: int | None) -> Tensor:
     keys = layout.keys or layout
     found = torch.zeros(layout.bounds[-1], keys.bounds[-1], dtype=torch.bool)
     for (a, b), (c, d) in zip(pairwise(layout.bounds), pairwise(keys.bounds), strict=True):
-        found[a:b, c:d] = tail_mask(b - a, d - c, window, torch.device("cpu"))
+        found[a:b, c:d] = (
+            tail_mask(b - a, d - c, window, torch.device("cpu"))
+            if layout.causal
+            else document_mask(b - a, window, False, torch.device("cpu"))
+        )
     return found
 
 
@@ -63,6 +69,8 @@ def _dense(counts: Tensor, places: Tensor) -> Tensor:
 def test_what_a_query_sees_and_its_blocks_are_those_of_the_whole_mask(seed: int) -> None:
     draw = random.Random(seed)
     layout, window = _packing(draw, seed % 3 == 2), WINDOWS[seed % len(WINDOWS)]
+    if layout.keys is None:
+        layout = replace(layout, causal=seed % 2 == 0)
     seen, mask = layout.visible(window), _visible(layout, window)
     to = torch.arange(mask.shape[1])
     assert torch.equal((to >= seen.first[:, None]) & (to <= seen.last[:, None]), mask)

@@ -20,7 +20,7 @@ from paceline.models.loading.list_parameters import ClassRequest, listing_of
 from paceline.plan.cost.memory.peak import WITHIN
 from paceline.plan.features.lora import adapter_parameters
 from paceline.plan.model.family import supported
-from paceline.plan.model.parameter_list import SCORE, parameters_of, tally_of, with_counts
+from paceline.plan.model.parameter_list import parameters_of, tally_of, with_counts
 from paceline.plan.model.read_config import scoring, shape_from_config
 from paceline.plan.model.shape import COUNT, VISITED, Listing, ModelShape
 from paceline.plan.plan import AdapterSpec
@@ -112,7 +112,7 @@ def test_adapters_are_counted_on_the_linear_layers_of_the_class(kind: str) -> No
 def test_a_scalar_head_takes_the_place_of_the_language_model_s() -> None:
     shape = scoring(planned("granitemoe"), 3)
     names = [p.name for p in parameters_of(shape)]
-    assert names[-1] == SCORE and not any("lm_head" in name for name in names)
+    assert names[-1] == "score.weight" and not any("lm_head" in name for name in names)
     assert parameters_of(shape)[-1].shape == (3, shape.hidden_size)
 
 

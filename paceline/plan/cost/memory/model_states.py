@@ -263,7 +263,7 @@ class OptimizerStates:
             args=parse_optim_args(training.optim_args),
             target_modules=targets_of(training.optim_target_modules),
         )
-        freezing = Freezing.configured(training)
+        freezing = Freezing.configured(training, shape)
         pieces = pieces_of(shape, adapter, 2 if bf16 else 4, freezing=freezing) or ()
         return cls.of(pieces, optimizer, bf16_weights=bf16)
 

@@ -17,7 +17,7 @@ from paceline.core.safetensors_header import FLOATS, StoredTensor, header_of
 from paceline.plan import codes
 from paceline.plan.features.peft_settings import names_module, rank_of, untied
 from paceline.plan.model.family import beside_text
-from paceline.plan.model.parameter_list import SCORE, is_linear, parameters_of
+from paceline.plan.model.parameter_list import is_linear, parameters_of
 from paceline.plan.model.quantized_weights import method_of, packed_names, settings_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import AdapterSpec
@@ -172,10 +172,10 @@ def with_stored(shape: ModelShape, folder: Path, config: Mapping[str, Json], own
         return shape
     twice = shape.tied and _HEAD in names  # whether both are equal is known when both are read
     shape = replace(shape, in_files=bool(kinds) and kinds <= FLOATS and not twice)
-    kind = _float_dtype(kinds)
+    kind, scored = _float_dtype(kinds), any(n.startswith(f"{shape.family.head[-1]}.") for n in names)
     if kind != "float32" and not shape.family.read_wide:
-        return replace(shape, stored=kind, stored_score=SCORE in names)
-    return replace(shape, stored="float32", stored_score=SCORE in names) if kinds == {"F32"} else shape
+        return replace(shape, stored=kind, stored_score=scored)
+    return replace(shape, stored="float32", stored_score=scored) if kinds == {"F32"} else shape
 
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
