@@ -30,6 +30,7 @@ from paceline.models.heads.sequence_classification import auto_class
 from paceline.models.loading.materialize import from_config
 from paceline.models.module_tensors import persistent_buffers
 from paceline.models.special_tokens import end_tokens
+from paceline.plan.model.family import family_of
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import BUFFER, PARAM
 
@@ -60,7 +61,19 @@ def model_folder(run: Path, straight: bool = True) -> Iterator[Path]:
 
 def check_writes_text(folder: Path, path: Path) -> None:
     """Raise ConfigError if the model in ``folder``, which the user named so, has no language-model head."""
-    if not gives_scores(config := read_config(folder)):
+    config = read_config(folder)
+    kind = str(config.get("model_type"))
+    if family_of(kind).encoder:
+        raise ConfigError(
+            codes.GENERATION_NO_MODEL(
+                "this model is an encoder: it reads a text and classifies it, and writes no answers",
+                str(path),
+                f"model_type: {kind}",
+                "load its export with AutoModelForSequenceClassification or pipeline('text-classification');"
+                " data.eval with eval_strategy measures it",
+            )
+        )
+    if not gives_scores(config):
         return
     raise ConfigError(
         codes.GENERATION_NO_MODEL(

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from paceline.models.attention.padded_documents import PaddedRows
 from paceline.models.module_tensors import replaced
 from paceline.plan.model.family import family_of
-from paceline.protocols.batch import SECOND, Batch
+from paceline.protocols.batch import Batch
+from paceline.protocols.special_tokens import SECOND
 
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel

@@ -46,8 +46,8 @@ class TrunkOutput(Protocol):
 
 
 class RoleModule(RootModule):
-    """A Hugging Face causal language model as the root module of ``role``; for reward, value and classifier
-    roles a sequence classification model, also of an encoder.
+    """A Hugging Face causal language model as the root module of ``role``. For reward, value and classifier
+    roles it is a sequence classification model, also of an encoder.
 
     ``forward(batch, required)`` returns fp32 tensors by name (see ``Output``). A micro-batch without labels
     still gives every trainable parameter a gradient. ``hf`` is the model itself, for saving and generation;

@@ -12,7 +12,6 @@ from torch import Tensor
 from paceline.plan.hardware.device_kinds import CPU, KINDS
 
 IGNORE_INDEX = -100
-SECOND = "second"  # in ``Batch.extras``: where a document's second text begins (0: it has one text)
 MISMATCHED = "mismatched"  # in ``Batch.others``: the same prompts, each with the answer to another one
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SECOND = (
+    "second"  # in ``Batch.extras``: the place of a document's first token of its second text (0: one text)
+)
+
 
 @dataclass(frozen=True)
 class SpecialTokens:

@@ -195,7 +195,7 @@ class ScalarHead:
         The layer is called once, however many outputs are required.
         """
         assert required <= {Output.SCORES, Output.CLASSES, Output.VALUES}, "a scalar head has no vocabulary"
-        layer = self._hf.get_submodule(self._name)
+        layer = getattr(self._hf, self._name)
         places = []
         if required & {Output.SCORES, Output.CLASSES}:
             places.append(batch.boundaries()[1:] - 1)

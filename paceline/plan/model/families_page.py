@@ -115,9 +115,9 @@ def _encoders() -> Iterator[str]:
             " of the family's own class for sequence classification, on the same documents padded."
         ),
         "",
-        "| `model_type` | rows | head |",
-        "| --- | --- | --- |",
-        *(f"| {kind} | {row.rows} | {', '.join(row.head)} |" for kind, row in sorted(encoders().items())),
+        "| `model_type` | rows |",
+        "| --- | --- |",
+        *(f"| {kind} | {row.rows} |" for kind, row in sorted(encoders().items())),
         "",
     )
 
