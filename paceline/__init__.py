@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.api.evaluating import Evaluation as Evaluation
     from paceline.api.evaluating import evaluate as evaluate
     from paceline.api.evaluating import generate as generate
+    from paceline.api.migrating import migrate as migrate
     from paceline.api.planning import PlannedRun as PlannedRun
     from paceline.api.planning import plan as plan
     from paceline.api.run import Checkpoint as Checkpoint
@@ -50,6 +51,7 @@ _HOMES = {
     "export": "paceline.api.run",
     "generate": "paceline.api.evaluating",
     "load_config": "paceline.api.arguments",
+    "migrate": "paceline.api.migrating",
     "plan": "paceline.api.planning",
     "train": "paceline.api.training",
     "verify": "paceline.api.verifying",

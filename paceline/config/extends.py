@@ -8,7 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.config import codes
-from paceline.config.backend_files.detect import another_structure, not_a_config
+from paceline.config.backend_files.detect import (
+    another_structure,
+    no_config,
+    no_config_text,
+    not_a_config,
+)
 from paceline.config.source import is_secret_name
 from paceline.config.yaml_text.read_file import read_text
 from paceline.config.yaml_text.scalars import resolve_plain
@@ -24,7 +29,12 @@ def trees(path: str | None, environ: Mapping[str, str]) -> list[tuple[str, Node]
     """Return the YAML file and those that it extends, the lowest first, by name. Raises ConfigError."""
     if path is None:
         return []
-    tree = parse_yaml(read_text(path), path)
+    if wrong := no_config(path):
+        raise ConfigError(wrong)
+    text = read_text(path)
+    if wrong := no_config_text(text, path):
+        raise ConfigError(wrong)
+    tree = parse_yaml(text, path)
     if tree is None:
         raise ConfigError(codes.CONFIG_EMPTY_FILE(path))
     data = tree.data()

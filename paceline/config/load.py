@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.config import codes
 from paceline.config.backend_files.accelerate.environment import launched_layer, overridden
-from paceline.config.backend_files.detect import gathered
+from paceline.config.backend_files.detect import gathered, read_as_ours
 from paceline.config.backend_files.find_files import FILE_KEYS, foreign_layer
 from paceline.config.extends import trees
 from paceline.config.keys.valid_keys import known_names
@@ -164,6 +164,9 @@ def _layers(
         collector.root(tree, name, YAML)
         collector.written_for(version)
         collector.problems = gathered(collector.problems, tree.data(), name)
+        alone = len(documents) == 1  # no file is extended
+        if alone and (theirs := read_as_ours(tree.data(), name)) is not None:
+            collector.notes = [theirs, *(_translated(note) for note in collector.notes)]
         files.append(collector)
     if arguments is not None:
         files.append(_tree(arguments))
@@ -180,6 +183,11 @@ def _layers(
             problems += exc.diagnostics
         others.append(collector)
     return files, others, [*problems, *(p for c in (*files, *others) for p in c.problems)], top
+
+
+def _translated(note: Diagnostic) -> Diagnostic:
+    """Return a finding about a key of another program's file: it is translated, not removed."""
+    return replace(note, hint="the import keeps its meaning") if note.hint == "remove the line" else note
 
 
 def _meant(collectors: Sequence[Collector], first: Merged) -> Collector:

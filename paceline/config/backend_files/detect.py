@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from paceline.config import codes
 from paceline.config.backend_files.deepspeed.normalize import table
 from paceline.config.yaml_text.read_file import names, read_table, texts
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import Json, JsonObject, as_object, value_at
 
 KINDS = ("deepspeed", "accelerate", "fsdp", "config")
@@ -145,6 +147,80 @@ def program_of(data: Json) -> Program | None:
     return next((program for program in programs() if program.is_one(data)), None)
 
 
+_SHELL, _SHEBANG = (
+    (".sh", ".bash", ".slurm", ".sbatch", ".sub", ".zsh"),
+    re.compile(r"#!.*\b(ba|da|z|k)?sh\b"),
+)
+_BUILD = re.compile(r"(GNU)?[Mm]akefile(\..+)?|(?i:(docker|container)file)(\..+)?")
+#: Transformers' arguments: what a file of nothing else has
+_ARGUMENTS = {"output_dir", "per_device_train_batch_size", "num_train_epochs", "learning_rate"}
+
+
+def no_config(path: str) -> Diagnostic | None:
+    """Return the finding for a path that is no config by its name: a folder, a script, a command line."""
+    file, line = Path(path), " ".join(path.split())
+    if file.is_dir():
+        what = "this is a folder, not a config"
+        return codes.CONFIG_IS_DIRECTORY(what, path, hint=f"{_inside_of(file)}; {_migrates(path)}")
+    if not file.exists():
+        if " " in line and re.search(r"\s--?\w|\.ya?ml\b", line):
+            what = "this is a command line, not a config"
+            return codes.CONFIG_OTHER_PROGRAM(
+                what, "", line, f"paceline config import '{line}' --to ours.yaml"
+            )
+        return None
+    if _BUILD.fullmatch(file.name):
+        return codes.CONFIG_OTHER_PROGRAM(
+            "this file starts programs; it is no config", path, "", _migrates(path)
+        )
+    if file.suffix in _SHELL or file.suffix == ".py":
+        kind = "a program in Python" if file.suffix == ".py" else "a shell script"
+        return codes.CONFIG_OTHER_PROGRAM(f"this is {kind}, not a config", path, "", imports(path))
+    return None
+
+
+def no_config_text(text: str, path: str) -> Diagnostic | None:
+    """Return the finding for a text that is no config: a script without a suffix, a manifest."""
+    if _SHEBANG.match(text):
+        return codes.CONFIG_OTHER_PROGRAM("this is a shell script, not a config", path, "", _migrates(path))
+    if re.search(r"^apiVersion:", text, re.M) and re.search(r"^kind:", text, re.M):
+        what = "this is a manifest of Kubernetes, not a config"
+        return codes.CONFIG_OTHER_PROGRAM(what, path, "", _migrates(path))
+    return None
+
+
+def imports(path: str) -> str:
+    """Return the line that imports a file."""
+    return f"paceline config import {shlex.quote(path)} --to ours.yaml"
+
+
+def _migrates(path: str) -> str:
+    return f"paceline migrate {shlex.quote(path)} --to ours translates what a person has of another program"
+
+
+def _inside_of(folder: Path) -> str:
+    return f"give the YAML file inside it, e.g. {folder / 'config.yaml'}"
+
+
+def read_as_ours(data: Json, name: str) -> Diagnostic | None:
+    """Return the warning for a file of a program whose keys are Transformers' names: defaults are ours."""
+    if not isinstance(data, dict) or {"model", "data", "training"} & {*data}:
+        return None
+    program = program_of(data)
+    known = program.name if program and program.flat else None
+    if known is None and {"model_name_or_path", "dataset_name"} <= {*data}:
+        known = "TRL"
+    elif known is None and name.endswith(".json") and "model_name_or_path" not in data:
+        known = "Transformers" if len(_ARGUMENTS & {*data}) > 2 else None
+    if known is None:
+        return None
+    what = (
+        f"this is a config of {known}: its keys are read as Paceline's, and the rest is Paceline's defaults"
+    )
+    severity = Severity.WARNING
+    return codes.CONFIG_OTHER_PROGRAM(what, f"{name}:1", "", f"{imports(name)} translates it", severity)
+
+
 def another_structure(data: Json, name: str) -> Diagnostic | None:
     """Return the finding for a file whose keys are laid out differently; None otherwise."""
     program = program_of(data)
@@ -156,12 +232,12 @@ def another_structure(data: Json, name: str) -> Diagnostic | None:
         if isinstance(value := value_at(data, path), (str, int, float))
     ]
     begins = f", which begins {', '.join(settings)}" if settings else ""
-    imported = f" (`paceline config import {name}` translates it)" if program.name in IMPORTED else ""
+    by_hand = f"write a Paceline YAML (docs/how-to/configure.md){begins}"
     return codes.CONFIG_OTHER_PROGRAM(
         f"this is a config of {program.name}, whose keys and structure are different; none of it was read",
         where=f"{name}:1",
         found=", ".join(list(data)[:4]),
-        hint=f"write a Paceline YAML (docs/how-to/configure.md){begins}{imported}",
+        hint=imports(name) if program.name in IMPORTED else by_hand,
     )
 
 
@@ -176,11 +252,7 @@ def gathered(problems: Sequence[Diagnostic], data: Json, name: str) -> list[Diag
     keys = ", ".join(f"{p.found} (line {p.where.rpartition(':')[2]}{_near(p)})" for p in unknown)
     many = "1 of its keys has" if len(unknown) == 1 else f"{len(unknown)} of its keys have"
     what = f"this is a config of {program.name}; {many} no meaning here, the others were read"
-    translates = (
-        f"`paceline config import {name}` translates the whole file"
-        if program.name in IMPORTED
-        else "remove them"
-    )
+    translates = f"{imports(name)} translates the whole file" if program.name in IMPORTED else "remove them"
     hint = (
         f"{translates}; docs/reference/config.md describes the keys of training, docs/how-to/data.md the data"
     )

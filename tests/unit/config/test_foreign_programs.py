@@ -5,9 +5,13 @@ what is read of them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from paceline.config.load import load_config
+from paceline.core.errors import ConfigError
 
 OTHERS = {
     "axolotl": (
@@ -46,13 +50,56 @@ KIN = {
 def test_another_structure_gets_one_sentence(refuse: Callable[..., Any], name: str) -> None:
     (found,) = refuse(OTHERS[name]).diagnostics
     assert found.code == "config.other_program" and f"a config of {name}," in found.what
-    assert found.where.endswith("config.yaml:1") and "docs/how-to/configure.md" in found.hint
+    imports = name == "axolotl"  # the line that imports it, else how ours is written
+    assert found.where.endswith("config.yaml:1") and ("docs/how-to/configure.md" in found.hint) is not imports
+    assert (found.hint.startswith("paceline config import ") and "--to ours.yaml" in found.hint) is imports
 
 
 def test_the_sentence_says_how_ours_would_begin(refuse: Callable[..., Any]) -> None:
-    (found,) = refuse(OTHERS["axolotl"]).diagnostics
-    begins = "model.name_or_path: NousResearch/Llama-3.2-1B, data.train: teknium/GPT4, data.max_length: 2048"
-    assert begins in found.hint
+    (found,) = refuse(OTHERS["OpenRLHF"]).diagnostics
+    assert "model.name_or_path: meta-llama/Llama-3-8B, data.max_length: 2048" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("run.sh", "trl sft --packing true\n", "paceline config import {} --to ours.yaml"),
+        ("train.py", "import trl\n", "paceline config import {} --to ours.yaml"),
+        ("job.yaml", "apiVersion: v1\nkind: Job\n---\na: 1\n", "paceline migrate {} --to ours"),
+        ("Makefile", "x:\n\ttrl sft\n", "paceline migrate {} --to ours"),
+        ("launch", "#!/usr/bin/env bash\ntrl sft\n", "paceline migrate {} --to ours"),
+        ("", "", "paceline migrate {} --to ours"),
+        ("trl sft --packing true", "", "paceline config import 'trl sft --packing true' --to ours.yaml"),
+        ("ds.json", '{"zero_optimization": {"stage": 2}}', "paceline config import {} --to ours.yaml"),
+    ],
+)
+def test_what_starts_another_program_is_answered_by_the_line_that_imports_it(
+    tmp_path: Path, name: str, text: str, line: str
+) -> None:
+    file = tmp_path / name if text or not name else Path(name)
+    if text:
+        file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_config(str(file))
+    (found,) = refused.value.diagnostics
+    assert line.format(file) in found.hint, found.render()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "program"),
+    [
+        ("a.yaml", "stage: sft\ncutoff_len: 8\nmodel_name_or_path: m\n", "LLaMA-Factory"),
+        ("a.yaml", "model_name_or_path: m\ndataset_name: rows.jsonl\n", "TRL"),
+        ("a.json", '{"output_dir": "o", "learning_rate": 1e-4, "num_train_epochs": 1}', "Transformers"),
+    ],
+)
+def test_a_kindred_file_that_is_read_names_the_import_first(
+    tmp_path: Path, name: str, text: str, program: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    first, *rest = load_config(str(tmp_path / name)).notes
+    assert f"a config of {program}:" in first.what and "paceline config import" in first.hint
+    assert not any(note.hint == "remove the line" for note in rest)
 
 
 @pytest.mark.parametrize("name", KIN)

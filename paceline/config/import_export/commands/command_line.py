@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,6 +69,7 @@ class Command:
     - ``config``: a file whose keys lie below its own
     - ``launch``: what starts it
     - ``files``: texts that the script writes, with the line at which each begins
+    - ``folder``: where the script goes (``cd``) before it starts the command
     """
 
     name: str
@@ -81,6 +82,31 @@ class Command:
     places: dict[str, int] = field(default_factory=dict)
     launch: Launch = field(default_factory=Launch)
     files: dict[str, tuple[str | None, int]] = field(default_factory=dict)
+    folder: str = ""
+
+
+@dataclass
+class Commands:
+    """What a shell text starts: trainings, other jobs of known programs, scripts, and what may train.
+
+    ``folder``: where it went last (``cd``).
+    """
+
+    headers: list[Option]
+    folder: str = ""
+    trainings: list[tuple[Command, Ran]] = field(default_factory=list)
+    others: list[Ran] = field(default_factory=list)
+    scripts: list[Ran] = field(default_factory=list)
+    doubtful: list[Ran] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Around:
+    """What starts a script: the launchers before it, the variables and ``#SBATCH`` options that it gets."""
+
+    words: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    headers: tuple[Option, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,15 +138,19 @@ def read_command(arguments: Sequence[str]) -> Command:
     return _read([_Word(word, n) for n, word in enumerate(arguments, 1)], "command line")
 
 
-def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
-    """Return the one command that trains of a shell text. Raises ConfigError."""
-    headers = slurm_options(text)
-    trainings: list[tuple[Command, Ran]] = []
-    doubtful: Ran | None = None  # what starts something that is not known to train
-    others: list[Ran] = []
+def commands_in(
+    text: str, path: str, arguments: Sequence[str] = (), around: Around | None = None
+) -> Commands:
+    """Return what a shell text starts; ``path``: of the script, for messages. Raises ConfigError.
+
+    ``around``: what starts the script; with it, the scripts that this one starts are found, too.
+    """
+    headers = [*(around.headers if around else ()), *slurm_options(text)]
+    variables = {**slurm_variables(headers), **(around.environment if around else {})}
+    found = Commands(headers)
     try:
-        for ran in Script(text, arguments, slurm_variables(headers), _is_read).ran():
-            if ran.words and ran.words[0].startswith("--") and trainings:
+        for ran in Script(text, arguments, variables, _is_followed if around else _is_read).ran():
+            if ran.words and ran.words[0].startswith("--") and found.trainings:
                 raise ConfigError(
                     codes.CONFIG_IMPORT_COMMAND(
                         "the command ends before these arguments, so that its program never gets them",
@@ -130,27 +160,50 @@ def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
                         " backslash",
                     )
                 )
-            if is_other_job(ran.words, ran.lines):
-                others.append(ran)
-            elif _start(ran.words, ran.lines) is not None:
-                trainings.append((_of_script(ran, path), ran))
-            elif _starts_another(ran):
-                doubtful = ran
+            _sort(ran, path, around, found)
     except (ValueError, RecursionError):
         raise ConfigError(
             codes.CONFIG_IMPORT_COMMAND(
                 "a quote or a bracket is opened and not closed", f"{path}:1", "", "close it"
             )
         ) from None
+    return found
+
+
+def _sort(ran: Ran, path: str, around: Around | None, found: Commands) -> None:
+    """Add a command to those of its kind."""
+    if ran.words[:1] == ["cd"] and len(ran.words) == 2 and not ran.problems:
+        found.folder = str(Path(found.folder) / ran.words[1])
+        return
+    if around is not None:
+        ran.words = [*around.words, *ran.words]
+        ran.lines = [*([ran.line] * len(around.words)), *ran.lines]
+        ran.environment = {**around.environment, **ran.environment}
+    if is_other_job(ran.words, ran.lines):
+        found.others.append(ran)
+    elif _start(ran.words, ran.lines) is not None:
+        command = _of_script(ran, path)
+        command.folder = found.folder
+        found.trainings.append((command, ran))
+    elif around is not None and script_of(ran.words, ran.lines):
+        found.scripts.append(ran)
+    elif _starts_another(ran):
+        found.doubtful.append(ran)
+
+
+def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
+    """Return the one command that trains of a shell text. Raises ConfigError."""
+    found = commands_in(text, path, arguments)
+    trainings, others = found.trainings, found.others
     if not trainings and others:
         refuse_other_job(others[0].words, others[0].lines, f"{path}:{others[0].line}")
-    if not trainings and doubtful is not None:
-        raise _not_certain(doubtful, text, path)
+    if not trainings and found.doubtful:
+        raise not_certain(found.doubtful[-1], text, path)
     return _chosen(
         [training for training in trainings if training[0].system is not None] or trainings,
         text,
         path,
-        headers,
+        found.headers,
     )
 
 
@@ -165,7 +218,7 @@ def _chosen(trainings: list[tuple[Command, Ran]], text: str, path: str, headers:
         raise ConfigError(codes.CONFIG_IMPORT_COMMAND(message, f"{path}:1", places, remedy))
     command, ran = trainings[0]
     if ran.problems:
-        raise _not_certain(ran, text, path)
+        raise not_certain(ran, text, path)
     command.launch.options += headers
     return command
 
@@ -177,7 +230,7 @@ def _starts_another(ran: Ran) -> bool:
     return text or (ran.problems != [] and names[:1] != [] and names[0] in LAUNCH_NAMES)
 
 
-def _not_certain(ran: Ran, text: str, path: str) -> ConfigError:
+def not_certain(ran: Ran, text: str, path: str) -> ConfigError:
     """Return why a command cannot be read: each value that is not known, or the text of a shell."""
     in_shell = NotKnown("the command stands in the text of a shell (-c)", "import that text alone, in quotes")
     written = text.split("\n")
@@ -216,6 +269,24 @@ def _start(words: Sequence[str], lines: Sequence[int]) -> Launch | None:
         return launch
     launched = any(starter in launch.launchers for starter in _STARTERS)
     return launch if word.endswith(".py") and (launched or launch.program == 0) else None
+
+
+def script_of(words: Sequence[str], lines: Sequence[int]) -> list[str]:
+    """Return the shell script that a command starts, with its arguments; else nothing."""
+    rest = list(words[launch_of(words, lines).program :])
+    name = Path(rest[0]).name if rest else ""
+    if name in ("bash", "sh", "zsh", "sbatch", "source", "."):
+        after = rest[1:]
+        while after and after[0].startswith("-"):
+            takes = name == "sbatch" and "=" not in after[0] and len(after[0]) == 2
+            after = after[1 + takes :]
+        rest = after
+    return rest if rest and Path(rest[0]).suffix in _SHELL else []
+
+
+def _is_followed(words: Sequence[str], lines: Sequence[int]) -> bool:
+    """Whether the arguments of a command matter where scripts that start others are followed."""
+    return _is_read(words, lines) or bool(script_of(words, lines))
 
 
 def _is_read(words: Sequence[str], lines: Sequence[int]) -> bool:

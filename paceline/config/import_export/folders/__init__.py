@@ -1,0 +1,1 @@
+"""Folders as people have them: which file starts what, the jobs that they form, and what becomes of each."""

@@ -1,0 +1,377 @@
+"""Jobs of a folder: what starts each, its config and the files around it, and what becomes of their keys."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+from paceline.config import codes
+from paceline.config.backend_files.detect import not_imported
+from paceline.config.import_export.commands.command_line import Command
+from paceline.config.import_export.folders.find_starts import Start, Starts, bases, find_starts, resolve
+from paceline.config.import_export.folders.list_files import FolderFile, Listed, list_folder
+from paceline.config.import_export.folders.read_configs import NAMES, NOT_IMPORTED, Configs, kind_of_config
+from paceline.config.import_export.import_config import TRANSLATORS, import_command, import_config, system_of
+from paceline.config.import_export.verdicts import Finding, Imported, KeyVerdict, Setting, flat
+from paceline.config.import_export.write_yaml import accepted, left_over
+from paceline.config.load import Rules
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json
+
+_TRAINS = re.compile(r"(?i)(train|sft|dpo|grpo|ppo|kto|orpo|rlhf|reward|tune|lora)")
+_ARGUMENTS = re.compile(
+    r"\b(Seq2Seq)?TrainingArguments\(|\b(SFT|DPO|KTO|GRPO|RLOO|Reward|PPO|ORPO|CPO)Config\("
+)
+_LOCAL = re.compile(r"[^\s,{}\[\]]+\.(jsonl?|ya?ml|csv|parquet|arrow|jinja2?)")
+
+
+@dataclass
+class Job:
+    """A training: what starts it, and what it becomes here.
+
+    - ``folder``: where it runs, in the folder that was read
+    - ``findings``: by file, the verdict on each of its keys; defaults of the program are its config's
+    - ``files``: those that take part, with what each is; ``missing``: those that are named and not here
+    - ``problems``: what stands against the YAML; ``not_read``: why there is none
+    """
+
+    name: str
+    place: str
+    start: Start | None = None
+    folder: str = ""
+    imported: Imported | None = None
+    yaml: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+    findings: dict[str, list[Finding]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    problems: list[Diagnostic] = field(default_factory=list)
+    not_read: tuple[Diagnostic, ...] = ()
+
+    def of(self, verdict: KeyVerdict) -> list[Finding]:
+        """Return its findings with a verdict."""
+        return [item for found in self.findings.values() for item in found if item.verdict is verdict]
+
+    @property
+    def loses(self) -> bool:
+        """Whether something that acts is lost."""
+        return bool(self.not_read or self.problems or self.of(KeyVerdict.LOST))
+
+
+@dataclass
+class Migration:
+    """A folder: its jobs, and what is said of other files and starts (``beside``)."""
+
+    path: Path
+    listed: Listed
+    jobs: list[Job]
+    beside: dict[str, str]
+
+    @property
+    def loses(self) -> bool:
+        """Whether a job loses something that acts."""
+        return any(job.loses for job in self.jobs)
+
+
+def migrate_folder(path: Path, rules: Rules) -> Migration:
+    """Read a folder, or one file of a person, and form its jobs. Nothing of it is executed.
+
+    The current directory changes meanwhile: paths mean what they mean where a job runs. Raises ConfigError
+    where nothing starts a training, and no config is one.
+    """
+    if not os.path.lexists(path):
+        raise ConfigError(
+            codes.CONFIG_MISSING_FILE(
+                "there is no such file or folder", str(path), hint="give a path that exists"
+            )
+        )
+    listed = list_folder(path.resolve())
+    migration = _Former(path, listed, rules).migration()
+    if not migration.jobs:
+        known = ", ".join(NAMES[name] for name in TRANSLATORS)
+        counts = (
+            f"{len(listed.files)} files read, {len(listed.skipped)} skipped, {listed.others} of other kinds"
+        )
+        said = [f"{file}: {what}" for file, what in [*migration.beside.items(), *listed.skipped.items()]]
+        raise ConfigError(
+            codes.CONFIG_IMPORT_COMMAND(
+                "nothing here starts a training of a program that is known",
+                str(path),
+                "\n".join([counts, *said[:10]]),
+                f"give a folder with scripts or configs of {known}",
+            )
+        )
+    return migration
+
+
+class _Former:
+    """Forms the jobs of one folder."""
+
+    def __init__(self, path: Path, listed: Listed, rules: Rules) -> None:
+        self._path, self._listed, self._rules = path, listed, rules
+        self._configs = Configs()
+        self._starts: Starts = find_starts(listed)
+        self._used: set[str] = set()
+        self._names: set[str] = set()
+
+    def migration(self) -> Migration:
+        """Return the jobs: those of starts, then those of configs that nothing starts."""
+        jobs, beside = list[Job](), dict[str, str]()
+        for start in self._starts.found:
+            job = self._of_start(start)
+            if isinstance(job, Job):
+                jobs.append(self._named(job))
+            else:
+                beside[start.place()] = job
+        for file in self._listed.of("config"):
+            if file.path not in self._used and file.path not in self._starts.manifests:
+                job = self._of_config(file)
+                if isinstance(job, Job):
+                    jobs.append(self._named(job))
+                elif job:
+                    beside[file.path] = job
+        unread = self._configs.unread | self._starts.partly
+        beside |= {file: f"not read: {why}" for file, why in unread.items() if file not in self._used}
+        for file in self._listed.of("python"):
+            if file.path not in self._used and _ARGUMENTS.search(file.text):
+                beside[file.path] = "it builds training arguments in Python, and nothing here starts it"
+        return Migration(self._path, self._listed, jobs, beside)
+
+    def _named(self, job: Job) -> Job:
+        """Give a job a name of its own, as its YAML is called."""
+        name, number = re.sub(r"[^\w.-]+", "-", job.name).strip("-.") or "job", 2
+        job.name = name
+        while job.name in self._names:
+            job.name, number = f"{name}-{number}", number + 1
+        self._names.add(job.name)
+        return job
+
+    def _of_start(self, start: Start) -> Job | str:
+        """Return the job of a start, or what it is instead."""
+        if start.does:
+            return start.does
+        job = Job(_name_of(start), start.place(), start, files={start.file: "starts it"})
+        job.files |= dict.fromkeys(start.through, "on the way")
+        self._used |= {*job.files}
+        if start.problems or start.command is None:
+            job.not_read = start.problems
+            return job
+        job.folder = self._folder(start)
+        program = self._program(start, job)
+        with contextlib.chdir(self._listed.root / job.folder):
+            try:
+                self._find_files(start.command, job)
+                imported = import_command(start.command)
+            except ConfigError as error:
+                known = start.command.system is not None or start.command.config is not None
+                if error.diagnostics[0].code == codes.CONFIG_IMPORT_SYSTEM.name and not known:
+                    return self._unknown_program(start, program, job)
+                job.not_read = error.diagnostics
+                return job
+            _count(imported, start)
+            self._write(job, imported)
+        self._lay_out(job, imported, start.command, self._here(start.command.config, job))
+        return job
+
+    def _of_config(self, file: FolderFile) -> Job | str:
+        """Return the job of a config that nothing starts, or what else the file is; empty for no part."""
+        data, _ = self._configs.read(file)
+        system, instead = kind_of_config(file, data)
+        if not system and not instead.startswith(NOT_IMPORTED):
+            return instead
+        job = Job(PurePosixPath(file.path).stem, f"{file.path} (no script here starts it)")
+        if not system:
+            what, hint = not_imported(instead.removeprefix(NOT_IMPORTED))
+            job.files[file.path] = "config"
+            job.not_read = (codes.CONFIG_IMPORT_SYSTEM(what, f"{file.path}:1", "", hint),)
+            return job
+        words = [str(value) for value in flat(data).values() if isinstance(value, str)]
+        job.folder = self._nearest(file.path, "", words)
+        with contextlib.chdir(self._listed.root / job.folder):
+            try:
+                imported = import_config(os.path.relpath(file.path, job.folder or "."), system)
+            except ConfigError as error:
+                job.not_read = error.diagnostics
+                job.files[file.path] = f"config of {NAMES[system]}"
+                return job
+            self._write(job, imported)
+        self._lay_out(job, imported, None, file.path)
+        return job
+
+    def _unknown_program(self, start: Start, program: str, job: Job) -> Job | str:
+        """A script of a person's own, whose arguments are of no known program."""
+        words = start.words[start.command.launch.program :] if start.command else ()
+        name = words[0] if words else "a program"
+        text = self._listed.files[program].text if program else ""
+        if not (_ARGUMENTS.search(text) or _TRAINS.search(PurePosixPath(name).name)):
+            return f"it starts {name}, which is no training of a known program"
+        what = f"{name} is a program of its own: its arguments do not tell what it trains"
+        hint = "write a Paceline YAML (docs/how-to/configure.md)"
+        if _ARGUMENTS.search(text):
+            hint = f"its arguments stand in the program: paceline config import {program} --to ours.yaml"
+        place = f"{start.holder}:{start.line}"
+        job.not_read = (codes.CONFIG_IMPORT_COMMAND(what, place, " ".join(words)[:200], hint),)
+        return job
+
+    def _write(self, job: Job, imported: Imported) -> None:
+        """Write the YAML that our own reading accepts, where the job runs."""
+        title = f"made by `paceline migrate` from {job.place} ({imported.system})"
+        composed, refused = accepted(imported, title, self._rules)
+        job.imported, job.yaml = imported, composed.text
+        job.problems = list(refused or left_over(composed.text, self._rules))
+
+    # ---- files
+
+    def _lay_out(self, job: Job, imported: Imported, command: Command | None, config: str) -> None:
+        """Lay the verdicts beside the files, and find the other files that take part."""
+        holder = job.start.holder if job.start else config
+        for finding in imported.findings.values():
+            top = finding.key.partition(".")[0]
+            of_command = command is not None and (
+                top in command.data or finding.key in command.environment or " --" in finding.key
+            )
+            file, finding = self._of_accelerate(finding, job) or (
+                config if config and not of_command else holder,
+                finding,
+            )
+            job.findings.setdefault(file, []).append(finding)
+        if config:
+            job.files[config] = f"config of {imported.system}"
+        texts: list[Json] = list(flat(command.data).values()) if command else []
+        texts += [option.value for option in command.launch.options] if command else []
+        if config:
+            texts += flat(self._configs.read(self._listed.files[config])[0]).values()
+        self._around(job, texts, config or holder)
+        self._used |= {*job.files}
+
+    def _of_accelerate(self, finding: Finding, job: Job) -> tuple[str, Finding] | None:
+        """Return Accelerate's file and its key for a finding that names both (``acc.yaml:3 debug``)."""
+        place, _, key = finding.key.partition(" ")
+        name, _, line = place.rpartition(":")
+        if not key or not line.isdecimal() or not (file := self._here(name, job)):
+            return None
+        job.files[file] = "file of Accelerate"
+        return file, replace(finding, key=key, line=int(line))
+
+    def _around(self, job: Job, texts: Iterable[Json], holder: str) -> None:
+        """Find the files that values name: DeepSpeed's, Accelerate's, data and what describes them."""
+        for text in texts:
+            for name in _names_in(text):
+                file = self._here(name, job)
+                at = self._listed.root / job.folder / name
+                if not file and not at.exists() and _LOCAL.fullmatch(name) and "://" not in name:
+                    job.missing.append(name)
+                elif file and file not in job.files:
+                    self._beside(job, file)
+                elif not file and at.is_file() and at.resolve().is_relative_to(self._listed.root):
+                    of_rows = _LOCAL.fullmatch(name) is not None
+                    job.files[str(PurePosixPath(job.folder) / name)] = "data" if of_rows else "named by it"
+                elif not file and (info := self._here(f"{name}/dataset_info.json", job)):
+                    job.files[info] = "data sets"
+        beside = str(PurePosixPath(holder).parent / "dataset_info.json")
+        for info in (beside, str(PurePosixPath(job.folder) / "data" / "dataset_info.json")):
+            if info in self._listed.files and job.imported and job.imported.system == "LLaMA-Factory":
+                job.files[info] = "data sets"
+
+    def _beside(self, job: Job, file: str) -> None:
+        """Add a file that takes part; DeepSpeed's and Accelerate's with the verdicts on their keys."""
+        held = self._listed.files[file]
+        data = self._configs.read(held)[0] if held.kind == "config" else {}
+        system = system_of(data) if data else None
+        if system not in ("deepspeed", "accelerate"):
+            job.files[file] = (
+                "the program" if held.kind == "python" else "data" if not data else "named by it"
+            )
+            return
+        job.files[file] = f"file of {NAMES[system]}"
+        if file not in job.findings:
+            with contextlib.chdir(self._listed.root):
+                try:
+                    findings = import_config(file, system).findings.values()
+                except ConfigError as error:
+                    job.problems += error.diagnostics
+                    return
+            job.findings[file] = list(findings)
+        if system == "accelerate":
+            inner = flat(data).get("deepspeed_config.deepspeed_config_file")
+            self._around(job, [inner], file)
+
+    def _find_files(self, command: Command, job: Job) -> None:
+        """Let a command name its files as they are here: on another machine their paths are longer."""
+        written = command.config in command.files
+        if command.config is not None and not written and (file := self._here(command.config, job)):
+            command.config = os.path.relpath(file, job.folder or ".")
+        for number, option in enumerate(command.launch.options):
+            if option.name in ("config_file", "hostfile") and (file := self._here(option.value or "", job)):
+                moved = os.path.relpath(file, job.folder or ".")
+                command.launch.options[number] = replace(option, value=moved)
+
+    def _here(self, name: str | None, job: Job) -> str:
+        """Return the file of the folder that a path means where the job runs; or empty."""
+        return resolve(name, f"{job.folder}/x" if job.folder else "x", "", self._listed) if name else ""
+
+    def _program(self, start: Start, job: Job) -> str:
+        """Return the Python file that a start runs, if it is here."""
+        words = start.words[start.command.launch.program :] if start.command else ()
+        file = self._here(words[0], job) if words and words[0].endswith(".py") else ""
+        if file:
+            job.files[file] = "the program"
+            self._used.add(file)
+        return file
+
+    def _folder(self, start: Start) -> str:
+        command = start.command
+        words = [str(value) for value in (flat(command.data).values() if command else ())]
+        words += [command.config] if command and command.config else []
+        words += [option.value or "" for option in command.launch.options] if command else []
+        return self._nearest(start.holder, start.folder, [*words, *start.words])
+
+    def _nearest(self, holder: str, folder: str, words: list[str]) -> str:
+        """Return the folder, at or around a file, from which most of the relative paths exist."""
+        paths = {word for word in words if re.search(r"[./]", word) and not word.startswith(("/", "~", "-"))}
+
+        def hits(base: str) -> int:
+            return sum(_exists(self._listed.root / base / path) for path in paths)
+
+        found = max(bases(holder, folder), key=hits)  # of several the first
+        return "" if found == "." or not (self._listed.root / found).is_dir() else found
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _names_in(value: Json) -> list[str]:
+    """Return what may be paths in a value: a text, or its parts between commas."""
+    if isinstance(value, list):
+        return [name for item in value if isinstance(item, str) for name in _names_in(item)]
+    if not isinstance(value, str) or len(value) > 4096 or "\n" in value:
+        return []
+    return [part.strip() for part in value.split(",") if part.strip() not in ("", ".", "..", "/")]
+
+
+def _name_of(start: Start) -> str:
+    """Return what a job is called: after its config, else after what starts it."""
+    config = start.command.config if start.command else None
+    if config:
+        return PurePosixPath(config).stem
+    label = start.label.rpartition(" ")[2]
+    return label or PurePosixPath(start.holder).stem
+
+
+def _count(imported: Imported, start: Start) -> None:
+    """Take nodes and processes from a manifest where the command itself does not say them."""
+    launchers = start.command.launch.launchers if start.command else []
+    for path, (count, key, line) in start.counts.items():
+        before = imported.settings.get(path)
+        default = before is not None and not before.line
+        if (before is None or default) and not (path == "launch.nproc" and launchers == ["python"]):
+            imported.settings[path] = Setting(count, key, line)
+            imported.findings[key] = Finding(key, count, line, KeyVerdict.MAPPED, (path,))

@@ -1,0 +1,242 @@
+"""``paceline migrate``: folders as people have them become jobs, file by file; hostile ones harm nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folder_shapes import SHAPES
+
+from paceline.cli.main import dispatch
+from paceline.config.import_export.folders.find_starts import find_starts
+from paceline.config.import_export.folders.form_jobs import Job, Migration, migrate_folder
+from paceline.config.import_export.folders.list_files import list_folder
+from paceline.config.load import load_config
+from paceline.core.errors import ConfigError
+from paceline.rules import of_config
+
+#: shape → job → (system, algorithm, nodes, processes of a node, files with a part, words of our command)
+EXPECTED: dict[str, dict[str, tuple[str, str, int, int | None, set[str], str]]] = {
+    "llamafactory": {
+        "sft": (
+            "LLaMA-Factory",
+            "sft",
+            2,
+            8,
+            {"run.sbatch", "sft.yaml", "ds_z3.json", "data/dataset_info.json"},
+            "NCCL_P2P_DISABLE=1 srun torchrun --nnodes 2 --nproc_per_node 8 --rdzv_id $SLURM_JOB_ID"
+            " --rdzv_backend c10d --rdzv_endpoint $MASTER_ADDR:29500 -m paceline train sft.yaml",
+        )
+    },
+    "axolotl": {
+        "a": (
+            "axolotl",
+            "sft",
+            1,
+            4,
+            {"run.sh", "conf/a.yaml", "acc.yaml", "data/rows.jsonl"},
+            "paceline train a.yaml --nproc 4 --launcher accelerate",
+        )
+    },
+    "trainjob": {"dpo": ("TRL", "dpo", 2, 4, {"k8s/job.yaml"}, "torchrun -m paceline train dpo.yaml")},
+    "pytorchjob": {
+        "sft": (
+            "LLaMA-Factory",
+            "sft",
+            4,
+            8,
+            {"job.yaml"},
+            "torchrun --nnodes=4 --nproc_per_node=8 --node_rank=$RANK --master_addr=$MASTER_ADDR"
+            " -m paceline train sft.yaml",
+        )
+    },
+    "swift": {
+        "train": (
+            "ms-swift",
+            "sft",
+            1,
+            2,
+            {"scripts/train.sh", "data/rows.jsonl"},
+            "CUDA_VISIBLE_DEVICES=0,1 paceline train train.yaml --nproc 2",
+        )
+    },
+    "makefile": {
+        "sft": ("TRL", "sft", 1, None, {"Makefile"}, "paceline train sft.yaml"),
+        "dpo": (
+            "TRL",
+            "dpo",
+            1,
+            4,
+            {"Makefile", "acc.yaml"},
+            "HF_HUB_OFFLINE=1 paceline train dpo.yaml --nproc 4 --launcher accelerate",
+        ),
+    },
+    "deepspeed": {
+        "train": (
+            "LLaMA-Factory",
+            "sft",
+            2,
+            8,
+            {"scripts/all.sh", "scripts/train.sh", "src/train.py", "conf/ds.json", "conf/hostfile"},
+            "deepspeed --hostfile conf/hostfile --master_port 29501 --module paceline.cli.main train"
+            " train.yaml",
+        )
+    },
+    "mixed": {
+        "b": ("axolotl", "sft", 1, None, {"docker/Dockerfile", "ax/b.yaml"}, "paceline train b.yaml"),
+        "sft": (
+            "LLaMA-Factory",
+            "sft",
+            1,
+            None,
+            {"lf/run.sh", "lf/sft.yaml", "lf/ds_z3.json"},
+            "paceline train sft.yaml",
+        ),
+        "a": ("axolotl", "sft", 1, None, {"ax/a.yaml"}, "paceline train a.yaml"),
+        "conf": ("", "", 1, None, {"verl/conf.yaml"}, ""),
+    },
+}
+
+
+def made(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return folder
+
+
+def migrated(folder: Path, files: dict[str, str]) -> Migration:
+    return migrate_folder(made(folder, files), of_config)
+
+
+def value(job: Job, path: str, default: Any = None) -> Any:
+    setting = job.imported.settings.get(path) if job.imported else None
+    return setting.value if setting else default
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_folder_becomes_its_jobs(
+    shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, to = made(tmp_path / "theirs", SHAPES[shape]), tmp_path / "ours"
+    monkeypatch.chdir(folder)
+    code = dispatch_code(["migrate", ".", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    expected = EXPECTED[shape]
+    assert {job["name"] for job in report["jobs"]} == {*expected}
+    assert code == int(report["loses"]) == int(any(job["loses"] for job in report["jobs"]))
+    for job in report["jobs"]:
+        system, algorithm, nodes, processes, files, command = expected[job["name"]]
+        assert (job["system"] or "") == system and {file["file"] for file in job["files"]} == files
+        if not system:
+            assert job["yaml"] is None and "not imported" in job["problems"][0]["what"]
+            continue
+        assert job["command"]["text"].rpartition(" && ")[2] == command
+        file = made(to, {f"{job['name']}.yaml": job["yaml"]}) / f"{job['name']}.yaml"
+        loaded = load_config(str(file), rules=of_config).config
+        assert (loaded.training.algorithm, loaded.launch.nnodes, loaded.launch.nproc) == (
+            algorithm,
+            nodes,
+            processes,
+        )
+
+
+def dispatch_code(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as stop:
+        dispatch(arguments)
+    return int(stop.value.code or 0)
+
+
+def test_the_report_names_each_file_and_the_script_for_slurm_keeps_its_directives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, to = made(tmp_path / "theirs", SHAPES["llamafactory"]), tmp_path / "ours"
+    assert dispatch_code(["migrate", str(folder), "--to", str(to)]) == 0
+    text = capsys.readouterr().out
+    assert "sft.yaml: config of LLaMA-Factory: 15 kept, 0 differ, 0 lost" in text
+    assert "ds_z3.json: file of DeepSpeed: 3 kept" in text and "data/dataset_info.json: data sets" in text
+    assert "WANDB_API_KEY is a secret: set it yourself" in text and "abcdefghijk" not in text
+    script = (to / "sft.sbatch").read_text()
+    assert "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\n" in script and "abcdefghijk" not in script
+    assert script.endswith(f"-m paceline train {os.path.relpath(to / 'sft.yaml', folder)}\n")
+    before = (to / "sft.yaml").read_text()
+    (to / "sft.yaml").write_text("mine: true\n")
+    with pytest.raises(ConfigError, match="exist already"):
+        dispatch(["migrate", str(folder), "--to", str(to)])
+    assert (to / "sft.yaml").read_text() == "mine: true\n"
+    assert dispatch_code(["migrate", str(folder), "--to", str(to), "--force"]) == 0
+    assert (to / "sft.yaml").read_text() == before
+
+
+def test_what_is_lost_is_said_and_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lossy = {"a.yaml": SHAPES["axolotl"]["conf/a.yaml"] + "rl: gdpo\n"}
+    assert dispatch_code(["migrate", str(made(tmp_path, lossy))]) == 1
+    assert "lost: a.yaml:12: rl: gdpo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("files", [{}, {"README.md": "# x\n"}, {"run.sh": "python tools/convert.py\n"}])
+def test_a_folder_without_a_training_is_refused(tmp_path: Path, files: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="nothing here starts a training"):
+        migrated(tmp_path, files)
+
+
+def test_the_makefile_s_commands_are_those_of_make(tmp_path: Path) -> None:
+    made(tmp_path, SHAPES["makefile"])
+    run = ["make", "-n", "-C", str(tmp_path), "--no-print-directory", "sft", "dpo"]
+    printed = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    asked = [line.split() for line in printed.replace("\\\n", " ").splitlines()]
+    ours = [list(start.words) for start in find_starts(list_folder(tmp_path)).found if start.command]
+    assert len(ours) == 2 and all(words in asked for words in ours)
+
+
+def test_scripts_that_start_scripts_pass_their_arguments_and_variables_as_bash_does(tmp_path: Path) -> None:
+    files = {
+        "bin/trl": '#!/bin/bash\nprintf "%s\\n" "$@" > "$SEEN"\n',
+        "run.sh": "export LR=3e-4\nSIZE=big bash inner/train.sh 'two words' 8\n",
+        "inner/train.sh": 'OUT="out/$1"\ntrl sft --model_name_or_path m --learning_rate $LR'
+        ' --output_dir "$OUT" --num_train_epochs ${2:-1} --run_name ${SIZE:-small}\n',
+    }
+    folder = made(tmp_path / "theirs", files)
+    (folder / "bin" / "trl").chmod(0o755)
+    environment = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "SEEN": str(tmp_path / "seen")}
+    subprocess.run(["bash", "run.sh"], cwd=folder, env=environment, check=True)
+    (start,) = find_starts(list_folder(folder)).found
+    assert list(start.words[1:]) == (tmp_path / "seen").read_text().splitlines()
+    assert start.place() == "run.sh -> inner/train.sh:2"
+
+
+def test_a_hostile_folder_harms_nothing_and_each_file_left_out_is_said(tmp_path: Path) -> None:
+    folder = made(tmp_path / "theirs", SHAPES["axolotl"])
+    (tmp_path / "secret.yaml").write_text("base_model: secret\ndatasets: []\n")
+    os.mkfifo(folder / "pipe.yaml")
+    (folder / "out.yaml").symlink_to(tmp_path / "secret.yaml")
+    (folder / "round").symlink_to(folder)
+    (folder / "round.yaml").symlink_to(folder / "round.yaml")
+    (folder / "large.yaml").write_bytes(b"a: 1\n" * (1 << 18))
+    (folder / "binary.json").write_bytes(b"\x00\x01" * 64)
+    made(folder, {".git/hooks/run.sh": "trl sft\n", "venv/pyvenv.cfg": "", "venv/a.yaml": "base_model: x\n"})
+    made(
+        folder,
+        {"runs.sh": f"touch {tmp_path / 'ran'}; bash runs.sh; trl sft --x $(touch {tmp_path / 'ran'})\n"},
+    )
+    made(folder, {"bomb.yaml": "a: &a [1]\n" + "".join(f"b{n}: &b{n} [*a,*a]\n" for n in range(9))})
+    made(folder, {"open.sh": "trl sft --model 'x\n", "Makefile": "A = $(B)\nB = $(A)\nx:\n\ttrl sft $(A)\n"})
+    made(folder, {f"many/{number}.json": "{}" for number in range(400)})
+    migration = migrate_folder(folder, of_config)
+    skipped = migration.listed.skipped
+    assert skipped["pipe.yaml"] == "a FIFO, not a file" and "leaves the folder" in skipped["out.yaml"]
+    assert {"round/", "round.yaml", "large.yaml", "binary.json", ".git/", "venv/"} <= {*skipped}
+    assert not (tmp_path / "ran").exists()
+    assert [job.name for job in migration.jobs if not job.not_read] == ["a"]
+    assert all(job.not_read[0].what for job in migration.jobs if job.name != "a")
+
+
+def test_one_file_is_read_as_the_folder_is(tmp_path: Path) -> None:
+    folder = made(tmp_path, SHAPES["axolotl"])
+    (job,) = migrate_folder(folder / "conf" / "a.yaml", of_config).jobs
+    assert job.imported is not None and job.imported.system == "axolotl"
