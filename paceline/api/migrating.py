@@ -10,12 +10,12 @@ from paceline.api import codes
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.config.import_export.folders.form_jobs import Migration
+    from paceline.config.import_export.folders.form_jobs import MigratedFolder
 
 
 def migrate(
     path: str | PathLike[str], *, to: str | PathLike[str] | None = None, force: bool = False
-) -> Migration:
+) -> MigratedFolder:
     """Read a folder (or a file) of scripts and configs of another program, and form its jobs.
 
     ``to``: write each job's YAML there, and for Slurm its script; ``force``: over existing files. Nothing of
@@ -30,7 +30,7 @@ def migrate(
     return migration
 
 
-def write(migration: Migration, to: Path, *, force: bool) -> None:
+def write(migration: MigratedFolder, to: Path, *, force: bool) -> None:
     """Write the YAMLs and scripts. Raises ConfigError, before the first is written, for one that exists."""
     from paceline.config.import_export.folders.report import command_of
 

@@ -40,6 +40,7 @@ WRITERS = {
     "paceline/cli/config_init.py": "a user's answers, in a file of their own",
     "paceline/cli/configs.py": "a composed YAML: values with a secret's shape are masked",
     "paceline/data/prepare/epoch_lengths.py": "numbers, in a temporary folder",
+    "paceline/api/migrating.py": "composed YAMLs and commands: secrets are left out or masked",
     "paceline/api/verifying.py": "a config and its verdict",
     "paceline/api/arguments.py": "the caller's config or rows, in a private folder",
     "paceline/demo/scaling.py": "the demo's config",

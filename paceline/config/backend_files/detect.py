@@ -160,13 +160,13 @@ def no_config(path: str) -> Diagnostic | None:
     """Return the finding for a path that is no config by its name: a folder, a script, a command line."""
     file, line = Path(path), " ".join(path.split())
     if file.is_dir():
-        what = "this is a folder, not a config"
-        return codes.CONFIG_IS_DIRECTORY(what, path, hint=f"{_inside_of(file)}; {_migrates(path)}")
+        message = "this is a folder, not a config"
+        return codes.CONFIG_IS_DIRECTORY(message, path, hint=f"{_inside_of(file)}; {_migrates(path)}")
     if not file.exists():
         if " " in line and re.search(r"\s--?\w|\.ya?ml\b", line):
-            what = "this is a command line, not a config"
+            message = "this is a command line, not a config"
             return codes.CONFIG_OTHER_PROGRAM(
-                what, "", line, f"paceline config import '{line}' --to ours.yaml"
+                message, "", line, f"paceline config import '{line}' --to ours.yaml"
             )
         return None
     if _BUILD.fullmatch(file.name):
@@ -184,8 +184,8 @@ def no_config_text(text: str, path: str) -> Diagnostic | None:
     if _SHEBANG.match(text):
         return codes.CONFIG_OTHER_PROGRAM("this is a shell script, not a config", path, "", _migrates(path))
     if re.search(r"^apiVersion:", text, re.M) and re.search(r"^kind:", text, re.M):
-        what = "this is a manifest of Kubernetes, not a config"
-        return codes.CONFIG_OTHER_PROGRAM(what, path, "", _migrates(path))
+        message = "this is a manifest of Kubernetes, not a config"
+        return codes.CONFIG_OTHER_PROGRAM(message, path, "", _migrates(path))
     return None
 
 
@@ -207,18 +207,16 @@ def read_as_ours(data: Json, name: str) -> Diagnostic | None:
     if not isinstance(data, dict) or {"model", "data", "training"} & {*data}:
         return None
     program = program_of(data)
-    known = program.name if program and program.flat else None
-    if known is None and {"model_name_or_path", "dataset_name"} <= {*data}:
-        known = "TRL"
-    elif known is None and name.endswith(".json") and "model_name_or_path" not in data:
-        known = "Transformers" if len(_ARGUMENTS & {*data}) > 2 else None
-    if known is None:
+    program_name = program.name if program and program.flat else None
+    if program_name is None and {"model_name_or_path", "dataset_name"} <= {*data}:
+        program_name = "TRL"
+    elif program_name is None and name.endswith(".json") and "model_name_or_path" not in data:
+        program_name = "Transformers" if len(_ARGUMENTS & {*data}) > 2 else None
+    if program_name is None:
         return None
-    what = (
-        f"this is a config of {known}: its keys are read as Paceline's, and the rest is Paceline's defaults"
-    )
+    message = f"this is a config of {program_name}, read with Paceline's meanings and defaults"
     severity = Severity.WARNING
-    return codes.CONFIG_OTHER_PROGRAM(what, f"{name}:1", "", f"{imports(name)} translates it", severity)
+    return codes.CONFIG_OTHER_PROGRAM(message, f"{name}:1", "", f"{imports(name)} translates it", severity)
 
 
 def another_structure(data: Json, name: str) -> Diagnostic | None:

@@ -13,7 +13,7 @@ from folder_shapes import SHAPES
 
 from paceline.cli.main import dispatch
 from paceline.config.import_export.folders.find_starts import find_starts
-from paceline.config.import_export.folders.form_jobs import Job, Migration, migrate_folder
+from paceline.config.import_export.folders.form_jobs import FolderJob, MigratedFolder, migrate_folder
 from paceline.config.import_export.folders.list_files import list_folder
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
@@ -110,11 +110,11 @@ def made(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def migrated(folder: Path, files: dict[str, str]) -> Migration:
+def migrated(folder: Path, files: dict[str, str]) -> MigratedFolder:
     return migrate_folder(made(folder, files), of_config)
 
 
-def value(job: Job, path: str, default: Any = None) -> Any:
+def value(job: FolderJob, path: str, default: Any = None) -> Any:
     setting = job.imported.settings.get(path) if job.imported else None
     return setting.value if setting else default
 

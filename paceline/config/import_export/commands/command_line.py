@@ -147,10 +147,10 @@ def commands_in(
     """
     headers = [*(around.headers if around else ()), *slurm_options(text)]
     variables = {**slurm_variables(headers), **(around.environment if around else {})}
-    found = Commands(headers)
+    commands = Commands(headers)
     try:
         for ran in Script(text, arguments, variables, _is_followed if around else _is_read).ran():
-            if ran.words and ran.words[0].startswith("--") and found.trainings:
+            if ran.words and ran.words[0].startswith("--") and commands.trainings:
                 raise ConfigError(
                     codes.CONFIG_IMPORT_COMMAND(
                         "the command ends before these arguments, so that its program never gets them",
@@ -160,50 +160,50 @@ def commands_in(
                         " backslash",
                     )
                 )
-            _sort(ran, path, around, found)
+            _sort(ran, path, around, commands)
     except (ValueError, RecursionError):
         raise ConfigError(
             codes.CONFIG_IMPORT_COMMAND(
                 "a quote or a bracket is opened and not closed", f"{path}:1", "", "close it"
             )
         ) from None
-    return found
+    return commands
 
 
-def _sort(ran: Ran, path: str, around: Around | None, found: Commands) -> None:
+def _sort(ran: Ran, path: str, around: Around | None, commands: Commands) -> None:
     """Add a command to those of its kind."""
     if ran.words[:1] == ["cd"] and len(ran.words) == 2 and not ran.problems:
-        found.folder = str(Path(found.folder) / ran.words[1])
+        commands.folder = str(Path(commands.folder) / ran.words[1])
         return
     if around is not None:
         ran.words = [*around.words, *ran.words]
         ran.lines = [*([ran.line] * len(around.words)), *ran.lines]
         ran.environment = {**around.environment, **ran.environment}
     if is_other_job(ran.words, ran.lines):
-        found.others.append(ran)
+        commands.others.append(ran)
     elif _start(ran.words, ran.lines) is not None:
         command = _of_script(ran, path)
-        command.folder = found.folder
-        found.trainings.append((command, ran))
+        command.folder = commands.folder
+        commands.trainings.append((command, ran))
     elif around is not None and script_of(ran.words, ran.lines):
-        found.scripts.append(ran)
+        commands.scripts.append(ran)
     elif _starts_another(ran):
-        found.doubtful.append(ran)
+        commands.doubtful.append(ran)
 
 
 def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
     """Return the one command that trains of a shell text. Raises ConfigError."""
-    found = commands_in(text, path, arguments)
-    trainings, others = found.trainings, found.others
+    commands = commands_in(text, path, arguments)
+    trainings, others = commands.trainings, commands.others
     if not trainings and others:
         refuse_other_job(others[0].words, others[0].lines, f"{path}:{others[0].line}")
-    if not trainings and found.doubtful:
-        raise not_certain(found.doubtful[-1], text, path)
+    if not trainings and commands.doubtful:
+        raise not_certain(commands.doubtful[-1], text, path)
     return _chosen(
         [training for training in trainings if training[0].system is not None] or trainings,
         text,
         path,
-        found.headers,
+        commands.headers,
     )
 
 

@@ -20,7 +20,7 @@ from paceline.config.import_export.commands.command_line import (
 from paceline.config.import_export.commands.launchers import SET, launch_of
 from paceline.config.import_export.commands.other_jobs import refuse_other_job
 from paceline.config.import_export.commands.shell_script import Ran
-from paceline.config.import_export.folders.list_files import Listed
+from paceline.config.import_export.folders.list_files import FolderFiles
 from paceline.config.import_export.folders.manifests import is_manifest, manifest_snippets
 from paceline.config.import_export.folders.snippets import READERS, Snippet
 from paceline.core.diagnostics import Diagnostic
@@ -31,7 +31,7 @@ _SBATCH = re.compile(r"^#SBATCH.*$", re.M)
 
 
 @dataclass
-class Start:
+class TrainingStart:
     """A command that trains, or may: where it stands, and what it says.
 
     - ``file``: what a person starts; ``line``: of the command in the last of ``through``, else in ``file``
@@ -68,23 +68,23 @@ class Start:
 class Starts:
     """The starts of a folder. ``manifests``: files of containers; ``partly``: file → what was not read."""
 
-    found: list[Start] = field(default_factory=list)
+    found: list[TrainingStart] = field(default_factory=list)
     manifests: set[str] = field(default_factory=set)
     partly: dict[str, str] = field(default_factory=dict)
 
 
-def find_starts(listed: Listed) -> Starts:
+def find_starts(listed: FolderFiles) -> Starts:
     """Return every start in order of the files; a script that another file starts is found there alone."""
     starts, followed = Starts(), set[str]()
     finder = _Finder(listed, followed)
-    by_file: dict[str, list[Start]] = {}
+    by_file: dict[str, list[TrainingStart]] = {}
     for snippet in _snippets(listed, starts):
         by_file.setdefault(snippet.file, []).extend(finder.of(snippet))
-    starts.found = [start for file, found in by_file.items() if file not in followed for start in found]
+    starts.found = [start for file, matches in by_file.items() if file not in followed for start in matches]
     return starts
 
 
-def _snippets(listed: Listed, starts: Starts) -> Iterator[Snippet]:
+def _snippets(listed: FolderFiles, starts: Starts) -> Iterator[Snippet]:
     for kind, reader in READERS.items():
         for file in listed.of(kind):
             yield from reader(file)
@@ -101,42 +101,42 @@ def _snippets(listed: Listed, starts: Starts) -> Iterator[Snippet]:
 class _Finder:
     """Finds starts, and follows scripts that start scripts."""
 
-    def __init__(self, listed: Listed, followed: set[str]) -> None:
+    def __init__(self, listed: FolderFiles, followed: set[str]) -> None:
         self._listed, self._followed = listed, followed
 
-    def of(self, snippet: Snippet) -> list[Start]:
+    def of(self, snippet: Snippet) -> list[TrainingStart]:
         """Return the starts of a snippet."""
         around = Around(environment=dict(snippet.environment))
         return list(self._within(snippet, around, (), ()))
 
     def _within(
         self, snippet: Snippet, around: Around, through: tuple[str, ...], arguments: Iterable[str]
-    ) -> Iterator[Start]:
+    ) -> Iterator[TrainingStart]:
         holder = through[-1] if through else snippet.file
         name = "command line" if snippet.words else holder
-        text, first = snippet.text, Start(snippet.file, 1, snippet.label, through=through)
+        text, first = snippet.text, TrainingStart(snippet.file, 1, snippet.label, through=through)
         try:
-            found = commands_in(text, name, tuple(arguments), around)
+            matches = commands_in(text, name, tuple(arguments), around)
         except ConfigError as error:
             problems = tuple(_moved(item, snippet, holder) for item in error.diagnostics)
             yield replace(first, problems=problems)
             return
         directives = tuple(_SBATCH.findall(text))
-        for command, ran in found.trainings:
+        for command, ran in matches.trainings:
             yield self._training(command, ran, snippet, through, directives)
-        for ran in found.others:
+        for ran in matches.others:
             yield replace(first, line=snippet.line(ran.line), does=_does(ran))
-        for ran in found.doubtful:
+        for ran in matches.doubtful:
             problems = tuple(
                 _moved(item, snippet, holder) for item in not_certain(ran, text, name).diagnostics
             )
             yield replace(first, line=snippet.line(ran.line), problems=problems)
-        for ran in found.scripts:
-            yield from self._followed_by(ran, snippet, found, through)
-        program = None if found.trainings else program_of_command(text)
+        for ran in matches.scripts:
+            yield from self._followed_by(ran, snippet, matches, through)
+        program = None if matches.trainings else program_of_command(text)
         if program:
-            what, hint = not_imported(program)
-            yield replace(first, problems=(codes.CONFIG_IMPORT_COMMAND(what, f"{holder}:1", "", hint),))
+            message, hint = not_imported(program)
+            yield replace(first, problems=(codes.CONFIG_IMPORT_COMMAND(message, f"{holder}:1", "", hint),))
 
     def _training(
         self,
@@ -145,7 +145,7 @@ class _Finder:
         snippet: Snippet,
         through: tuple[str, ...],
         directives: tuple[str, ...],
-    ) -> Start:
+    ) -> TrainingStart:
         for lines in (command.lines, command.places):
             lines.update({key: snippet.line(line) for key, line in lines.items()})
         options = command.launch.options
@@ -157,7 +157,7 @@ class _Finder:
         if ran.problems:
             refused = not_certain(ran, snippet.text, holder).diagnostics
             problems = tuple(_moved(item, snippet, holder) for item in refused)
-        return Start(
+        return TrainingStart(
             snippet.file,
             snippet.line(ran.line),
             snippet.label,
@@ -171,13 +171,13 @@ class _Finder:
         )
 
     def _followed_by(
-        self, ran: Ran, snippet: Snippet, found: Commands, through: tuple[str, ...]
-    ) -> Iterator[Start]:
+        self, ran: Ran, snippet: Snippet, matches: Commands, through: tuple[str, ...]
+    ) -> Iterator[TrainingStart]:
         """Yield the starts of a script that a command starts."""
         name, *arguments = script_of(ran.words, ran.lines)
         holder, line = through[-1] if through else snippet.file, snippet.line(ran.line)
-        file = resolve(name, holder, snippet.folder or found.folder, self._listed)
-        here = Start(snippet.file, line, snippet.label, through=through)
+        file = resolve(name, holder, snippet.folder or matches.folder, self._listed)
+        here = TrainingStart(snippet.file, line, snippet.label, through=through)
         if ran.problems:
             problems = not_certain(ran, snippet.text, holder).diagnostics
             yield replace(here, problems=tuple(_moved(item, snippet, holder) for item in problems))
@@ -189,7 +189,7 @@ class _Finder:
             self._followed.add(file)
             launch = launch_of(ran.words, ran.lines)
             environment = {**ran.environment, **launch.environment}
-            headers = tuple(found.headers)
+            headers = tuple(matches.headers)
             launchers = tuple(word for word in ran.words[: launch.program] if not SET.match(word))
             around = Around(launchers, environment, headers)
             inner = Snippet(snippet.file, self._listed.files[file].text, label=snippet.label)
@@ -197,7 +197,7 @@ class _Finder:
             yield from self._within(inner, around, (*through, file), arguments)
 
 
-def resolve(name: str, holder: str, folder: str, listed: Listed) -> str:
+def resolve(name: str, holder: str, folder: str, listed: FolderFiles) -> str:
     """Return the file of the folder that a path in ``holder`` means, or an empty text.
 
     A path of another machine (``/workspace/repo/configs/a.yaml``) means the file at its longest end that is
@@ -238,8 +238,8 @@ def _does(ran: Ran) -> str:
     try:
         refuse_other_job(ran.words, ran.lines, "")
     except ConfigError as error:
-        found = error.diagnostics[0]
-        return f"{found.what}; {found.hint}"
+        matches = error.diagnostics[0]
+        return f"{matches.what}; {matches.hint}"
     return "it does not train"
 
 

@@ -12,8 +12,14 @@ from pathlib import Path, PurePosixPath
 from paceline.config import codes
 from paceline.config.backend_files.detect import not_imported
 from paceline.config.import_export.commands.command_line import Command
-from paceline.config.import_export.folders.find_starts import Start, Starts, bases, find_starts, resolve
-from paceline.config.import_export.folders.list_files import FolderFile, Listed, list_folder
+from paceline.config.import_export.folders.find_starts import (
+    Starts,
+    TrainingStart,
+    bases,
+    find_starts,
+    resolve,
+)
+from paceline.config.import_export.folders.list_files import FolderFile, FolderFiles, list_folder
 from paceline.config.import_export.folders.read_configs import NAMES, NOT_IMPORTED, Configs, kind_of_config
 from paceline.config.import_export.import_config import TRANSLATORS, import_command, import_config, system_of
 from paceline.config.import_export.verdicts import Finding, Imported, KeyVerdict, Setting, flat
@@ -31,7 +37,7 @@ _LOCAL = re.compile(r"[^\s,{}\[\]]+\.(jsonl?|ya?ml|csv|parquet|arrow|jinja2?)")
 
 
 @dataclass
-class Job:
+class FolderJob:
     """A training: what starts it, and what it becomes here.
 
     - ``folder``: where it runs, in the folder that was read
@@ -42,7 +48,7 @@ class Job:
 
     name: str
     place: str
-    start: Start | None = None
+    start: TrainingStart | None = None
     folder: str = ""
     imported: Imported | None = None
     yaml: str = ""
@@ -54,7 +60,7 @@ class Job:
 
     def of(self, verdict: KeyVerdict) -> list[Finding]:
         """Return its findings with a verdict."""
-        return [item for found in self.findings.values() for item in found if item.verdict is verdict]
+        return [item for matches in self.findings.values() for item in matches if item.verdict is verdict]
 
     @property
     def loses(self) -> bool:
@@ -63,12 +69,12 @@ class Job:
 
 
 @dataclass
-class Migration:
+class MigratedFolder:
     """A folder: its jobs, and what is said of other files and starts (``beside``)."""
 
     path: Path
-    listed: Listed
-    jobs: list[Job]
+    listed: FolderFiles
+    jobs: list[FolderJob]
     beside: dict[str, str]
 
     @property
@@ -77,7 +83,7 @@ class Migration:
         return any(job.loses for job in self.jobs)
 
 
-def migrate_folder(path: Path, rules: Rules) -> Migration:
+def migrate_folder(path: Path, rules: Rules) -> MigratedFolder:
     """Read a folder, or one file of a person, and form its jobs. Nothing of it is executed.
 
     The current directory changes meanwhile: paths mean what they mean where a job runs. Raises ConfigError
@@ -96,12 +102,14 @@ def migrate_folder(path: Path, rules: Rules) -> Migration:
         counts = (
             f"{len(listed.files)} files read, {len(listed.skipped)} skipped, {listed.others} of other kinds"
         )
-        said = [f"{file}: {what}" for file, what in [*migration.beside.items(), *listed.skipped.items()]]
+        notes = [
+            f"{file}: {message}" for file, message in [*migration.beside.items(), *listed.skipped.items()]
+        ]
         raise ConfigError(
             codes.CONFIG_IMPORT_COMMAND(
                 "nothing here starts a training of a program that is known",
                 str(path),
-                "\n".join([counts, *said[:10]]),
+                "\n".join([counts, *notes[:10]]),
                 f"give a folder with scripts or configs of {known}",
             )
         )
@@ -111,26 +119,26 @@ def migrate_folder(path: Path, rules: Rules) -> Migration:
 class _Former:
     """Forms the jobs of one folder."""
 
-    def __init__(self, path: Path, listed: Listed, rules: Rules) -> None:
+    def __init__(self, path: Path, listed: FolderFiles, rules: Rules) -> None:
         self._path, self._listed, self._rules = path, listed, rules
         self._configs = Configs()
         self._starts: Starts = find_starts(listed)
         self._used: set[str] = set()
         self._names: set[str] = set()
 
-    def migration(self) -> Migration:
+    def migration(self) -> MigratedFolder:
         """Return the jobs: those of starts, then those of configs that nothing starts."""
-        jobs, beside = list[Job](), dict[str, str]()
+        jobs, beside = list[FolderJob](), dict[str, str]()
         for start in self._starts.found:
             job = self._of_start(start)
-            if isinstance(job, Job):
+            if isinstance(job, FolderJob):
                 jobs.append(self._named(job))
             else:
                 beside[start.place()] = job
         for file in self._listed.of("config"):
             if file.path not in self._used and file.path not in self._starts.manifests:
                 job = self._of_config(file)
-                if isinstance(job, Job):
+                if isinstance(job, FolderJob):
                     jobs.append(self._named(job))
                 elif job:
                     beside[file.path] = job
@@ -139,9 +147,9 @@ class _Former:
         for file in self._listed.of("python"):
             if file.path not in self._used and _ARGUMENTS.search(file.text):
                 beside[file.path] = "it builds training arguments in Python, and nothing here starts it"
-        return Migration(self._path, self._listed, jobs, beside)
+        return MigratedFolder(self._path, self._listed, jobs, beside)
 
-    def _named(self, job: Job) -> Job:
+    def _named(self, job: FolderJob) -> FolderJob:
         """Give a job a name of its own, as its YAML is called."""
         name, number = re.sub(r"[^\w.-]+", "-", job.name).strip("-.") or "job", 2
         job.name = name
@@ -150,11 +158,11 @@ class _Former:
         self._names.add(job.name)
         return job
 
-    def _of_start(self, start: Start) -> Job | str:
+    def _of_start(self, start: TrainingStart) -> FolderJob | str:
         """Return the job of a start, or what it is instead."""
         if start.does:
             return start.does
-        job = Job(_name_of(start), start.place(), start, files={start.file: "starts it"})
+        job = FolderJob(_name_of(start), start.place(), start, files={start.file: "starts it"})
         job.files |= dict.fromkeys(start.through, "on the way")
         self._used |= {*job.files}
         if start.problems or start.command is None:
@@ -177,17 +185,17 @@ class _Former:
         self._lay_out(job, imported, start.command, self._here(start.command.config, job))
         return job
 
-    def _of_config(self, file: FolderFile) -> Job | str:
+    def _of_config(self, file: FolderFile) -> FolderJob | str:
         """Return the job of a config that nothing starts, or what else the file is; empty for no part."""
         data, _ = self._configs.read(file)
         system, instead = kind_of_config(file, data)
         if not system and not instead.startswith(NOT_IMPORTED):
             return instead
-        job = Job(PurePosixPath(file.path).stem, f"{file.path} (no script here starts it)")
+        job = FolderJob(PurePosixPath(file.path).stem, f"{file.path} (no script here starts it)")
         if not system:
-            what, hint = not_imported(instead.removeprefix(NOT_IMPORTED))
+            message, hint = not_imported(instead.removeprefix(NOT_IMPORTED))
             job.files[file.path] = "config"
-            job.not_read = (codes.CONFIG_IMPORT_SYSTEM(what, f"{file.path}:1", "", hint),)
+            job.not_read = (codes.CONFIG_IMPORT_SYSTEM(message, f"{file.path}:1", "", hint),)
             return job
         words = [str(value) for value in flat(data).values() if isinstance(value, str)]
         job.folder = self._nearest(file.path, "", words)
@@ -202,22 +210,22 @@ class _Former:
         self._lay_out(job, imported, None, file.path)
         return job
 
-    def _unknown_program(self, start: Start, program: str, job: Job) -> Job | str:
+    def _unknown_program(self, start: TrainingStart, program: str, job: FolderJob) -> FolderJob | str:
         """A script of a person's own, whose arguments are of no known program."""
         words = start.words[start.command.launch.program :] if start.command else ()
         name = words[0] if words else "a program"
         text = self._listed.files[program].text if program else ""
         if not (_ARGUMENTS.search(text) or _TRAINS.search(PurePosixPath(name).name)):
             return f"it starts {name}, which is no training of a known program"
-        what = f"{name} is a program of its own: its arguments do not tell what it trains"
+        message = f"{name} is a program of its own: its arguments do not tell what it trains"
         hint = "write a Paceline YAML (docs/how-to/configure.md)"
         if _ARGUMENTS.search(text):
             hint = f"its arguments stand in the program: paceline config import {program} --to ours.yaml"
         place = f"{start.holder}:{start.line}"
-        job.not_read = (codes.CONFIG_IMPORT_COMMAND(what, place, " ".join(words)[:200], hint),)
+        job.not_read = (codes.CONFIG_IMPORT_COMMAND(message, place, " ".join(words)[:200], hint),)
         return job
 
-    def _write(self, job: Job, imported: Imported) -> None:
+    def _write(self, job: FolderJob, imported: Imported) -> None:
         """Write the YAML that our own reading accepts, where the job runs."""
         title = f"made by `paceline migrate` from {job.place} ({imported.system})"
         composed, refused = accepted(imported, title, self._rules)
@@ -226,7 +234,7 @@ class _Former:
 
     # ---- files
 
-    def _lay_out(self, job: Job, imported: Imported, command: Command | None, config: str) -> None:
+    def _lay_out(self, job: FolderJob, imported: Imported, command: Command | None, config: str) -> None:
         """Lay the verdicts beside the files, and find the other files that take part."""
         holder = job.start.holder if job.start else config
         for finding in imported.findings.values():
@@ -248,7 +256,7 @@ class _Former:
         self._around(job, texts, config or holder)
         self._used |= {*job.files}
 
-    def _of_accelerate(self, finding: Finding, job: Job) -> tuple[str, Finding] | None:
+    def _of_accelerate(self, finding: Finding, job: FolderJob) -> tuple[str, Finding] | None:
         """Return Accelerate's file and its key for a finding that names both (``acc.yaml:3 debug``)."""
         place, _, key = finding.key.partition(" ")
         name, _, line = place.rpartition(":")
@@ -257,7 +265,7 @@ class _Former:
         job.files[file] = "file of Accelerate"
         return file, replace(finding, key=key, line=int(line))
 
-    def _around(self, job: Job, texts: Iterable[Json], holder: str) -> None:
+    def _around(self, job: FolderJob, texts: Iterable[Json], holder: str) -> None:
         """Find the files that values name: DeepSpeed's, Accelerate's, data and what describes them."""
         for text in texts:
             for name in _names_in(text):
@@ -277,7 +285,7 @@ class _Former:
             if info in self._listed.files and job.imported and job.imported.system == "LLaMA-Factory":
                 job.files[info] = "data sets"
 
-    def _beside(self, job: Job, file: str) -> None:
+    def _beside(self, job: FolderJob, file: str) -> None:
         """Add a file that takes part; DeepSpeed's and Accelerate's with the verdicts on their keys."""
         held = self._listed.files[file]
         data = self._configs.read(held)[0] if held.kind == "config" else {}
@@ -300,7 +308,7 @@ class _Former:
             inner = flat(data).get("deepspeed_config.deepspeed_config_file")
             self._around(job, [inner], file)
 
-    def _find_files(self, command: Command, job: Job) -> None:
+    def _find_files(self, command: Command, job: FolderJob) -> None:
         """Let a command name its files as they are here: on another machine their paths are longer."""
         written = command.config in command.files
         if command.config is not None and not written and (file := self._here(command.config, job)):
@@ -310,11 +318,11 @@ class _Former:
                 moved = os.path.relpath(file, job.folder or ".")
                 command.launch.options[number] = replace(option, value=moved)
 
-    def _here(self, name: str | None, job: Job) -> str:
+    def _here(self, name: str | None, job: FolderJob) -> str:
         """Return the file of the folder that a path means where the job runs; or empty."""
         return resolve(name, f"{job.folder}/x" if job.folder else "x", "", self._listed) if name else ""
 
-    def _program(self, start: Start, job: Job) -> str:
+    def _program(self, start: TrainingStart, job: FolderJob) -> str:
         """Return the Python file that a start runs, if it is here."""
         words = start.words[start.command.launch.program :] if start.command else ()
         file = self._here(words[0], job) if words and words[0].endswith(".py") else ""
@@ -323,7 +331,7 @@ class _Former:
             self._used.add(file)
         return file
 
-    def _folder(self, start: Start) -> str:
+    def _folder(self, start: TrainingStart) -> str:
         command = start.command
         words = [str(value) for value in (flat(command.data).values() if command else ())]
         words += [command.config] if command and command.config else []
@@ -337,8 +345,8 @@ class _Former:
         def hits(base: str) -> int:
             return sum(_exists(self._listed.root / base / path) for path in paths)
 
-        found = max(bases(holder, folder), key=hits)  # of several the first
-        return "" if found == "." or not (self._listed.root / found).is_dir() else found
+        matches = max(bases(holder, folder), key=hits)  # of several the first
+        return "" if matches == "." or not (self._listed.root / matches).is_dir() else matches
 
 
 def _exists(path: Path) -> bool:
@@ -357,7 +365,7 @@ def _names_in(value: Json) -> list[str]:
     return [part.strip() for part in value.split(",") if part.strip() not in ("", ".", "..", "/")]
 
 
-def _name_of(start: Start) -> str:
+def _name_of(start: TrainingStart) -> str:
     """Return what a job is called: after its config, else after what starts it."""
     config = start.command.config if start.command else None
     if config:
@@ -366,7 +374,7 @@ def _name_of(start: Start) -> str:
     return label or PurePosixPath(start.holder).stem
 
 
-def _count(imported: Imported, start: Start) -> None:
+def _count(imported: Imported, start: TrainingStart) -> None:
     """Take nodes and processes from a manifest where the command itself does not say them."""
     launchers = start.command.launch.launchers if start.command else []
     for path, (count, key, line) in start.counts.items():

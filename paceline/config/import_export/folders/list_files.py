@@ -39,7 +39,7 @@ class FolderFile:
 
 
 @dataclass
-class Listed:
+class FolderFiles:
     """What a folder holds. ``skipped``: path → why it was not read; ``others``: how many have no part."""
 
     root: Path
@@ -52,10 +52,10 @@ class Listed:
         return [file for _, file in sorted(self.files.items()) if file.kind == kind]
 
 
-def list_folder(path: Path) -> Listed:
+def list_folder(path: Path) -> FolderFiles:
     """Read a folder, or the one file that ``path`` is. Follows no link out of the folder."""
     alone = not path.is_dir()
-    listed = Listed(path.parent if alone else path)
+    listed = FolderFiles(path.parent if alone else path)
     budget = _MOST_TEXT
     for file in [path] if alone else _walk(listed):
         name = str(file.relative_to(listed.root))
@@ -74,7 +74,7 @@ def list_folder(path: Path) -> Listed:
     return listed
 
 
-def _walk(listed: Listed) -> Iterator[Path]:
+def _walk(listed: FolderFiles) -> Iterator[Path]:
     """Yield the files of a folder in order, and note the folders that are not entered."""
     stack, entries = [listed.root], 0
     while stack:
@@ -101,7 +101,7 @@ def _walk(listed: Listed) -> Iterator[Path]:
         stack += reversed(folders)
 
 
-def _shown(path: Path, listed: Listed) -> str:
+def _shown(path: Path, listed: FolderFiles) -> str:
     return f"{path.relative_to(listed.root)}{'/' * path.is_dir()}"
 
 

@@ -46,13 +46,13 @@ def manifest_snippets(file: FolderFile) -> tuple[list[Snippet], str]:
     """Return what the containers of a file start, and why a part of the file was not read, or empty."""
     documents = _documents(file)
     written = _config_maps(documents)
-    found: list[Snippet] = []
+    matches: list[Snippet] = []
     for data, lines in documents.data:
         for snippet in _Manifest(file.path, data, lines, written).snippets():
             # The master and the workers of a job start the same
-            if not any((each.label, each.text) == (snippet.label, snippet.text) for each in found):
-                found.append(snippet)
-    return found, documents.problem
+            if not any((each.label, each.text) == (snippet.label, snippet.text) for each in matches):
+                matches.append(snippet)
+    return matches, documents.problem
 
 
 def _documents(file: FolderFile) -> _Documents:
@@ -63,9 +63,9 @@ def _documents(file: FolderFile) -> _Documents:
             try:
                 tree: Node | None = parse_yaml("\n" * start + text.lstrip("\n") if start else text, file.path)
             except ConfigError as error:
-                tree, what = None, error.diagnostics[0]
-                template = "a template that is not filled in" if _TEMPLATE.search(text) else what.what
-                read.problem = f"{template} ({what.where})"
+                tree, message = None, error.diagnostics[0]
+                template = "a template that is not filled in" if _TEMPLATE.search(text) else message.what
+                read.problem = f"{template} ({message.where})"
             if tree is not None and isinstance(data := tree.data(), dict):
                 read.data.append((data, tree.lines()))
         start += text.count("\n")
@@ -258,7 +258,9 @@ def _given(kind: str, counts: Mapping[str, tuple[int, str, int]]) -> dict[str, s
 
 def _filled(word: str, environment: Mapping[str, str]) -> str:
     """Fill in ``$(NAME)`` as Kubernetes does; a name that has no value stays as it is written."""
-    return _FILLED.sub(lambda found: "$" if found[0] == "$$" else environment.get(found[1], found[0]), word)
+    return _FILLED.sub(
+        lambda matches: "$" if matches[0] == "$$" else environment.get(matches[1], matches[0]), word
+    )
 
 
 def _listed(value: Json) -> list[Json]:

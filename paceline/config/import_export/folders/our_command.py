@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 from paceline.config.import_export.commands.launcher_options import STARTERS
 from paceline.config.import_export.commands.launchers import SET
-from paceline.config.import_export.folders.find_starts import Start
+from paceline.config.import_export.folders.find_starts import TrainingStart
 from paceline.config.import_export.verdicts import Imported, KeyVerdict
 from paceline.config.source import shown
 from paceline.core.json_types import Json
+from paceline.core.security.secrets import SHAPED
 
 #: beginnings of variables that act on any training: libraries, devices, the hub, trackers, the network
 _ACTS = re.compile(
@@ -45,7 +46,7 @@ class _Parts:
     notes: list[str] = field(default_factory=list)
 
 
-def our_command(start: Start | None, imported: Imported, yaml: str, folder: str) -> OurCommand:
+def our_command(start: TrainingStart | None, imported: Imported, yaml: str, folder: str) -> OurCommand:
     """Return the command for a job whose YAML is ``yaml``, run from ``folder`` (empty: the current one)."""
     parts = _Parts()
     environment = start.command.environment if start and start.command else {}
@@ -62,7 +63,7 @@ def our_command(start: Start | None, imported: Imported, yaml: str, folder: str)
     line = " ".join([*parts.environment, *words])
     goes = f"cd {shlex.quote(folder)} && " if folder else ""
     sbatch = _sbatch(start, parts, " ".join(words), folder)
-    return OurCommand(f"{goes}{line}", sbatch, tuple(parts.notes))
+    return OurCommand(SHAPED.sub("***", f"{goes}{line}"), SHAPED.sub("***", sbatch), tuple(parts.notes))
 
 
 def _variables(environment: Mapping[str, str], imported: Imported, parts: _Parts) -> None:
@@ -84,7 +85,7 @@ def _variables(environment: Mapping[str, str], imported: Imported, parts: _Parts
         parts.notes.append(f"left out, of the other program: {', '.join(left)}")
 
 
-def _launched(start: Start | None, yaml: str) -> list[str]:
+def _launched(start: TrainingStart | None, yaml: str) -> list[str]:
     """Return the launchers as they were, before our program; empty where Paceline starts the ranks itself.
 
     Kept are those that several nodes share: Slurm's, MPI's, and torchrun's or DeepSpeed's with their options.
@@ -118,7 +119,7 @@ def _launched(start: Start | None, yaml: str) -> list[str]:
     return [*words, "paceline", "train", _quoted(yaml)]
 
 
-def _started(start: Start | None, imported: Imported, yaml: str) -> list[str]:
+def _started(start: TrainingStart | None, imported: Imported, yaml: str) -> list[str]:
     """Return ``paceline train`` with the counts of the script, and its launcher on one node."""
     words = ["paceline", "train", _quoted(yaml)]
 
@@ -141,7 +142,7 @@ def _started(start: Start | None, imported: Imported, yaml: str) -> list[str]:
     return [*words, "--launcher", named[-1]] if named and named[-1] in _NAMED else words
 
 
-def _sbatch(start: Start | None, parts: _Parts, command: str, folder: str) -> str:
+def _sbatch(start: TrainingStart | None, parts: _Parts, command: str, folder: str) -> str:
     """Return a script for ``sbatch`` with the directives of the person's own."""
     if start is None or not start.directives:
         return ""

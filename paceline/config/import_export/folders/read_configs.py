@@ -86,8 +86,8 @@ def kind_of_config(file: FolderFile, data: JsonObject) -> tuple[str, str]:
         try:
             refuse_other_file(data, file.path)
         except ConfigError as error:
-            found = error.diagnostics[0]
-            return "", f"{found.what}; {found.hint}"
+            matches = error.diagnostics[0]
+            return "", f"{matches.what}; {matches.hint}"
     if system == "hf" and sum(key in data for key in _OF_HF) < 2:
         system = None
     if system is not None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.config.import_export.folders.form_jobs import Job, Migration
+from paceline.config.import_export.folders.form_jobs import FolderJob, MigratedFolder
 from paceline.config.import_export.folders.our_command import OurCommand, our_command
 from paceline.config.import_export.verdicts import Finding, KeyVerdict, shortened
 from paceline.config.source import shown
@@ -16,7 +16,7 @@ from paceline.core.security.secrets import SHAPED
 _SHOWN = {KeyVerdict.DIFFERS: "differs", KeyVerdict.LOST: "lost"}
 
 
-def command_of(job: Job, migration: Migration, to: Path | None) -> OurCommand | None:
+def command_of(job: FolderJob, migration: MigratedFolder, to: Path | None) -> OurCommand | None:
     """Return our command for a job whose YAML lies in ``to``; None for a job that was not read."""
     if job.imported is None:
         return None
@@ -29,7 +29,7 @@ def command_of(job: Job, migration: Migration, to: Path | None) -> OurCommand | 
     return our_command(job.start, job.imported, yaml, goes)
 
 
-def report_text(migration: Migration, to: Path | None, *, every: bool = False) -> str:
+def report_text(migration: MigratedFolder, to: Path | None, *, every: bool = False) -> str:
     """Return the report; ``to``: where the YAMLs are; ``every``: list kept keys, too."""
     parts = len({file for job in migration.jobs for file in job.files})
     listed = migration.listed
@@ -38,7 +38,11 @@ def report_text(migration: Migration, to: Path | None, *, every: bool = False) -
     for job in migration.jobs:
         lines += ["", *_of_job(job, migration, to, every)]
     if migration.beside:
-        lines += ["", "beside the jobs:", *(f"  {file}: {what}" for file, what in migration.beside.items())]
+        lines += [
+            "",
+            "beside the jobs:",
+            *(f"  {file}: {message}" for file, message in migration.beside.items()),
+        ]
     if listed.skipped:
         shown_files = list(listed.skipped.items())[:40]
         lines += ["", "not opened:", *(f"  {file}: {why}" for file, why in shown_files)]
@@ -48,15 +52,15 @@ def report_text(migration: Migration, to: Path | None, *, every: bool = False) -
     return SHAPED.sub("***", "\n".join(lines))
 
 
-def _named(migration: Migration) -> set[str]:
+def _named(migration: MigratedFolder) -> set[str]:
     return {*(file for job in migration.jobs for file in job.files), *migration.beside}
 
 
-def _of_job(job: Job, migration: Migration, to: Path | None, every: bool) -> Iterator[str]:
+def _of_job(job: FolderJob, migration: MigratedFolder, to: Path | None, every: bool) -> Iterator[str]:
     system = f", {job.imported.system}" if job.imported else ""
     yield f"job {job.name} ({job.place}{system})"
-    for file, what in job.files.items():
-        yield f"  {file}: {what}{_counts(job.findings.get(file, []))}"
+    for file, message in job.files.items():
+        yield f"  {file}: {message}{_counts(job.findings.get(file, []))}"
         for verdict, word in _SHOWN.items():
             yield from _findings(job, file, verdict, word, every)
         if every:
@@ -81,9 +85,9 @@ def _of_job(job: Job, migration: Migration, to: Path | None, every: bool) -> Ite
         yield from (f"    {note}" for note in command.notes)
 
 
-def _findings(job: Job, file: str, verdict: KeyVerdict, word: str, every: bool) -> Iterator[str]:
-    found = [finding for finding in job.findings.get(file, []) if finding.verdict is verdict]
-    listed, left_out = (found, 0) if every else shortened(found)
+def _findings(job: FolderJob, file: str, verdict: KeyVerdict, word: str, every: bool) -> Iterator[str]:
+    matches = [finding for finding in job.findings.get(file, []) if finding.verdict is verdict]
+    listed, left_out = (matches, 0) if every else shortened(matches)
     for finding in listed:
         place = f"{file}:{finding.line}" if finding.line else "default"
         to = f" -> {', '.join(finding.to)}" if finding.to else ""
@@ -107,7 +111,7 @@ def _count(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
-def report_json(migration: Migration, to: Path | None) -> JsonObject:
+def report_json(migration: MigratedFolder, to: Path | None) -> JsonObject:
     """Return the report as plain JSON types, secrets masked."""
     jobs: list[Json] = []
     for job in migration.jobs:
@@ -116,8 +120,8 @@ def report_json(migration: Migration, to: Path | None) -> JsonObject:
             {"text": command.text, "sbatch": command.sbatch, "notes": list(command.notes)} if command else {}
         )
         files: list[Json] = [
-            {"file": file, "what": what, "keys": [f.to_json() for f in job.findings.get(file, [])]}
-            for file, what in job.files.items()
+            {"file": file, "what": message, "keys": [f.to_json() for f in job.findings.get(file, [])]}
+            for file, message in job.files.items()
         ]
         jobs.append(
             {

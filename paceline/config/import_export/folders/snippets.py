@@ -85,19 +85,19 @@ class _Makefile:
                 self._recipes.append((number, line[1:], target, needs))
             elif word in _CONDITIONS or word == "endif":
                 conditions = max(0, conditions + (-1 if word == "endif" else 1))
-            elif found := _SET.fullmatch(line.strip()):
-                self._set(self._values, found, conditions > 0)
+            elif match := _SET.fullmatch(line.strip()):
+                self._set(self._values, match, conditions > 0)
             elif rule := _RULE.fullmatch(line):
                 target, needs = rule[1].strip(), rule[2].partition("#")[0].strip()
-                if found := _SET.fullmatch(needs):  # a variable of the target alone
-                    self._set(self._of_target.setdefault(target, {}), found, conditions > 0)
+                if match := _SET.fullmatch(needs):  # a variable of the target alone
+                    self._set(self._of_target.setdefault(target, {}), match, conditions > 0)
         for number, recipe, target, needs in self._recipes:
             text = self._expanded(recipe.lstrip().lstrip("@-+").lstrip(), self._names(target, needs), 0)
             lines = tuple(range(number, number + text.count("\n") + 1))
             yield Snippet(self._file.path, text, lines, label=target)
 
-    def _set(self, values: dict[str, str], found: re.Match[str], doubtful: bool) -> None:
-        name, operator, value = found.groups()
+    def _set(self, values: dict[str, str], match: re.Match[str], doubtful: bool) -> None:
+        name, operator, value = match.groups()
         value = re.sub(r"\\\n\s*", " ", value.partition(" #")[0]).strip()
         if doubtful:
             values.pop(name, None)
@@ -113,15 +113,15 @@ class _Makefile:
     def _expanded(self, text: str, values: Mapping[str, str], depth: int) -> str:
         """Fill in make's variables; an unknown one becomes the shell's, so that its value stays open."""
 
-        def value(found: re.Match[str]) -> str:
-            if found[0] == "$$":
+        def value(match: re.Match[str]) -> str:
+            if match[0] == "$$":
                 return "$"
-            name = found[1] or found[2] or found[3]
+            name = match[1] or match[2] or match[3]
             if name is None:  # $(shell …) is what a command prints, and the other functions are not computed
-                return f"$({found[4]} {found[5]})" if found[4] != "shell" else f"$({found[5]})"
+                return f"$({match[4]} {match[5]})" if match[4] != "shell" else f"$({match[5]})"
             if name in values and depth < _DEEPEST:
                 return self._expanded(values[name], values, depth + 1)
-            return "$" + "{" + name + "}" if name.isidentifier() else found[0]
+            return "$" + "{" + name + "}" if name.isidentifier() else match[0]
 
         return _VARIABLE.sub(value, text)
 
@@ -136,8 +136,8 @@ def dockerfile_snippets(file: FolderFile) -> list[Snippet]:
     started: dict[str, tuple[int, str]] = {}
     folder = ""
     for number, line in joined_lines(_without_comments(file.text)):
-        found = _INSTRUCTION.fullmatch(line)
-        name, rest = (found[1].upper(), found[2].strip()) if found else ("", "")
+        match = _INSTRUCTION.fullmatch(line)
+        name, rest = (match[1].upper(), match[2].strip()) if match else ("", "")
         if name == "FROM":
             environment, started, folder = {}, {}, ""
         elif name in ("ENV", "ARG"):
