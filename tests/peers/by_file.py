@@ -94,17 +94,25 @@ def count(spec: Path, program: str) -> Iterator[Counted]:
 
 
 def _file(file: Path, program: str) -> Counted:
-    kind = OTHER if _OTHER.search(file.name) else COUNTS
+    kind = kind_of_file(file)
     try:
-        given, _ = read_foreign(str(file))
-        named = " ".join([file.name, *(str(given.get(key, "")) for key in _MODELS)])
-        if kind == COUNTS and (_IMAGE_KEYS & set(given) or _IMAGES.search(named.lower())):
-            kind = IMAGES
         return _counted(file.name, kind, import_config(str(file), program))
     except ConfigError as error:
         found = error.diagnostics[0]
         kind = OTHER if "does not train" in found.what else kind
         return Counted(file.name, kind, REFUSED, {found.code: found.what})
+
+
+def kind_of_file(file: Path) -> str:
+    """Return whether a file counts, has images, or is no training of its folder's program."""
+    if _OTHER.search(file.name):
+        return OTHER
+    try:
+        given, _ = read_foreign(str(file))
+    except ConfigError:
+        return COUNTS
+    named = " ".join([file.name, *(str(given.get(key, "")) for key in _MODELS)])
+    return IMAGES if _IMAGE_KEYS & set(given) or _IMAGES.search(named.lower()) else COUNTS
 
 
 def _command(example: str, words: list[str]) -> Counted:
@@ -154,11 +162,16 @@ def _print(program: str, counted: list[Counted]) -> None:
             lost = [r for r in one.reasons.items() if one.outcome != LOST or r[1].startswith(LOST_WORD)]
             print("\n".join(f"    {key}: {' '.join(says.split())[:160]}" for key, says in lost))
     print(f"--- {program}: keys that are lost in most files, images and engines apart")
-    for key, number in lost_keys(counted).most_common(20):
+    for key, number in most_common(counted, 20):
         print(f"    {number:3} {key}")
 
 
 LOST_WORD = KeyVerdict.LOST.value
+
+
+def most_common(counted: list[Counted], count: int) -> list[tuple[str, int]]:
+    """Return the keys that most files lose, in an order that does not change."""
+    return sorted(lost_keys(counted).items(), key=lambda item: (-item[1], item[0]))[:count]
 
 
 def lost_keys(counted: list[Counted]) -> Counter[str]:
@@ -201,7 +214,7 @@ def _line(title: str, mine: list[Counted]) -> str:
     of = Counter(one.outcome for one in mine)
     kept = of[WHOLE] + of[DIFFERS]
     same, keys = (sum(one.keys[which] for one in mine) for which in (0, 1))
-    shown = ", ".join(f"`{key}` {number}" for key, number in lost_keys(mine).most_common(4))
+    shown = ", ".join(f"`{key}` {number}" for key, number in most_common(mine, 4))
     cells = [title, len(mine), of[WHOLE], of[DIFFERS], len(mine) - kept, f"{kept / len(mine):.0%}"]
     cells += [f"{same / max(1, keys):.1%}", shown if mine[0].kind == COUNTS else ""]
     return f"| {' | '.join(map(str, cells))} |"

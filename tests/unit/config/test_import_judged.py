@@ -1,15 +1,12 @@
-"""Imports against the other program's own parsed arguments: recorded, or asked anew (slow).
+"""Imports against the other program's own parsed arguments: recorded, or asked anew.
 
-``SWIFT_PYTHON``, ``LF_PYTHON`` and ``AX_PYTHON`` name interpreters with ms-swift, LLaMA-Factory and axolotl,
-``TRL_PATH`` a folder with TRL's package;
-``RECORD=1`` writes the answers anew.
+``scripts/test --peers`` asks; ``RECORD=1`` writes the answers anew.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,7 +30,11 @@ from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.rules import check, of_config
 from paceline.rules.rule import Facts
 
-HERE, RESEARCH = Path(__file__).parent, Path(__file__).parents[3] / "dev" / "research"
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1] / "peers"))
+
+from ask import ask  # noqa: E402
+
 Table = Mapping[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], object]]]
 
 
@@ -42,7 +43,6 @@ class Peer:
     """A program: its generated inputs, how ours imports one, and what its answer makes of our settings."""
 
     name: str
-    python: str
     inputs: Callable[[Path, int], list[Any]]
     imported: Callable[[Any], Imported]
     table: Table
@@ -57,7 +57,6 @@ class Peer:
 PEERS = [
     Peer(
         "swift",
-        "SWIFT_PYTHON",
         swift_cases.commands,
         lambda words: import_command(read_command(["swift", *words])),
         swift_cases.TABLE,
@@ -65,7 +64,6 @@ PEERS = [
     ),
     Peer(
         "llamafactory",
-        "LF_PYTHON",
         llamafactory_cases.files,
         lambda given: import_data(given, dict.fromkeys(given, 1), "a.yaml", "llamafactory"),
         llamafactory_cases.TABLE,
@@ -73,7 +71,6 @@ PEERS = [
     ),
     Peer(
         "axolotl",
-        "AX_PYTHON",
         axolotl_cases.files,
         lambda given: import_data(given, dict.fromkeys(flat(given), 1), "a.yaml", "axolotl"),
         axolotl_cases.TABLE,
@@ -82,7 +79,6 @@ PEERS = [
     ),
     Peer(
         "trl",
-        "TRL_PATH",
         trl_cases.files,
         lambda given: import_data(given[1], dict.fromkeys(given[1], 1), "a.yaml", "trl", given[0]),
         trl_cases.TABLE,
@@ -159,23 +155,14 @@ def test_every_setting_is_what_the_other_program_resolves(tmp_path: Path, peer: 
     assert len(recorded) > peer.count / 2 and wrong == {}
 
 
-@pytest.mark.slow
+@pytest.mark.peers
 @pytest.mark.timeout(1800)
 @PEER
 def test_the_recorded_answers_are_the_other_programs(tmp_path: Path, peer: Peer) -> None:
-    if peer.python not in os.environ:
-        pytest.skip(f"{peer.python} names no interpreter with {peer.name}")
     written(tmp_path)
     peer.prepare(tmp_path)
     made = peer.inputs(tmp_path, peer.count)
-    (tmp_path / "given.json").write_text(json.dumps(made))
-    script = RESEARCH / f"{peer.name}_arguments.py"
-    named, environment = os.environ[peer.python], {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    if peer.name == "trl":
-        named, environment = sys.executable, {**environment, "PYTHONPATH": named}
-    call = [named, str(script), str(tmp_path / "given.json")]
-    done = subprocess.run(call, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path)
-    answers = json.loads(done.stdout.strip().splitlines()[-1])
+    answers = ask(peer.name, "arguments", made, tmp_path)
     fresh = [
         {"given": given, "resolved": kept(answer, peer.table)}
         for given, answer in zip(made, answers, strict=True)

@@ -1,57 +1,65 @@
-#!/usr/bin/env python
-"""Print how axolotl 0.19.0 itself resolves files: `axolotl_arguments.py FILE`, a JSON list of them.
-
-    python -m venv AX && AX/bin/pip install torch==2.13.0 && AX/bin/pip install axolotl==0.19.0
-    AX/bin/python dev/research/axolotl_arguments.py files.json
-
-One JSON object a file: its validated config, its trainer's arguments (``training``), its adapter's config
-(``lora``), and the tokens of ``rows.jsonl``'s first row that have loss (``labelled``), or the error.
-"""
+"""axolotl 0.19.0 in its own environment: what it resolves, tokenizes and computes of a file's keys."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
-import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import children
 
 
 class _Made(Exception):
     """The arguments are made: nothing else of the builder is wanted."""
 
 
-def main() -> None:
-    """Resolve each file as `axolotl train` does before it loads a model, on a machine of one H100."""
+def arguments(given: dict[str, object], folder: str) -> dict[str, object]:
+    """Return its validated config as on a machine of one H100, its trainer's arguments (``training``), its
+    adapter's config (``lora``), and the tokens of the first row that have loss (``labelled``).
+    """
     import axolotl.cli.config as cli
     import axolotl.utils.config as resolving
     import torch.distributed as dist
 
+    init = dist.init_process_group  # DeepSpeed's argument class asks for NCCL
+    dist.init_process_group = lambda *_, **__: init("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    os.environ["DS_ACCELERATOR"] = "cpu"
     capable = {"bf16": True, "fp8": True, "tf32": True, "n_gpu": 1, "compute_capability": "sm_90"}
     cli.gpu_capabilities = lambda: (capable, {"torch_version": "2.13.0"})  # type: ignore[attr-defined]
     resolving.is_torch_bf16_gpu_available = lambda: True  # type: ignore[attr-defined]
-    init = dist.init_process_group  # DeepSpeed's argument class asks for NCCL
-    dist.init_process_group = lambda *_, **__: init("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    files = json.loads(Path(sys.argv[1]).read_text())
-    with multiprocessing.get_context("fork").Pool(
-        1, maxtasksperchild=1
-    ) as pool:  # it sets variables and patches
-        found = pool.map(_answer, files, chunksize=1)
-    print(json.dumps(found, default=str))
+    file = Path(folder) / "given.yaml"
+    file.write_text(json.dumps({**given, "output_dir": folder}))
+    return _resolved(str(file))
 
 
-def _answer(given: dict[str, object]) -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "given.yaml"
-        file.write_text(json.dumps({**given, "output_dir": folder}))
-        try:
-            return _resolved(str(file))
-        except (Exception, SystemExit) as exc:  # whatever it refuses
-            return {"error": str(exc) or type(exc).__name__}
+def tokens(given: dict[str, object], folder: str) -> list[dict[str, object]]:
+    """Return the columns of its training rows."""
+    cfg, rows = _rows(given, folder)
+    return [{key: children.plain(value) for key, value in row.items()} for row in rows.train_dataset]
+
+
+def losses(given: dict[str, object], folder: str) -> list[float]:
+    """Train as `axolotl train` does; return the logged losses."""
+    from axolotl.train import train
+
+    cfg, rows = _rows(given, folder)
+    _, _, trainer = train(cfg=cfg, dataset_meta=rows)
+    return children.losses_of(trainer.state.log_history)
+
+
+def _rows(given: dict[str, object], folder: str) -> Any:
+    from axolotl.cli.config import load_cfg
+    from axolotl.common.datasets import load_datasets, load_preference_datasets
+
+    file = Path(folder) / "given.yaml"
+    made = {"output_dir": f"{folder}/out", "dataset_prepared_path": f"{folder}/prepared"}
+    file.write_text(json.dumps({**given, **made}))
+    cfg = load_cfg(str(file))
+    return cfg, (load_preference_datasets if cfg.rl else load_datasets)(cfg=cfg)
 
 
 def _resolved(file: str) -> dict[str, object]:
@@ -62,11 +70,11 @@ def _resolved(file: str) -> dict[str, object]:
     cfg = load_cfg(file)
     model = AutoModelForCausalLM.from_config(_config_of(cfg.base_model))
     tokenizer = AutoTokenizer.from_pretrained(cfg.base_model)
-    answer = {key: _plain(value) for key, value in cfg.items()}
+    answer = {key: children.plain(value) for key, value in cfg.items()}
     answer["training"] = _arguments(cfg, model, tokenizer)
     if cfg.adapter:
         answer["lora"] = {
-            key: _plain(value) for key, value in vars(_build_peft_lora_config(model, cfg)).items()
+            key: children.plain(value) for key, value in vars(_build_peft_lora_config(model, cfg)).items()
         }
     if not cfg.rl and not cfg.reward_model and cfg.datasets[0]["type"] != "completion":
         answer["labelled"] = _labelled(cfg, tokenizer)
@@ -106,7 +114,7 @@ def _arguments(cfg: Any, model: Any, tokenizer: Any) -> dict[str, object]:
         builder.hook_post_create_training_args = made
         with contextlib.suppress(_Made):
             builder.build(steps)
-    return {key: _plain(value) for key, value in vars(kept[0]).items()}
+    return {key: children.plain(value) for key, value in vars(kept[0]).items()}
 
 
 def _labelled(cfg: Any, tokenizer: Any) -> object:
@@ -118,25 +126,7 @@ def _labelled(cfg: Any, tokenizer: Any) -> object:
     return tokenizer.convert_ids_to_tokens([label for label in made["labels"] if label != -100])
 
 
-def _plain(value: object) -> object:
-    value = getattr(value, "value", value)
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    if isinstance(value, (bool, int, float, str, type(None))):
-        return value
-    if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else str(value)
-
-
 if __name__ == "__main__":
-    os.environ.update(AXOLOTL_DO_NOT_TRACK="1", HF_HUB_OFFLINE="1", ACCELERATE_USE_CPU="true")
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="0",
-        RANK="0",
-        WORLD_SIZE="1",
-        LOCAL_RANK="0",
-        DS_ACCELERATOR="cpu",
-    )
-    main()
+    import axolotl.train  # noqa: F401 - once, before the children
+
+    children.answer(arguments=arguments, tokens=tokens, losses=losses)

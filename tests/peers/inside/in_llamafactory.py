@@ -1,0 +1,46 @@
+"""LLaMA-Factory 0.9.5 in its own environment: what it parses, tokenizes and computes of a file's keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import children
+
+
+def arguments(given: dict[str, object], folder: str) -> dict[str, object]:
+    """Return its model, data, finetuning, generating and training arguments in one mapping."""
+    from llamafactory.hparams import get_train_args
+
+    parsed = get_train_args({**given, "output_dir": folder, "use_cpu": True})
+    return {key: value for part in parsed for key, value in children.fields(part).items()}
+
+
+def tokens(given: dict[str, object], folder: str) -> list[dict[str, object]]:
+    """Return the columns of its training rows."""
+    from llamafactory.data import get_dataset, get_template_and_fix_tokenizer
+    from llamafactory.hparams import get_train_args
+    from llamafactory.model import load_tokenizer
+
+    wanted = {**given, "output_dir": folder, "use_cpu": True}
+    model, data, training, finetuning, _ = get_train_args(wanted)
+    module = load_tokenizer(model)
+    template = get_template_and_fix_tokenizer(module["tokenizer"], data)
+    made = get_dataset(template, model, data, training, stage=finetuning.stage, **module)
+    return [dict(row) for row in made["train_dataset"]]
+
+
+def losses(given: dict[str, Any], folder: str) -> list[float]:
+    """Train as `llamafactory-cli train` does; return the logged losses."""
+    from llamafactory.train.tuner import run_exp
+
+    run_exp(args={"output_dir": folder, **given})
+    state = json.loads((Path(given.get("output_dir", folder)) / "trainer_state.json").read_text())
+    return children.losses_of(state["log_history"])
+
+
+if __name__ == "__main__":
+    import llamafactory.train.tuner  # noqa: F401 - once, before the children
+
+    children.answer(arguments=arguments, tokens=tokens, losses=losses)
